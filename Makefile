@@ -1,0 +1,38 @@
+# Every target does its own set-up in .venv; only Python and make are needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo serve test venv check bench clean
+
+$(VENV)/base.stamp: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -e .
+	touch $@
+
+$(VENV)/test.stamp: $(VENV)/base.stamp
+	$(BIN)/python -m pip install -q -e '.[test]'
+	touch $@
+
+venv: $(VENV)/test.stamp  ## everything the tests need
+
+demo: $(VENV)/base.stamp  ## serve model_repository/, send real queries, show the answers, stop
+	$(BIN)/python examples/demo.py
+
+serve: $(VENV)/base.stamp  ## serve model_repository/ until Ctrl-C
+	$(BIN)/pbhost serve --model-repository=model_repository
+
+check: $(VENV)/test.stamp  ## lint and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/basedpyright
+
+test: check  ## lint, types and all tests
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/test.stamp  ## side by side with a real Triton, installed into a scratch folder
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,182 @@
+"""What travels through the host: tensors, a request, its responses, and the call that joins them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import dataclass, field
+
+from host.errors import ErrorCode, HostError
+
+Parameter = bool | int | float | str
+"""Value of a request or response parameter, as every door accepts it (protocol 2.2)."""
+
+Buffer = bytes | memoryview
+"""Tensor bytes: little-endian, row-major, unpadded; BYTES elements are length-prefixed."""
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A named array on its way: `data` holds its bytes, `owner` whatever keeps them valid.
+
+    `datatype` is the wire name (`FP32`, `BYTES`, ...; protocol 0.2).
+    """
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: Buffer
+    owner: object = None
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """One inference request, as any door hands it to the core.
+
+    `model_version` -1 means "the latest ready one"; `requested_outputs` empty means "all";
+    `timeout_us` is in microseconds, 0 for none; `flags` are sequence start 1 and end 2.
+    """
+
+    model_name: str
+    inputs: list[Tensor]
+    model_version: int = -1
+    id: str = ""
+    requested_outputs: list[str] = field(default_factory=list)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    correlation_id: int | str = 0
+    flags: int = 0
+    priority: int = 0
+    timeout_us: int = 0
+    batch_size: int = 1  # filled by validation: first dimension of the inputs of a batching model
+    parent: Call | None = None  # the call whose model sent this one (BLS)
+
+
+@dataclass(slots=True)
+class InferResponse:
+    """One answer. With an `error` there are no outputs."""
+
+    model_name: str
+    model_version: int
+    id: str = ""
+    outputs: list[Tensor] = field(default_factory=list)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    error: HostError | None = None
+
+
+ResponseCallback = Callable[[InferResponse | None, bool], None]
+"""Called with (response or None for a bare completion, is it the last one)."""
+
+
+class Call:
+    """One request on its way: a model responds to it, a door awaits, iterates or subscribes.
+
+    All methods belong to the event loop's thread. Whoever serves the call may set `on_cancel`.
+    """
+
+    __slots__ = (
+        "request",
+        "received_ns",
+        "queued_ns",
+        "finished",
+        "cancelled",
+        "on_cancel",
+        "on_finish",
+        "_callback",
+        "_responses",
+        "_waiter",
+    )
+
+    def __init__(self, request: InferRequest) -> None:
+        self.request = request
+        self.received_ns = time.monotonic_ns()
+        self.queued_ns = 0
+        self.finished = False
+        self.cancelled = False
+        self.on_cancel: Callable[[Call], None] | None = None
+        self.on_finish: Callable[[Call], None] | None = None
+        self._callback: ResponseCallback | None = None
+        self._responses: deque[tuple[InferResponse | None, bool]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def respond(self, response: InferResponse | None, final: bool = True) -> None:
+        """Pass one response on. `final` ends the call; what comes after that is dropped."""
+        if self.finished:
+            return
+        if final:
+            self.finished = True
+            if self.on_finish is not None:
+                self.on_finish(self)
+        if self._callback is not None:
+            self._callback(response, final)
+            return
+        self._responses.append((response, final))
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def fail(self, error: HostError) -> None:
+        """End the call with an error response."""
+        request = self.request
+        self.respond(
+            InferResponse(request.model_name, request.model_version, request.id, error=error)
+        )
+
+    def cancel(self) -> None:
+        """The asker has lost interest: tell whoever serves the call, and end it."""
+        if self.finished or self.cancelled:
+            return
+        self.cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel(self)
+        self.fail(HostError(ErrorCode.CANCELLED, ""))
+
+    def subscribe(self, callback: ResponseCallback) -> None:
+        """Deliver responses to `callback` as they come, starting with those already here."""
+        while self._responses:
+            callback(*self._responses.popleft())
+        self._callback = callback
+
+    async def _next(self) -> tuple[InferResponse | None, bool]:
+        while not self._responses:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._responses.popleft()
+
+    def __await__(self) -> Generator[object, None, InferResponse]:
+        return self._single().__await__()
+
+    async def _single(self) -> InferResponse:
+        """The only response of a unary call.
+
+        Raises HostError with the response's own error, or INTERNAL if there was none or several.
+        A caller that is cancelled while waiting cancels the call.
+        """
+        try:
+            response, final = await self._next()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if response is not None and response.error is not None:
+            raise response.error
+        if response is None or not final:
+            self.cancel()
+            count = 0 if response is None else 2
+            raise HostError(ErrorCode.INTERNAL, f"expected a single response, got {count}")
+        return response
+
+    async def __aiter__(self) -> AsyncIterator[InferResponse]:
+        """Every response in order; ends with the final one. Leaving early cancels the call."""
+        final = False
+        try:
+            while not final:
+                response, final = await self._next()
+                if response is not None:
+                    yield response
+        finally:
+            if not final:
+                self.cancel()
