@@ -1,4 +1,4 @@
-"""What travels through the host: tensors, a request, its responses, and the call that joins them."""
+"""What travels through the host: tensors, a request, its responses, and the call between."""
 
 from __future__ import annotations
 
@@ -80,9 +80,11 @@ class Call:
         "received_ns",
         "queued_ns",
         "finished",
+        "failed",
         "cancelled",
         "on_cancel",
         "on_finish",
+        "place",
         "_callback",
         "_responses",
         "_waiter",
@@ -93,9 +95,11 @@ class Call:
         self.received_ns = time.monotonic_ns()
         self.queued_ns = 0
         self.finished = False
+        self.failed = False  # it ended, or will end, with an error
         self.cancelled = False
         self.on_cancel: Callable[[Call], None] | None = None
         self.on_finish: Callable[[Call], None] | None = None
+        self.place: object = None  # the scheduler it waits in, or the lane it runs on
         self._callback: ResponseCallback | None = None
         self._responses: deque[tuple[InferResponse | None, bool]] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -104,6 +108,8 @@ class Call:
         """Pass one response on. `final` ends the call; what comes after that is dropped."""
         if self.finished:
             return
+        if response is not None and response.error is not None:
+            self.failed = True
         if final:
             self.finished = True
             if self.on_finish is not None:
@@ -125,12 +131,16 @@ class Call:
 
     def cancel(self) -> None:
         """The asker has lost interest: tell whoever serves the call, and end it."""
+        self.abandon(HostError(ErrorCode.CANCELLED, ""))
+
+    def abandon(self, error: HostError) -> None:
+        """Take the call away from whoever serves it, and end it with this error."""
         if self.finished or self.cancelled:
             return
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel(self)
-        self.fail(HostError(ErrorCode.CANCELLED, ""))
+        self.fail(error)
 
     def subscribe(self, callback: ResponseCallback) -> None:
         """Deliver responses to `callback` as they come, starting with those already here."""

@@ -1,0 +1,35 @@
+"""pbhost: serves TritonPythonModel classes.
+
+`Server` runs a host in this process, `BlockingServer` does so for code that does not await;
+`Options` says what is served and how, and `HostError` is what goes wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from host.blocking import BlockingServer
+    from host.errors import ErrorCode, HostError
+    from host.inprocess import Result
+    from host.options import Options
+    from host.server import Server
+
+__all__ = ["BlockingServer", "ErrorCode", "HostError", "Options", "Result", "Server"]
+
+_HOMES = {
+    "BlockingServer": "host.blocking",
+    "ErrorCode": "host.errors",
+    "HostError": "host.errors",
+    "Options": "host.options",
+    "Result": "host.inprocess",
+    "Server": "host.server",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import on first use: no module of the package pays for the whole of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'host' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,69 @@
+"""The `pbhost` command."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+import uvloop
+
+from host.errors import HostError
+from host.options import Options, UsageError, parse
+from host.server import Server
+
+_USAGE = "Usage: pbhost serve --model-repository=DIR [options]\n       pbhost serve --help\n"
+
+
+def main() -> None:
+    """Run `pbhost <command> ...`; exits with 0, or 1 after a message on stderr."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] != "serve":
+        sys.stderr.write(_USAGE)
+        sys.exit(1)
+    try:
+        options = parse(arguments[1:])
+    except UsageError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+    sys.exit(uvloop.run(serve(options)))
+
+
+async def serve(options: Options) -> int:
+    """Serve until SIGINT or SIGTERM; the exit status."""
+    stop = asyncio.Event()
+    _on_signals(stop)
+    server = Server(options)
+    starting = asyncio.ensure_future(server.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+    try:
+        await starting
+    except HostError as error:
+        stopping.cancel()
+        sys.stderr.write(f"error: creating server: {error.code.value} - {error.message}\n")
+        return 1
+    except asyncio.CancelledError:
+        return 0  # told to stop while loading; start has cleaned up
+    await stopping
+    return 0 if await server.stop() else 1
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def received(number: int) -> None:
+        if not stop.is_set():
+            sys.stdout.write(f"Signal ({number}) received.\n")
+            sys.stdout.flush()
+            stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, received, number)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    main()

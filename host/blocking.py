@@ -1,0 +1,92 @@
+"""The server for code that does not await: scripts and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from host.inprocess import Arrays, Result
+from host.options import Options
+from host.server import Server
+
+_Result = TypeVar("_Result")
+
+
+class BlockingServer:
+    """A `Server` whose event loop runs in a thread of its own.
+
+    `with BlockingServer(Options(model_repository=["models"])) as server: ...`
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._server = Server(options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="pbhost-loop", daemon=True
+        )
+
+    @property
+    def grpc_port(self) -> int:
+        """Where gRPC clients find it; 0 before the start."""
+        return self._server.grpc_port
+
+    def start(self) -> BlockingServer:
+        """As `Server.start`. Raises HostError."""
+        self._thread.start()
+        try:
+            self._run(self._server.start())
+        except BaseException:
+            self._end_loop()
+            raise
+        return self
+
+    def infer(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        version: int = -1,
+        request_id: str = "",
+        outputs: Sequence[str] = (),
+        parameters: dict[str, bool | int | float | str] | None = None,
+    ) -> Result:
+        """As `Server.infer`; any thread may call. Raises HostError."""
+        return self._run(
+            self._server.infer(
+                model,
+                inputs,
+                version=version,
+                request_id=request_id,
+                outputs=outputs,
+                parameters=parameters,
+            )
+        )
+
+    def stop(self) -> bool:
+        """As `Server.stop`."""
+        try:
+            return self._run(self._server.stop())
+        finally:
+            self._end_loop()
+
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> BlockingServer:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

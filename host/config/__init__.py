@@ -1,0 +1,1 @@
+"""What a model's configuration says: parsed, resolved, normalised, validated and printed."""

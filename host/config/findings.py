@@ -1,0 +1,27 @@
+"""What a check reports, and how the first report becomes an error that says where to look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
+
+from host.config.source import Source
+from host.errors import ErrorCode, HostError
+
+
+class Finding(NamedTuple):
+    """Something wrong with a configuration: the exact text, and the field it is about."""
+
+    text: str
+    field: str
+    code: ErrorCode = ErrorCode.INVALID_ARG
+
+
+Findings: TypeAlias = Iterator[Finding]
+
+
+def raise_first(findings: Iterable[Finding], source: Source | None) -> None:
+    """Raise the first finding, if there is one, followed by its place in the source if known."""
+    for finding in findings:
+        place = source.where(finding.field) if source is not None else ""
+        raise HostError(finding.code, finding.text + place)

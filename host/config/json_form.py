@@ -1,0 +1,135 @@
+"""The JSON form of a configuration: what the config endpoint answers and what models receive."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+
+from host.config.schema import (
+    Field,
+    ModelConfig,
+    enum_names,
+    is_map,
+    kind,
+    new_config,
+    suggest,
+    unknown_field,
+)
+from host.errors import invalid_argument
+
+# Clients know these 64-bit fields as strings, and all others as numbers (spec 2.8).
+_NUMBERS_AS_STRINGS = {
+    "inference.ModelInstanceGroup.SecondaryDevice.device_id",
+    "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
+    "inference.ModelSequenceBatching.InitialState.dims",
+}
+
+
+def to_json(config: ModelConfig) -> str:
+    """The configuration as compact JSON."""
+    return json.dumps(to_dict(config), separators=(",", ":"), ensure_ascii=False)
+
+
+def to_dict(config: ModelConfig) -> dict[str, Any]:
+    """The configuration as JSON-ready data, fields in the order of their declaration.
+
+    Messages and members of a choice are there only when set, everything else always.
+    """
+    return {
+        field.name: _field_value(field, getattr(config, field.name))
+        for field in config.DESCRIPTOR.fields
+        if not field.has_presence or config.HasField(field.name)
+    }
+
+
+def _field_value(field: Field, value: Any) -> Any:
+    if is_map(field):
+        element = field.message_type.fields_by_name["value"]
+        return {str(key): _value(element, value[key]) for key in sorted(value)}
+    if field.is_repeated:
+        return [_value(field, element) for element in value]
+    return _value(field, value)
+
+
+def _value(field: Field, value: Any) -> Any:
+    if kind(field) == "message":
+        return to_dict(value)
+    if kind(field) == "enum":
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    if kind(field) in ("float", "double"):
+        return _number(value, kind(field) == "float")
+    return str(value) if field.full_name in _NUMBERS_AS_STRINGS else value
+
+
+def _number(value: float, single: bool) -> float | str:
+    """The shortest number that means this value; JSON has no others than finite ones."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if not single:
+        return value
+    stored = struct.pack("f", value)
+    shortest = (float(f"{value:.{digits}g}") for digits in range(6, 9))
+    return next((number for number in shortest if struct.pack("f", number) == stored), value)
+
+
+def from_json(form: str | Mapping[str, Any]) -> ModelConfig:
+    """The configuration in JSON text or JSON-ready data.
+
+    Field names may be snake_case or camelCase, enum values have any case, 64-bit numbers may be
+    strings. Raises INVALID_ARG for anything else that is not exactly the schema's.
+    """
+    try:
+        data = json.loads(form) if isinstance(form, str) else form
+        if not isinstance(data, Mapping):
+            raise invalid_argument(f"model configuration must be a JSON object, got {data!r:.40}")
+        config = new_config()
+        return json_format.ParseDict(_message(config.DESCRIPTOR, data, ""), config)
+    except RecursionError:
+        raise invalid_argument("model configuration JSON is nested too deeply") from None
+    except (ValueError, json_format.ParseError) as error:
+        raise invalid_argument(f"failed to parse model configuration JSON: {error}") from None
+
+
+def _message(descriptor: Any, data: Any, path: str) -> Any:
+    """`data` with the schema's own names for fields and enum values."""
+    if not isinstance(data, Mapping):
+        return data
+    fields = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
+    result: dict[str, Any] = {}
+    for name, value in data.items():
+        field = fields.get(name)
+        if field is None:
+            within = f" (field '{path}')" if path else ""
+            raise ValueError(unknown_field(str(name), descriptor) + within)
+        if field.name in result:
+            raise ValueError(f"field '{field.name}' of {descriptor.name} is given twice")
+        result[field.name] = _named(field, value, f"{path}.{field.name}" if path else field.name)
+    return result
+
+
+def _named(field: Field, value: Any, path: str) -> Any:
+    if is_map(field) and isinstance(value, Mapping):
+        element = field.message_type.fields_by_name["value"]
+        return {key: _named(element, value[key], f"{path}[{key}]") for key in value}
+    if field.is_repeated and isinstance(value, list):
+        return [_single(field, element, f"{path}[{i}]") for i, element in enumerate(value)]
+    return _single(field, value, path)
+
+
+def _single(field: Field, value: Any, path: str) -> Any:
+    if kind(field) == "message":
+        return _message(field.message_type, value, path)
+    if kind(field) != "enum" or value is None:
+        return value
+    names = enum_names(field)
+    known = [name for name in names if isinstance(value, str) and name == value.upper()]
+    if known or (isinstance(value, int) and value in field.enum_type.values_by_number):
+        return known[0] if known else value
+    hint = suggest(str(value), names)
+    raise ValueError(f"field '{path}': expected one of {', '.join(names)}, got {value!r}{hint}")

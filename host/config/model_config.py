@@ -1,0 +1,137 @@
+"""The way from a model directory to the configuration that the model is served with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from host.config.auto_complete import merge
+from host.config.findings import raise_first
+from host.config.instance_groups import (
+    InstanceSpec,
+    check_instance_groups,
+    instances,
+    normalise_instance_groups,
+)
+from host.config.json_form import from_json
+from host.config.names import check_directory_name, check_stub_names
+from host.config.normalise import normalise
+from host.config.pbtxt import parse_with_source
+from host.config.resolve import first_version_dir, resolve
+from host.config.schema import ModelConfig, new_config
+from host.config.source import Source
+from host.config.unsupported import refuse_unsupported
+from host.config.validate import validate, validate_tensors
+from host.errors import HostError, internal
+
+__all__ = [
+    "InstanceSpec",
+    "LoadedConfig",
+    "ModelConfig",
+    "config_file",
+    "finish",
+    "instances",
+    "load",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration as far as it is known without running the model.
+
+    `source` is None when no file was read.
+    """
+
+    config: ModelConfig
+    source: Source | None
+
+
+def load(
+    model_dir: Path,
+    *,
+    strict: bool,
+    config_name: str | None = None,
+    override: str | None = None,
+    gpus: Sequence[int] = (),
+    name: str | None = None,
+) -> LoadedConfig:
+    """Everything that happens to a configuration before its model is asked to complete it.
+
+    `strict` demands a complete configuration, `config_name` chooses among `configs/`, `override`
+    is JSON that replaces the file, and `name` stands in for the directory's name where that
+    directory is a temporary one (configuration spec 2.4, steps 2 to 8 and 10).
+    """
+    directory = name if name is not None else model_dir.name
+    config, source = _read(model_dir, strict, config_name, override)
+    config.name = config.name or directory
+    resolve(config, config.name, first_version_dir(model_dir))
+    normalise(config)
+    validate(config, source)
+    if strict:
+        validate_tensors(config, source)
+    raise_first(check_directory_name(config, directory), source)
+    refuse_unsupported(config, source)
+    normalise_instance_groups(config, gpus)
+    raise_first(check_instance_groups(config, gpus), source)
+    raise_first(check_stub_names(config), source)
+    return LoadedConfig(config, source)
+
+
+def finish(
+    loaded: LoadedConfig, completed: str | Mapping[str, Any] | ModelConfig | None = None
+) -> ModelConfig:
+    """The final configuration: with what the model completed, if it did, and checked again."""
+    config = new_config()
+    config.CopyFrom(loaded.config)
+    source = loaded.source
+    if completed is not None:
+        config = merge(loaded.config, completed)
+        if source is not None:
+            source = source.without(_changed(loaded.config, config))
+    validate(config, source)
+    validate_tensors(config, source)
+    refuse_unsupported(config, source)
+    return config
+
+
+def _changed(before: ModelConfig, after: ModelConfig) -> list[str]:
+    """Top-level fields whose content no longer is what the file says."""
+    names = [field.name for field in before.DESCRIPTOR.fields]
+    return [name for name in names if getattr(before, name) != getattr(after, name)]
+
+
+def config_file(model_dir: Path, config_name: str | None = None) -> Path:
+    """The file that configures the model, which need not exist (configuration spec 1.8)."""
+    if config_name is not None:
+        custom = model_dir / "configs" / f"{config_name}.pbtxt"
+        if custom.exists():
+            return custom
+    return model_dir / "config.pbtxt"
+
+
+def _read(
+    model_dir: Path, strict: bool, config_name: str | None, override: str | None
+) -> tuple[ModelConfig, Source | None]:
+    if override is not None:
+        try:
+            return from_json(override), None
+        except HostError as error:
+            raise HostError(error.code, f"Invalid config override: {error.message}") from None
+    path = config_file(model_dir, config_name)
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError as error:
+        if not strict:
+            return new_config(), None
+        raise _unreadable(path, error) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except UnicodeDecodeError as error:
+        raise internal(f"failed to read text proto from {path}: {error}") from None
+    return parse_with_source(text, str(path))
+
+
+def _unreadable(path: Path, error: OSError) -> HostError:
+    return internal(f"failed to open text file for read {path}: {error.strerror}")

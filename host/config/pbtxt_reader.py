@@ -1,0 +1,182 @@
+"""A walk over the text of a configuration along its schema: positions, and what is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+from google.protobuf import text_format
+
+from host.config.schema import (
+    INTEGER_RANGES,
+    Field,
+    enum_names,
+    expectation,
+    is_map,
+    kind,
+    out_of_range,
+    suggest,
+    unknown_field,
+)
+from host.config.source import Position
+
+_TEMPLATE = re.compile(r"\$\{[^}\n]*\}?|\$\w+")
+_CLOSING = {"{": "}", "<": ">"}
+
+
+class SyntaxProblem(Exception):
+    """The text breaks a rule at `position`."""
+
+    def __init__(self, position: Position, message: str) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+class Reader:
+    """Reads one text once. Afterwards `positions` holds where each field was written."""
+
+    def __init__(self, text: str) -> None:
+        self.positions: dict[str, Position] = {}
+        self._lines = text.split("\n")
+        self._tokens: Any = text_format.Tokenizer(self._lines)
+        self._lengths: dict[str, int] = {}
+
+    def read(self, descriptor: Any) -> None:
+        """Walk the whole text as one message."""
+        self._fields(descriptor)
+
+    def _here(self) -> Position:
+        """Where the current token starts. Only the tokenizer's errors say so in public."""
+        error = self._tokens.ParseError("")
+        return error.GetLine(), error.GetColumn()
+
+    def _fields(
+        self, descriptor: Any, path: str = "", closing: str = "", opened: Position = (1, 1)
+    ) -> str:
+        """The fields of a message up to its closing bracket; returns the key of a map entry."""
+        seen: dict[str, Position] = {}
+        key = ""
+        while not (closing and self._tokens.TryConsume(closing)):
+            if self._tokens.AtEnd():
+                if not closing:
+                    break
+                raise SyntaxProblem(opened, f"field '{path}' is not closed, expected '{closing}'")
+            field = self._field_name(descriptor, path)
+            self._check_once(field, seen, path)
+            value = self._field(field, f"{path}.{field.name}" if path else field.name)
+            if field.name == "key":
+                key = value
+            if not self._tokens.TryConsume(","):
+                self._tokens.TryConsume(";")
+        return key
+
+    def _field_name(self, descriptor: Any, path: str) -> Field:
+        name = self._tokens.token
+        field = descriptor.fields_by_name.get(name)
+        if field is not None:
+            return field
+        within = f" (field '{path}')" if path else ""
+        if re.fullmatch(r"\w+", name):
+            raise SyntaxProblem(self._here(), unknown_field(name, descriptor) + within)
+        self._reject(f"a field of {descriptor.name}{within}")
+
+    def _check_once(self, field: Field, seen: dict[str, Position], path: str) -> None:
+        """A singular field may stand once, and only one member of a choice."""
+        choice = field.containing_oneof
+        rivals = [member.name for member in choice.fields] if choice is not None else [field.name]
+        earlier = [name for name in rivals if name in seen]
+        seen.setdefault(field.name, self._here())
+        if not earlier or field.is_repeated:
+            return
+        line, column = seen[earlier[0]]
+        owner = field.containing_type.name + (f" (field '{path}')" if path else "")
+        problem = (
+            f"field '{field.name}' of {owner} is given twice"
+            if earlier[0] == field.name
+            else f"fields '{earlier[0]}' and '{field.name}' of {owner} are both given, "
+            f"expected one {choice.name}"
+        )
+        raise SyntaxProblem(self._here(), f"{problem}, first at line {line}, column {column}")
+
+    def _field(self, field: Field, path: str) -> str:
+        """A field from its name to the end of its value; returns a singular scalar as text."""
+        position = self._here()
+        self.positions.setdefault(path, position)
+        self._tokens.NextToken()
+        if not self._tokens.TryConsume(":") and kind(field) != "message":
+            self._reject("':'", field, path)
+        if not field.is_repeated:
+            return self._value(field, path)
+        if not self._tokens.TryConsume("["):
+            self._element(field, path, position)
+        elif not self._tokens.TryConsume("]"):
+            self._element(field, path, self._here())
+            while not self._tokens.TryConsume("]"):
+                if not self._tokens.TryConsume(","):
+                    self._reject("',' or ']'", field, path)
+                self._element(field, path, self._here())
+        return ""
+
+    def _element(self, field: Field, path: str, position: Position) -> None:
+        """One value of a list, filed under its index, or under its key when the list is a map."""
+        if is_map(field):
+            self.positions[f"{path}[{self._value(field, f'{path}[]')}]"] = position
+            return
+        # A list may go on wherever the field is named again.
+        index = self._lengths.get(path, 0)
+        self._lengths[path] = index + 1
+        self.positions[f"{path}[{index}]"] = position
+        self._value(field, f"{path}[{index}]")
+
+    def _value(self, field: Field, path: str) -> str:
+        if kind(field) != "message":
+            return self._scalar(field, path)
+        closing = _CLOSING.get(self._tokens.token)
+        if closing is None:
+            self._reject("'{'", field, path)
+        opened = self._here()
+        self._tokens.NextToken()
+        return self._fields(field.message_type, path, closing, opened)
+
+    def _scalar(self, field: Field, path: str) -> str:
+        token, position = self._tokens.token, self._here()
+        try:
+            value = self._consume(field)
+        except text_format.ParseError:
+            self._reject(expectation(field), field, path, (token, position))
+        bounds = out_of_range(field, value)
+        if bounds:
+            self._reject(bounds, field, path, (token, position))
+        return str(value)
+
+    def _consume(self, field: Field) -> Any:
+        """The value, by the tokenizer's own lexical rules."""
+        name = kind(field)
+        if name in INTEGER_RANGES:
+            return self._tokens.ConsumeInteger()
+        if name == "enum":
+            return self._tokens.ConsumeEnum(field)
+        if name == "string":
+            return self._tokens.ConsumeString()
+        return self._tokens.ConsumeBool() if name == "bool" else self._tokens.ConsumeFloat()
+
+    def _reject(
+        self,
+        expected: str,
+        field: Field = None,
+        path: str = "",
+        at: tuple[str, Position] | None = None,
+    ) -> NoReturn:
+        """What stands here, or stood `at` another place, is not what has to be there."""
+        token, position = at or (self._tokens.token, self._here())
+        line, column = position
+        rest = self._lines[line - 1][column - 1 :] if token else ""
+        template = _TEMPLATE.match(rest) or _TEMPLATE.search(token)
+        got, hint = repr(token) if token else "the end of the text", ""
+        if field is not None and kind(field) == "enum":
+            hint = suggest(token.strip("'\""), enum_names(field))
+        problem = f"expected {expected}, got {got}{hint}"
+        if template is not None:
+            problem = f"template variable '{template[0]}' was not replaced, expected {expected}"
+        owner = f"field '{path}' of {field.containing_type.name}: " if field is not None else ""
+        raise SyntaxProblem(position, owner + problem)

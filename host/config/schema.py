@@ -1,0 +1,103 @@
+"""The ModelConfig schema under one name for type checkers, and words about its fields."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from google.protobuf.descriptor import FieldDescriptor
+from tritonclient.grpc import model_config_pb2
+
+pb: Any = model_config_pb2
+"""The generated module, which carries no types."""
+
+ModelConfig: TypeAlias = Any
+"""An `inference.ModelConfig` message, or a part of one."""
+
+Field: TypeAlias = Any
+"""A protobuf field descriptor; the published types of this one miss half of its attributes."""
+
+ENSEMBLE = "ensemble"
+
+INTEGER_RANGES = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, 2**64 - 1),
+}
+
+_SCALARS = {
+    FieldDescriptor.TYPE_DOUBLE: "double",
+    FieldDescriptor.TYPE_FLOAT: "float",
+    FieldDescriptor.TYPE_INT64: "int64",
+    FieldDescriptor.TYPE_UINT64: "uint64",
+    FieldDescriptor.TYPE_INT32: "int32",
+    FieldDescriptor.TYPE_UINT32: "uint32",
+    FieldDescriptor.TYPE_BOOL: "bool",
+    FieldDescriptor.TYPE_STRING: "string",
+    FieldDescriptor.TYPE_ENUM: "enum",
+    FieldDescriptor.TYPE_MESSAGE: "message",
+}
+
+# What requests call BYTES is TYPE_STRING in a configuration, and no spelling distance tells.
+_ALIASES = {"bytes": "type_string", "type_bytes": "type_string"}
+
+
+def new_config() -> ModelConfig:
+    """An empty configuration."""
+    return pb.ModelConfig()
+
+
+def is_ensemble(config: ModelConfig) -> bool:
+    """Whether the configuration describes a graph of other models."""
+    return bool(config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"))
+
+
+def is_map(field: Field) -> bool:
+    """Whether a field is a map, which descriptors present as a list of entry messages."""
+    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
+
+
+def kind(field: Field) -> str:
+    """The protobuf name of the field's type: `int32`, `string`, `enum`, `message`, ..."""
+    return _SCALARS[field.type]
+
+
+def enum_names(field: Field) -> list[str]:
+    """The values an enum field may take."""
+    return [value.name for value in field.enum_type.values]
+
+
+def expectation(field: Field) -> str:
+    """What a single value of the field has to be, in words for an error message."""
+    if kind(field) == "enum":
+        return f"one of {', '.join(enum_names(field))}"
+    return {"bool": "true or false", "string": "a quoted string"}.get(kind(field), kind(field))
+
+
+def out_of_range(field: Field, value: Any) -> str:
+    """What an integer or enum value has to be, when this one is beyond it; empty when fine."""
+    if kind(field) == "enum" and value not in field.enum_type.values_by_number:
+        return expectation(field)
+    low, high = INTEGER_RANGES.get(kind(field), (None, None))
+    if low is None or high is None or low <= value <= high:
+        return ""
+    return f"{kind(field)} from {low} to {high}"
+
+
+def unknown_field(name: str, descriptor: Any) -> str:
+    """A complaint about a field name, and what the writer may have meant."""
+    names = [field.name for field in descriptor.fields]
+    hint = suggest(name, names) or f", expected one of {', '.join(names)}"
+    return f"unknown field '{name}' in {descriptor.name}{hint}"
+
+
+def suggest(word: str, choices: Iterable[str]) -> str:
+    """`, did you mean '<choice>'?` for the closest choice, or nothing when none is close."""
+    names = {name.lower(): name for name in choices}
+    lower = word.lower()
+    # FP32 for TYPE_FP32, GPU for KIND_GPU: too short to be near by spelling alone.
+    close = [name for name in names if name == _ALIASES.get(lower) or name.endswith(f"_{lower}")]
+    close = close or difflib.get_close_matches(lower, names, n=1)
+    return f", did you mean '{names[close[0]]}'?" if close else ""

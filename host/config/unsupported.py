@@ -1,0 +1,79 @@
+"""What a configuration may ask for and this host does not do, refused instead of ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from host.config.findings import Finding, Findings, raise_first
+from host.config.schema import ModelConfig, is_ensemble
+from host.config.source import Source
+from host.errors import ErrorCode
+
+_BACKEND = "python"
+_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """A field that is refused when `asked` says that it has an effect."""
+
+    field: str
+    reason: str
+    asked: Callable[[ModelConfig], bool]
+
+
+# A feature that arrives deletes its line here. `response_cache` and `rate_limiter` are missing on
+# purpose: without a cache or a limiter switched on for the whole server they have no effect.
+_REFUSALS = (
+    _Refusal("ensemble_scheduling", "ensembles are not supported", is_ensemble),
+    _Refusal(
+        "sequence_batching",
+        "the sequence batcher is not supported",
+        lambda config: bool(config.HasField("sequence_batching")),
+    ),
+    _Refusal("model_warmup", "warm-up is not supported", lambda config: bool(config.model_warmup)),
+    _Refusal(
+        "model_transaction_policy.decoupled",
+        "decoupled models are not supported",
+        lambda config: bool(config.model_transaction_policy.decoupled),
+    ),
+    _Refusal(
+        "model_repository_agents",
+        "repository agents are not supported",
+        lambda config: bool(config.model_repository_agents.agents),
+    ),
+    _Refusal(
+        f"parameters[{_STRATEGY}]",
+        "batching strategies from shared libraries are not supported",
+        lambda config: _STRATEGY in config.parameters,
+    ),
+    _Refusal(
+        "runtime",
+        "the runtime of the Python backend cannot be replaced",
+        lambda config: config.runtime not in ("", "libtriton_python.so"),
+    ),
+)
+
+
+def check_supported(config: ModelConfig) -> Findings:
+    """Every field that asks for something this host cannot honour."""
+    if config.backend != _BACKEND and not is_ensemble(config):
+        yield Finding(
+            f"unable to find backend library for backend '{config.backend}', "
+            "try specifying runtime on the model configuration.",
+            "backend",
+        )
+    for refusal in _REFUSALS:
+        if refusal.asked(config):
+            yield Finding(
+                f"model '{config.name}' cannot be loaded: {refusal.reason}, "
+                f"remove '{refusal.field}' from its configuration",
+                refusal.field,
+                ErrorCode.UNSUPPORTED,
+            )
+
+
+def refuse_unsupported(config: ModelConfig, source: Source | None = None) -> None:
+    """Raise if the configuration asks for something this host cannot honour."""
+    raise_first(check_supported(config), source)

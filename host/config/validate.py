@@ -1,0 +1,95 @@
+"""The checks that every configuration has to pass, in their documented order."""
+
+from __future__ import annotations
+
+import logging
+from itertools import chain
+
+from host.config.findings import Finding, Findings, raise_first
+from host.config.resolve import PLATFORMS_OF_BACKEND
+from host.config.schema import ENSEMBLE, ModelConfig
+from host.config.source import Source
+from host.config.validate_ensemble import check_ensemble
+from host.config.validate_schedulers import check_dynamic_batching, check_sequence_batching
+from host.config.validate_tensors import check_batch_tensors, check_inputs, check_outputs
+
+_log = logging.getLogger("pbhost")
+
+_CUSTOMISABLE_FAMILY = "nv_inference_first_response_histogram_ms"
+
+
+def validate(config: ModelConfig, source: Source | None = None) -> None:
+    """Raise what is wrong with anything but the tensors (configuration spec 2.6)."""
+    raise_first(
+        chain(
+            _check_identity(config),
+            check_dynamic_batching(config),
+            check_sequence_batching(config),
+            check_ensemble(config),
+            _check_response_cache(config),
+            _check_metrics(config),
+        ),
+        source,
+    )
+
+
+def validate_tensors(config: ModelConfig, source: Source | None = None) -> None:
+    """Raise what is wrong with inputs, outputs and batch tensors (configuration spec 2.7)."""
+    findings = chain(check_inputs(config), check_outputs(config), check_batch_tensors(config))
+    suffix = f" for {config.name}"
+    raise_first((found._replace(text=found.text + suffix) for found in findings), source)
+
+
+def _check_identity(config: ModelConfig) -> Findings:
+    name, platform, backend = config.name, config.platform, config.backend
+    if not name:
+        yield Finding("model configuration must specify 'name'", "name")
+    if not backend and platform != ENSEMBLE:
+        yield Finding(f"unexpected platform type '{platform}' for {name}", "platform")
+    if backend and platform == ENSEMBLE:
+        yield Finding(
+            f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type",
+            "backend",
+        )
+    if platform not in PLATFORMS_OF_BACKEND.get(backend, {platform}):
+        yield Finding(
+            f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}", "platform"
+        )
+    if config.max_batch_size < 0:
+        yield Finding(f"'max_batch_size' must be non-negative value for {name}", "max_batch_size")
+
+
+def _check_response_cache(config: ModelConfig) -> Findings:
+    if config.response_cache.enable and config.model_transaction_policy.decoupled:
+        yield Finding(
+            f"Response Cache does not currently support model {config.name} with 'decoupled' "
+            "transaction policy. Please disable the response cache.",
+            "response_cache.enable",
+        )
+
+
+def _check_metrics(config: ModelConfig) -> Findings:
+    for index, control in enumerate(config.model_metrics.metric_control):
+        path = f"model_metrics.metric_control[{index}]"
+        identifier, family = f"{path}.metric_identifier", control.metric_identifier.family
+        if not control.HasField("metric_identifier"):
+            yield Finding("metric control must specify 'metric_identifier'", identifier)
+        if not family:
+            yield Finding(
+                "metric identifier must specify non-empty 'family'", f"{identifier}.family"
+            )
+        if not control.HasField("histogram_options"):
+            yield Finding(
+                "metric control must specify 'histogram_options'", f"{path}.histogram_options"
+            )
+        if not control.histogram_options.buckets:
+            yield Finding(
+                "histogram options must specify non-empty 'buckets'",
+                f"{path}.histogram_options.buckets",
+            )
+        if family != _CUSTOMISABLE_FAMILY:
+            _log.warning(
+                "Metric family '%s' in 'metric_identifier' is not a customizable metric in "
+                "Triton core.",
+                family,
+            )

@@ -1,0 +1,139 @@
+"""The checks of an ensemble that need no other model: its settings, and its flow of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from host.config.findings import Finding, Findings
+from host.config.schema import ENSEMBLE, ModelConfig
+
+
+@dataclass(slots=True, eq=False)
+class _Tensor:
+    """A node of the flow: what it is made from, what is made from it, and whether it ever is."""
+
+    name: str
+    sources: list[_Tensor] = field(default_factory=list)
+    uses: list[_Tensor] = field(default_factory=list)
+    ready: bool = False
+
+
+def check_ensemble(config: ModelConfig) -> Findings:
+    """What is wrong with the ensemble section, or with an ensemble that has none (spec 6.1)."""
+    name = config.name
+    if config.HasField("ensemble_scheduling"):
+        yield from _check_settings(config)
+        yield from _check_steps(config)
+        tensors: dict[str, _Tensor] = {}
+        yield from _build(config, tensors)
+        yield from _check_flow(config, tensors)
+    elif config.platform == ENSEMBLE:
+        yield Finding(
+            f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble",
+            "ensemble_scheduling",
+        )
+
+
+def _check_settings(config: ModelConfig) -> Findings:
+    name = config.name
+    if config.platform != ENSEMBLE:
+        yield Finding(
+            f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble",
+            "ensemble_scheduling",
+        )
+    if config.instance_group:
+        yield Finding(
+            f"instance group should not be specified for ensemble '{name}'", "instance_group"
+        )
+    if config.HasField("optimization"):
+        yield Finding(f"optimization should not be specified for ensemble '{name}'", "optimization")
+    if config.model_warmup:
+        yield Finding(f"model_warmup can not be specified for ensemble '{name}'", "model_warmup")
+
+
+def _check_steps(config: ModelConfig) -> Findings:
+    steps = config.ensemble_scheduling.step
+    if not steps:
+        yield Finding(
+            f"must specify 'step' for ensemble '{config.name}'", "ensemble_scheduling.step"
+        )
+    for index, step in enumerate(steps):
+        for part in ("model_name", "input_map", "output_map"):
+            if not getattr(step, part):
+                yield Finding(
+                    f"must specify '{part}' in step {index} of ensemble '{config.name}'",
+                    f"ensemble_scheduling.step[{index}].{part}",
+                )
+
+
+def _build(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
+    """Fill `tensors` with the flow: every output of a step is made from all its inputs."""
+    written: set[str] = set()
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        made = _nodes(step.output_map.values(), tensors)
+        used = _nodes(step.input_map.values(), tensors)
+        for tensor in made:
+            if tensor.name in written:
+                yield Finding(
+                    f"ensemble tensor '{tensor.name}' can appear in an output map only once for "
+                    f"ensemble '{config.name}' step {index}",
+                    f"ensemble_scheduling.step[{index}].output_map",
+                )
+            written.add(tensor.name)
+            tensor.sources += used
+        for tensor in used:
+            tensor.uses += made
+
+
+def _nodes(names: Iterable[str], tensors: dict[str, _Tensor]) -> list[_Tensor]:
+    return [tensors.setdefault(name, _Tensor(name)) for name in sorted(names)]
+
+
+def _check_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
+    name = config.name
+    for index, tensor in enumerate(config.input):
+        if tensor.name not in tensors:
+            # The quotes of these two texts are unbalanced upstream as well.
+            yield Finding(
+                f"ensemble input '{tensor.name}' for ensemble {name}' is not used",
+                f"input[{index}].name",
+            )
+    _spread([tensors[tensor.name] for tensor in config.input if tensor.name in tensors])
+    for index, tensor in enumerate(config.output):
+        node = tensors.get(tensor.name)
+        if node is None:
+            yield Finding(
+                f"ensemble output '{tensor.name}' for ensemble {name}' is not used",
+                f"output[{index}].name",
+            )
+        elif not node.ready:
+            yield Finding(_unwritten(node, name), f"output[{index}].name")
+    wanted = {tensor.name for tensor in config.output}
+    for node in tensors.values():
+        if node.name not in wanted and not (node.ready and node.uses):
+            yield Finding(
+                f"ensemble tensor '{node.name}' is unused in ensemble '{name}'",
+                "ensemble_scheduling",
+            )
+
+
+def _spread(ready: list[_Tensor]) -> None:
+    """Mark everything that can be made, starting from the given tensors."""
+    for tensor in ready:
+        tensor.ready = True
+    while ready:
+        for user in ready.pop().uses:
+            if not user.ready and all(source.ready for source in user.sources):
+                user.ready = True
+                ready.append(user)
+
+
+def _unwritten(node: _Tensor, model: str) -> str:
+    text = f"output '{node.name}' for ensemble '{model}' is not written"
+    missing = [source.name for source in node.sources if not source.ready] or [
+        source.name for source in node.sources
+    ]
+    if not missing:
+        return text
+    return f"{text}: at least one of its depending tensors, '{missing[0]}', is not connected"

@@ -1,0 +1,200 @@
+"""RPCs about the server and its models: everything but inference, as handlers of message bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from host.descriptions import IndexEntry, ModelMetadata, ModelStatistics, ServerMetadata
+from host.errors import invalid_argument, not_found, unsupported
+from host.frontends.grpc_methods import Context, Method, UnaryHandler, UnaryMethod
+from host.inference import Parameter
+
+_NO_SHARED_MEMORY = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+)
+
+
+class AdminCore(Protocol):
+    """What these RPCs ask of the host. Every method may raise HostError."""
+
+    def live(self) -> bool:
+        """Whether the server works at all."""
+
+    def ready(self) -> bool:
+        """Whether it can take requests for everything it should serve."""
+
+    def server_metadata(self) -> ServerMetadata:
+        """Name, version and extensions."""
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Whether a model can take requests; an empty version means the latest ready one."""
+
+    def model_metadata(self, name: str, version: str) -> ModelMetadata:
+        """Inputs, outputs and versions of a model."""
+
+    def model_config(self, name: str, version: str) -> Any:
+        """The ModelConfig message of a model."""
+
+    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        """Of one model, or of all if the name is empty."""
+
+    def repository_index(self, ready: bool) -> list[IndexEntry]:
+        """What is in the repositories, or only what is ready."""
+
+    async def load_model(self, name: str, parameters: dict[str, Parameter | bytes]) -> None:
+        """Load or reload a model; `config` and `file:` parameters override its files."""
+
+    async def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """Begin to unload a model."""
+
+
+def admin_methods(core: AdminCore) -> list[Method]:
+    """The part of GRPCInferenceService that this module answers."""
+    admin = _Admin(core)
+    answers: dict[Any, Callable[[Any], Awaitable[Any]]] = {
+        pb.ServerLiveRequest: admin.server_live,
+        pb.ServerReadyRequest: admin.server_ready,
+        pb.ServerMetadataRequest: admin.server_metadata,
+        pb.ModelReadyRequest: admin.model_ready,
+        pb.ModelMetadataRequest: admin.model_metadata,
+        pb.ModelConfigRequest: admin.model_config,
+        pb.ModelStatisticsRequest: admin.model_statistics,
+        pb.RepositoryIndexRequest: admin.repository_index,
+        pb.RepositoryModelLoadRequest: admin.repository_model_load,
+        pb.RepositoryModelUnloadRequest: admin.repository_model_unload,
+        pb.SystemSharedMemoryStatusRequest: admin.system_shared_memory_status,
+        pb.CudaSharedMemoryStatusRequest: admin.cuda_shared_memory_status,
+        pb.SystemSharedMemoryRegisterRequest: admin.no_shared_memory,
+        pb.SystemSharedMemoryUnregisterRequest: admin.no_shared_memory,
+        pb.CudaSharedMemoryRegisterRequest: admin.no_shared_memory,
+        pb.CudaSharedMemoryUnregisterRequest: admin.no_shared_memory,
+        pb.TraceSettingRequest: admin.trace_setting,
+        pb.LogSettingsRequest: admin.log_settings,
+    }
+    return [
+        UnaryMethod(request.DESCRIPTOR.name.removesuffix("Request"), _of_bytes(request, answer))
+        for request, answer in answers.items()
+    ]
+
+
+def _of_bytes(request_type: Any, answer: Callable[[Any], Awaitable[Any]]) -> UnaryHandler:
+    """A handler of bytes from one of messages."""
+
+    async def handle(data: bytes, context: Context) -> bytes:
+        try:
+            request = request_type.FromString(data)
+        except DecodeError as error:
+            name = request_type.DESCRIPTOR.name
+            raise invalid_argument(f"failed to parse the {name} message: {error}") from None
+        response: bytes = (await answer(request)).SerializeToString()
+        return response
+
+    return handle
+
+
+class _Admin:
+    """One method per RPC, from request message to response message.
+
+    The dataclasses of `host.descriptions` have the field names of the messages they become.
+    """
+
+    def __init__(self, core: AdminCore) -> None:
+        self._core = core
+
+    async def server_live(self, request: Any) -> Any:
+        return pb.ServerLiveResponse(live=self._core.live())
+
+    async def server_ready(self, request: Any) -> Any:
+        return pb.ServerReadyResponse(ready=self._core.ready())
+
+    async def server_metadata(self, request: Any) -> Any:
+        return pb.ServerMetadataResponse(**asdict(self._core.server_metadata()))
+
+    async def model_ready(self, request: Any) -> Any:
+        return pb.ModelReadyResponse(ready=self._core.model_ready(request.name, request.version))
+
+    async def model_metadata(self, request: Any) -> Any:
+        metadata = self._core.model_metadata(request.name, request.version)
+        return pb.ModelMetadataResponse(**asdict(metadata))
+
+    async def model_config(self, request: Any) -> Any:
+        config = self._core.model_config(request.name, request.version)
+        return pb.ModelConfigResponse(config=config)
+
+    async def model_statistics(self, request: Any) -> Any:
+        statistics = self._core.statistics(request.name, request.version)
+        return pb.ModelStatisticsResponse(model_stats=[asdict(entry) for entry in statistics])
+
+    async def repository_index(self, request: Any) -> Any:
+        _refuse_repository_name(request)
+        entries = self._core.repository_index(request.ready)
+        return pb.RepositoryIndexResponse(models=[asdict(entry) for entry in entries])
+
+    async def repository_model_load(self, request: Any) -> Any:
+        _refuse_repository_name(request)
+        if not request.model_name.strip():
+            raise invalid_argument(
+                "Model name cannot be empty. Please enter a valid name to deploy."
+            )
+        await self._core.load_model(request.model_name, _load_parameters(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def repository_model_unload(self, request: Any) -> Any:
+        _refuse_repository_name(request)
+        dependents = False
+        if "unload_dependents" in request.parameters:
+            value = request.parameters["unload_dependents"]
+            if value.WhichOneof("parameter_choice") != "bool_param":
+                raise invalid_argument(
+                    "invalid value type for 'unload_dependents' parameter, expected bool_param."
+                )
+            dependents = value.bool_param
+        await self._core.unload_model(request.model_name, dependents)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def system_shared_memory_status(self, request: Any) -> Any:
+        if request.name:
+            raise not_found(f"Unable to find system shared memory region: '{request.name}'")
+        return pb.SystemSharedMemoryStatusResponse()
+
+    async def cuda_shared_memory_status(self, request: Any) -> Any:
+        if request.name:
+            raise not_found(f"Unable to find cuda shared memory region: '{request.name}'")
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def no_shared_memory(self, request: Any) -> Any:
+        raise unsupported(_NO_SHARED_MEMORY)
+
+    async def trace_setting(self, request: Any) -> Any:
+        raise unsupported("trace settings are not supported by this server")
+
+    async def log_settings(self, request: Any) -> Any:
+        raise unsupported("log settings are not supported by this server")
+
+
+def _refuse_repository_name(request: Any) -> None:
+    if request.repository_name:
+        raise unsupported("'repository_name' specification is not supported")
+
+
+def _load_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter | bytes]:
+    """Overrides of a model's files (protocol spec 1.5)."""
+    loaded: dict[str, Parameter | bytes] = {}
+    for key, value in parameters.items():
+        if key == "config":
+            expected = "string_param"
+        elif key.startswith("file:"):
+            expected = "bytes_param"
+        else:
+            raise invalid_argument(f"unrecognized load parameter '{key}'.")
+        if value.WhichOneof("parameter_choice") != expected:
+            raise invalid_argument(
+                f"invalid value type for load parameter '{key}', expected {expected}."
+            )
+        loaded[key] = getattr(value, expected)
+    return loaded

@@ -1,0 +1,176 @@
+"""The gRPC service carried by grpcio's asyncio server: the reference engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from host.errors import HostError, internal, unavailable
+from host.frontends.grpc_methods import (
+    STATUS,
+    GrpcOptions,
+    StreamHandler,
+    StreamMethod,
+    UnaryHandler,
+)
+from host.frontends.grpc_service import GrpcService
+
+logger = logging.getLogger("pbhost")
+
+MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+
+_STATUS = {
+    code: next(status for status in grpc.StatusCode if status.value[0] == number)
+    for code, number in STATUS.items()
+}
+
+
+class GrpcAioFrontend:
+    """A listening gRPC server. All methods belong to the thread of the running event loop."""
+
+    def __init__(
+        self,
+        service: GrpcService,
+        address: str = "0.0.0.0",
+        port: int = 8001,
+        options: GrpcOptions | None = None,
+    ) -> None:
+        self._service = service
+        self._address = address
+        self._port = port
+        self._options = options or GrpcOptions()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen, and return the port: a free one if 0 was asked for.
+
+        Raises HostError UNAVAILABLE if the port is taken.
+        """
+        server = grpc.aio.server(options=_channel_arguments(self._options))
+        for name, methods in self._service.services().items():
+            handlers = {
+                method.name: grpc.stream_stream_rpc_method_handler(_stream(method.handler))
+                if isinstance(method, StreamMethod)
+                else grpc.unary_unary_rpc_method_handler(_unary(method.handler))
+                for method in methods
+            }
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        try:
+            port = self._bind(server)
+        except RuntimeError:
+            await server.stop(None)
+            # The trailing space is part of the text (protocol spec 8.3).
+            raise unavailable(f"Socket '{self._address}:{self._port}' already in use ") from None
+        await server.start()
+        self._server = server
+        return port
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        target = f"{self._address}:{self._port}"
+        options = self._options
+        if not (options.use_ssl or options.use_ssl_mutual):
+            return server.add_insecure_port(target)
+        credentials = grpc.ssl_server_credentials(
+            [(_read(options.server_key), _read(options.server_cert))],
+            root_certificates=_read(options.root_cert) or None,
+            require_client_auth=options.use_ssl_mutual,
+        )
+        return server.add_secure_port(target, credentials)
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new inference requests, let open ones finish, and close: `grace` seconds in all.
+
+        What is still open then is cancelled. To keep answering health checks between draining and
+        closing, `drain` the service first.
+        """
+        if self._server is None:
+            return
+        deadline = time.monotonic() + grace
+        await self._service.drain(grace)
+        await self._server.stop(max(deadline - time.monotonic(), 0.0))
+        self._server = None
+
+
+class _Context:
+    """An RPC's context as handlers see it. Metadata is read only when somebody asks."""
+
+    __slots__ = ("_rpc",)
+
+    def __init__(self, rpc: Any) -> None:
+        self._rpc = rpc
+
+    def metadata(self, key: str) -> str | None:
+        for name, value in self._rpc.invocation_metadata() or ():
+            if name == key:
+                return value if isinstance(value, str) else None
+        return None
+
+
+def _unary(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def serve(data: bytes, rpc: Any) -> bytes:
+        try:
+            return await handler(data, _Context(rpc))
+        except Exception as error:
+            _fail(rpc, error)
+            return b""
+
+    return serve
+
+
+def _stream(handler: StreamHandler) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+    async def serve(requests: AsyncIterator[bytes], rpc: Any) -> None:
+        try:
+            await handler(requests, rpc.write, _Context(rpc))
+        except Exception as error:
+            _fail(rpc, error)
+
+    return serve
+
+
+def _fail(rpc: Any, error: Exception) -> None:
+    # Setting the status costs less than rpc.abort(), which raises through grpcio's layers.
+    if not isinstance(error, HostError):
+        logger.error("unexpected failure of a gRPC handler", exc_info=error)
+        error = internal(f"unexpected failure: {type(error).__name__}")
+    rpc.set_code(_STATUS[error.code])
+    rpc.set_details(error.message.encode("utf-8", "replace").decode())
+
+
+def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
+    arguments = [
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", options.keepalive_time),
+        ("grpc.keepalive_timeout_ms", options.keepalive_timeout),
+        ("grpc.keepalive_permit_without_calls", int(options.keepalive_permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", options.http2_max_pings_without_data),
+        (
+            "grpc.http2.min_ping_interval_without_data_ms",
+            options.http2_min_recv_ping_interval_without_data,
+        ),
+        ("grpc.http2.max_ping_strikes", options.http2_max_ping_strikes),
+        # grpcio's default would let a second server share the port unnoticed.
+        ("grpc.so_reuseport", int(options.reuse_port)),
+    ]
+    if options.max_connection_age:
+        arguments.append(("grpc.max_connection_age_ms", options.max_connection_age))
+    if options.max_connection_age_grace:
+        arguments.append(("grpc.max_connection_age_grace_ms", options.max_connection_age_grace))
+    level = COMPRESSION_LEVELS[options.compression_level]
+    if level:
+        # A level, unlike an algorithm, makes the core choose among what the client accepts.
+        arguments.append(("grpc.default_compression_level", level))
+    return arguments
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes() if path else b""
+    except OSError:
+        return b""

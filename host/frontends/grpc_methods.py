@@ -1,0 +1,88 @@
+"""What a gRPC engine is given: methods and their handlers, status numbers, options."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from host.errors import ErrorCode
+
+STATUS = {
+    ErrorCode.CANCELLED: 1,
+    ErrorCode.UNKNOWN: 2,
+    ErrorCode.INVALID_ARG: 3,
+    ErrorCode.NOT_FOUND: 5,
+    ErrorCode.ALREADY_EXISTS: 6,
+    ErrorCode.UNSUPPORTED: 12,
+    ErrorCode.INTERNAL: 13,
+    ErrorCode.UNAVAILABLE: 14,
+}
+"""gRPC status number of each kind of failure."""
+
+
+class Context(Protocol):
+    """What a handler may ask the engine about its RPC."""
+
+    def metadata(self, key: str) -> str | None:
+        """Value of a metadata key (lowercase) that the client sent, None if it did not."""
+
+
+Send = Callable[[bytes], Awaitable[None]]
+"""Sends one message to the client; done when there is room for the next."""
+
+UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
+StreamHandler = Callable[[AsyncIterator[bytes], Send, Context], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class UnaryMethod:
+    """An RPC with one request and one response.
+
+    The handler takes and returns message bytes, raises HostError for a failure, and is cancelled
+    when the client has gone or its deadline has passed.
+    """
+
+    name: str
+    handler: UnaryHandler
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMethod:
+    """An RPC with streams of messages both ways.
+
+    The handler returns when everything is sent; otherwise as for UnaryMethod.
+    """
+
+    name: str
+    handler: StreamHandler
+
+
+Method = UnaryMethod | StreamMethod
+Services = dict[str, list[Method]]
+"""Methods of each service, by its full name; the path of one is `/{service}/{method}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcOptions:
+    """Options of an engine; times are in milliseconds, 0 for an age means no limit (spec 2.6).
+
+    `compression_level` is none, low, medium or high. PEM files: one that cannot be read counts as
+    empty. `use_ssl_mutual` also turns on TLS, and verifies client certificates against `root_cert`.
+    """
+
+    keepalive_time: int = 7200000
+    keepalive_timeout: int = 20000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data: int = 300000
+    http2_max_ping_strikes: int = 2
+    max_connection_age: int = 0
+    max_connection_age_grace: int = 0
+    reuse_port: bool = False
+    compression_level: str = "none"
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""

@@ -1,0 +1,177 @@
+"""The gRPC service without gRPC: every RPC as a handler of bytes, for any engine to carry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from host.errors import HostError, internal, unavailable
+from host.frontends.grpc_admin import AdminCore, admin_methods
+from host.frontends.grpc_codec import (
+    InferMessage,
+    parse_infer_request,
+    parse_model_version,
+    to_request,
+)
+from host.frontends.grpc_encode import encode_infer_response
+from host.frontends.grpc_methods import Context, Send, Services, StreamMethod, UnaryMethod
+from host.frontends.grpc_stream import InferStream
+from host.inference import Call, InferRequest, InferResponse
+
+INFERENCE = "inference.GRPCInferenceService"
+HEALTH = "grpc.health.v1.Health"
+
+STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
+
+# HealthCheckResponse has one field, the enum `status` = 1.
+_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+
+class InferenceCore(AdminCore, Protocol):
+    """What this door may ask of the host. Every method may raise HostError."""
+
+    def infer(self, request: InferRequest, unary: bool = False) -> Call:
+        """Look up, validate and submit. `unary` refuses decoupled models."""
+
+
+InferDone = Callable[[bytes | HostError], None]
+"""Takes the ModelInferResponse, or what failed instead."""
+
+
+class GrpcService:
+    """All RPCs over one core. Everything here belongs to the event loop's thread.
+
+    Once `drain` is called, new inference requests are refused with UNAVAILABLE.
+    """
+
+    def __init__(self, core: InferenceCore) -> None:
+        self._core = core
+        self._unary_calls = 0
+        self._streams: set[InferStream] = set()
+        self._drained: asyncio.Event | None = None  # exists once draining has begun
+
+    def services(self) -> Services:
+        """The table that an engine carries."""
+        return {
+            INFERENCE: [
+                UnaryMethod("ModelInfer", self._model_infer),
+                StreamMethod("ModelStreamInfer", self._model_stream_infer),
+                *admin_methods(self._core),
+            ],
+            HEALTH: [UnaryMethod("Check", self._health_check)],
+        }
+
+    def start_infer(self, data: bytes, done: InferDone) -> Call:
+        """ModelInfer without a coroutine: `done` is called once, maybe before this returns.
+
+        Cancelling the returned call is the engine's part. Raises HostError if there is no call.
+        """
+        call = self._submit(parse_infer_request(data), unary=True)
+        self._unary_calls += 1
+        finished = False
+
+        def finish(response: InferResponse | None, final: bool) -> None:
+            nonlocal finished
+            if finished:
+                return
+            finished = True
+            self._unary_calls -= 1
+            if not final:
+                call.cancel()
+            done(_single_answer(response, final))
+            if self._drained is not None:
+                self.settled()
+
+        call.subscribe(finish)
+        return call
+
+    async def drain(self, timeout: float) -> bool:
+        """Refuse new inference requests and wait for open ones, at most `timeout` seconds.
+
+        Streams end with UNAVAILABLE as soon as their requests are answered. False if the time was
+        too short.
+        """
+        if self._drained is None:
+            self._drained = asyncio.Event()
+            for stream in self._streams:
+                stream.end(unavailable(STOPPING))
+        self.settled()
+        try:
+            await asyncio.wait_for(self._drained.wait(), max(timeout, 0.0))
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    def admit(self, message: InferMessage) -> Call:
+        """Hand a request of a stream to the core; raises HostError."""
+        return self._submit(message, unary=False)
+
+    def decoupled(self, message: InferMessage) -> bool:
+        """Whether the model of the message is decoupled; False if it is unknown."""
+        try:
+            config = self._core.model_config(message.model_name, message.model_version)
+        except HostError:
+            return False
+        return bool(config.model_transaction_policy.decoupled)
+
+    def settled(self) -> None:
+        """Notice that nothing is left to wait for."""
+        if self._drained is not None and not self._unary_calls and not self._streams:
+            self._drained.set()
+
+    def _submit(self, message: InferMessage, unary: bool) -> Call:
+        if self._drained is not None:
+            raise unavailable(STOPPING)
+        try:
+            request = to_request(message)
+        except HostError:
+            # The version is checked before the model is looked up, all else after that (spec 2.2).
+            parse_model_version(message.model_version)
+            self._core.model_metadata(message.model_name, message.model_version)
+            raise
+        return self._core.infer(request, unary)
+
+    async def _model_infer(self, data: bytes, context: Context) -> bytes:
+        answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
+
+        def done(result: bytes | HostError) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        call = self.start_infer(data, done)
+        try:
+            result = await answer
+        except asyncio.CancelledError:  # the client has gone, or its deadline has passed
+            call.cancel()
+            raise
+        if isinstance(result, HostError):
+            raise result
+        return result
+
+    async def _model_stream_infer(
+        self, requests: AsyncIterator[bytes], send: Send, context: Context
+    ) -> None:
+        if self._drained is not None:
+            raise unavailable(STOPPING)
+        stream = InferStream(self, send, context.metadata("triton_grpc_error") == "true")
+        self._streams.add(stream)
+        try:
+            await stream.run(requests)
+        finally:
+            self._streams.discard(stream)
+            self.settled()
+
+    async def _health_check(self, data: bytes, context: Context) -> bytes:
+        return _SERVING if self._core.ready() else _NOT_SERVING
+
+
+def _single_answer(response: InferResponse | None, final: bool) -> bytes | HostError:
+    if response is not None and response.error is not None:
+        return response.error
+    if response is None or not final:
+        return internal(f"expected a single response, got {0 if response is None else 2}")
+    try:
+        return encode_infer_response(response)
+    except HostError as error:
+        return error

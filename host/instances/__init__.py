@@ -1,0 +1,1 @@
+"""Where models run: stub processes, the conversation with them, and keeping them alive."""

@@ -1,0 +1,80 @@
+"""The host's end of the ZeroMQ connections to all stubs; the only host module that knows of zmq."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from stub.wire.messages import ToStub, encode
+
+WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
+"""Suffixes of a stub's three sockets, behind its token; see the stub's channel."""
+
+_TURN = 256  # frames handled before other callbacks of the loop get their turn
+
+FrameHandler = Callable[[bytes], None]
+
+
+class Channel:
+    """One ROUTER socket in a private folder. Belongs to the event loop it was made in."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._folder = tempfile.mkdtemp(prefix="pbhost-")  # mode 0700
+        self.endpoint = f"ipc://{os.path.join(self._folder, 'host')}"
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the lanes: one batch each
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(self.endpoint)
+        self._handlers: dict[bytes, FrameHandler] = {}
+        self._fd = self._socket.getsockopt(zmq.FD)
+        self._reading = False
+        self._loop.add_reader(self._fd, self._read)
+
+    def register(self, token: str, handler: FrameHandler) -> None:
+        """Hand every frame of the stub with this token to `handler`."""
+        for suffix in (WORK, SERVICE, OUTBOX):
+            self._handlers[token.encode() + suffix] = handler
+
+    def forget(self, token: str) -> None:
+        """Drop whatever this stub may still say."""
+        for suffix in (WORK, SERVICE, OUTBOX):
+            self._handlers.pop(token.encode() + suffix, None)
+
+    def send(self, token: bytes, socket: bytes, messages: Sequence[ToStub]) -> None:
+        """Send one frame to a stub's WORK or SERVICE socket. A stub that is gone gets nothing."""
+        self._socket.send(token + socket, zmq.SNDMORE)
+        self._socket.send(encode(messages))
+        # ZeroMQ signals only new input: sending may have consumed the signal.
+        if not self._reading and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._reading = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._reading = True
+        receive = self._socket.recv
+        for _ in range(_TURN):
+            try:
+                identity = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                self._reading = False
+                return
+            frame = receive(zmq.NOBLOCK)
+            handler = self._handlers.get(identity)
+            if handler is not None:
+                handler(frame)
+        self._loop.call_soon(self._read)
+
+    def close(self) -> None:
+        """Disconnect from everybody and remove the folder."""
+        self._loop.remove_reader(self._fd)
+        self._socket.close()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)

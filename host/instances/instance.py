@@ -1,0 +1,405 @@
+"""The host's handle on one stub: the conversation from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from host.errors import HostError, internal, unavailable
+from host.inference import Call, InferRequest, InferResponse, Tensor
+from host.instances.arenas import Arenas
+from host.instances.channel import SERVICE, WORK, Channel
+from host.instances.process import StubProcess, describe_exit
+from host.instances.transfer import ReturnsDue, Transfer, no_room
+from stub.wire import messages as m
+from stub.wire.arena import ArenaFull
+from stub.wire.session import ProtocolError, Session, State
+from stub.wire.spawn import Spawn
+
+_CONNECT_SECONDS = 60.0  # interpreter start and imports of ours, on a machine under full load
+_CAN_FINALIZE = (State.IDLE, State.DESCRIBED, State.SERVING)
+_LAST_WORDS_SECONDS = 5.0  # from saying that it leaves to being gone
+
+
+class HostServices(Protocol):
+    """What an instance needs of the host around it."""
+
+    channel: Channel
+    arenas: Arenas
+    spawner: Executor
+
+    def ask(self, request: InferRequest) -> Call:
+        """Start a BLS request of a model. Raises HostError if it cannot be started."""
+
+    def break_circle(self, call: Call) -> None:
+        """Fail a blocking BLS call that could only go on after itself."""
+
+    def model_log(self, label: str, level: int, file: str, line: int, text: str) -> None:
+        """Log what a model logged, level as in pb_utils spec 3.12."""
+
+    def printed(self, label: str, line: str, error: bool) -> None:
+        """Log what a stub printed."""
+
+    def gone(self, instance: Instance) -> None:
+        """The instance's process has ended."""
+
+
+@dataclass(slots=True)
+class Times:
+    """When a batch got how far: CLOCK_MONOTONIC nanoseconds."""
+
+    started: int
+    inputs_ready: int
+    outputs_begin: int
+    ended: int
+
+
+class Batch:
+    """Calls that run together; `done` is called once, with the times or None if the stub died."""
+
+    __slots__ = ("calls", "done", "number")
+
+    def __init__(self, calls: Sequence[Call], done: Callable[[Batch, Times | None], None]) -> None:
+        self.calls = calls
+        self.done = done
+        self.number = 0
+
+
+class Instance:
+    """One stub process. Its name is that of the model instance it is to become.
+
+    `label` stands before its lines in the log.
+    `on_death` is called with the reason if the process ends without having been asked to.
+    """
+
+    def __init__(self, name: str, label: str, services: HostServices) -> None:
+        self.name = name
+        self.label = label
+        self.on_death: Callable[[str], None] = lambda reason: None
+        self.version = -1
+        self.restore: Callable[[Tensor], Tensor] | None = None  # gives outputs the client's shape
+        self.waiting: dict[int, Call] = {}  # blocking BLS calls of the batch, by number
+        self._services = services
+        self._session = Session()
+        self._hellos = 0
+        self._token = secrets.token_hex(8)
+        self._address = self._token.encode()
+        self._process: StubProcess | None = None
+        self._reply: asyncio.Future[m.ToHost] | None = None
+        self._batches: dict[int, Batch] = {}
+        self._idle: asyncio.Future[None] | None = None
+        self._asked: dict[int, Call] = {}
+        self._number = 0
+        file = services.arenas.create()
+        self._arena = file
+        self._transfer = Transfer(services.arenas, file, ReturnsDue(self._flush_returns))
+        services.arenas.on_closed.append(self._arena_closed)
+
+    # Life
+
+    async def start(self) -> None:
+        """Start the process and wait until it is connected. Raises HostError."""
+        services = self._services
+        lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
+        spawn = Spawn(
+            endpoint=services.channel.endpoint,
+            token=self._token,
+            title=self.name,
+            lifeline_fd=lifeline_read,
+            arena=self._arena.number,
+            arena_fd=self._arena.fd,
+            arena_limit=self._arena.limit,
+            host_arena_fd=services.arenas.host_fd,
+            host_arena_limit=services.arenas.limit,
+        )
+        self._expect()
+        services.channel.register(self._token, self._frame)
+        try:
+            self._process = await StubProcess.start(
+                spawn, lifeline_write, services.spawner, self._printed, self._exited
+            )
+        except OSError as error:
+            os.close(lifeline_write)
+            self._dispose()
+            raise internal(
+                f"cannot start a stub process for '{self.name}': {error.strerror}"
+            ) from error
+        finally:
+            os.close(lifeline_read)
+        await self._answer(_CONNECT_SECONDS)
+
+    async def describe(self, source: m.ModelSource, config: str) -> str | None:
+        """Import the model; its completed configuration (JSON), None if it completes nothing.
+
+        Raises HostError with the model's own text.
+        """
+        self._expect()
+        self._send(WORK, [m.Describe(self.name, source, config)])
+        reply = await self._answer()
+        assert isinstance(reply, m.Described)
+        return reply.config
+
+    async def initialize(
+        self, source: m.ModelSource, args: dict[str, str], outputs: list[str]
+    ) -> None:
+        """Make it an instance of the model. Raises HostError with the model's own text."""
+        self._expect()
+        self.version = source.version
+        self._send(WORK, [m.Initialize(self.name, source, args, outputs)])
+        await self._answer()
+
+    async def stop(self, grace: float, finalize: float) -> None:
+        """Have the model finalized and wait for the process to end.
+
+        A batch that still runs gets `grace` seconds to end, then the model's `finalize` gets
+        `finalize` seconds; a process that needs longer is killed.
+        """
+        self.on_death = lambda reason: None
+        process = self._process
+        if process is None or not process.running:
+            return
+        if self._batches:
+            self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._idle], timeout=grace)
+        if not self._batches and self._session.state in _CAN_FINALIZE:
+            await self._finalize(finalize)
+        self.kill()
+        await process.wait()
+
+    async def _finalize(self, seconds: float) -> None:
+        self._expect()
+        self._send(WORK, [m.Finalize()])
+        try:
+            reply = await self._answer(seconds)
+        except HostError as error:
+            self._services.model_log(self.label, 2, "instance.py", 0, f"finalize: {error.message}")
+            return
+        if isinstance(reply, m.Finalized) and reply.error is not None:
+            self._services.model_log(self.label, 0, "instance.py", 0, reply.error)
+        assert self._process is not None
+        await self._process.wait(_LAST_WORDS_SECONDS)
+
+    def kill(self) -> None:
+        """End the process now; what it was doing fails."""
+        if self._process is not None:
+            self._process.kill()
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes batches."""
+        return self._session.state is State.SERVING
+
+    @property
+    def running(self) -> tuple[Batch, ...]:
+        """The batches under way."""
+        return tuple(self._batches.values())
+
+    # Work
+
+    def execute(self, batch: Batch) -> None:
+        """Run a batch. Calls whose tensors find no room fail, and the others go ahead."""
+        frame: list[m.ToStub] = []
+        transfer = self._transfer
+        requests: list[m.WireRequest] = []
+        calls: list[Call] = []
+        for call in batch.calls:
+            try:
+                requests.append(transfer.send_request(call.request, WORK, frame))
+            except ArenaFull as full:
+                call.fail(no_room(full))
+            else:
+                calls.append(call)
+        batch.calls = calls
+        self._number = batch.number = self._number + 1
+        self._batches[batch.number] = batch
+        returns = transfer.due()
+        if returns is not None:
+            frame.append(returns)
+        frame.append(m.Execute(batch.number, requests))
+        self._send(WORK, frame)
+
+    def cancel(self, call: Call) -> None:
+        """Tell the model that nobody waits for this call any more."""
+        for batch in self._batches.values():
+            if call in batch.calls:
+                index = batch.calls.index(call)
+                self._send(SERVICE, [m.Cancelled(batch.number, index)])
+
+    # Messages from the stub
+
+    def _frame(self, frame: bytes) -> None:
+        try:
+            for message in m.decode_to_host(frame):
+                if type(message) is m.Hello:
+                    self._hellos += 1
+                    if self._hellos < 3:
+                        continue
+                self._session.step(message)
+                _HANDLERS[type(message)](self, message)
+        except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
+            # A stub that does not keep to the protocol (user code can reach into it) is of no
+            # more use; its death is reported like any other.
+            self._services.printed(self.label, f"stub broke the protocol: {error!r}", True)
+            self.kill()
+
+    def _handle_reply(self, message: m.ToHost) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(message)
+
+    def _handle_respond(self, message: m.Respond) -> None:
+        call = self._batches[message.batch].calls[message.index]
+        if call.finished:
+            return
+        request = call.request
+        response = message.response
+        if response is None:
+            call.respond(None, message.final)
+            return
+        answer = InferResponse(request.model_name, self.version, request.id)
+        if response.error is not None:
+            answer.error = self._transfer.receive_error(response.error)
+        else:
+            receive = self._transfer.receive_tensor
+            answer.outputs = [receive(output) for output in response.outputs]
+            if self.restore is not None:
+                answer.outputs = [self.restore(output) for output in answer.outputs]
+            answer.parameters = response.parameters
+        call.respond(answer, message.final)
+
+    def _handle_done(self, message: m.BatchDone) -> None:
+        batch = self._batches.pop(message.batch)
+        if message.failure is not None:
+            self._services.model_log(self.label, 2, "executor.py", 0, message.failure)
+        batch.done(
+            batch,
+            Times(message.started, message.inputs_ready, message.outputs_begin, message.ended),
+        )
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        if self._idle is not None and not self._batches and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _handle_ask(self, message: m.Ask) -> None:
+        number = message.number
+        request = self._transfer.receive_request(message.request)
+        batch = self._batches.get(message.batch)
+        if batch is not None and batch.calls:
+            request.parent = batch.calls[0]
+
+        def answer(response: InferResponse | None, final: bool) -> None:
+            self._asked.pop(number, None)
+            self.waiting.pop(number, None)
+            if not self.serving:
+                return
+            if response is None:
+                error = internal("Unexpected empty response.")
+                response = InferResponse(request.model_name, -1, error=error)
+            frame: list[m.ToStub] = []
+            wire = self._transfer.send_response(response, SERVICE, frame)
+            frame.append(m.Answer(number, wire))
+            self._send(SERVICE, frame)
+
+        try:
+            call = self._services.ask(request)
+        except HostError as error:
+            answer(InferResponse(request.model_name, -1, error=error), True)
+            return
+        self._asked[number] = call
+        call.subscribe(answer)
+        if message.blocking and not call.finished:
+            self.waiting[number] = call
+            self._services.break_circle(call)
+
+    def _handle_log(self, message: m.LogLine) -> None:
+        services = self._services
+        services.model_log(self.label, message.level, message.file, message.line, message.text)
+
+    def _handle_return(self, message: m.Return) -> None:
+        self._transfer.returned(message)
+
+    # Ends
+
+    def _printed(self, line: str, error: bool) -> None:
+        self._services.printed(self.label, line, error)
+
+    def _exited(self, code: int) -> None:
+        expected = self._session.state is State.ENDED
+        self._session.state = State.ENDED
+        self._dispose()
+        reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code)}"
+        error = internal(f"{reason}.")
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
+            self._reply.exception()  # whoever waits gets it; nobody need wait
+        batches, self._batches = self._batches, {}
+        for batch in batches.values():
+            for call in batch.calls:
+                call.fail(unavailable(f"{reason} while it ran this request."))
+            batch.done(batch, None)
+        self._tell_idle()
+        asked, self._asked = self._asked, {}
+        self.waiting.clear()
+        for call in asked.values():
+            call.cancel()
+        self._services.gone(self)
+        if not expected:
+            self.on_death(reason)
+
+    def _dispose(self) -> None:
+        self._services.channel.forget(self._token)
+        self._services.arenas.on_closed.remove(self._arena_closed)
+        self._transfer.end()
+
+    def _arena_closed(self, number: int) -> None:
+        if self._transfer.forget(number) and self.serving:
+            self._send(SERVICE, [m.CloseArena(number)])
+
+    def _flush_returns(self) -> None:
+        returns = self._transfer.due()
+        if returns is not None and self._process is not None and self._process.running:
+            self._send(SERVICE, [returns])
+
+    def _send(self, socket: bytes, messages: Sequence[m.ToStub]) -> None:
+        for message in messages:
+            self._session.step(message)
+        self._services.channel.send(self._address, socket, messages)
+
+    def _expect(self) -> None:
+        self._reply = asyncio.get_running_loop().create_future()
+
+    async def _answer(self, seconds: float | None = None) -> m.ToHost:
+        """The stub's next reply. Raises HostError: its failure, its death, or that time is over."""
+        assert self._reply is not None
+        done, _ = await asyncio.wait([self._reply], timeout=seconds)
+        if not done:
+            raise internal(
+                f"Stub process '{self.name}' is not healthy. It gave no sign for {seconds:g} s"
+                f" while {self._session.state.value}."
+            )
+        reply = self._reply.result()
+        self._reply = None
+        if isinstance(reply, m.LoadFailed):
+            raise internal(reply.text)
+        return reply
+
+
+_HANDLERS: dict[type, Callable[..., None]] = {
+    m.Hello: Instance._handle_reply,
+    m.Described: Instance._handle_reply,
+    m.Initialized: Instance._handle_reply,
+    m.LoadFailed: Instance._handle_reply,
+    m.Finalized: Instance._handle_reply,
+    m.Respond: Instance._handle_respond,
+    m.BatchDone: Instance._handle_done,
+    m.Ask: Instance._handle_ask,
+    m.LogLine: Instance._handle_log,
+    m.Return: Instance._handle_return,
+}

@@ -1,0 +1,86 @@
+"""All stubs of one server, and what they share: sockets, arenas and the thread that starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from host.inference import Call, InferRequest
+from host.instances.arenas import Arenas
+from host.instances.channel import Channel
+from host.instances.instance import Instance
+
+_log = logging.getLogger("pbhost")
+
+_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+"""`pb_utils.Logger` levels, in their order (pb_utils spec 3.12)."""
+
+
+class StubPool:
+    """Fulfils the services that instances need; `ask` starts a BLS request.
+
+    `arena_limit` is what the tensors of one process may take, in bytes. Raises OSError.
+    """
+
+    def __init__(
+        self,
+        arena_limit: int,
+        ask: Callable[[InferRequest], Call],
+        break_circle: Callable[[Call], None],
+    ) -> None:
+        self.channel = Channel()
+        self.arenas = Arenas(arena_limit)
+        # A stub asks the kernel to be killed when the thread that started it ends: this one does
+        # so only after all stubs.
+        self.spawner = ThreadPoolExecutor(1, thread_name_prefix="pbhost-spawner")
+        self.ask = ask
+        self.break_circle = break_circle
+        self._alive: set[Instance] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def create(self, name: str, label: str) -> Instance:
+        """A handle for a stub that is not started yet."""
+        return Instance(name, label, self)
+
+    async def start(self, name: str, label: str) -> Instance:
+        """A started stub. Raises HostError."""
+        instance = self.create(name, label)
+        self._alive.add(instance)
+        self._empty.clear()
+        try:
+            await instance.start()
+        except BaseException:
+            instance.kill()
+            raise
+        return instance
+
+    def gone(self, instance: Instance) -> None:
+        """The instance's process has ended."""
+        self._alive.discard(instance)
+        if not self._alive:
+            self._empty.set()
+
+    def model_log(self, label: str, level: int, file: str, line: int, text: str) -> None:
+        """Log what a model logged."""
+        extra = {"instance": label, "source": f"{file}:{line}"}
+        _log.log(_LEVELS[level] if 0 <= level < 4 else logging.INFO, text, extra=extra)
+
+    def printed(self, label: str, line: str, error: bool) -> None:
+        """Log what a stub printed."""
+        _log.log(
+            logging.WARNING if error else logging.INFO,
+            line,
+            extra={"instance": label, "printed": True},
+        )
+
+    async def close(self) -> None:
+        """Kill what is left, wait for it to be gone, and give everything back."""
+        for instance in list(self._alive):
+            instance.kill()
+        await self._empty.wait()
+        self.spawner.shutdown()
+        self.channel.close()
+        self.arenas.close()

@@ -1,0 +1,132 @@
+"""One lane of a model: an instance that is replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from host.errors import HostError, unavailable
+from host.inference import Call
+from host.instances.instance import Batch, Instance, Times
+from host.scheduling.scheduler import Scheduler
+
+_log = logging.getLogger("pbhost")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before the second restart in a row, and any
+_MOST_RESTARTS = 10  # in a row, without one batch that ended well
+
+
+class LaneState(enum.Enum):
+    """The life of a lane."""
+
+    SERVING = "serving"
+    RESTARTING = "restarting"
+    PAUSING = "pausing before a restart"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+Launch = Callable[[], Awaitable[Instance]]
+"""Brings up a new instance for the lane, ready to run batches. Raises HostError."""
+
+BatchReport = Callable[[Batch, Times | None], None]
+
+
+class Supervisor:
+    """Keeps one lane of a scheduler alive.
+
+    A stub that dies is replaced: at once the first time, then with growing pauses. One that fails
+    to initialise is not tried again: what failed once with this code fails again.
+    """
+
+    def __init__(
+        self, instance: Instance, launch: Launch, scheduler: Scheduler, report: BatchReport
+    ) -> None:
+        self.instance = instance
+        self.state = LaneState.SERVING
+        self.reason = ""
+        self._launch = launch
+        self._scheduler = scheduler
+        self._report = report
+        self._deaths = 0
+        self._restart: asyncio.Task[None] | None = None
+        instance.on_death = self._died
+
+    def join(self) -> None:
+        """Take work from the scheduler from now on."""
+        self._scheduler.lane_free(self)
+
+    # Lane
+
+    def run(self, calls: Sequence[Call]) -> None:
+        """Run a batch."""
+        self.instance.execute(Batch(calls, self._done))
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits any more for a call that runs here."""
+        self.instance.cancel(call)
+
+    @property
+    def waiting_for(self) -> Sequence[Call]:
+        """The BLS calls that the running batch cannot go on without."""
+        return tuple(self.instance.waiting.values())
+
+    def _done(self, batch: Batch, times: Times | None) -> None:
+        self._report(batch, times)
+        if times is not None:
+            self._deaths = 0
+            if self.state is LaneState.SERVING:
+                self._scheduler.lane_free(self)
+
+    # Life
+
+    def _died(self, reason: str) -> None:
+        self._deaths += 1
+        self.reason = reason
+        self._scheduler.lane_gone(self)
+        _log.error("%s; starting a new one", reason, extra={"instance": self.instance.label})
+        self.state = LaneState.RESTARTING
+        self._restart = asyncio.get_running_loop().create_task(self._replace())
+
+    async def _replace(self) -> None:
+        if self._deaths > _MOST_RESTARTS:
+            self._give_up(f"{self.reason}, {self._deaths} times in a row")
+            return
+        if self._deaths > 1:
+            self.state = LaneState.PAUSING
+            pause = min(_FIRST_PAUSE * 2 ** (self._deaths - 2), _LONGEST_PAUSE)
+            self._fail_if_alone(f"{self.reason}; the next one starts in {pause:g} s.")
+            await asyncio.sleep(pause)
+            self.state = LaneState.RESTARTING
+        try:
+            instance = await self._launch()
+        except HostError as error:
+            self._give_up(error.message)
+            return
+        self.instance = instance
+        instance.on_death = self._died
+        self.state = LaneState.SERVING
+        _log.info("restarted", extra={"instance": instance.label})
+        self.join()
+
+    def _give_up(self, reason: str) -> None:
+        self.state = LaneState.FAILED
+        self.reason = reason
+        _log.error("not started again: %s", reason, extra={"instance": self.instance.label})
+        self._fail_if_alone(reason)
+
+    def _fail_if_alone(self, reason: str) -> None:
+        """With no other lane, nobody will come for the calls in the queue soon."""
+        if not self._scheduler.lanes:
+            self._scheduler.fail_queued(unavailable(reason))
+
+    async def stop(self, grace: float, finalize: float) -> None:
+        """End the lane; seconds as for `Instance.stop`."""
+        self.state = LaneState.STOPPED
+        self._scheduler.lane_gone(self)
+        if self._restart is not None and not self._restart.done():
+            self._restart.cancel()
+            await asyncio.wait([self._restart])
+        await self.instance.stop(grace, finalize)

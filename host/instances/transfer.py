@@ -1,0 +1,228 @@
+"""Tensors, requests and responses between the host's own form and one stub's messages."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+
+from host.errors import ErrorCode, HostError, internal
+from host.inference import InferRequest, InferResponse, Tensor
+from host.instances.arenas import ArenaFile, Arenas
+from stub.wire.arena import ArenaFull, Block, Ledger
+from stub.wire.datatypes import CODES, NAMES
+from stub.wire.messages import (
+    INLINE_LIMIT,
+    OpenArena,
+    Return,
+    ToStub,
+    WireError,
+    WireRequest,
+    WireResponse,
+    WireTensor,
+)
+
+# Numbers of TritonError codes (pb_utils spec 3.11), in order.
+_ERRORS = (
+    ErrorCode.UNKNOWN,
+    ErrorCode.INTERNAL,
+    ErrorCode.NOT_FOUND,
+    ErrorCode.INVALID_ARG,
+    ErrorCode.UNAVAILABLE,
+    ErrorCode.UNSUPPORTED,
+    ErrorCode.ALREADY_EXISTS,
+    ErrorCode.CANCELLED,
+)
+_ERROR_NUMBERS = {code: number for number, code in enumerate(_ERRORS)}
+
+
+class Transfer:
+    """The traffic of tensors with one stub: what it was lent, and what it must get back."""
+
+    def __init__(self, arenas: Arenas, own: ArenaFile, returns_due: ReturnsDue) -> None:
+        self._arenas = arenas
+        self._own = own  # the stub's arena
+        self._lent = Ledger()
+        self._returns: deque[int] = deque()
+        self._returns_due = returns_due
+        # By socket: each is read by another thread of the stub, so each must announce arenas.
+        self._opened: dict[bytes, set[int]] = {}
+
+    # To the stub
+
+    def send_tensor(self, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
+        """The tensor for a message; announcements that must precede it are put into `frame`.
+
+        Raises ArenaFull.
+        """
+        block = tensor.owner
+        if not isinstance(block, Block):
+            data = tensor.data
+            size = len(data)
+            if size <= INLINE_LIMIT:
+                return WireTensor(tensor.name, CODES[tensor.datatype], tensor.shape, bytes(data))
+            block = self._arenas.host.write(memoryview(data))
+            # From here on it is passed on by reference, and the request's bytes may go.
+            tensor.data, tensor.owner = block.data, block
+        if block.arena not in (0, self._own.number):
+            opened = self._opened.setdefault(socket, set())
+            if block.arena not in opened:
+                opened.add(block.arena)
+                path = self._arenas.path(block.arena)
+                frame.append(OpenArena(block.arena, path, self._arenas.limit))
+        self._lent.lend(block)
+        return WireTensor(
+            tensor.name,
+            CODES[tensor.datatype],
+            tensor.shape,
+            None,
+            block.arena,
+            block.offset,
+            block.size,
+        )
+
+    def send_request(
+        self, request: InferRequest, socket: bytes, frame: list[ToStub]
+    ) -> WireRequest:
+        """A request for a message. Raises ArenaFull."""
+        return WireRequest(
+            request.id,
+            [self.send_tensor(tensor, socket, frame) for tensor in request.inputs],
+            request.requested_outputs,
+            request.parameters,
+            request.correlation_id,
+            request.flags,
+            request.timeout_us,
+            request.model_name,
+            request.model_version,
+        )
+
+    def send_response(
+        self, response: InferResponse, socket: bytes, frame: list[ToStub]
+    ) -> WireResponse:
+        """A response for a message; what does not fit into memory becomes an error."""
+        error = response.error
+        if error is None:
+            try:
+                outputs = [self.send_tensor(output, socket, frame) for output in response.outputs]
+                return WireResponse(outputs, response.parameters)
+            except ArenaFull as full:
+                error = no_room(full)
+        return WireResponse([], {}, WireError(_ERROR_NUMBERS[error.code], error.message))
+
+    # From the stub
+
+    def receive_tensor(self, wire: WireTensor) -> Tensor:
+        """A tensor of a message. Raises ValueError or KeyError for a reference that is none."""
+        datatype = NAMES[wire.code]
+        if wire.data is not None:
+            return Tensor(wire.name, datatype, wire.shape, wire.data)
+        if wire.arena == self._own.number:
+            view = self._own.slice(wire.offset, wire.size)
+            block = Block(wire.arena, wire.offset, wire.size, view, self._drop)
+        else:
+            block = self._lent.find(wire.arena, wire.offset)
+            if block.size != wire.size:
+                raise ValueError(f"a lent block of {block.size} bytes came back as {wire.size}")
+        return Tensor(wire.name, datatype, wire.shape, block.data, block)
+
+    def receive_request(self, wire: WireRequest) -> InferRequest:
+        """A BLS request. Raises as `receive_tensor`."""
+        return InferRequest(
+            model_name=wire.model,
+            inputs=[self.receive_tensor(tensor) for tensor in wire.inputs],
+            model_version=wire.version,
+            id=wire.id,
+            requested_outputs=wire.outputs,
+            parameters=wire.parameters,
+            correlation_id=wire.correlation_id,
+            flags=wire.flags,
+            timeout_us=wire.timeout,
+        )
+
+    def receive_error(self, wire: WireError) -> HostError:
+        """An error of a response."""
+        return HostError(_ERRORS[wire.code], wire.message)
+
+    # Bookkeeping
+
+    def returned(self, message: Return) -> None:
+        """The stub is done with blocks it was lent. Raises KeyError for what it was not lent."""
+        for arena, offset, count in message.grants:
+            self._lent.returned(arena, offset, count)
+
+    def due(self) -> Return | None:
+        """The stub's own blocks that the host is done with, as a message."""
+        returns = self._returns
+        if not returns:
+            return None
+        counts: Counter[int] = Counter()
+        while returns:
+            counts[returns.popleft()] += 1
+        number = self._own.number
+        return Return([(number, offset, count) for offset, count in counts.items()])
+
+    def forget(self, arena: int) -> bool:
+        """An arena is gone; whether the stub knew of it."""
+        known = False
+        for opened in self._opened.values():
+            if arena in opened:
+                opened.discard(arena)
+                known = True
+        return known
+
+    def end(self) -> None:
+        """The stub is gone: nothing is lent any more."""
+        self._returns_due = ReturnsDue.none()
+        self._lent.clear()
+
+    def _drop(self, arena: int, offset: int) -> None:
+        self._returns.append(offset)
+        self._returns_due.notify()
+
+
+ReturnsFlush = Callable[[], None]
+
+
+class ReturnsDue:
+    """Has `flush` called soon in the loop, from whichever thread dropped the last reference.
+
+    Not at once: the next batch usually comes first and carries the returns along.
+    """
+
+    _SECONDS = 0.02
+
+    def __init__(self, flush: ReturnsFlush | None) -> None:
+        self._flush = flush
+        self._scheduled = False
+        self._thread = threading.get_ident()
+        self._loop = asyncio.get_running_loop() if flush is not None else None
+
+    @classmethod
+    def none(cls) -> ReturnsDue:
+        """For a stub that is gone."""
+        return cls(None)
+
+    def notify(self) -> None:
+        """Something is due."""
+        if self._scheduled or self._loop is None or self._loop.is_closed():
+            return
+        self._scheduled = True
+        if threading.get_ident() == self._thread:
+            self._loop.call_later(self._SECONDS, self._run)
+        else:
+            self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        if self._flush is not None:
+            self._flush()
+
+
+def no_room(full: ArenaFull) -> HostError:
+    """The documented text (pb_utils spec 6.1), and behind it what would help."""
+    return internal(
+        f"Failed to increase the shared memory pool size to {full.used + full.asked} bytes. "
+        f"Error: {full}; raise --arena-byte-size or send smaller tensors"
+    )

@@ -1,0 +1,208 @@
+"""The server's log in Triton's line formats, on the standard logger `pbhost`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Protocol, TextIO
+
+LOGGER = logging.getLogger("pbhost")
+FORMATS = ("default", "ISO8601")
+
+_WIDTH = 500  # of a table that is not written to a terminal
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class LogOptions(Protocol):
+    """What `configure` reads; see the options of the same names."""
+
+    log_verbose: int
+    log_info: bool
+    log_warning: bool
+    log_error: bool
+    log_format: str
+    log_file: str
+
+
+def verbose(level: int) -> int:
+    """The logging level of verbose level 1, 2, ...: what is shown when `--log-verbose` is as high.
+
+    `LOGGER.debug` is verbose level 1.
+    """
+    return max(1, logging.DEBUG + 1 - level)
+
+
+class Log(logging.Handler):
+    """The log of a running server; its settings may change at any time, all but the file.
+
+    Records may carry, by `extra`: `instance`, a label that stands before the message; `source`, a
+    `file:line` to show in place of the caller's; `table` for a text that is to stay as it is; and
+    `printed` for a line of a stub's output, which is passed on without a header.
+    """
+
+    def __init__(self, options: LogOptions) -> None:
+        """Raises OSError if the log file cannot be opened."""
+        super().__init__()
+        self.file = options.log_file
+        self._stream: TextIO | None = None
+        if self.file:
+            self._stream = open(self.file, "a", encoding="utf-8", errors="backslashreplace")
+        self.info = options.log_info
+        self.warning = options.log_warning
+        self.error = options.log_error
+        self.log_format = options.log_format
+        self._verbose_level = 0
+        self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
+        self._before = (LOGGER.level, LOGGER.propagate)
+        self.verbose_level = options.log_verbose
+        LOGGER.propagate = False
+        LOGGER.addHandler(self)
+
+    @property
+    def verbose_level(self) -> int:
+        """Verbose records up to this level are written."""
+        return self._verbose_level
+
+    @verbose_level.setter
+    def verbose_level(self, level: int) -> None:
+        self._verbose_level = level
+        # What nobody will read is not even made.
+        LOGGER.setLevel(verbose(level) if level > 0 else logging.INFO)
+
+    def close(self) -> None:
+        """Leave the logger as it was, and close the file. A second call does nothing."""
+        if self in LOGGER.handlers:
+            LOGGER.removeHandler(self)
+            level, LOGGER.propagate = self._before
+            LOGGER.setLevel(level)
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        super().close()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the switches let the record through."""
+        level = record.levelno
+        if hasattr(record, "printed"):
+            return True
+        if level >= logging.ERROR:
+            return self.error
+        if level >= logging.WARNING:
+            return self.warning
+        if level >= logging.INFO:
+            return self.info
+        return level >= verbose(self._verbose_level) and self._verbose_level > 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        try:
+            self._write(self.format(record) + "\n", record.levelno >= logging.WARNING)
+        except Exception:
+            self.handleError(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of a record, as one or several lines (protocol spec 7.5)."""
+        message = record.getMessage()
+        label = getattr(record, "instance", "")
+        if hasattr(record, "printed"):
+            return f"[{label}] {message}"
+        head = self._head(record)
+        if hasattr(record, "table"):
+            return head + message
+        if label:
+            message = f"[{label}] {message}"
+        if record.exc_info and record.exc_info[0] is not None:
+            message += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
+        if not self._escape:
+            return head + message
+        first, *more = message.split("\n")
+        # Lines that follow are indented, so that no text can pass for a line of the log.
+        lines = [head + json.dumps(first, ensure_ascii=False)]
+        return "\n".join(lines + ["  " + visible(line) for line in more])
+
+    def _head(self, record: logging.LogRecord) -> str:
+        level = record.levelno
+        letter = "E" if level >= logging.ERROR else "W" if level >= logging.WARNING else "I"
+        source = getattr(record, "source", f"{record.filename}:{record.lineno}")
+        moment = time.gmtime(record.created)
+        if self.log_format == "ISO8601":
+            start = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', moment)} {letter}"
+        else:
+            micros = int(record.created % 1 * 1e6)
+            start = f"{letter}{time.strftime('%m%d %H:%M:%S', moment)}.{micros:06}"
+        return f"{start} {record.process} {source}] "
+
+    def _write(self, text: str, problem: bool) -> None:
+        # The standard streams are looked up each time: whoever embeds the host may replace them.
+        stream = self._stream or (sys.stderr if problem else sys.stdout)
+        if stream is None:
+            return  # a process without a console
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+
+
+def configure(options: LogOptions) -> Log:
+    """Write what `pbhost` logs as the options say, until the returned log is closed.
+
+    Nothing but the logger `pbhost` is touched. Raises OSError if the log file cannot be opened.
+    """
+    return Log(options)
+
+
+def visible(text: str) -> str:
+    """The text with control characters other than tab and newline as escapes."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a record with `extra={"table": True}`: a newline, then bordered lines.
+
+    It is as wide as the terminal allows, or 500 columns; long cells wrap.
+    """
+    cells = [[visible(cell).split("\n") for cell in row] for row in [headers, *rows]]
+    widths = [max(len(line) for cell in column for line in cell) for column in zip(*cells)]
+    limit = _terminal_width() - len(widths) * 3 - 1
+    while sum(widths) > limit and max(widths) > 1:
+        widest = widths.index(max(widths))
+        rest = sorted(widths)[-2] if len(widths) > 1 else 0
+        widths[widest] = max(min(rest, widths[widest] - 1), widths[widest] - (sum(widths) - limit))
+    border = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    lines = ["", border, *_row(cells[0], widths), border]
+    for row in cells[1:]:
+        lines += _row(row, widths)
+    return "\n".join([*lines, border, ""])
+
+
+def _row(cells: list[list[str]], widths: list[int]) -> list[str]:
+    """One row of a table, as high as its highest cell."""
+    wrapped = [
+        [line[at : at + width] for line in cell for at in range(0, max(1, len(line)), width)]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    height = max(map(len, wrapped))
+    return [
+        "| "
+        + " | ".join(
+            (cell[index] if index < len(cell) else "").ljust(width)
+            for cell, width in zip(wrapped, widths, strict=True)
+        )
+        + " |"
+        for index in range(height)
+    ]
+
+
+def _terminal_width() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        return _WIDTH

@@ -1,0 +1,1 @@
+"""What can be asked: models, how they come and go, and who is loaded now."""

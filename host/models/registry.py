@@ -1,0 +1,146 @@
+"""Who is loaded now: every known version of every model, and its state."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from host.config.model_config import ModelConfig
+from host.descriptions import ModelStatistics
+from host.errors import invalid_argument, not_found, unavailable
+from host.inference import Call, InferRequest
+
+
+class Model(Protocol):
+    """Whatever can be asked."""
+
+    name: str
+    version: int
+    config: ModelConfig
+
+    def infer(self, request: InferRequest) -> Call:
+        """Start a request. Raises HostError if it is not valid for this model."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be run now."""
+
+    def statistics(self) -> ModelStatistics:
+        """What it has done so far."""
+
+
+class State(enum.Enum):
+    """The states that the repository index shows (configuration spec 8.1)."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+_VERSION = re.compile(r"-?[0-9]{1,18}")
+
+UNLOADED = "unloaded"
+"""Reason of a version that was unloaded on purpose."""
+
+
+@dataclass(slots=True)
+class Version:
+    """One version of a model. `model` is there while it is READY or still finishing work."""
+
+    number: int
+    state: State
+    reason: str = ""
+    model: Model | None = None
+
+
+@dataclass(slots=True)
+class Entry:
+    """All known versions of one model; none if its load failed before any was chosen."""
+
+    versions: dict[int, Version] = field(default_factory=dict)
+    reason: str = ""
+
+
+class Registry:
+    """Looked up on every request; changed only by the lifecycle."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._ready: dict[tuple[str, int], Model] = {}
+
+    def find(self, name: str, version: int = -1) -> Model:
+        """The model for a request; -1 means its highest ready version.
+
+        Raises HostError with the texts of protocol spec 3.1.
+        """
+        model = self._ready.get((name, version))
+        if model is not None:
+            return model
+        entry = self._entries.get(name)
+        known = f"Request for unknown model: '{name}'"
+        if entry is None:
+            raise not_found(f"{known} is not found")
+        if version == -1:
+            raise not_found(f"{known} has no available versions")
+        if version not in entry.versions:
+            raise not_found(f"{known} version {version} is not found")
+        raise unavailable(f"{known} version {version} is not at ready state")
+
+    def set(self, name: str, version: Version) -> None:
+        """Enter a version, in place of what was known of it."""
+        self._entries.setdefault(name, Entry()).versions[version.number] = version
+        self._index()
+
+    def set_failed(self, name: str, reason: str) -> None:
+        """The model's load failed before a version could be chosen."""
+        self._entries.setdefault(name, Entry()).reason = reason
+
+    def clear_failed(self, name: str) -> None:
+        """The model's load got as far as its versions."""
+        self._entries.setdefault(name, Entry()).reason = ""
+
+    def versions(self, name: str) -> dict[int, Version]:
+        """The known versions of a model, none if it is unknown."""
+        entry = self._entries.get(name)
+        return dict(sorted(entry.versions.items())) if entry is not None else {}
+
+    def items(self) -> Iterator[tuple[str, Entry]]:
+        """Every known model, by name."""
+        return iter(sorted(self._entries.items()))
+
+    def changed(self) -> None:
+        """A version's state was changed in place."""
+        self._index()
+
+    def _index(self) -> None:
+        ready: dict[tuple[str, int], Model] = {}
+        for name, entry in self._entries.items():
+            for number, version in sorted(entry.versions.items()):
+                if version.state is State.READY and version.model is not None:
+                    ready[(name, number)] = version.model
+                    ready[(name, -1)] = version.model
+        self._ready = ready
+
+
+def parse_version(text: str) -> int:
+    """A version as clients write it; empty means -1, the latest.
+
+    Raises HostError INVALID_ARG (protocol spec 0.3).
+    """
+    if not text:
+        return -1
+    if _VERSION.fullmatch(text) is None:
+        raise invalid_argument(
+            f"failed to get model version from specified version string '{text}'"
+            " (details: stol), version should be an integral value > 0"
+        )
+    number = int(text)
+    if number < 0:
+        raise invalid_argument(
+            f"invalid model version specified '{text}' , version should be an integral value > 0"
+        )
+    return number

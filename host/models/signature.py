@@ -1,0 +1,188 @@
+"""What a model takes and gives, compiled from its configuration to check requests against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from host.config.schema import ModelConfig
+from host.errors import invalid_argument
+from host.inference import Call, InferRequest, Tensor
+from host.models.tensor_spec import InputSpec, TensorSpec, refuse, wire_name
+
+_CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
+_INTEGER_IDS = ("UINT64", "INT64", "UINT32", "INT32")
+
+
+class Signature:
+    """The inputs and outputs of one model version. Shapes keep their batch dimension throughout."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        name = self._model = config.name
+        self._max_batch_size = max(0, config.max_batch_size)
+        largest = self._max_batch_size
+        self._inputs = {entry.name: InputSpec(entry, name, largest) for entry in config.input}
+        self._required = [key for key, entry in self._inputs.items() if not entry.optional]
+        self._fewest = len(self._required)
+        self._most = len(self._inputs)
+        self._outputs = {entry.name: TensorSpec(entry, largest) for entry in config.output}
+        self._reshapes_output = any(entry.reshapes for entry in self._outputs.values())
+        # Shapes of inputs that are fixed are equal anyway, and those of ragged ones may differ.
+        self._must_match = [
+            entry.name
+            for entry in config.input
+            if -1 in entry.dims and not entry.allow_ragged_batch
+        ]
+        self._corrid = _corrid_control(config)
+
+    def check(self, request: InferRequest) -> None:
+        """Refuse a request that the model cannot take, and prepare one that it can.
+
+        Sets `request.batch_size` and, for inputs that the configuration reshapes, puts tensors with
+        the model's shape in place of the client's. Raises HostError INVALID_ARG with the texts of
+        protocol spec 3.2 and 3.3, in their order.
+        """
+        inputs = request.inputs
+        count = len(inputs)
+        if count > 1 and len({tensor.name for tensor in inputs}) < count:
+            refuse(request, f"input '{_twice(t.name for t in inputs)}' already exists in request")
+        if request.requested_outputs:
+            self._check_outputs(request)
+        if not self._fewest <= count <= self._most:
+            refuse(request, self._count_text(inputs))
+        known = self._inputs
+        try:
+            expected = [known[tensor.name] for tensor in inputs]
+        except KeyError:
+            # Which of several faults is named first is open, so an unknown name goes first.
+            name = next(tensor.name for tensor in inputs if tensor.name not in known)
+            raise invalid_argument(
+                f"unexpected inference input '{name}' for model '{self._model}'"
+            ) from None
+        request.batch_size = self._batch_size(request) if self._max_batch_size else 1
+        for index, entry in enumerate(expected):
+            if entry.check(inputs[index], request):
+                inputs[index] = entry.reshaped(inputs[index])
+        if self._corrid is not None:
+            self._check_correlation_id(request)
+
+    def requested(self, request: InferRequest) -> list[str]:
+        """Names of the outputs to produce, in the configuration's order: all if none is named."""
+        wanted = request.requested_outputs
+        if not wanted:
+            return list(self._outputs)
+        return [name for name in self._outputs if name in wanted]
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        """An output as clients see it: the configuration's reshape undone (configuration 7.5).
+
+        A tensor that is not of the reshaped form is handed back as it is.
+        """
+        if not self._reshapes_output:
+            return tensor
+        entry = self._outputs.get(tensor.name)
+        if entry is None or not entry.reshapes:
+            return tensor
+        return entry.restored(tensor)
+
+    def compatible(self, first: Call, other: Call) -> bool:
+        """Whether two checked calls may share a batch (configuration spec 4.7)."""
+        ours = first.request.inputs
+        theirs = other.request.inputs
+        if self._fewest < self._most and {t.name for t in ours} != {t.name for t in theirs}:
+            return False
+        if not self._must_match:
+            return True
+        shapes = {tensor.name: tensor.shape[1:] for tensor in ours}
+        return all(
+            shapes.get(tensor.name) == tensor.shape[1:]
+            for tensor in theirs
+            if tensor.name in self._must_match
+        )
+
+    def _check_outputs(self, request: InferRequest) -> None:
+        names = request.requested_outputs
+        if len(names) > 1 and len(set(names)) < len(names):
+            refuse(request, f"output '{_twice(names)}' already exists in request")
+        unknown = [name for name in names if name not in self._outputs]
+        if unknown:
+            raise invalid_argument(
+                f"unexpected inference output '{min(unknown)}' for model '{self._model}'"
+            )
+
+    def _count_text(self, inputs: list[Tensor]) -> str:
+        given = [tensor.name for tensor in inputs]
+        missing = [name for name in self._required if name not in given]
+        if self._fewest == self._most:
+            expected = f"{self._most} inputs"
+        else:
+            expected = f"number of inputs between {self._fewest} and {self._most}"
+        # The lone bracket of an empty list of missing inputs is Triton's.
+        return (
+            f"expected {expected} but got {len(inputs)} inputs for model '{self._model}'."
+            f" Got input(s) [{_quoted(given)}], but missing required input(s)"
+            f" {'[' + _quoted(missing) if missing else ''}]."
+            " Please provide all required input(s)."
+        )
+
+    def _batch_size(self, request: InferRequest) -> int:
+        size = -1
+        for tensor in request.inputs:
+            shape = tensor.shape
+            if not shape:
+                refuse(
+                    request,
+                    f"input '{tensor.name}' has no shape but model requires batch dimension"
+                    f" for '{self._model}'",
+                )
+            if size == -1:
+                size = shape[0]
+            elif shape[0] != size:
+                refuse(
+                    request,
+                    f"input '{tensor.name}' batch size does not match other inputs"
+                    f" for '{self._model}'",
+                )
+        if not request.inputs:
+            return 1
+        if not 0 <= size <= self._max_batch_size:
+            refuse(
+                request,
+                f"inference request batch-size must be <= {self._max_batch_size}"
+                f" for '{self._model}'",
+            )
+        return size
+
+    def _check_correlation_id(self, request: InferRequest) -> None:
+        assert self._corrid is not None
+        control, expected = self._corrid
+        given = "BYTES" if isinstance(request.correlation_id, str) else "UINT64"
+        if (given == expected) if given == "BYTES" else (expected in _INTEGER_IDS):
+            return
+        refuse(
+            request,
+            f"sequence batching control '{control}' data-type is '{given}',"
+            f" but model '{self._model}' expects '{expected}'",
+        )
+
+
+def _twice(names: Iterable[str]) -> str:
+    """The first name that occurs for a second time."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            break
+        seen.add(name)
+    return name
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ",".join(f"'{name}'" for name in names)
+
+
+def _corrid_control(config: ModelConfig) -> tuple[str, str] | None:
+    """Name and data type of the tensor that takes the correlation id of a sequence model."""
+    for control_input in config.sequence_batching.control_input:
+        for control in control_input.control:
+            if control.kind == _CORRID:
+                return control_input.name, wire_name(control.data_type)
+    return None

@@ -1,0 +1,167 @@
+"""One input or output of a model: what a tensor must be, and its two forms under reshape."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NoReturn
+
+from host.errors import invalid_argument
+from host.inference import InferRequest, Tensor
+from host.models.bytes_walk import BytesFault, walk
+from stub.wire.datatypes import CODES, NAMES
+
+MAX_SIZE = 2**63 - 1
+"""Most bytes, or elements of BYTES, that a tensor may have (protocol spec 3.3, rule 12)."""
+
+_SIZES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2}
+_SIZES |= {"UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be"
+    " prepended to each input shape. If you want to specify the full shape including the batch dim"
+    " in your input dims config, try setting max_batch_size to zero. See the model configuration"
+    " docs for more info on max_batch_size."
+)
+
+
+class TensorSpec:
+    """Two forms of one tensor: `dims` for clients, `shape` for the model."""
+
+    __slots__ = ("dims", "shape", "reshapes", "_lead")
+
+    def __init__(self, entry: Any, max_batch_size: int) -> None:
+        self.dims: list[int] = list(entry.dims)
+        self.reshapes: bool = entry.HasField("reshape")
+        self.shape: list[int] = list(entry.reshape.shape) if self.reshapes else self.dims
+        self._lead = 1 if max_batch_size else 0
+
+    def reshaped(self, tensor: Tensor) -> Tensor:
+        """The tensor as the model sees it."""
+        return self._convert(tensor, self.dims, self.shape)
+
+    def restored(self, tensor: Tensor) -> Tensor:
+        """The tensor as clients see it; unchanged if it does not have the model's form."""
+        tail = tensor.shape[self._lead :]
+        fits = len(tail) == len(self.shape) and all(
+            want in (-1, got) for want, got in zip(self.shape, tail, strict=True)
+        )
+        return self._convert(tensor, self.shape, self.dims) if fits else tensor
+
+    def _convert(self, tensor: Tensor, source: list[int], target: list[int]) -> Tensor:
+        lead = self._lead
+        pairs = zip(source, tensor.shape[lead:], strict=True)
+        variable = iter([got for want, got in pairs if want == -1])
+        shape = tensor.shape[:lead] + [next(variable) if d == -1 else d for d in target]
+        # A new tensor: the old one may be on its way to somebody else as well.
+        return Tensor(tensor.name, tensor.datatype, shape, tensor.data, tensor.owner)
+
+
+class InputSpec(TensorSpec):
+    """One input of the configuration."""
+
+    __slots__ = ("name", "optional", "_model", "_datatype", "_size", "_any_size", "_fixed_bytes")
+
+    def __init__(self, entry: Any, model: str, max_batch_size: int) -> None:
+        super().__init__(entry, max_batch_size)
+        self.name: str = entry.name
+        self.optional: bool = entry.optional
+        self._model = model
+        self._datatype = wire_name(entry.data_type)
+        self._size = _SIZES.get(self._datatype, 0)  # 0 for BYTES
+        self._any_size: bool = entry.is_non_linear_format_io
+        size = prod(self.dims) * self._size
+        # Bytes of one batch element, where that is always the same and cannot be too much.
+        fixed = self.dims and min(self.dims) > 0 and size * max(1, max_batch_size) <= MAX_SIZE
+        self._fixed_bytes: int = size if fixed else 0
+
+    def check(self, tensor: Tensor, request: InferRequest) -> bool:
+        """Whether the tensor, which is fine, has to be reshaped. Raises HostError."""
+        if tensor.datatype != self._datatype:
+            given = tensor.datatype if tensor.datatype in CODES else "<invalid>"
+            refuse(
+                request,
+                f"inference input '{self.name}' data-type is '{given}',"
+                f" but model '{self._model}' expects '{self._datatype}'",
+            )
+        shape = tensor.shape
+        data = tensor.data
+        size = len(data) if isinstance(data, bytes) else data.nbytes
+        if self._fixed_bytes:
+            if (shape[1:] if self._lead else shape) != self.dims:
+                self._check_shape(shape, request)
+            expected = self._fixed_bytes * shape[0] if self._lead else self._fixed_bytes
+            if size != expected and not self._any_size:
+                self._refuse_size(request, expected, size)
+        else:
+            self._check_shape(shape, request)
+            self._check_size(tensor, size, request)
+        return self.reshapes
+
+    def _check_shape(self, shape: list[int], request: InferRequest) -> None:
+        dims = self.dims
+        lead = self._lead
+        if len(shape) == len(dims) + lead:
+            for index, want in enumerate(dims, lead):
+                got = shape[index]
+                if got == -1:
+                    refuse(
+                        request,
+                        f"All input dimensions should be specified for input '{self.name}'"
+                        f" for model '{self._model}', got {_shape(shape)}",
+                    )
+                if want not in (-1, got):
+                    break
+            else:
+                return
+        full = [-1, *dims] if lead else dims
+        refuse(
+            request,
+            f"unexpected shape for input '{self.name}' for model '{self._model}'."
+            f" Expected {_shape(full)}, got {_shape(shape)}. {_BATCH_NOTE if lead else ''}",
+        )
+
+    def _check_size(self, tensor: Tensor, size: int, request: InferRequest) -> None:
+        shape = tensor.shape
+        strings = not self._size
+        if shape and min(shape) < 0:
+            where = " in shape" if strings else ""
+            raise invalid_argument(
+                f"tensor '{self.name}' contains an invalid dimension{where} {_shape(shape)}"
+            )
+        elements = prod(shape) if shape else 0
+        # A dimension of 0 must not hide others that no array library would accept.
+        extent = elements or prod(dim for dim in shape if dim)
+        if extent * (self._size or 1) > MAX_SIZE:
+            what = "element count" if strings else "byte size"
+            raise invalid_argument(
+                f"{what} for tensor '{self.name}' exceeds maximum size of {MAX_SIZE}"
+            )
+        if self._any_size:
+            return
+        if strings:
+            try:
+                walk(tensor.data, elements)
+            except BytesFault as fault:
+                refuse(request, fault.text(self.name, self._model))
+        elif size != elements * self._size:
+            self._refuse_size(request, elements * self._size, size)
+
+    def _refuse_size(self, request: InferRequest, expected: int, size: int) -> NoReturn:
+        refuse(
+            request,
+            f"input byte size mismatch for input '{self.name}' for model '{self._model}'."
+            f" Expected {expected}, got {size}",
+        )
+
+
+def wire_name(data_type: int) -> str:
+    """The protocol's name of a configuration's data type: `BYTES` for TYPE_STRING."""
+    return NAMES.get(data_type, "<invalid>")
+
+
+def refuse(request: InferRequest, text: str) -> NoReturn:
+    """Raise HostError INVALID_ARG with a text that names the request."""
+    raise invalid_argument(f"[request id: {request.id or '<id_unknown>'}] {text}")
+
+
+def _shape(dims: list[int]) -> str:
+    return f"[{','.join(map(str, dims))}]"

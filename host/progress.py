@@ -1,0 +1,51 @@
+"""A line on the terminal that says how far loading has come."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+from host.models.registry import Registry, State
+
+_SECONDS = 0.2
+
+
+class Progress:
+    """While entered, repaints `loaded 3/20, loading: a, b`; silent when stderr is no terminal."""
+
+    def __init__(self, registry: Registry, names: Sequence[str]) -> None:
+        self._registry = registry
+        self._names = names
+        self._shown = sys.stderr.isatty()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Progress:
+        if self._shown:
+            self._paint()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _paint(self) -> None:
+        states = {
+            name: [version.state for version in self._registry.versions(name).values()]
+            for name in self._names
+        }
+        loading = [name for name, known in states.items() if State.LOADING in known]
+        loaded = sum(State.READY in known for known in states.values())
+        text = f"loaded {loaded}/{len(self._names)}, loading: {', '.join(loading)}"
+        sys.stderr.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
+        sys.stderr.flush()
+        self._timer = asyncio.get_running_loop().call_later(_SECONDS, self._paint)

@@ -1,0 +1,229 @@
+"""What is on disk: the models of the repositories, their versions and their files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from host.config.resolve import is_version
+from host.config.schema import ModelConfig
+from host.errors import HostError, internal, invalid_argument, unsupported
+
+_log = logging.getLogger("pbhost")
+
+_NOT_UNIQUE = "not unique across all model repositories"
+_NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """A model as a directory. One that is `duplicated` stands in several repositories."""
+
+    name: str
+    path: Path
+    duplicated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What the repositories hold now, by name.
+
+    The models of a repository that could not be read are absent from `models`; `failures` says
+    which repositories these are, so that nobody takes their models for deleted.
+    """
+
+    models: dict[str, ModelDirectory] = field(default_factory=dict)
+    failures: dict[Path, HostError] = field(default_factory=dict)
+
+
+class Repository:
+    """The directories that models come from."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Raises HostError unless every path is a directory."""
+        self.paths = sorted(set(paths))
+        if not self.paths:
+            raise invalid_argument("--model-repository must be specified")
+        for path in self.paths:
+            if not path.exists():
+                raise _stat_failure(path)
+            if not path.is_dir():
+                raise invalid_argument("repository path is not a valid directory")
+
+    def scan(self) -> Scan:
+        """Every model of every repository. What is wrong is logged and reported, not raised."""
+        found: dict[str, ModelDirectory] = {}
+        failures: dict[Path, HostError] = {}
+        for repository in self.paths:
+            try:
+                names = _subdirectories(repository)
+            except HostError as error:
+                message = f"failed to poll model repository '{repository}': {error.message}"
+                failures[repository] = HostError(error.code, message)
+                _log.error("%s", message)
+                continue
+            for name in names:
+                duplicated = name in found
+                path = found[name].path if duplicated else repository / name
+                found[name] = ModelDirectory(name, path, duplicated)
+        models = {name: found[name] for name in sorted(found)}
+        for name, model in models.items():
+            if model.duplicated:
+                _log.error("failed to poll model '%s': %s", name, _NOT_UNIQUE)
+        return Scan(models, failures)
+
+    def find(self, name: str) -> ModelDirectory:
+        """One model. Raises HostError INTERNAL if it lies nowhere, or in two repositories."""
+        scan = self.scan()
+        for failure in scan.failures.values():
+            raise failure
+        directory = scan.models.get(name)
+        if directory is None:
+            raise internal(
+                f"failed to poll model '{name}': model not found in any model repository."
+            )
+        if directory.duplicated:
+            raise internal(f"failed to poll model '{name}': {_NOT_UNIQUE}")
+        return directory
+
+
+def _subdirectories(repository: Path) -> list[str]:
+    """Names of the model directories, sorted.
+
+    Hidden directories and `__pycache__` are left by tools (`.git`, `.ipynb_checkpoints`), no one
+    means them as models, so they are passed over although other servers report them as broken.
+    """
+    names = []
+    try:
+        entries = sorted(os.listdir(repository))
+    except OSError:
+        raise _stat_failure(repository) from None
+    for name in entries:
+        if name.startswith(".") or name == "__pycache__":
+            continue
+        try:
+            (repository / name).stat()
+        except OSError:
+            raise _stat_failure(repository / name) from None
+        if (repository / name).is_dir():
+            names.append(name)
+    return names
+
+
+def _stat_failure(path: Path) -> HostError:
+    return internal(f"failed to stat file {path}")
+
+
+def versions(model_dir: Path) -> list[int]:
+    """The versions that the model directory holds, ascending (configuration spec 1.2)."""
+    found = []
+    try:
+        entries = sorted(os.listdir(model_dir))
+    except OSError:
+        raise _stat_failure(model_dir) from None
+    for name in entries:
+        if name in _NOT_VERSIONS or not (model_dir / name).is_dir():
+            continue
+        if is_version(name):
+            found.append(int(name))
+        elif name.startswith("0"):
+            _log.warning(
+                "ignore version directory '%s' which contains leading zeros in its directory name",
+                name,
+            )
+        elif not name.startswith(".") and name != "__pycache__":
+            _log.warning(
+                "ignore version directory '%s' which fails to convert to integral number", name
+            )
+    return sorted(found)
+
+
+Stamp = frozenset[tuple[str, int, int]]
+"""Every file of a model: path, time of the last change in nanoseconds, size in bytes."""
+
+
+def stamp(model_dir: Path) -> Stamp:
+    """What would differ had the model been changed, but for the caches that running it leaves.
+
+    Names are compared as well as times, so that a removed file counts (configuration spec 8.4).
+    """
+    found = set()
+    for folder, folders, files in os.walk(model_dir, followlinks=True):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for path in (os.path.join(folder, name) for name in files):
+            try:
+                status = os.stat(path)
+            except FileNotFoundError:
+                continue  # removed while we looked, so it is not there
+            found.add((path, max(status.st_mtime_ns, status.st_ctime_ns), status.st_size))
+    return frozenset(found)
+
+
+def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
+    """The versions that the policy of a normalised configuration wants, ascending."""
+    policy = config.version_policy
+    chosen = sorted(available)
+    if policy.HasField("latest"):
+        count = policy.latest.num_versions
+        chosen = chosen[-count:] if count else []
+    elif policy.HasField("specific"):
+        wanted = sorted(set(policy.specific.versions))
+        for version in wanted:
+            if version not in available:
+                _log.warning(
+                    "version %d is specified for model '%s', but the version directory is not "
+                    "present",
+                    version,
+                    config.name,
+                )
+        chosen = [version for version in wanted if version in available]
+    if not chosen:
+        raise invalid_argument(
+            "at least one version must be available under the version policy of "
+            f"model '{config.name}'"
+        )
+    return chosen
+
+
+def model_file(model_dir: Path, version: int, config: ModelConfig) -> Path:
+    """The file that implements a version. It need not exist, but has to stay with its model.
+
+    A version directory may itself be a link to another place; then the file may be there too.
+    """
+    version_dir = model_dir / str(version)
+    path: Path = version_dir / config.default_model_filename
+    if not (_inside(path, model_dir) or _inside(path, version_dir)):
+        raise invalid_argument(
+            f"model file path '{path}' in model '{config.name}' is outside model directory"
+        )
+    return path
+
+
+def read_labels(model_dir: Path, config: ModelConfig) -> dict[str, list[str]]:
+    """The labels of each output that has a label file: one line per class (spec 1.7)."""
+    labels = {}
+    for output in config.output:
+        if not output.label_filename:
+            continue
+        path = model_dir / output.label_filename
+        if not _inside(path, model_dir):
+            raise unsupported(
+                f"label file path '{path}' for output '{output.name}' in model "
+                f"'{config.name}' is outside model directory"
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise internal(f"failed to open text file for read {path}: {reason}") from None
+        lines = text.split("\n")
+        labels[output.name] = lines[:-1] if lines[-1] == "" else lines
+    return labels
+
+
+def _inside(path: Path, directory: Path) -> bool:
+    """Whether the path stays in the directory once links and `..` are resolved."""
+    return path.resolve().is_relative_to(directory.resolve())

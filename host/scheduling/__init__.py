@@ -1,0 +1,1 @@
+"""Which call runs where and when."""

@@ -1,0 +1,46 @@
+"""The contract between a model's queue and the places where its batches run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from host.errors import HostError
+from host.inference import Call
+
+
+class Lane(Protocol):
+    """One place to run batches, one at a time."""
+
+    def run(self, calls: Sequence[Call]) -> None:
+        """Run a batch; the scheduler hears `lane_free` when the next one may come."""
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits any more for a call that runs here."""
+
+    @property
+    def waiting_for(self) -> Sequence[Call]:
+        """The calls that must end before the batch that runs here can go on."""
+
+
+class Scheduler(Protocol):
+    """Calls in, batches out to free lanes. Nothing is lost and nothing runs twice."""
+
+    lanes: list[Lane]
+    """Every lane that is alive, free or busy."""
+
+    def submit(self, call: Call) -> None:
+        """Queue a call or start it at once."""
+
+    def lane_free(self, lane: Lane) -> None:
+        """This lane can take a batch; a lane not heard of before joins."""
+
+    def lane_gone(self, lane: Lane) -> None:
+        """This lane takes nothing any more, until it is free again."""
+
+    def fail_queued(self, error: HostError) -> None:
+        """Answer every call that has not started."""
+
+    @property
+    def queued(self) -> int:
+        """Calls that have not started."""

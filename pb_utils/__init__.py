@@ -1,0 +1,90 @@
+"""What a model author sees: tensors, requests, responses, errors, log and configuration helpers.
+
+Existing models import it as ``triton_python_backend_utils``. ``pb_utils.testing`` runs a model in a
+test without a server.
+"""
+
+from pb_utils._bytes_codec import deserialize_bytes_tensor, serialize_byte_tensor
+from pb_utils._datatypes import (
+    TRITON_STRING_TO_NUMPY,
+    numpy_to_triton_type,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+from pb_utils._errors import TritonError, TritonModelException
+from pb_utils._logger import Logger
+from pb_utils._memory import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    MemoryType,
+    PreferredMemory,
+)
+from pb_utils._model_config import (
+    ModelConfig,
+    get_input_config_by_name,
+    get_output_config_by_name,
+    using_decoupled_model_transaction_policy,
+)
+from pb_utils._request import (
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    get_input_tensor_by_name,
+)
+from pb_utils._response import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceResponse,
+    get_output_tensor_by_name,
+)
+from pb_utils._runtime import get_model_dir
+from pb_utils._tensor import Tensor
+from pb_utils._trace import InferenceTrace
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "Logger",
+    "ModelConfig",
+    "PreferredMemory",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "using_decoupled_model_transaction_policy",
+]
+
+# Models print, compare and pickle these classes under the module that defines them in Triton.
+for _bound in (
+    InferenceRequest,
+    InferenceResponse,
+    InferenceTrace,
+    Logger,
+    Logger.LogLevel,
+    MemoryType,
+    PreferredMemory,
+    Tensor,
+    TritonError,
+    TritonError.ErrorCode,
+    TritonModelException,
+):
+    _bound.__module__ = "c_python_backend_utils"
+del _bound, InferenceTrace, MemoryType

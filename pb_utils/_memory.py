@@ -1,0 +1,48 @@
+"""Kinds of memory, and the wish for one of them."""
+
+from __future__ import annotations
+
+from pb_utils import _arguments
+from pb_utils._enums import NamedInt
+
+
+class MemoryType(NamedInt):
+    """Where tensors may lie."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+
+
+class PreferredMemory:
+    """Where a model would like to have the outputs of a request to another model."""
+
+    __slots__ = ("_device_id", "_type")
+
+    _type: MemoryType | None
+    _device_id: int
+
+    @_arguments.checked
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        """Prefer ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``, and a device.
+
+        Raises:
+            TypeError: the type is none of the two (a plain number is not), or the id no integer.
+        """
+        self._type = _arguments.instance(
+            "__init__", "preferred_memory_type", preferred_memory_type, MemoryType
+        )
+        self._device_id = _arguments.integer(
+            "__init__", "preferred_device_id", preferred_device_id, bits=64, signed=True
+        )
+
+    @classmethod
+    def _none(cls) -> PreferredMemory:
+        """Return the absence of a preference: its ``_type`` is None."""
+        memory = cls.__new__(cls)
+        memory._type = None
+        memory._device_id = 0
+        return memory

@@ -1,0 +1,346 @@
+"""The request that a model receives, or sends to another model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, overload
+
+from pb_utils import _arguments, _parameters, _runtime
+from pb_utils._memory import PreferredMemory
+from pb_utils._model_exception import TritonModelException
+from pb_utils._response import InferenceResponse
+from pb_utils._tensor import Tensor
+from pb_utils._trace import NO_TRACE, InferenceTrace
+
+if TYPE_CHECKING:
+    import asyncio
+
+    Text = str | bytes | bytearray
+    Parameters = dict[str, bool | int | str]
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+_NO_PARAMETERS: Mapping[str, object] = {}
+_NO_PREFERENCE = PreferredMemory._none()
+
+
+class InferenceRequest:
+    """Input tensors for a model, and everything that travels with them.
+
+    The same class serves requests that come in and those that a model makes (BLS). ``_handle``
+    belongs to the runtime; it is None for a request that the model made.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_cancelled",
+        "_correlation_id",
+        "_flags",
+        "_handle",
+        "_inputs",
+        "_model_name",
+        "_model_version",
+        "_parameters",
+        "_preferred_memory",
+        "_release_flags",
+        "_request_id",
+        "_requested_output_names",
+        "_timeout",
+        "_trace",
+    )
+
+    _request_id: str
+    _correlation_id: int | str
+    _inputs: list[Tensor]
+    _requested_output_names: Iterable[str]
+    _model_name: str
+    _model_version: int
+    _flags: int
+    _timeout: int
+    _parameters: Mapping[str, object]
+    _preferred_memory: PreferredMemory
+    _trace: InferenceTrace
+    _handle: object
+    _release_flags: int
+    _cancelled: bool
+
+    @overload
+    def __init__(
+        self,
+        request_id: Text = "",
+        correlation_id: int | str = 0,
+        *,
+        inputs: Sequence[Tensor],
+        requested_output_names: Sequence[Text],
+        model_name: Text,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = ...,
+        trace: InferenceTrace = ...,
+        parameters: Parameters | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        request_id: Text,
+        correlation_id: int | str,
+        inputs: Sequence[Tensor],
+        requested_output_names: Sequence[Text],
+        model_name: Text,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = ...,
+        trace: InferenceTrace = ...,
+        parameters: Parameters | None = None,
+    ) -> None: ...
+
+    @_arguments.checked
+    def __init__(
+        self,
+        request_id: Text = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = _arguments.MISSING,
+        requested_output_names: Sequence[Text] = _arguments.MISSING,
+        model_name: Text = _arguments.MISSING,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = _NO_PREFERENCE,
+        trace: InferenceTrace = NO_TRACE,
+        parameters: Parameters | None = None,
+    ) -> None:
+        """Make a request to another model.
+
+        Args:
+            request_id: appears in the other model's ``request_id()`` and in logs.
+            correlation_id: sequence of a stateful model; an int of 64 bits without sign, or a str.
+            inputs: tensors of any shape and data type.
+            requested_output_names: outputs to return; all if empty.
+            model_name: the model to ask.
+            model_version: its version; -1 lets the model's version policy choose.
+            flags: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END`` or-ed.
+            timeout: microseconds, applied to queueing only if the model's configuration allows.
+            preferred_memory: where the outputs should lie.
+            trace: trace of which the request shall be a part.
+            parameters: custom parameters.
+
+        Raises:
+            TypeError: an argument has another type, is out of range, or is missing.
+            RuntimeError: ``correlation_id`` is negative or needs more than 64 bits.
+            TritonModelException: ``correlation_id`` is neither int nor str, an input is None, an
+                output name is empty, or ``parameters`` is no dict of str to bool, int or str.
+        """
+        take = "__init__"
+        self._request_id = _arguments.text(take, "request_id", request_id)
+        tensors = _arguments.elements(take, "inputs", inputs, Tensor)
+        names = _arguments.sequence(take, "requested_output_names", requested_output_names, "str")
+        names = [_arguments.text(take, "requested_output_names", name) for name in names]
+        self._model_name = _arguments.text(take, "model_name", model_name)
+        self._model_version = _arguments.integer(take, "model_version", model_version, 64, True)
+        self._flags = _arguments.integer(take, "flags", flags, 32)
+        self._timeout = _arguments.integer(take, "timeout", timeout, 64)
+        self._preferred_memory = _arguments.instance(
+            take, "preferred_memory", preferred_memory, PreferredMemory
+        )
+        self._trace = _arguments.instance(take, "trace", trace, InferenceTrace)
+        self._correlation_id = _checked_correlation_id(correlation_id)
+        self._parameters = _arguments.parameters(parameters)
+        self._inputs = [tensor for tensor in tensors if tensor is not None]
+        self._requested_output_names = list(dict.fromkeys(names))
+        if len(self._inputs) != len(tensors):
+            raise self._lacks("Input tensor")
+        if "" in names:
+            raise self._lacks("Requested output name")
+        self._handle = None
+        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+        self._cancelled = False
+
+    @classmethod
+    def _from_wire(
+        cls,
+        *,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: list[Tensor],
+        requested_output_names: Iterable[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        parameters: Mapping[str, object] = _NO_PARAMETERS,
+        trace: InferenceTrace = NO_TRACE,
+        handle: object,
+    ) -> InferenceRequest:
+        """Make an incoming request. Nothing is checked, and nothing computed ahead of its use."""
+        request = cls.__new__(cls)
+        request._request_id = request_id
+        request._correlation_id = correlation_id
+        request._inputs = inputs
+        request._requested_output_names = requested_output_names
+        request._model_name = model_name
+        request._model_version = model_version
+        request._flags = flags
+        request._timeout = timeout
+        request._parameters = parameters
+        request._trace = trace
+        request._handle = handle
+        request._preferred_memory = _NO_PREFERENCE
+        request._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+        request._cancelled = False
+        return request
+
+    def inputs(self) -> list[Tensor]:
+        """Return the input tensors as a new list; optional inputs that were left out are absent."""
+        return list(self._inputs)
+
+    def request_id(self) -> str:
+        """Return the id that the client gave, or empty text."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """Return the id of the sequence, 0 if there is none; int or str as the client sent it."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """Return the sequence flags, ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_...`` or-ed."""
+        return self._flags
+
+    @_arguments.checked
+    def set_flags(self, flags: int) -> None:
+        """Replace the sequence flags.
+
+        Raises:
+            TypeError: ``flags`` is no integer of 32 bits without sign.
+        """
+        self._flags = _arguments.integer("set_flags", "flags", flags, 32)
+
+    @_arguments.checked
+    def set_release_flags(self, flags: int) -> None:
+        """Say what becomes of an incoming request after ``execute`` has returned.
+
+        Args:
+            flags: ``TRITONSERVER_REQUEST_RELEASE_ALL`` or ``..._RESCHEDULE``.
+
+        Raises:
+            TypeError: ``flags`` is no integer of 32 bits without sign.
+            TritonModelException: the model made this request itself.
+        """
+        checked = _arguments.integer("set_release_flags", "flags", flags, 32)
+        self._check_incoming("set_release_flags()")
+        self._release_flags = checked
+
+    def timeout(self) -> int:
+        """Return the request's timeout in microseconds, 0 if none. The model must apply it."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """Return the custom parameters as JSON text, ``{}`` if there are none.
+
+        Raises:
+            TritonModelException: a parameter is neither bool, int, str nor float.
+        """
+        return _parameters.to_json(self._parameters)
+
+    def requested_output_names(self) -> set[str]:
+        """Return the names of the outputs to give; all configured ones if the client named none."""
+        return set(self._requested_output_names)
+
+    def trace(self) -> InferenceTrace:
+        """Return the trace, to be passed to requests that shall be a part of it."""
+        return self._trace
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has cancelled the request; once true it stays so.
+
+        Raises:
+            TritonModelException: the model made this request itself.
+        """
+        if not self._cancelled:
+            self._check_incoming("is_cancelled()")
+            self._cancelled = _runtime.current().is_cancelled(self)
+        return self._cancelled
+
+    @_arguments.checked
+    def exec(self, decoupled: bool = False) -> InferenceResponse:
+        """Send the request to its model and wait for the response. It may be sent repeatedly.
+
+        Returns:
+            The response; if the model failed or does not exist, one with an error.
+
+        Raises:
+            TypeError: ``decoupled`` is no bool.
+            TritonModelException: called outside of ``execute``, or ``decoupled`` is true.
+        """
+        _check_unary("exec", decoupled)
+        return _runtime.current().exec(self)
+
+    @_arguments.checked
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse]:
+        """Send the request like ``exec``, in a thread of the running event loop's pool.
+
+        Returns:
+            A future of the response.
+
+        Raises:
+            TypeError: ``decoupled`` is no bool.
+            RuntimeError: no event loop is running.
+            TritonModelException: ``decoupled`` is true. What ``exec`` raises, the future does.
+        """
+        import asyncio  # not before it is needed: it would slow down every start
+
+        _check_unary("async_exec", decoupled)
+        runtime = _runtime.current()
+        return asyncio.get_running_loop().run_in_executor(None, runtime.exec, self)
+
+    def __repr__(self) -> str:
+        """Show id, model and inputs."""
+        return (
+            f"InferenceRequest(request_id={self._request_id!r}, "
+            f"model_name={self._model_name!r}, inputs={self._inputs!r})"
+        )
+
+    def _lacks(self, what: str) -> TritonModelException:
+        return TritonModelException(
+            f"{what} for request with id '{self._request_id}' and model name "
+            f"'{self._model_name}' should not be empty."
+        )
+
+    def _check_incoming(self, call: str) -> None:
+        if self._handle is None:
+            raise TritonModelException(
+                f"{call} is only supported on requests that were passed to 'execute'."
+            )
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """Return the request's first input tensor of that name, or None if it has none."""
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def _checked_correlation_id(value: object) -> int | str:
+    if value is None:
+        raise _arguments.mismatch("__init__", "correlation_id", "an int or str", value)
+    if isinstance(value, str):
+        return _arguments.text("__init__", "correlation_id", value)
+    if not isinstance(value, int):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if not 0 <= value < 1 << 64:
+        raise RuntimeError(f"Correlation ID {value} does not fit 64 bits without sign")
+    return int(value)
+
+
+def _check_unary(function: str, decoupled: object) -> None:
+    if _arguments.truth(function, "decoupled", decoupled):
+        raise TritonModelException(
+            f"{function}(decoupled=True) is not supported by this host yet: it cannot receive "
+            "several responses to one request."
+        )

@@ -1,0 +1,14 @@
+"""Run a model in a test: in this process, without a server, on the arrays that the test gives.
+
+    from pb_utils import testing
+
+    with testing.load("models/add_sub") as model:
+        outputs = model.infer({"INPUT0": x, "INPUT1": y})
+    assert (outputs["OUTPUT0"] == x + y).all()
+
+Requests, tensors and responses take the same forms on their way as they do in a server.
+"""
+
+from pb_utils.testing._harness import Fake, LogRecord, ModelHarness, load
+
+__all__ = ["Fake", "LogRecord", "ModelHarness", "load"]

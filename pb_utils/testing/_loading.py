@@ -1,0 +1,193 @@
+"""Finding, importing and configuring a model as a stub does, and undoing it afterwards."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pb_utils._model_config import ModelConfig, using_decoupled_model_transaction_policy
+from pb_utils._model_exception import TritonModelException
+
+
+class Source(NamedTuple):
+    """A model's class, the file that defines it, the model's folder, and how to forget it all."""
+
+    model_class: type[Any]
+    file: Path
+    directory: Path
+    version: str
+    forget: Callable[[], None]
+
+
+def from_class(model_class: type[Any], version: int | str | None) -> Source:
+    """Take a class as it is; its model's folder is that of its file."""
+    try:
+        file = Path(inspect.getfile(model_class)).resolve()
+    except (OSError, TypeError):  # it was typed into an interpreter
+        file = Path.cwd() / "model.py"
+    return Source(model_class, file, file.parent, str(version or 1), lambda: None)
+
+
+def from_folder(directory: Path, version: int | str | None, filename: str) -> Source:
+    """Import the model of a folder ``<version>/<filename>``, by default of the highest version.
+
+    Raises:
+        TritonModelException: there is no such file.
+        Exception: whatever importing it raises.
+    """
+    chosen = str(version or _latest_version(directory))
+    imports = _Imports(directory, chosen)
+    try:
+        model_class = imports.model_class(filename)
+    except BaseException:
+        imports.undo()
+        raise
+    return Source(model_class, directory / chosen / filename, directory, chosen, imports.undo)
+
+
+class _Imports:
+    """Makes the modules of a model importable, and forgets them again."""
+
+    def __init__(self, directory: Path, version: str) -> None:
+        self._directory = directory
+        self._version = version
+        self._modules_before = set(sys.modules)
+        self._paths = [str(directory / version), str(directory)]
+
+    def model_class(self, filename: str) -> type[Any]:
+        """Import ``<version>.<stem>`` and return its ``TritonPythonModel``."""
+        if not filename.endswith(".py"):
+            raise TritonModelException(
+                f"Model name must end with '.py'. Model name is \"{filename}\"."
+            )
+        path = self._directory / self._version / filename
+        if not path.is_file():
+            raise TritonModelException(f"Python model file not found in '{path}'")
+        self._forget(lambda name, module: name.split(".")[0] == self._version)
+        package = types.ModuleType(self._version)
+        package.__path__ = [self._paths[0]]
+        sys.modules[self._version] = package
+        sys.path.extend(self._paths)
+        importlib.invalidate_caches()
+        module = importlib.import_module(f"{self._version}.{path.stem}")
+        model_class: type[Any] = module.TritonPythonModel
+        return model_class
+
+    def undo(self) -> None:
+        """Forget what was imported from the model's folder since."""
+        inside = str(self._directory) + "/"
+        self._forget(
+            lambda name, module: (
+                name.split(".")[0] == self._version
+                or (
+                    name not in self._modules_before
+                    and str(getattr(module, "__file__", None) or "").startswith(inside)
+                )
+            )
+        )
+        for path in self._paths:
+            if path in sys.path:
+                sys.path.reverse()  # ours are the last ones of that name
+                sys.path.remove(path)
+                sys.path.reverse()
+
+    @staticmethod
+    def _forget(unwanted: Any) -> None:
+        for name, module in list(sys.modules.items()):
+            if unwanted(name, module):
+                del sys.modules[name]
+
+
+def _latest_version(directory: Path) -> str:
+    versions = [int(path.name) for path in directory.glob("*") if path.name.isdigit()]
+    if not versions:
+        raise TritonModelException(f"no version folder in '{directory}'")
+    return str(max(versions))
+
+
+def full_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a configuration with everything that a server always fills in."""
+    full: dict[str, Any] = {
+        "name": name,
+        "platform": "",
+        "backend": "python",
+        "runtime": "",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": 0,
+        "input": [],
+        "output": [],
+        "batch_input": [],
+        "batch_output": [],
+        "optimization": {},
+        "instance_group": [{"name": name, "kind": "KIND_CPU", "count": 1}],
+        "default_model_filename": "model.py",
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "parameters": {},
+        "model_warmup": [],
+    }
+    full.update(json.loads(json.dumps(config)))
+    full["input"] = [{**_INPUT, **tensor} for tensor in full["input"]]
+    full["output"] = [{**_OUTPUT, **tensor} for tensor in full["output"]]
+    return full
+
+
+_OUTPUT = {
+    "name": "",
+    "data_type": "TYPE_INVALID",
+    "dims": [],
+    "label_filename": "",
+    "is_shape_tensor": False,
+    "is_non_linear_format_io": False,
+}
+_INPUT = {
+    "name": "",
+    "data_type": "TYPE_INVALID",
+    "format": "FORMAT_NONE",
+    "dims": [],
+    "is_shape_tensor": False,
+    "allow_ragged_batch": False,
+    "optional": False,
+    "is_non_linear_format_io": False,
+}
+
+
+def completed_config(model_class: type[Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration as the model's ``auto_complete_config`` completes it.
+
+    Raises:
+        TritonModelException: the function returns something else than a ``ModelConfig``.
+    """
+    completed = model_class.auto_complete_config(ModelConfig(json.dumps(config)))
+    if not isinstance(completed, ModelConfig):
+        raise TritonModelException(
+            f"auto_complete_config function in model '{config['name']}' must return a valid "
+            "pb.ModelConfig object."
+        )
+    return full_config(completed.as_dict(), config["name"])
+
+
+def arguments(config: Mapping[str, Any], directory: Path, version: str) -> dict[str, str]:
+    """Return what ``initialize`` is given.
+
+    Raises:
+        TritonModelException: the model is decoupled.
+    """
+    if using_decoupled_model_transaction_policy(config):
+        raise TritonModelException("pb_utils.testing does not run decoupled models yet.")
+    groups = config["instance_group"]
+    return {
+        "model_config": json.dumps(config),
+        "model_instance_kind": "CPU",
+        "model_instance_name": f"{(groups and groups[0].get('name')) or config['name']}_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(directory),
+        "model_version": version,
+        "model_name": config["name"],
+    }

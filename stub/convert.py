@@ -1,0 +1,114 @@
+"""Between messages and what a model author sees."""
+
+from typing import List, Optional, Tuple
+
+import pb_utils
+from stub.memory import Memory
+from stub.wire.arena import ArenaFull, Block
+from stub.wire.messages import INLINE_LIMIT, WireError, WireRequest, WireResponse, WireTensor
+
+Handle = Tuple[int, int]
+"""Which incoming request this is: (batch, index in the batch)."""
+
+
+def tensor_from(wire: WireTensor, memory: Memory) -> pb_utils.Tensor:
+    """A tensor over the bytes where they lie."""
+    if wire.data is not None:
+        return pb_utils.Tensor._from_wire(
+            wire.name, wire.code, wire.shape, memoryview(wire.data), None
+        )
+    block = memory.borrow(wire)
+    return pb_utils.Tensor._from_wire(wire.name, wire.code, wire.shape, block.data, block)
+
+
+def tensor_to(tensor: pb_utils.Tensor, memory: Memory) -> WireTensor:
+    """The tensor's bytes as they are now, by reference if they already lie in shared memory.
+
+    From here on the tensor sends these same bytes, whatever happens to its array (pb_utils spec
+    4.2). Raises ArenaFull.
+    """
+    owner = tensor._owner
+    if not isinstance(owner, Block):
+        data = memoryview(tensor._wire_data())
+        if data.nbytes <= INLINE_LIMIT:
+            inline = data.tobytes()
+            tensor._adopt(memoryview(inline), None)
+            return WireTensor(tensor._name, tensor._code, tensor._shape, inline)
+        owner = memory.place(data)
+        tensor._adopt(owner.data, owner)
+    memory.tell(owner)
+    return WireTensor(
+        tensor._name, tensor._code, tensor._shape, None, owner.arena, owner.offset, owner.size
+    )
+
+
+def request_from(
+    wire: WireRequest, memory: Memory, handle: Handle, outputs: List[str]
+) -> pb_utils.InferenceRequest:
+    """An incoming request; `outputs` are those of the configuration, meant when it names none."""
+    return pb_utils.InferenceRequest._from_wire(
+        request_id=wire.id,
+        correlation_id=wire.correlation_id,
+        inputs=[tensor_from(tensor, memory) for tensor in wire.inputs],
+        requested_output_names=wire.outputs or outputs,
+        model_name=wire.model,
+        model_version=wire.version,
+        flags=wire.flags,
+        timeout=wire.timeout,
+        parameters=wire.parameters,
+        handle=handle,
+    )
+
+
+def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireRequest:
+    """An outgoing (BLS) request. Raises ArenaFull."""
+    return WireRequest(
+        request._request_id,
+        [tensor_to(tensor, memory) for tensor in request._inputs],
+        list(request._requested_output_names),
+        dict(request._parameters),
+        request._correlation_id,
+        request._flags,
+        request._timeout,
+        request._model_name,
+        request._model_version,
+    )
+
+
+def response_from(wire: WireResponse, memory: Memory) -> pb_utils.InferenceResponse:
+    """The answer to a BLS request."""
+    error: Optional[pb_utils.TritonError] = None
+    if wire.error is not None:
+        code = pb_utils.TritonErrorCode(wire.error.code)
+        error = pb_utils.TritonError(wire.error.message, code)
+    outputs = [tensor_from(tensor, memory) for tensor in wire.outputs]
+    return pb_utils.InferenceResponse._from_wire(outputs, error, wire.parameters)
+
+
+def response_to(
+    response: pb_utils.InferenceResponse, requested: List[str], memory: Memory
+) -> WireResponse:
+    """A model's answer, without the outputs that nobody asked for.
+
+    What does not fit into shared memory becomes an error of this response alone.
+    """
+    error = response._error
+    if error is not None:
+        return WireResponse([], {}, WireError(int(error.code()), error.message()))
+    try:
+        outputs = [
+            tensor_to(tensor, memory)
+            for tensor in response._output_tensors
+            if tensor._name in requested
+        ]
+    except ArenaFull as full:
+        return WireResponse([], {}, WireError(int(pb_utils.TritonError.INTERNAL), no_room(full)))
+    return WireResponse(outputs, response._parameters)
+
+
+def no_room(full: ArenaFull) -> str:
+    """The documented text (pb_utils spec 6.1), and behind it what would help."""
+    return (
+        f"Failed to increase the shared memory pool size to {full.used + full.asked} bytes. "
+        f"Error: {full}; raise --arena-byte-size or return smaller tensors"
+    )

@@ -1,0 +1,70 @@
+"""The stub's shared memory: its own arena, others' blocks on loan, and who must be told what."""
+
+import os
+from collections import Counter, deque
+from typing import Callable, Deque, Dict, Optional, Tuple
+
+from stub.wire.arena import Arena, ArenaReader, Block, Ledger
+from stub.wire.messages import Return, WireTensor
+
+
+class Memory:
+    """`wake` is called when a loan ended outside a batch, so that somebody tells the host."""
+
+    def __init__(self, own: Arena, wake: Callable[[], None]) -> None:
+        self.own = own
+        self.lent = Ledger()
+        self._wake = wake
+        self._readers: Dict[int, ArenaReader] = {}
+        self._ended: Deque[Tuple[int, int]] = deque()
+        self.batch_open = False  # the batch's last frame carries the returns: no need to wake
+
+    def add(self, number: int, fd: int, limit: int) -> None:
+        """Read an arena whose descriptor was inherited."""
+        self._readers[number] = ArenaReader(fd, limit)
+
+    def open(self, number: int, path: str, limit: int) -> None:
+        """Read another process's arena. Raises OSError if that process is gone."""
+        if number in self._readers:
+            return
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._readers[number] = ArenaReader(fd, limit)
+        finally:
+            os.close(fd)
+
+    def close(self, number: int) -> None:
+        """Forget an arena; its mapping goes with the last tensor that lies in it."""
+        self._readers.pop(number, None)
+
+    def borrow(self, tensor: WireTensor) -> Block:
+        """The block that the tensor names, on loan until the returned object dies."""
+        view = self._readers[tensor.arena].slice(tensor.offset, tensor.size)
+        return Block(tensor.arena, tensor.offset, tensor.size, view, self._end)
+
+    def place(self, data: memoryview) -> Block:
+        """Write bytes into the own arena. Raises ArenaFull."""
+        return self.own.write(data)
+
+    def tell(self, block: Block) -> None:
+        """The host is about to be told of `block`: keep it until it returns it.
+
+        A block on loan needs no keeping: the host itself holds it for this process.
+        """
+        if block.arena == self.own.number:
+            self.lent.lend(block)
+
+    def ended(self) -> Optional[Return]:
+        """The loans that ended since the last call, as the message that says so."""
+        ended = self._ended
+        if not ended:
+            return None
+        counts: Counter[Tuple[int, int]] = Counter()
+        while ended:
+            counts[ended.popleft()] += 1
+        return Return([(arena, offset, count) for (arena, offset), count in counts.items()])
+
+    def _end(self, arena: int, offset: int) -> None:
+        self._ended.append((arena, offset))
+        if not self.batch_open:
+            self._wake()

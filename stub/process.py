@@ -1,0 +1,39 @@
+"""The stub as an operating-system process: its signals, its streams, its name, its parent."""
+
+import ctypes
+import faulthandler
+import io
+import signal
+import sys
+
+
+def set_title(name: str) -> None:
+    """Show `pbhost-stub <name>` in ps and top.
+
+    An execution environment need not have setproctitle; its stubs then show as plain Python.
+    """
+    try:
+        import setproctitle
+    except ImportError:
+        return
+    setproctitle.setproctitle(f"pbhost-stub {name}")
+
+
+def prepare(title: str) -> None:
+    """Make this process what a model may rely on (pb_utils spec 1.2)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    set_title(title)
+    faulthandler.enable()  # a crash in native code leaves a Python stack in the host's log
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    sys.argv[:] = [""]
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the host's spawning thread ends, on Linux."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)

@@ -1,0 +1,109 @@
+"""What `pb_utils` reaches the host through, inside a stub."""
+
+import itertools
+import os
+import threading
+from typing import Dict, List, Optional, Set
+
+import pb_utils
+from stub.channel import Channel
+from stub.convert import Handle, no_room, request_to, response_from
+from stub.memory import Memory
+from stub.wire.arena import ArenaFull
+from stub.wire.messages import Answer, Ask, Execute, LogLine, ToHost, WireResponse
+
+
+class _Question:
+    """A BLS request whose answer a thread waits for."""
+
+    __slots__ = ("ready", "response")
+
+    def __init__(self) -> None:
+        self.ready = threading.Lock()
+        self.ready.acquire()
+        self.response: Optional[WireResponse] = None
+
+
+class StubRuntime:
+    """Fulfils `pb_utils`' runtime over the channel; any thread may call."""
+
+    def __init__(self, channel: Channel, memory: Memory) -> None:
+        self._channel = channel
+        self._memory = memory
+        self._numbers = itertools.count(1)
+        self._questions: Dict[int, _Question] = {}
+        self._cancelled: Set[Handle] = set()
+        self._main = threading.main_thread().ident
+        self._batch = 0  # the one that the main thread is in, 0 between batches
+        self._model_dir = ""
+        self._asking_allowed = False
+
+    def become(self, model_dir: str) -> None:
+        """The model is known: this is its version directory."""
+        self._model_dir = model_dir
+
+    def allow_asking(self, allowed: bool) -> None:
+        """Whether BLS is possible: from the end of `initialize` to the start of `finalize`."""
+        self._asking_allowed = allowed
+
+    def begin(self, batch: Execute) -> None:
+        """The main thread starts a batch."""
+        self._batch = batch.batch
+
+    def end(self) -> None:
+        """The main thread has left the batch."""
+        done, self._batch = self._batch, 0
+        if self._cancelled:
+            self._cancelled = {handle for handle in self._cancelled if handle[0] > done}
+
+    def cancel(self, handle: Handle) -> None:
+        """The caller of that request has gone."""
+        if handle[0] >= self._batch:
+            self._cancelled.add(handle)
+
+    def answer(self, message: Answer) -> None:
+        """Wake the thread that asked."""
+        question = self._questions.pop(message.number)
+        question.response = message.response
+        question.ready.release()
+
+    # The seam of pb_utils
+
+    def log(self, level: int, filename: str, line: int, message: str) -> None:
+        """Send a log line; the host decides whether it is shown."""
+        self._channel.send([LogLine(level, filename, line, message)])
+
+    def model_dir(self) -> str:
+        """`<model directory>/<version>`."""
+        return self._model_dir
+
+    def is_cancelled(self, request: pb_utils.InferenceRequest) -> bool:
+        """Whether the caller of this incoming request has gone."""
+        return request._handle in self._cancelled
+
+    def exec(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
+        """Ask another model and wait. Every failure but a call out of season is a response."""
+        if not self._asking_allowed or os.getpid() != _PID:
+            raise pb_utils.TritonModelException(
+                "BLS is only supported during the 'execute' function."
+            )
+        number = next(self._numbers)
+        question = self._questions[number] = _Question()
+        try:
+            wire = request_to(request, self._memory)
+        except ArenaFull as full:
+            del self._questions[number]
+            error = pb_utils.TritonError(no_room(full), pb_utils.TritonError.INTERNAL)
+            return pb_utils.InferenceResponse._from_wire([], error, {})
+        blocking = threading.get_ident() == self._main
+        messages: List[ToHost] = [Ask(number, wire, self._batch, blocking)]
+        returns = self._memory.ended()
+        if returns is not None:
+            messages.append(returns)
+        self._channel.send(messages)
+        question.ready.acquire()
+        assert question.response is not None
+        return response_from(question.response, self._memory)
+
+
+_PID = os.getpid()

@@ -1,0 +1,122 @@
+"""The user's `TritonPythonModel`: found, imported, called, and its exceptions put into words."""
+
+import importlib
+import os
+import sys
+import types
+from typing import Any, Dict, List, Optional
+
+import pb_utils
+from stub.wire.messages import ModelSource
+
+
+class ModelFailure(Exception):
+    """The model cannot be used; the text is what the user gets to read."""
+
+
+def describe_exception(error: BaseException, skip_file: str = "") -> str:
+    """An exception as one text: type, message, then frames with the innermost first.
+
+    The form is that of pb_utils spec 2.9. Frames of `skip_file` (the caller's own) are left out.
+    """
+    message = str(error) or "<EMPTY MESSAGE>"
+    notes = getattr(error, "__notes__", None)
+    if notes:
+        message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(str(note) for note in notes)
+    lines: List[str] = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename not in (skip_file, __file__):
+            lines.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.filename:
+        # The place of a syntax error is in no frame; it is what the user wants to know.
+        lines.append(f"  {error.filename}({error.lineno}): {(error.text or '').strip()}\n")
+    return f"{type(error).__name__}: {message}\n\nAt:\n" + "".join(reversed(lines))
+
+
+class UserModel:
+    """The class from `<directory>/<version>/<file>`, and later its one instance."""
+
+    def __init__(self, source: ModelSource, stub_name: str) -> None:
+        """Import the module. Raises ModelFailure."""
+        self.version_directory = os.path.join(source.directory, str(source.version))
+        self.path = os.path.join(self.version_directory, source.file)
+        self.instance: Any = None
+        if not source.file.endswith(".py"):
+            raise ModelFailure(f"Model name must end with '.py'. Model name is \"{source.file}\".")
+        if not os.path.isfile(self.path):
+            # The documented text speaks of health; the cause stands behind it.
+            raise ModelFailure(
+                f"Stub process '{stub_name}' is not healthy. Failed to preinitialize Python stub:"
+                f" Python model file not found in '{self.path}'"
+            )
+        try:
+            module = self._import(source)
+            self._type: Any = module.TritonPythonModel
+        except BaseException as error:
+            raise ModelFailure(_import_failure(error)) from error
+
+    def _import(self, source: ModelSource) -> types.ModuleType:
+        """The module `<version>.<stem>`, so that relative imports of its siblings work."""
+        for directory in (
+            self.version_directory,
+            source.directory,
+            os.path.dirname(os.path.dirname(os.path.abspath(pb_utils.__file__))),
+        ):
+            if directory not in sys.path:
+                sys.path.append(directory)
+        package = types.ModuleType(str(source.version))
+        # Named outright rather than found on sys.path, where the working directory comes first.
+        package.__path__ = [self.version_directory]
+        sys.modules[package.__name__] = package
+        stem = source.file[: -len(".py")].replace("/", ".")
+        return importlib.import_module(f"{package.__name__}.{stem}")
+
+    def complete(self, config: str) -> Optional[Dict[str, Any]]:
+        """What `auto_complete_config` makes of the configuration, None if it is not defined.
+
+        Raises ModelFailure.
+        """
+        if not hasattr(self._type, "auto_complete_config"):
+            return None
+        given = pb_utils.ModelConfig(config)
+        name = given.as_dict().get("name", "")
+        try:
+            completed = self._type.auto_complete_config(given)
+        except BaseException as error:
+            raise ModelFailure(describe_exception(error)) from error
+        if not isinstance(completed, pb_utils.ModelConfig):
+            raise ModelFailure(
+                f"auto_complete_config function in model '{name}' must return a valid"
+                " pb.ModelConfig object."
+            )
+        return completed.as_dict()
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Construct the model and call `initialize`, if there is one. Raises ModelFailure."""
+        try:
+            self.instance = self._type()
+            if hasattr(self.instance, "initialize"):
+                self.instance.initialize(args)
+        except BaseException as error:
+            raise ModelFailure(describe_exception(error)) from error
+
+    def finalize(self) -> Optional[str]:
+        """Call `finalize`, if there is one; the text of its exception, if it raised."""
+        if self.instance is None or not hasattr(self.instance, "finalize"):
+            return None
+        try:
+            self.instance.finalize()
+        except BaseException as error:
+            return describe_exception(error)
+        return None
+
+
+def _import_failure(error: BaseException) -> str:
+    """Frames of the import machinery say nothing to a model author."""
+    text = describe_exception(error)
+    return "".join(
+        line for line in text.splitlines(keepends=True) if "importlib" not in line.split("(")[0]
+    )

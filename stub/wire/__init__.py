@@ -1,0 +1,1 @@
+"""What host and stub say to each other: messages, legal moves and shared memory; no socket here."""

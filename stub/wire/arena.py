@@ -1,0 +1,250 @@
+"""Shared memory that one process writes and others read: an unnamed file, mapped whole.
+
+The file is sparse and as long as it can ever get; memory is reserved block by block, so running
+out of it is an error of one allocation, never a SIGBUS. Freed blocks stay warm until `trim`.
+"""
+
+import mmap
+import os
+import threading
+from collections import deque
+from typing import Callable, Deque, Dict, List, Tuple
+
+_PAGE = mmap.PAGESIZE
+_SPAN_FACTOR = 4  # blocks of one size class never become another's, so addresses outgrow bytes
+
+
+class ArenaFull(Exception):
+    """No room for a block. All figures are in bytes."""
+
+    def __init__(self, asked: int, used: int, allowed: int, reason: str) -> None:
+        super().__init__(
+            f"{asked} bytes were asked of a tensor arena that uses {used} of {allowed} bytes"
+            f" ({reason})"
+        )
+        self.asked = asked
+        self.used = used
+        self.allowed = allowed
+
+
+def create_file(name: str, limit: int) -> int:
+    """A new arena's file descriptor: nameless, sparse, sealed against resizing.
+
+    `limit` is the number of bytes that may be in use at a time. Raises OSError.
+    """
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        fd = _create_named(name)
+    os.ftruncate(fd, span_of(limit))
+    if hasattr(os, "memfd_create"):
+        import fcntl
+
+        # A stub that shrank its file would make the host's next read a SIGBUS.
+        add_seals, seal_shrink, seal_grow = 1033, 2, 4
+        fcntl.fcntl(fd, add_seals, seal_shrink | seal_grow)
+    return fd
+
+
+def _create_named(name: str) -> int:
+    """POSIX shared memory, where memfd is missing; the name is gone before anybody sees it."""
+    import posix_ipc
+
+    memory = posix_ipc.SharedMemory(f"/{name}-{os.urandom(8).hex()}", posix_ipc.O_CREX, mode=0o600)
+    memory.unlink()
+    return int(memory.fd)
+
+
+def span_of(limit: int) -> int:
+    """Length of the file and of every mapping of it, in bytes."""
+    return (limit * _SPAN_FACTOR + _PAGE - 1) // _PAGE * _PAGE
+
+
+def _size_class(size: int) -> int:
+    """The smallest block size that holds `size`: pages times 4 to 7 quarters of a power of 2."""
+    pages = (size + _PAGE - 1) // _PAGE
+    if pages <= 4:
+        return max(pages, 1) * _PAGE
+    quarter = 1 << (pages.bit_length() - 3)
+    return (pages + quarter - 1) // quarter * quarter * _PAGE
+
+
+class Block:
+    """Bytes in some arena, valid and unchanging as long as this object lives."""
+
+    __slots__ = ("arena", "offset", "size", "data", "_dropped")
+
+    def __init__(
+        self,
+        arena: int,
+        offset: int,
+        size: int,
+        data: memoryview,
+        dropped: Callable[[int, int], None],
+    ) -> None:
+        self.arena = arena
+        self.offset = offset
+        self.size = size
+        self.data = data
+        self._dropped = dropped
+
+    def __del__(self) -> None:
+        self._dropped(self.arena, self.offset)
+
+
+class Arena:
+    """The writing end. Any thread may write; blocks may be dropped anywhere, also by the collector.
+
+    `number` is the arena's name in messages.
+    """
+
+    def __init__(self, number: int, fd: int, limit: int) -> None:
+        self.number = number
+        self.limit = limit
+        self.used = 0  # bytes in blocks that are alive
+        self.warm = 0  # bytes in free blocks that still have their memory
+        self._fd = fd
+        self._map = mmap.mmap(fd, span_of(limit))
+        self._view = memoryview(self._map)
+        self._top = 0
+        self._peak = 0
+        self._sizes: Dict[int, int] = {}
+        self._free: Dict[int, List[int]] = {}
+        self._bare: Dict[int, List[int]] = {}  # free, and their memory was given back
+        self._drops: Deque[int] = deque()  # a finaliser must not wait for the lock: it may hold it
+        self._lock = threading.Lock()
+
+    def write(self, data: memoryview) -> Block:
+        """Copy `data` (bytes, C-contiguous, format 'B') into a new block. Raises ArenaFull."""
+        size = data.nbytes
+        offset = self._allocate(size)
+        view = self._view[offset : offset + size]
+        view[:] = data
+        return Block(self.number, offset, size, view.toreadonly(), self._drop)
+
+    def trim(self) -> bool:
+        """Give back the memory that the time since the last call did not need.
+
+        Returns whether there may be more to give back later.
+        """
+        with self._lock:
+            self._collect()
+            peak, self._peak = self._peak, self.used
+            self._give_back(max(0, peak - self.used))
+            return self.warm > 0
+
+    def _drop(self, arena: int, offset: int) -> None:
+        self._drops.append(offset)
+
+    def _collect(self) -> None:
+        drops = self._drops
+        while drops:
+            offset = drops.popleft()
+            size = self._sizes[offset]
+            self.used -= size
+            self.warm += size
+            self._free.setdefault(size, []).append(offset)
+
+    def _allocate(self, asked: int) -> int:
+        size = _size_class(asked)
+        with self._lock:
+            self._collect()
+            stack = self._free.get(size)
+            if stack:
+                offset = stack.pop()
+                self.warm -= size
+            else:
+                offset = self._reserve(asked, size)
+            self.used += size
+            if self.used > self._peak:
+                self._peak = self.used
+            return offset
+
+    def _reserve(self, asked: int, size: int) -> int:
+        """A block with fresh memory under it."""
+        if self.used + self.warm + size > self.limit:
+            self._give_back(max(0, self.limit - self.used - size))
+        if self.used + size > self.limit:
+            raise ArenaFull(asked, self.used, self.limit, "its limit")
+        bare = self._bare.get(size)
+        if bare:
+            offset = bare.pop()
+        elif self._top + size <= len(self._view):
+            offset = self._top
+            self._top += size
+        else:
+            raise ArenaFull(asked, self.used, self.limit, "too many different sizes")
+        self._sizes[offset] = size
+        try:
+            os.posix_fallocate(self._fd, offset, size)
+        except OSError as error:
+            self._bare.setdefault(size, []).append(offset)
+            raise ArenaFull(asked, self.used, self.limit, error.strerror or "no memory") from error
+        return offset
+
+    def _give_back(self, keep: int) -> None:
+        """Punch free blocks out of the file, largest first, until `keep` warm bytes are left."""
+        for size in sorted(self._free, reverse=True):
+            stack = self._free[size]
+            while stack and self.warm > keep:
+                offset = stack.pop()
+                self._map.madvise(mmap.MADV_REMOVE, offset, size)
+                self._bare.setdefault(size, []).append(offset)
+                self.warm -= size
+
+
+class ArenaReader:
+    """The reading end: the same file, mapped read-only."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        span = span_of(limit)
+        self._view = memoryview(mmap.mmap(fd, span, prot=mmap.PROT_READ))
+
+    def slice(self, offset: int, size: int) -> memoryview:
+        """The bytes at `offset`. Raises ValueError if they do not lie inside the arena."""
+        if offset < 0 or size < 0 or offset + size > len(self._view):
+            raise ValueError(f"block at {offset} of {size} bytes lies outside its arena")
+        return self._view[offset : offset + size]
+
+
+class Ledger:
+    """Blocks that a peer has been told of: they live until it returns them, once per telling."""
+
+    def __init__(self) -> None:
+        self._lent: Dict[Tuple[int, int], List[Block]] = {}
+        self._lock = threading.Lock()
+
+    def lend(self, block: Block) -> None:
+        """Keep the block for the peer."""
+        with self._lock:
+            self._lent.setdefault((block.arena, block.offset), []).append(block)
+
+    def returned(self, arena: int, offset: int, count: int) -> None:
+        """The peer is done with it. Raises KeyError if it was not lent that often.
+
+        The latest holding goes first: a block that came back to its owner and was passed on again
+        is held through the earlier telling, which must outlive the later one.
+        """
+        with self._lock:
+            held = self._lent[(arena, offset)]
+            if count > len(held):
+                raise KeyError((arena, offset))
+            gone = held[len(held) - count :]
+            del held[len(held) - count :]
+            if not held:
+                del self._lent[(arena, offset)]
+        del gone  # outside the lock: dropping a block may drop others
+
+    def find(self, arena: int, offset: int) -> Block:
+        """A block that the peer holds. Raises KeyError."""
+        with self._lock:
+            return self._lent[(arena, offset)][-1]
+
+    def clear(self) -> None:
+        """The peer is gone, and with it all it held."""
+        with self._lock:
+            lent, self._lent = self._lent, {}
+        lent.clear()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lent.values()))

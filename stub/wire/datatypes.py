@@ -1,0 +1,23 @@
+"""Tensor data types: Triton's numbers, their names on the clients' wire, bytes per element."""
+
+from typing import Dict
+
+CODES: Dict[str, int] = {
+    "BOOL": 1,
+    "UINT8": 2,
+    "UINT16": 3,
+    "UINT32": 4,
+    "UINT64": 5,
+    "INT8": 6,
+    "INT16": 7,
+    "INT32": 8,
+    "INT64": 9,
+    "FP16": 10,
+    "FP32": 11,
+    "FP64": 12,
+    "BYTES": 13,
+    "BF16": 14,
+}
+"""Name on the wire to number (pb_utils spec 3.3)."""
+
+NAMES: Dict[int, str] = {code: name for name, code in CODES.items()}

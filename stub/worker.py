@@ -1,0 +1,171 @@
+"""The stub's main loop and its service thread."""
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Optional
+
+import pb_utils
+from stub.channel import Channel
+from stub.executor import Executor
+from stub.memory import Memory
+from stub.process import set_title
+from stub.runtime import StubRuntime
+from stub.user_model import ModelFailure, UserModel
+from stub.wire import messages as m
+from stub.wire.arena import Arena
+from stub.wire.spawn import Spawn
+
+_TRIM_SECONDS = 2.0  # how long freed tensor memory stays warm
+
+
+class Worker:
+    """One stub process, from the first message to the last."""
+
+    def __init__(self, spawn: Spawn) -> None:
+        self._lifeline = spawn.lifeline_fd
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        own = Arena(spawn.arena, spawn.arena_fd, spawn.arena_limit)
+        self._memory = Memory(own, self._wake)
+        self._memory.add(spawn.arena, spawn.arena_fd, spawn.arena_limit)
+        self._memory.add(0, spawn.host_arena_fd, spawn.host_arena_limit)
+        self._channel = Channel(spawn.endpoint, spawn.token, os.getpid())
+        self._runtime = StubRuntime(self._channel, self._memory)
+        self._model: Optional[UserModel] = None
+        self._executor: Optional[Executor] = None
+        self._leaving = False
+
+    def run(self) -> None:
+        """Serve until told to leave."""
+        pb_utils._runtime.install(self._runtime)
+        service = threading.Thread(target=self._serve_service, name="pbhost-service", daemon=True)
+        service.start()
+        while not self._leaving:
+            for message in self._channel.receive_work():
+                self._handle_work(message)
+        self._wake()
+        service.join()
+        self._channel.close()
+
+    def _handle_work(self, message: m.ToStub) -> None:
+        if isinstance(message, m.Execute):
+            self._execute(message)
+        elif isinstance(message, m.Describe):
+            self._describe(message)
+        elif isinstance(message, m.Initialize):
+            self._initialize(message)
+        elif isinstance(message, m.Finalize):
+            self._finalize()
+        else:
+            self._handle_memory(message)
+
+    def _handle_memory(self, message: m.ToStub) -> None:
+        if isinstance(message, m.Return):
+            for arena, offset, count in message.grants:
+                self._memory.lent.returned(arena, offset, count)
+        elif isinstance(message, m.OpenArena):
+            try:
+                self._memory.open(message.arena, message.path, message.limit)
+            except OSError:
+                # Its owner died between sending and now. The reference that follows fails its
+                # own request; nothing else is lost.
+                self._log_error(f"arena {message.arena} has gone before it could be opened")
+        elif isinstance(message, m.CloseArena):
+            self._memory.close(message.arena)
+
+    def _log_error(self, text: str) -> None:
+        self._channel.send([m.LogLine(2, "worker.py", 0, text)])
+
+    # Work, on the main thread
+
+    def _execute(self, message: m.Execute) -> None:
+        assert self._executor is not None
+        memory, runtime = self._memory, self._runtime
+        memory.batch_open = True
+        runtime.begin(message)
+        answers = self._executor.run(message)
+        runtime.end()
+        returns = memory.ended()
+        memory.batch_open = False
+        if returns is not None:
+            answers.append(returns)
+        self._channel.send(answers)
+
+    def _describe(self, message: m.Describe) -> None:
+        try:
+            self._model = UserModel(message.source, "")
+            completed = self._model.complete(message.config)
+        except ModelFailure as failure:
+            self._log_failure("Failed to initialize Python stub for auto-complete", failure)
+            self._leave(m.LoadFailed(str(failure)))
+            return
+        self._channel.send([m.Described(None if completed is None else json.dumps(completed))])
+
+    def _initialize(self, message: m.Initialize) -> None:
+        name = message.instance_name
+        set_title(name)
+        try:
+            if self._model is None:
+                self._model = UserModel(message.source, name)
+            self._runtime.become(self._model.version_directory)
+            self._model.initialize(message.args)
+        except ModelFailure as failure:
+            self._log_failure("Failed to initialize Python stub", failure)
+            self._leave(m.LoadFailed(str(failure)))
+            return
+        self._executor = Executor(self._model, name, message.outputs, self._memory)
+        self._runtime.allow_asking(True)
+        self._channel.send([m.Initialized()])
+
+    def _finalize(self) -> None:
+        self._runtime.allow_asking(False)
+        error = self._model.finalize() if self._model is not None else None
+        sys.stdout.flush()
+        self._leave(m.Finalized(error))
+
+    def _leave(self, last: m.ToHost) -> None:
+        self._channel.send([last])
+        self._leaving = True
+
+    def _log_failure(self, heading: str, failure: ModelFailure) -> None:
+        self._channel.send([m.LogLine(0, "user_model.py", 0, f"{heading}: {failure}")])
+
+    # Everything else, on the service thread
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups already
+
+    def _serve_service(self) -> None:
+        trim_at: Optional[float] = None
+        descriptors = (self._lifeline, self._wake_read)
+        while not self._leaving:
+            now = time.monotonic()
+            wait = None if trim_at is None else max(0, int((trim_at - now) * 1000))
+            wakeup = self._channel.receive_service(descriptors, wait)
+            if self._lifeline in wakeup.descriptors:
+                os._exit(1)  # the host is gone: nobody is left to answer to
+            if self._wake_read in wakeup.descriptors:
+                os.read(self._wake_read, 4096)
+            for message in wakeup.messages:
+                self._handle_service(message)
+            returns = self._memory.ended()
+            if returns is not None:
+                self._channel.send([returns])
+            now = time.monotonic()
+            if trim_at is None:
+                trim_at = now + _TRIM_SECONDS
+            elif now >= trim_at:
+                trim_at = now + _TRIM_SECONDS if self._memory.own.trim() else None
+
+    def _handle_service(self, message: m.ToStub) -> None:
+        if isinstance(message, m.Answer):
+            self._runtime.answer(message)
+        elif isinstance(message, m.Cancelled):
+            self._runtime.cancel((message.batch, message.index))
+        else:
+            self._handle_memory(message)

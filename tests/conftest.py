@@ -1,0 +1,235 @@
+"""Real hosts on free ports, repositories on disk, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "tests" / "models"
+DEADLINE = 60.0
+"""Seconds that any wait of the tests may take on a loaded machine."""
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
+    """Return once the condition holds; fail with `what` when the time is over."""
+    end = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {seconds} s in vain for {what}")
+        pause.wait(0.01)
+
+
+class RepositoryBuilder:
+    """A model repository under a temporary folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(
+        self,
+        name: str,
+        model: str | None = None,
+        config: str | None = None,
+        version: int = 1,
+        files: Mapping[str, str] | None = None,
+    ) -> Path:
+        """Write a model; `model` and `config` may be indented, `files` are relative to it."""
+        directory = self.path / name
+        (directory / str(version)).mkdir(parents=True, exist_ok=True)
+        contents = dict(files or {})
+        if model is not None:
+            contents[f"{version}/model.py"] = model
+        if config is not None:
+            contents["config.pbtxt"] = config
+        for relative, text in contents.items():
+            path = directory / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+        return directory
+
+    def copy(self, *names: str) -> None:
+        """Take models of `tests/models`."""
+        for name in names:
+            shutil.copytree(
+                MODELS / name, self.path / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+
+
+class RunningHost:
+    """`pbhost serve` as a process of its own, as users start it."""
+
+    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "host", "serve", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env={**os.environ, "TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0", **(env or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.port = 0
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def output(self) -> str:
+        """Everything that it has printed."""
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern: str, seconds: float = DEADLINE) -> re.Match[str]:
+        """The first match of the pattern in its output so far or to come."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                found = re.search(pattern, self.output)
+                if found:
+                    return found
+                left = end - time.monotonic()
+                ended = self.process.poll() is not None and not self._reader.is_alive()
+                if left <= 0 or ended:
+                    pytest.fail(f"the host did not print {pattern!r}:\n{self.output}")
+                self._changed.wait(min(left, 0.1))
+
+    def wait_started(self) -> RunningHost:
+        """Return once it listens."""
+        self.port = int(self.wait_for(r"Started GRPCInferenceService at \S+:(\d+)").group(1))
+        return self
+
+    @property
+    def url(self) -> str:
+        """For clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def client(self) -> grpcclient.InferenceServerClient:
+        """A new client; use it as a context manager."""
+        return grpcclient.InferenceServerClient(self.url)
+
+    def stubs(self, instance: str = "") -> list[psutil.Process]:
+        """Its live stub processes, all or those of one instance."""
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            named = [(child, " ".join(child.cmdline())) for child in children]
+        except psutil.NoSuchProcess:
+            return []
+        return [
+            child
+            for child, line in named
+            if line.strip() == f"pbhost-stub {instance}".strip()
+            or (not instance and line.startswith("pbhost-stub"))
+        ]
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = DEADLINE) -> int:
+        """End it as a user does; its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            pytest.fail(f"the host did not stop:\n{self.output}")
+        self._reader.join(DEADLINE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> RepositoryBuilder:
+    """An empty repository."""
+    path = tmp_path / "repository"
+    path.mkdir()
+    return RepositoryBuilder(path)
+
+
+@pytest.fixture(scope="module")
+def module_repository(tmp_path_factory: pytest.TempPathFactory) -> RepositoryBuilder:
+    """A repository that the tests of one module share."""
+    return RepositoryBuilder(tmp_path_factory.mktemp("repository"))
+
+
+Serve = Callable[..., RunningHost]
+
+
+def _serving() -> Iterator[Serve]:
+    hosts: list[RunningHost] = []
+
+    def serve(
+        repository: RepositoryBuilder | Path, *flags: str, env: Mapping[str, str] | None = None
+    ) -> RunningHost:
+        path = repository.path if isinstance(repository, RepositoryBuilder) else repository
+        host = RunningHost(
+            f"--model-repository={path}",
+            "--grpc-port=0",
+            "--grpc-address=127.0.0.1",
+            *flags,
+            env=env,
+        )
+        hosts.append(host)
+        return host
+
+    yield serve
+    for host in hosts:
+        host.stop()
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts hosts and stops them after the test."""
+    yield from _serving()
+
+
+@pytest.fixture(scope="module")
+def module_serve() -> Iterator[Serve]:
+    """Starts hosts and stops them after the module."""
+    yield from _serving()
+
+
+def _traces() -> set[str]:
+    """What a host creates in shared places, and its processes."""
+    found = {str(path) for path in Path("/dev/shm").glob("pbhost*")}
+    found |= {str(path) for path in Path(tempfile.gettempdir()).glob("pbhost-*")}
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if line.startswith("pbhost-stub") or "stub/__main__.py" in line:
+            found.add(f"process {process.pid}: {line}")
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """No process, shared memory, socket folder or descriptor outlives the session."""
+    traces = _traces()
+    this = psutil.Process()
+    descriptors = this.num_fds()
+    yield
+    wait_until(lambda: _traces() <= traces, f"no traces; left: {_traces() - traces}", 15)
+    assert this.num_fds() <= descriptors + 20, "the test process has leaked descriptors"

@@ -1,0 +1,345 @@
+"""What happens to models, sound and broken, when a host starts or is told to load them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.asking import command, failure, tensor
+from tests.conftest import RepositoryBuilder, Serve
+
+BODY = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+BROKEN = {
+    "syntax": ("def broken(:\n    pass\n", r"SyntaxError: .*\n\nAt:\n.*model\.py\(1\)"),
+    "imports": ("import no_such_library\n", "ModuleNotFoundError: No module named 'no_such_lib"),
+    "no_class": ("x = 1\n", "AttributeError: .*TritonPythonModel"),
+    "raises": (
+        BODY + "\n    def initialize(self, args):\n        lorem_ipsum\n",
+        "NameError: name 'lorem_ipsum' is not defined",
+    ),
+    "exits": (
+        BODY + "\n    def initialize(self, args):\n        raise SystemExit('enough')\n",
+        "SystemExit: enough",
+    ),
+    "aborts": (
+        BODY + "\n    def initialize(self, args):\n        import os; os.abort()\n",
+        r"Stub process 'aborts_0' is not healthy\. It was ended by SIGABRT",
+    ),
+    "aborts_on_import": (
+        "import os\nos.abort()\n",
+        r"Stub process '' is not healthy\. It was ended by SIGABRT",
+    ),
+    "completes_wrong": (
+        BODY + "\n    @staticmethod\n    def auto_complete_config(config):\n        return None\n",
+        (
+            "auto_complete_config function in model 'completes_wrong' must return a valid"
+            " pb.ModelConfig object."
+        ),
+    ),
+    "completion_raises": (
+        BODY + "\n    @staticmethod\n    def auto_complete_config(config):\n        1 / 0\n",
+        "ZeroDivisionError: division by zero",
+    ),
+}
+
+
+def test_every_broken_model_is_reported_in_one_start_and_the_sound_ones_serve(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    for name, (source, _) in BROKEN.items():
+        repository.add(name, source)
+    repository.add("misspelt", BODY, "backend: 'python'\nmax_batchsize: 8\n")
+    repository.add("no_versions", config="backend: 'python'\n")
+    (repository.path / "no_versions" / "1").rmdir()
+    repository.add("no_file", config="backend: 'python'\n")
+    host = serve(repository, "--exit-on-error=false").wait_started()
+    for name, (_, pattern) in BROKEN.items():
+        assert re.search(rf"failed to load '{name}'.*{pattern}", host.output, re.DOTALL), name
+    assert re.search(
+        r"failed to load 'misspelt'.*config\.pbtxt.*line 2, column 1.*max_batchsize"
+        r".*did you mean 'max_batch_size'",
+        host.output,
+    )
+    assert "at least one version must be available under the version policy of model" in host.output
+    assert "Python model file not found in" in host.output
+    assert re.search(r"\| identity +\| 1 +\| READY", host.output)
+    assert re.search(r"\| raises +\| 1 +\| UNAVAILABLE: Internal: NameError", host.output)
+    with host.client() as client:
+        assert not client.is_server_ready()
+        assert client.is_server_live()
+        assert client.is_model_ready("identity")
+        assert not client.is_model_ready("raises")
+        array = np.ones(3, dtype=np.float32)
+        client.infer("identity", [tensor("INPUT0", array)])
+        states = {m.name: m.state for m in client.get_model_repository_index().models}
+        assert states["identity"] == "READY"
+        assert states["syntax"] == "UNAVAILABLE"
+    assert len(host.stubs()) == 1
+    assert host.stop() == 0
+
+
+def test_a_broken_model_ends_the_start_by_default(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    repository.add("raises", BROKEN["raises"][0])
+    host = serve(repository)
+    assert host.process.wait(60) == 1
+    host.wait_for("error: creating server: Internal - failed to load all models")
+    assert "lorem_ipsum" in host.output
+
+
+def test_a_model_without_config_completes_itself(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = (
+        BODY
+        + """
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [4]})
+        config.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [4]})
+        config.set_max_batch_size(4)
+        config.set_dynamic_batching()
+        return config
+
+    def initialize(self, args):
+        print("config", args["model_config"])
+        print("keys", sorted(args))
+        print("args", [args[key] for key in sorted(args) if key != "model_config"])
+"""
+    )
+    path = repository.add("completed", source)
+    host = serve(repository).wait_started()
+    text = host.wait_for(r"\[completed/completed_0\] config (\{.*\})").group(1)
+    config = json.loads(text)
+    assert config["max_batch_size"] == 4
+    assert config["dynamic_batching"]["preferred_batch_size"] == [4]
+    assert config["instance_group"][0]["name"] == "completed"
+    assert config["default_model_filename"] == "model.py"
+    host.wait_for(
+        re.escape(
+            "keys ['model_config', 'model_instance_device_id', 'model_instance_kind',"
+            " 'model_instance_name', 'model_name', 'model_repository', 'model_version']"
+        )
+    )
+    host.wait_for(re.escape(f"args ['0', 'CPU', 'completed_0', 'completed', '{path}', '1']"))
+    with host.client() as client:
+        served = client.get_model_config("completed", as_json=True)["config"]
+        assert served["max_batch_size"] == 4
+        metadata = client.get_model_metadata("completed")
+        assert list(metadata.inputs[0].shape) == [-1, 4]
+        assert metadata.platform == "python"
+        assert list(metadata.versions) == ["1"]
+
+
+def test_strict_configuration_wants_a_file(repository: RepositoryBuilder, serve: Serve) -> None:
+    repository.add("bare", BODY)
+    host = serve(repository, "--disable-auto-complete-config")
+    assert host.process.wait(60) == 1
+    host.wait_for("failed to open text file for read .*config.pbtxt: No such file or directory")
+
+
+def test_versions_follow_the_policy(repository: RepositoryBuilder, serve: Serve) -> None:
+    tell = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            config.add_output({"name": "VERSION", "data_type": "TYPE_INT64", "dims": [1]})
+            return config
+
+        def initialize(self, args):
+            self.version = int(args["model_version"])
+            assert __name__ == f"{self.version}.model", __name__
+
+        def execute(self, requests):
+            array = np.array([self.version])
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("VERSION", array)])]
+    """
+    for name, policy in {
+        "latest": "",
+        "two": "version_policy: { latest: { num_versions: 2 } }",
+        "every": "version_policy: { all: {} }",
+        "some": "version_policy: { specific: { versions: [1, 7, 10] } }",
+    }.items():
+        for version in (1, 2, 10):
+            repository.add(name, tell, f"backend: 'python' {policy}", version=version)
+    host = serve(repository).wait_started()
+    assert (
+        "version 7 is specified for model 'some', but the version directory is not" in host.output
+    )
+    with host.client() as client:
+        served = {
+            name: list(client.get_model_metadata(name).versions)
+            for name in ("latest", "two", "every", "some")
+        }
+        assert served == {
+            "latest": ["10"],
+            "two": ["2", "10"],
+            "every": ["1", "2", "10"],
+            "some": ["1", "10"],
+        }
+        assert client.infer("every", []).as_numpy("VERSION")[0] == 10
+        assert client.infer("every", [], model_version="2").as_numpy("VERSION")[0] == 2
+        assert client.infer("every", []).get_response().model_version == "10"
+
+
+def test_instances_are_as_many_and_named_as_the_groups_say(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.add("none", BODY)
+    repository.add(
+        "groups", BODY, "backend: 'python' instance_group [{ count: 2 }, { name: 'x', count: 1 }]"
+    )
+    host = serve(repository).wait_started()
+    titles = sorted(" ".join(stub.cmdline()).strip() for stub in host.stubs())
+    assert titles == [f"pbhost-stub {n}" for n in ("groups_0_0", "groups_0_1", "none_0", "x_0")]
+
+
+def test_another_file_name_and_neighbours_of_every_kind(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = """
+    import file1
+    import shared
+    import triton_python_backend_utils as pb_utils
+    from . import file2
+    from .file2 import VALUE
+
+    assert (file1.VALUE, file2.VALUE, VALUE, shared.VALUE) == (1, 2, 2, 3)
+
+    class TritonPythonModel:
+        hint: "pb_utils.Tensor" = None
+        unquoted = pb_utils.InferenceRequest
+
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+    """
+    repository.add(
+        "named",
+        config="backend: 'python' default_model_filename: 'mymodel.py'",
+        files={
+            "1/mymodel.py": source,
+            "1/file1.py": "VALUE = 1\n",
+            "1/file2.py": "VALUE = 2\n",
+            "shared/__init__.py": "VALUE = 3\n",
+        },
+    )
+    serve(repository).wait_started()
+
+
+def test_the_stub_gives_a_model_the_documented_environment(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = (
+        BODY
+        + """
+    def initialize(self, args):
+        import os, signal, sys
+        print("argv", sys.argv, "first", repr(sys.path[0]), "cwd", os.getcwd())
+        print("env", os.environ["MY_ENV"], "int", signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+        print("tail", [os.path.basename(entry) for entry in sys.path if "surroundings" in entry])
+"""
+    )
+    repository.add("surroundings", source)
+    host = serve(repository, env={"MY_ENV": "is here"}).wait_started()
+    host.wait_for(r"argv \[''\] first '' cwd ")
+    host.wait_for("env is here int True")
+    host.wait_for(re.escape("tail ['1', 'surroundings']"))
+
+
+def test_explicit_control_loads_unloads_and_replaces_without_downtime(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave", "identity")
+    host = serve(
+        repository, "--model-control-mode=explicit", "--load-model=identity"
+    ).wait_started()
+    with host.client() as client:
+        assert client.is_server_ready()
+        assert failure(command, client, "echo x") == (
+            "StatusCode.NOT_FOUND",
+            "Request for unknown model: 'misbehave' is not found",
+        )
+        client.load_model("misbehave")
+        assert command(client, "echo x") == "x"
+        pid = command(client, "pid")
+        client.load_model("misbehave")
+        assert command(client, "pid") == pid, "an unchanged model was loaded again"
+
+        model = repository.path / "misbehave" / "1" / "model.py"
+        good = model.read_text()
+        model.write_text("syntax error here\n")
+        status, text = failure(client.load_model, "misbehave")
+        assert status == "StatusCode.INVALID_ARGUMENT"
+        assert "load failed for model 'misbehave'" in text
+        assert command(client, "pid") == pid, "a failed reload must leave the old version serving"
+        model.write_text(good)
+        client.load_model("misbehave")
+        assert command(client, "pid") != pid
+
+        client.unload_model("misbehave")
+        host.wait_for("successfully unloaded 'misbehave' version 1")
+        assert failure(command, client, "echo x")[1].endswith("has no available versions")
+        index = {m.name: (m.state, m.reason) for m in client.get_model_repository_index().models}
+        assert index["misbehave"] == ("UNAVAILABLE", "unloaded")
+        assert client.is_server_ready()
+        status, text = failure(client.load_model, "nobody")
+        assert status == "StatusCode.INTERNAL"
+        assert text.startswith("failed to load 'nobody', failed to poll from model repository")
+
+
+def test_a_load_may_bring_its_own_configuration(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    host = serve(repository, "--model-control-mode=explicit").wait_started()
+    with host.client() as client:
+        config = {
+            "backend": "python",
+            "max_batch_size": 3,
+            "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+            "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+        }
+        client.load_model("identity", config=json.dumps(config))
+        assert client.get_model_config("identity").config.max_batch_size == 3
+        status, text = failure(client.load_model, "identity", config='{"max_batch": 3}')
+        assert status == "StatusCode.INTERNAL"
+        assert "max_batch" in text
+
+
+def test_loading_is_refused_unless_control_is_explicit(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        for call in (client.load_model, client.unload_model):
+            assert failure(call, "identity") == (
+                "StatusCode.UNAVAILABLE",
+                "explicit model load / unload is not allowed if polling is enabled",
+            )
+
+
+@pytest.mark.parametrize("name", ["a(b)", "x{y}", "semi;colon"])
+def test_a_name_that_no_stub_may_have_is_refused(
+    repository: RepositoryBuilder, serve: Serve, name: str
+) -> None:
+    repository.add(name, BODY)
+    host = serve(repository)
+    assert host.process.wait(60) == 1
+    assert "Invalid stub name: contains invalid characters" in host.output

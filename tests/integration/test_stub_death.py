@@ -1,0 +1,179 @@
+"""Stubs that die, hang, or are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psutil
+
+from tests.asking import command, failure, tensor
+from tests.conftest import RepositoryBuilder, Serve, wait_until
+
+TWO = "instance_group [ { count: 2, kind: KIND_CPU } ]"
+
+
+def test_a_dead_stub_fails_only_its_own_calls(repository: RepositoryBuilder, serve: Serve) -> None:
+    repository.copy("misbehave", "identity")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        status, text = failure(command, client, "aborts")
+        assert status == "StatusCode.UNAVAILABLE"
+        assert text.startswith("Stub process 'misbehave_0' is not healthy. It was ended by SIGABRT")
+        array = np.ones(4, dtype=np.float32)
+        result = client.infer("identity", [tensor("INPUT0", array)])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+        assert command(client, "echo back again") == "back again"
+        wait_until(client.is_server_ready, "a restarted stub")
+    host.wait_for("Fatal Python error: Aborted")
+
+
+def test_a_crash_in_native_code_leaves_its_python_stack_in_the_log(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        _, text = failure(command, client, "segfaults")
+    assert "SIGSEGV" in text
+    host.wait_for(r"model\.py\".*in segfaults")
+
+
+def test_a_killed_stub_is_replaced_while_its_model_is_idle(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        before = int(command(client, "pid"))
+        os.kill(before, signal.SIGKILL)
+        host.wait_for("restarted")
+        assert int(command(client, "pid")) != before
+        assert client.is_model_ready("misbehave")
+
+
+def test_repeated_deaths_are_answered_with_growing_pauses(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        for _ in range(2):
+            failure(command, client, "aborts")
+        host.wait_for("the next one starts in 0.5 s|SIGABRT")
+        failure(command, client, "aborts")
+        wait_until(lambda: client.is_model_ready("misbehave"), "the model after its pause")
+        assert command(client, "echo x") == "x"
+
+
+def test_with_two_instances_the_other_one_goes_on(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave")
+    config = repository.path / "misbehave" / "config.pbtxt"
+    config.write_text(config.read_text() + TWO)
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        failure(command, client, "aborts")
+        assert client.is_model_ready("misbehave")
+        assert command(client, "echo x") == "x"
+
+
+def test_the_callers_deadline_ends_a_call_to_a_looping_model(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave", "identity")
+    host = serve(
+        repository,
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--stub-grace-secs=0.5",
+    ).wait_started()
+    with host.client() as client:
+        status, _ = failure(command, client, "loops", client_timeout=0.5)
+        assert status == "StatusCode.DEADLINE_EXCEEDED"
+        array = np.ones(4, dtype=np.float32)
+        client.infer("identity", [tensor("INPUT0", array)])
+        stub = host.stubs("misbehave_0")[0]
+        client.unload_model("misbehave")
+        wait_until(lambda: not stub.is_running(), "the looping stub to be ended by the unload")
+        host.wait_for("successfully unloaded 'misbehave'")
+
+
+def test_shutdown_ends_a_looping_model_after_the_exit_timeout(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave")
+    host = serve(repository, "--exit-timeout-secs=1").wait_started()
+    with host.client() as client, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(failure, command, client, "loops")
+        host.wait_for("looping")
+        stub = host.stubs("misbehave_0")[0]
+        assert host.stop() == 1
+        assert running.result()[0] in ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED")
+    assert not psutil.pid_exists(stub.pid)
+    assert "Exit timeout expired" in host.output
+
+
+def test_no_stub_outlives_a_killed_host(repository: RepositoryBuilder, serve: Serve) -> None:
+    repository.copy("misbehave", "identity")
+    host = serve(repository).wait_started()
+    stubs = host.stubs()
+    assert len(stubs) == 2
+    host.process.kill()
+    host.process.wait()
+    wait_until(lambda: not any(stub.is_running() for stub in stubs), "the stubs to end", 10)
+    folder = [path for path in os.listdir("/tmp") if path.startswith("pbhost-")]
+    for name in folder:  # a killed host cannot remove its socket folder
+        for path in os.listdir(f"/tmp/{name}"):
+            os.unlink(f"/tmp/{name}/{path}")
+        os.rmdir(f"/tmp/{name}")
+
+
+def test_a_stopped_stub_does_not_stop_the_others(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave", "identity")
+    host = serve(repository, "--exit-timeout-secs=1").wait_started()
+    with host.client() as client:
+        pid = int(command(client, "pid"))
+        os.kill(pid, signal.SIGSTOP)
+        status, _ = failure(command, client, "echo x", client_timeout=0.5)
+        assert status == "StatusCode.DEADLINE_EXCEEDED"
+        client.infer("identity", [tensor("INPUT0", np.ones(2, dtype=np.float32))])
+        os.kill(pid, signal.SIGCONT)
+        assert command(client, "echo awake") == "awake"
+
+
+def test_killing_stubs_under_load_answers_every_call(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    """Each call ends with the right answer or UNAVAILABLE, none hangs, nothing is left behind."""
+    repository.copy("identity", "misbehave")
+    host = serve(repository).wait_started()
+    arrays = [np.full(2000, number, dtype=np.float32) for number in range(60)]
+    begun = threading.Semaphore(0)
+
+    def call(array: np.ndarray) -> str:
+        with host.client() as client:
+            begun.release()
+            try:
+                result = client.infer("identity", [tensor("INPUT0", array)], client_timeout=30)
+            except Exception as error:
+                return str(error.status() if hasattr(error, "status") else error)
+            np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+            return "answered"
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = [pool.submit(call, array) for array in arrays]
+        for _ in range(3):
+            for _ in range(10):
+                begun.acquire(timeout=30)
+            for stub in host.stubs("identity_0"):
+                stub.kill()
+        results = [outcome.result() for outcome in outcomes]
+    assert set(results) <= {"answered", "StatusCode.UNAVAILABLE"}
+    assert results.count("answered") > 20

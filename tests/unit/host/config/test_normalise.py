@@ -1,0 +1,138 @@
+"""Missing values that are filled in: policy, schedulers, backend, platform, file name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from host.config.normalise import normalise
+from host.config.pbtxt import parse
+from host.config.resolve import first_version_dir, is_version, resolve
+from host.config.schema import ModelConfig
+from host.errors import ErrorCode, HostError
+
+
+def normalised(text: str) -> ModelConfig:
+    config = parse(text, "config.pbtxt")
+    normalise(config)
+    return config
+
+
+def test_the_version_policy_defaults_to_the_latest_one() -> None:
+    assert normalised("").version_policy.latest.num_versions == 1
+    assert normalised("version_policy { latest {} }").version_policy.latest.num_versions == 0
+    assert normalised("version_policy { all {} }").version_policy.HasField("all")
+
+
+@pytest.mark.parametrize(
+    "batcher", ["dynamic_batching { %s }", "sequence_batching { oldest { %s } }"]
+)
+def test_full_batches_are_preferred_unless_others_are(batcher: str) -> None:
+    def preferred(text: str, setting: str = "") -> list[int]:
+        config = normalised(f"{text} {batcher % setting}")
+        choice = config.dynamic_batching
+        if config.HasField("sequence_batching"):
+            choice = config.sequence_batching.oldest
+        return list(choice.preferred_batch_size)
+
+    assert preferred("max_batch_size: 8") == [8]
+    assert preferred("max_batch_size: 0") == []
+    assert preferred("max_batch_size: 8", "preferred_batch_size: 2") == [2]
+
+
+def test_sequences_are_idle_for_a_second_by_default() -> None:
+    assert normalised("sequence_batching {}").sequence_batching.max_sequence_idle_microseconds == (
+        1_000_000
+    )
+    given = normalised("sequence_batching { max_sequence_idle_microseconds: 5 }")
+    assert given.sequence_batching.max_sequence_idle_microseconds == 5
+
+
+def test_pinned_memory_is_on_unless_said_otherwise() -> None:
+    optimization = normalised("optimization { input_pinned_memory {} }").optimization
+    assert not optimization.input_pinned_memory.enable
+    assert optimization.output_pinned_memory.enable
+
+
+def test_an_ensemble_gets_no_optimization() -> None:
+    assert not normalised('platform: "ensemble"').HasField("optimization")
+
+
+def test_normalising_again_changes_nothing() -> None:
+    once = normalised("max_batch_size: 3 dynamic_batching {}")
+    twice = parse("", "c")
+    twice.CopyFrom(once)
+    normalise(twice)
+    assert once == twice
+
+
+def resolved(text: str, files: tuple[str, ...], directory: Path, model: str = "m") -> list[str]:
+    version = directory / "1"
+    version.mkdir()
+    for name in files:
+        (version / name.rstrip("/")).mkdir() if name.endswith("/") else (version / name).touch()
+    config = parse(text, "config.pbtxt")
+    resolve(config, model, first_version_dir(directory))
+    return [config.backend, config.platform, config.default_model_filename]
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "expected"),
+    [
+        ("", ["model.py"], ["python", "", "model.py"]),
+        ('backend: "python"', [], ["python", "", "model.py"]),
+        ('backend: "python" default_model_filename: "x.py"', [], ["python", "", "x.py"]),
+        ('default_model_filename: "model.py"', [], ["python", "", "model.py"]),
+        ('platform: "x" default_model_filename: "model.py"', [], ["python", "x", "model.py"]),
+        ('backend: "python"', ["model.onnx"], ["python", "", "model.py"]),
+        ("", ["model.onnx"], ["onnxruntime", "onnxruntime_onnx", "model.onnx"]),
+        ("", ["model.onnx/"], ["onnxruntime", "onnxruntime_onnx", "model.onnx"]),
+        ("", ["model.plan", "model.py"], ["tensorrt", "tensorrt_plan", "model.plan"]),
+        ("", ["model.plan/", "model.py"], ["python", "", "model.py"]),
+        ("", ["model.xml"], ["openvino", "", "model.xml"]),
+        ("", ["model.pt"], ["pytorch", "pytorch_libtorch", "model.pt"]),
+        ("", ["model.pt2"], ["pytorch", "torch_aoti", "model.pt2"]),
+        ('platform: "torch_aoti"', [], ["pytorch", "torch_aoti", "model.pt2"]),
+        ('platform: "libtorch"', [], ["pytorch", "libtorch", "model.pt"]),
+        ('backend: "pytorch"', [], ["pytorch", "pytorch_libtorch", "model.pt"]),
+        ("", ["model.graphdef"], ["tensorflow", "tensorflow_graphdef", "model.graphdef"]),
+        ("", ["model.savedmodel/"], ["tensorflow", "tensorflow_savedmodel", "model.savedmodel"]),
+        ('backend: "tensorflow"', [], ["tensorflow", "", ""]),
+        ('platform: "ensemble"', ["model.py"], ["", "ensemble", ""]),
+        ('backend: "own"', ["model.py"], ["own", "", ""]),
+        ('default_model_filename: "other"', ["model.py"], ["", "", "other"]),
+    ],
+)
+def test_backend_platform_and_file_name_imply_each_other(
+    text: str, files: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    assert resolved(text, tuple(files), tmp_path) == expected
+
+
+def test_what_follows_the_first_dot_of_the_name_is_the_backend(tmp_path: Path) -> None:
+    assert resolved("", (), tmp_path, "a.b.c") == ["b.c", "", "model.b.c"]
+
+
+def test_a_model_without_any_hint_has_no_backend(tmp_path: Path) -> None:
+    with pytest.raises(HostError) as caught:
+        resolved("", (), tmp_path)
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message == (
+        "Invalid model name: Could not determine backend for model 'm' with no backend in model "
+        "configuration. Expected model name of the form 'model.<backend_name>'."
+    )
+
+
+def test_only_version_directories_are_searched_for_files(tmp_path: Path) -> None:
+    for name in (".cache", "00", "a", "3", "12"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "1").touch()
+    assert first_version_dir(tmp_path) == tmp_path / "12"
+    assert first_version_dir(tmp_path / "a") is None
+    assert first_version_dir(tmp_path / "missing") is None
+
+
+def test_versions_are_plain_numbers() -> None:
+    assert all(map(is_version, ["0", "1", "10", "9223372036854775807"]))
+    assert not any(map(is_version, ["", "01", "-3", "1abc", "1 ", "²", "9223372036854775808"]))
