@@ -59,10 +59,13 @@ class Log(logging.Handler):
         self.log_format = options.log_format
         self._verbose_level = 0
         self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
-        self._before = (LOGGER.level, LOGGER.propagate)
-        self.verbose_level = options.log_verbose
+        others = _open_logs()
+        self._before: tuple[int, bool] = (
+            others[0]._before if others else (LOGGER.level, LOGGER.propagate)
+        )
         LOGGER.propagate = False
         LOGGER.addHandler(self)
+        self.verbose_level = options.log_verbose
 
     @property
     def verbose_level(self) -> int:
@@ -72,15 +75,17 @@ class Log(logging.Handler):
     @verbose_level.setter
     def verbose_level(self, level: int) -> None:
         self._verbose_level = level
-        # What nobody will read is not even made.
-        LOGGER.setLevel(verbose(level) if level > 0 else logging.INFO)
+        _set_level()
 
     def close(self) -> None:
         """Leave the logger as it was, and close the file. A second call does nothing."""
         if self in LOGGER.handlers:
             LOGGER.removeHandler(self)
-            level, LOGGER.propagate = self._before
-            LOGGER.setLevel(level)
+            if _open_logs():
+                _set_level()
+            else:
+                level, LOGGER.propagate = self._before
+                LOGGER.setLevel(level)
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -159,6 +164,16 @@ def configure(options: LogOptions) -> Log:
     return Log(options)
 
 
+def _open_logs() -> list[Log]:
+    return [handler for handler in LOGGER.handlers if isinstance(handler, Log)]
+
+
+def _set_level() -> None:
+    """Let the logger drop early what no log will write."""
+    most = max(log.verbose_level for log in _open_logs())
+    LOGGER.setLevel(verbose(most) if most > 0 else logging.INFO)
+
+
 def visible(text: str) -> str:
     """The text with control characters other than tab and newline as escapes."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
@@ -170,12 +185,15 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     It is as wide as the terminal allows, or 500 columns; long cells wrap.
     """
     cells = [[visible(cell).split("\n") for cell in row] for row in [headers, *rows]]
-    widths = [max(len(line) for cell in column for line in cell) for column in zip(*cells)]
-    limit = _terminal_width() - len(widths) * 3 - 1
-    while sum(widths) > limit and max(widths) > 1:
-        widest = widths.index(max(widths))
-        rest = sorted(widths)[-2] if len(widths) > 1 else 0
-        widths[widest] = max(min(rest, widths[widest] - 1), widths[widest] - (sum(widths) - limit))
+    columns = zip(*cells, strict=True)
+    widths = [max(1, *(len(line) for cell in column for line in cell)) for column in columns]
+    excess = sum(widths) + len(widths) * 3 + 1 - _terminal_width()
+    while excess > 0 and max(widths) > 1:
+        # The widest column gives way, down to the next one at a time.
+        *_, second, most = [1, *sorted(widths)]
+        less = max(min(second, most - 1), most - excess)
+        widths[widths.index(most)] = less
+        excess -= most - less
     border = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     lines = ["", border, *_row(cells[0], widths), border]
     for row in cells[1:]:

@@ -151,13 +151,19 @@ def stamp(model_dir: Path) -> Stamp:
     Names are compared as well as times, so that a removed file counts (configuration spec 8.4).
     """
     found = set()
+    walked: set[str] = set()
     for folder, folders, files in os.walk(model_dir, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in walked:
+            folders.clear()  # links may lead in circles
+            continue
+        walked.add(real)
         folders[:] = [name for name in folders if name != "__pycache__"]
         for path in (os.path.join(folder, name) for name in files):
             try:
                 status = os.stat(path)
-            except FileNotFoundError:
-                continue  # removed while we looked, so it is not there
+            except OSError:
+                continue  # a dangling link, or removed while we looked: it is not there
             found.add((path, max(status.st_mtime_ns, status.st_ctime_ns), status.st_size))
     return frozenset(found)
 

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from host import log
 from host.core import Core
 from host.errors import HostError, internal, unavailable
 from host.frontends.grpc_aio import GrpcAioFrontend
+from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import GrpcService
 from host.inference import InferRequest, InferResponse
 from host.inprocess import Arrays, Result, to_request, to_result
 from host.instances.pool import StubPool
+from host.log import Log, configure, table
 from host.models.lifecycle import Lifecycle
 from host.models.loader import Loader
 from host.models.registry import Registry, State
@@ -42,7 +43,7 @@ class Server:
         self._pool: StubPool | None = None
         self._lifecycle: Lifecycle | None = None
         self._grpc: GrpcAioFrontend | None = None
-        self._log: log.Log | None = None
+        self._log: Log | None = None
 
     async def start(self) -> Server:
         """Load the models, then open the ports.
@@ -51,7 +52,7 @@ class Server:
         had been started is stopped again.
         """
         options = self.options
-        self._log = log.configure(options)
+        self._log = configure(options)
         try:
             for warning in options.warnings:
                 _log.warning(warning)
@@ -66,7 +67,7 @@ class Server:
 
     async def _load(self) -> None:
         options = self.options
-        repository = Repository([Path(path) for path in options.model_repository])
+        repository = Repository(Path(path) for path in options.model_repository)
         pool = self._pool = StubPool(options.arena_limit, self.core.ask, self.core.break_circle)
         lifecycle = self._lifecycle = Lifecycle(
             self._registry,
@@ -100,7 +101,7 @@ class Server:
     async def _open_grpc(self) -> None:
         options = self.options
         self._grpc = GrpcAioFrontend(
-            GrpcService(self.core), options.grpc_address, options.grpc_port, options.grpc
+            GrpcService(self.core), options.grpc_address, options.grpc_port, _grpc_options(options)
         )
         try:
             self.grpc_port = await self._grpc.start()
@@ -121,7 +122,7 @@ class Server:
                 if version.state is not State.READY and version.reason:
                     status += f": {version.reason}"
                 rows.append([name, str(number), status])
-        return log.table(["Model", "Version", "Status"], rows)
+        return table(["Model", "Version", "Status"], rows)
 
     async def infer(
         self,
@@ -197,6 +198,28 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
+
+
+def _grpc_options(options: Options) -> GrpcOptions:
+    return GrpcOptions(
+        keepalive_time=options.grpc_keepalive_time,
+        keepalive_timeout=options.grpc_keepalive_timeout,
+        keepalive_permit_without_calls=options.grpc_keepalive_permit_without_calls,
+        http2_max_pings_without_data=options.grpc_http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data=(
+            options.grpc_http2_min_recv_ping_interval_without_data
+        ),
+        http2_max_ping_strikes=options.grpc_http2_max_ping_strikes,
+        max_connection_age=options.grpc_max_connection_age,
+        max_connection_age_grace=options.grpc_max_connection_age_grace,
+        reuse_port=options.reuse_grpc_port,
+        compression_level=options.grpc_infer_response_compression_level,
+        use_ssl=options.grpc_use_ssl,
+        use_ssl_mutual=options.grpc_use_ssl_mutual,
+        server_cert=options.grpc_server_cert,
+        server_key=options.grpc_server_key,
+        root_cert=options.grpc_root_cert,
+    )
 
 
 def _log_busy(lifecycle: Lifecycle, left: float) -> None:

@@ -1,11 +1,18 @@
 """Between messages and what a model author sees."""
 
-from typing import List, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple, cast
 
 import pb_utils
 from stub.memory import Memory
 from stub.wire.arena import ArenaFull, Block
-from stub.wire.messages import INLINE_LIMIT, WireError, WireRequest, WireResponse, WireTensor
+from stub.wire.messages import (
+    INLINE_LIMIT,
+    Parameter,
+    WireError,
+    WireRequest,
+    WireResponse,
+    WireTensor,
+)
 
 Handle = Tuple[int, int]
 """Which incoming request this is: (batch, index in the batch)."""
@@ -66,7 +73,7 @@ def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireReques
         request._request_id,
         [tensor_to(tensor, memory) for tensor in request._inputs],
         list(request._requested_output_names),
-        dict(request._parameters),
+        _parameters(request._parameters),
         request._correlation_id,
         request._flags,
         request._timeout,
@@ -79,7 +86,7 @@ def response_from(wire: WireResponse, memory: Memory) -> pb_utils.InferenceRespo
     """The answer to a BLS request."""
     error: Optional[pb_utils.TritonError] = None
     if wire.error is not None:
-        code = pb_utils.TritonErrorCode(wire.error.code)
+        code = pb_utils.TritonError.ErrorCode(wire.error.code)
         error = pb_utils.TritonError(wire.error.message, code)
     outputs = [tensor_from(tensor, memory) for tensor in wire.outputs]
     return pb_utils.InferenceResponse._from_wire(outputs, error, wire.parameters)
@@ -103,7 +110,12 @@ def response_to(
         ]
     except ArenaFull as full:
         return WireResponse([], {}, WireError(int(pb_utils.TritonError.INTERNAL), no_room(full)))
-    return WireResponse(outputs, response._parameters)
+    return WireResponse(outputs, _parameters(response._parameters))
+
+
+def _parameters(parameters: Optional[Mapping[str, object]]) -> Dict[str, Parameter]:
+    """Their values were checked when the request or response was made."""
+    return cast(Dict[str, Parameter], dict(parameters)) if parameters else {}
 
 
 def no_room(full: ArenaFull) -> str:

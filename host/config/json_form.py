@@ -98,8 +98,10 @@ def from_json(form: str | Mapping[str, Any]) -> ModelConfig:
 
 def _message(descriptor: Any, data: Any, path: str) -> Any:
     """`data` with the schema's own names for fields and enum values."""
+    if data is None:
+        return None
     if not isinstance(data, Mapping):
-        return data
+        raise ValueError(f"field '{path}': expected an object, got {data!r:.40}")
     fields = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
     result: dict[str, Any] = {}
     for name, value in data.items():
@@ -129,7 +131,9 @@ def _single(field: Field, value: Any, path: str) -> Any:
         return value
     names = enum_names(field)
     known = [name for name in names if isinstance(value, str) and name == value.upper()]
-    if known or (isinstance(value, int) and value in field.enum_type.values_by_number):
-        return known[0] if known else value
+    if known:
+        return known[0]
+    if type(value) is int and value in field.enum_type.values_by_number:
+        return value
     hint = suggest(str(value), names)
     raise ValueError(f"field '{path}': expected one of {', '.join(names)}, got {value!r}{hint}")

@@ -113,8 +113,8 @@ def check_batch_tensors(config: ModelConfig) -> Findings:
                 "batch input data type must be TYPE_INT32 or TYPE_FP32", f"{path}.data_type"
             )
         yield from _check_known_sources(batch, inputs, path)
-    targets: set[str] = set()
     for index, batch in enumerate(config.batch_output):
+        targets: set[str] = set()
         path = f"batch_output[{index}]"
         kind = pb.BatchOutput.Kind.Name(batch.kind)
         yield from _check_sources(batch, f"batch output kind '{kind}'", path)

@@ -11,13 +11,13 @@ from host.frontends.grpc_admin import AdminCore, admin_methods
 from host.frontends.grpc_codec import (
     InferMessage,
     parse_infer_request,
-    parse_model_version,
     to_request,
 )
 from host.frontends.grpc_encode import encode_infer_response
 from host.frontends.grpc_methods import Context, Send, Services, StreamMethod, UnaryMethod
 from host.frontends.grpc_stream import InferStream
 from host.inference import Call, InferRequest, InferResponse
+from host.models.registry import parse_version
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
@@ -127,7 +127,7 @@ class GrpcService:
             request = to_request(message)
         except HostError:
             # The version is checked before the model is looked up, all else after that (spec 2.2).
-            parse_model_version(message.model_version)
+            parse_version(message.model_version)
             self._core.model_metadata(message.model_name, message.model_version)
             raise
         return self._core.infer(request, unary)

@@ -34,7 +34,7 @@ class Channel:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.bind(self.endpoint)
         self._handlers: dict[bytes, FrameHandler] = {}
-        self._fd = self._socket.getsockopt(zmq.FD)
+        self._fd: int = self._socket.FD  # readable when the socket may have something to read
         self._reading = False
         self._loop.add_reader(self._fd, self._read)
 
@@ -53,7 +53,7 @@ class Channel:
         self._socket.send(token + socket, zmq.SNDMORE)
         self._socket.send(encode(messages))
         # ZeroMQ signals only new input: sending may have consumed the signal.
-        if not self._reading and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if not self._reading and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._reading = True
             self._loop.call_soon(self._read)
 

@@ -7,7 +7,6 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from host.errors import HostError, internal, unavailable
 from host.inference import Call, InferRequest, InferResponse, Tensor
 from host.instances.arenas import Arenas
+from host.instances.batch import Batch, Times
 from host.instances.channel import SERVICE, WORK, Channel
 from host.instances.process import StubProcess, describe_exit
 from host.instances.transfer import ReturnsDue, Transfer, no_room
@@ -49,27 +49,6 @@ class HostServices(Protocol):
 
     def gone(self, instance: Instance) -> None:
         """The instance's process has ended."""
-
-
-@dataclass(slots=True)
-class Times:
-    """When a batch got how far: CLOCK_MONOTONIC nanoseconds."""
-
-    started: int
-    inputs_ready: int
-    outputs_begin: int
-    ended: int
-
-
-class Batch:
-    """Calls that run together; `done` is called once, with the times or None if the stub died."""
-
-    __slots__ = ("calls", "done", "number")
-
-    def __init__(self, calls: Sequence[Call], done: Callable[[Batch, Times | None], None]) -> None:
-        self.calls = calls
-        self.done = done
-        self.number = 0
 
 
 class Instance:

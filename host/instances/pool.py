@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from host.inference import Call, InferRequest
 from host.instances.arenas import Arenas
@@ -34,7 +34,7 @@ class StubPool:
         self.arenas = Arenas(arena_limit)
         # A stub asks the kernel to be killed when the thread that started it ends: this one does
         # so only after all stubs.
-        self.spawner = ThreadPoolExecutor(1, thread_name_prefix="pbhost-spawner")
+        self.spawner: Executor = ThreadPoolExecutor(1, thread_name_prefix="pbhost-spawner")
         self.ask = ask
         self.break_circle = break_circle
         self._alive: set[Instance] = set()

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from host.errors import HostError, unavailable
 from host.inference import Call
-from host.instances.instance import Batch, Instance, Times
+from host.instances.batch import Batch, Times
+from host.instances.instance import Instance
 from host.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger("pbhost")

@@ -92,7 +92,11 @@ class Loader:
     ) -> PythonModel:
         model = PythonModel(config, version)
 
+        restore = model.signature.restore
+
         def lane(stub: Instance, spec: InstanceSpec) -> Supervisor:
+            stub.restore = restore
+
             async def launch() -> Instance:
                 fresh = await self._pool.start(spec.name, stub.label)
                 try:
@@ -100,6 +104,7 @@ class Loader:
                 except BaseException:
                     fresh.kill()
                     raise
+                fresh.restore = restore
                 return fresh
 
             return Supervisor(stub, launch, model.scheduler, model.report)

@@ -9,7 +9,7 @@ from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
 from host.errors import HostError, unavailable
 from host.inference import Call, InferRequest
-from host.instances.instance import Batch, Times
+from host.instances.batch import Batch, Times
 from host.instances.supervisor import LaneState, Supervisor
 from host.models.signature import Signature
 from host.scheduling.direct import DirectScheduler

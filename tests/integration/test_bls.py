@@ -70,8 +70,8 @@ def test_errors_come_back_as_responses(client: Client) -> None:
     assert failure(ask, client, "nobody", array) == (
         "StatusCode.INTERNAL",
         (
-            "Model nobody - Error when running inference: Request for unknown model: 'nobody' is not"
-            " found"
+            "Model nobody - Error when running inference: Request for unknown model: 'nobody'"
+            " is not found"
         ),
     )
     _, text = failure(ask, client, "identity:9", array)

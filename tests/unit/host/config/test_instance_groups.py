@@ -113,8 +113,9 @@ def test_an_ensemble_has_no_groups() -> None:
             "kind: KIND_GPU gpus: [0, 5]",
             [0, 1],
             (
-                "instance group m_0 of model m specifies invalid or unsupported gpu id 5. GPUs with at "
-                "least the minimum required CUDA compute compatibility of 6.000000 are: 0, 1"
+                "instance group m_0 of model m specifies invalid or unsupported gpu id 5. GPUs "
+                "with at least the minimum required CUDA compute compatibility of 6.000000 "
+                "are: 0, 1"
             ),
             "gpus[1]",
         ),

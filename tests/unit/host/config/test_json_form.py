@@ -169,8 +169,8 @@ def test_json_is_read_in_any_spelling_that_protobuf_allows() -> None:
         (
             '{"instance_group":[{"kind":"gpu"}]}',
             (
-                "failed to parse model configuration JSON: field 'instance_group[0].kind': expected "
-                "one of KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL, got 'gpu', "
+                "failed to parse model configuration JSON: field 'instance_group[0].kind': "
+                "expected one of KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL, got 'gpu', "
                 "did you mean 'KIND_GPU'?"
             ),
         ),
@@ -209,7 +209,7 @@ def test_a_mistake_in_json_is_named(form: str, expected: str) -> None:
         '{"instance_group":[{"kind":[]}]}',
         '{"dynamic_batching":{"priority_queue_policy":{"x":{}}}}',
         '{"dynamic_batching":{},"sequence_batching":{}}',
-        '{"name":' + "[" * 100_000,
+        pytest.param('{"name":' + "[" * 100_000, id="bottomless"),
     ],
 )
 def test_json_that_does_not_fit_the_schema_is_refused(form: str) -> None:
@@ -244,7 +244,8 @@ def contents(field: Field) -> st.SearchStrategy[Any]:
 @st.composite
 def messages(draw: st.DrawFn, descriptor: Any) -> Any:
     """A dictionary from field name to value, one member at most of every choice."""
-    chosen = draw(st.sets(st.sampled_from([f.name for f in descriptor.fields]), max_size=4))
+    names = [field.name for field in descriptor.fields]
+    chosen = draw(st.sets(st.sampled_from(names), max_size=4)) if names else set()
     taken: set[str] = set()
     result = {}
     for field in descriptor.fields:

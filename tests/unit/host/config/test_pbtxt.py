@@ -229,15 +229,16 @@ def test_a_dollar_inside_a_string_is_the_models_own_business() -> None:
         (
             "input { reshape {} reshape {} }",
             (
-                "line 1, column 20: field 'reshape' of ModelInput (field 'input[0]') is given twice, "
-                "first at line 1, column 9"
+                "line 1, column 20: field 'reshape' of ModelInput (field 'input[0]') is given "
+                "twice, first at line 1, column 9"
             ),
         ),
         (
             "dynamic_batching {}\nsequence_batching {}",
             (
-                "line 2, column 1: fields 'dynamic_batching' and 'sequence_batching' of ModelConfig "
-                "are both given, expected one scheduling_choice, first at line 1, column 1"
+                "line 2, column 1: fields 'dynamic_batching' and 'sequence_batching' of "
+                "ModelConfig are both given, expected one scheduling_choice, "
+                "first at line 1, column 1"
             ),
         ),
     ],

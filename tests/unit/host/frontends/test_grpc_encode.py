@@ -23,7 +23,7 @@ tensors = st.builds(
     name=texts,
     datatype=texts,
     shape=st.lists(st.integers(0, 2**63 - 1), max_size=4),
-    data=st.binary(max_size=300) | st.binary(max_size=300).map(memoryview),
+    data=st.binary(max_size=300) | st.binary(max_size=300).map(lambda data: memoryview(data)),
 )
 parameters = st.dictionaries(
     texts,
@@ -73,7 +73,7 @@ def test_a_streamed_response_says_whether_it_is_the_last(
 
 
 def test_an_output_of_wide_items_counts_bytes() -> None:
-    data = memoryview(np.arange(3, dtype="<i4"))
+    data = np.arange(3, dtype="<i4").data
     response = InferResponse("m", 1, outputs=[Tensor("o", "INT32", [3], data)])
     message = pb.ModelInferResponse.FromString(encode_infer_response(response))
     assert message.raw_output_contents[0] == data.tobytes()
@@ -82,11 +82,13 @@ def test_an_output_of_wide_items_counts_bytes() -> None:
 
 
 def test_a_response_that_grpc_cannot_carry() -> None:
-    data = memoryview(np.empty(2**31 - 1, np.uint8))  # never touched: it costs address space only
+    data = np.empty(2**31 - 1, np.uint8).data  # never touched: it costs address space only
     response = InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [data.nbytes], data)])
     with pytest.raises(HostError) as caught:
         encode_infer_response(response)
-    size = data.nbytes + len("\x0a\x01m\x12\x011") + len("\x2a\x12\x0a\x01o") + 7 + 8 + 6
+    header = pb.ModelInferResponse(model_name="m", model_version="1")
+    header.outputs.add(name="o", datatype="UINT8", shape=[data.nbytes])
+    size = header.ByteSize() + 1 + 5 + data.nbytes  # a tag and a length of five bytes
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == (
         f"Response has byte size {size} which exceeds gRPC's byte size limit 2147483647."

@@ -1,0 +1,95 @@
+"""The two servers that are compared: started on the same models, watched, stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import tritonclient.grpc as grpcclient
+
+from benchmarks.peer import Peer
+
+DEADLINE = 180.0  # seconds for a server to become ready
+
+
+class RunningServer:
+    """A server that is ready; `seconds` is how long that took from its start."""
+
+    def __init__(self, pid: int, grpc_port: int, seconds: float) -> None:
+        self.pid = pid
+        self.grpc_port = grpc_port
+        self.seconds = seconds
+
+    def stub_megabytes(self) -> list[float]:
+        """Proportional set size of each stub: its share of all memory it has mapped."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return [child.memory_full_info().pss / 1e6 for child in children]
+
+
+@contextmanager
+def ours(repository: Path) -> Iterator[RunningServer]:
+    """This project's host."""
+    port = _free_port()
+    command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository}"]
+    with _running([*command, f"--grpc-port={port}", "--grpc-address=127.0.0.1"], port) as server:
+        yield server
+
+
+@contextmanager
+def theirs(repository: Path, peer: Peer) -> Iterator[RunningServer]:
+    """The peer."""
+    port = _free_port()
+    with _running(peer.command(repository, port), port, peer.environment()) as server:
+        yield server
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], port: int, environment: Mapping[str, str] | None = None
+) -> Iterator[RunningServer]:
+    with tempfile.TemporaryFile() as output:
+        started = time.monotonic()
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**(environment or os.environ)}
+        )
+        try:
+            _wait_ready(process, port)
+            yield RunningServer(process.pid, port, time.monotonic() - started)
+        except BaseException:
+            output.seek(0)
+            sys.stderr.write(output.read().decode(errors="replace")[-4000:])
+            raise
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    pause = threading.Event()
+    end = time.monotonic() + DEADLINE
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        while time.monotonic() < end:
+            if process.poll() is not None:
+                raise SystemExit(f"{process.args} has ended")
+            # Asked over a bare socket first: a failed gRPC connection backs off for a second.
+            with socket.socket() as probe:
+                listening = probe.connect_ex(("127.0.0.1", port)) == 0
+            if listening and client.is_server_ready():
+                return
+            pause.wait(0.005)
+    raise SystemExit(f"{process.args} was not ready in {DEADLINE} s")

@@ -1,0 +1,283 @@
+"""What the values of single flags must look like (protocol spec 8.2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from host.flags import BadValue, Kind, integer, one_of
+
+_CATEGORIES = frozenset(
+    "health metadata inference shared-memory model-config model-repository statistics trace"
+    " logging".split()
+)
+_DEVICE = re.compile(r"[0-9]+:[0-9]+")
+_FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
+_RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+
+log_format = one_of("invalid argument for --log-format", "default", "ISO8601")
+rate_limit = one_of("invalid argument for --rate-limit", "off", "execution_count")
+compression_level = one_of(
+    "invalid argument for --grpc_infer_response_compression_level", "none", "low", "medium", "high"
+)
+
+
+def _read_verbosity(text: str) -> int:
+    level: int = {"true": 1, "false": 0}.get(text.lower(), -1)
+    return level if level >= 0 else _WHOLE.read(text)
+
+
+_WHOLE = integer()
+VERBOSITY = Kind("integer", _read_verbosity)
+
+
+def control_mode(mode: str) -> None:
+    """none or explicit; poll is to come."""
+    one_of("invalid argument for --model-control-mode", "none", "poll", "explicit")(mode)
+    if mode == "poll":
+        raise BadValue("mode 'poll' is not supported yet by this version")
+
+
+def not_negative(number: float) -> None:
+    """Zero or more."""
+    if not number >= 0:
+        raise BadValue(f"Provided option value is out of bound. Got {number}")
+
+
+def http_max_input_size(size: int) -> None:
+    """At least one byte."""
+    if size <= 0:
+        raise BadValue("Error: --http-max-input-size must be greater than 0.")
+
+
+def grpc_threads(count: int) -> None:
+    """2 to 128."""
+    if not 2 <= count <= 128:
+        raise BadValue(
+            "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
+        )
+
+
+def grpc_response_pool(size: int) -> None:
+    """At least one response."""
+    if size <= 0:
+        raise BadValue("Error: --grpc-max-response-pool-size must be greater than 0.")
+
+
+def _restriction(flag: str, what: str) -> Callable[[Sequence[str]], None]:
+    def check(settings: Sequence[str]) -> None:
+        seen: set[str] = set()
+        for setting in settings:
+            names, colon, rest = setting.partition(":")
+            key, equals, value = rest.partition("=")
+            if not (names and colon and key and equals and value):
+                raise BadValue(
+                    f"--{flag} option format is '<config name>:<setting>=<value>'. Got {setting}"
+                )
+            for name in names.split(","):
+                if name not in _CATEGORIES:
+                    raise BadValue(f"unknown restricted {what} '{name}' ")
+                if name in seen:
+                    raise BadValue(
+                        f"restricted {what} '{name}' can not be specified in multiple config groups"
+                    )
+                seen.add(name)
+
+    return check
+
+
+http_restriction = _restriction("http-restricted-api", "api")
+grpc_restriction = _restriction("grpc-restricted-protocol", "protocol")
+
+
+def _split(text: str) -> tuple[str, str, str] | None:
+    """The parts of `[<name>,]<setting>=<value>`; None if it is not that."""
+    name, comma, rest = text.partition(",")
+    setting, _, value = (rest if comma else text).partition("=")
+    return (name if comma else "", setting, value) if setting and value else None
+
+
+def metrics_config(settings: Sequence[str]) -> None:
+    """`<setting>=<value>` each."""
+    for text in settings:
+        parts = _split(text)
+        if parts is None or parts[0]:
+            raise BadValue(f"--metrics-config option format is <setting>=<value>. Got {text}")
+
+
+def cache_config(settings: Sequence[str]) -> None:
+    """`<cache>,<setting>=<value>` each, of one cache."""
+    names = set()
+    for text in settings:
+        parts = _split(text)
+        if parts is None or not parts[0]:
+            raise BadValue(
+                f"{'' if parts is None else 'No cache specified. '}--cache-config option format is"
+                f" '<cache name>,<setting>=<value>'. Got {text}"
+            )
+        names.add(parts[0])
+    if len(names) > 1:
+        raise BadValue(
+            "found multiple cache configurations, but only a single cache is currently supported"
+        )
+
+
+def host_policy(settings: Sequence[str]) -> None:
+    """`<policy>,<setting>=<value>` each, with known settings."""
+    for text in settings:
+        parts = _split(text)
+        if parts is None or not parts[0]:
+            raise BadValue(
+                f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}"
+            )
+        if parts[1] not in ("numa-node", "cpu-cores"):
+            raise BadValue(
+                f"Unsupported host policy setting '{parts[1]}' is specified, supported settings"
+                " are 'numa-node', 'cpu-cores'"
+            )
+
+
+def rate_resource(settings: Sequence[str]) -> None:
+    """`<name>:<count>[:<device>]` each."""
+    for text in settings:
+        if not _RESOURCE.fullmatch(text):
+            raise BadValue(
+                "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or"
+                f" '<resource_name>:<count>'. Got {text}"
+            )
+
+
+def device_sizes(flag: str) -> Callable[[Sequence[str]], None]:
+    """A check for `<device>:<bytes>` each."""
+
+    def check(settings: Sequence[str]) -> None:
+        for text in settings:
+            if not _DEVICE.fullmatch(text):
+                raise BadValue(f"--{flag} option format is '<device>:<bytes>'. Got {text}")
+
+    return check
+
+
+def gpu_limit(settings: Sequence[str]) -> None:
+    """`<device>:<fraction>` each."""
+    for text in settings:
+        if not _FRACTION.fullmatch(text):
+            raise BadValue(
+                f"--model-load-gpu-limit option format is '<device>:<fraction>'. Got {text}"
+            )
+
+
+def trace_config(settings: Sequence[str]) -> None:
+    """`[<mode>,]<setting>=<value>` each, with known modes and levels."""
+    for text in settings:
+        parts = _split(text)
+        if parts is None:
+            raise BadValue(
+                f"--trace-config option format is '<mode>,<setting>=<value>'. Got {text}"
+            )
+        name, setting, value = parts
+        if not name and setting == "level" and value.lower() not in _LEVELS:
+            raise BadValue(f"invalid value for trace level option: {value}")
+        mode = name or (value if setting == "mode" else "triton")
+        if mode not in ("triton", "opentelemetry"):
+            raise BadValue(
+                f"invalid value for trace mode option: {mode}. Available options are"
+                ' "triton" and "opentelemetry"'
+            )
+
+
+_NO_LEVELS = ("off", "false")
+_LEVELS = (*_NO_LEVELS, "true", "on", "min", "max", "timestamps", "tensors")
+
+
+def traces_nothing(settings: Sequence[str]) -> bool:
+    """Whether no trace level is on."""
+    levels = [parts[2] for text in settings if (parts := _split(text)) and parts[1] == "level"]
+    return all(level.lower() in _NO_LEVELS for level in levels)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonSettings:
+    """Settings of the Python backend, in bytes, threads and seconds (pb_utils spec 6.1)."""
+
+    shm_default_byte_size: int = 1048576
+    shm_growth_byte_size: int = 1048576
+    shm_region_prefix_name: str = "triton_python_backend_shm_region_"
+    thread_pool_size: int = 32
+    stub_timeout_seconds: int = 30
+    shm_message_queue_size: int = 1000
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> PythonSettings:
+        """From the texts of a command line; unknown ones are left out. Raises BadValue."""
+        chosen: dict[str, Any] = {}
+        for key, name in _PYTHON_KEYS.items():
+            if key in settings:
+                text = settings[key]
+                chosen[name] = text if name == "shm_region_prefix_name" else _stol(text)
+        made = cls(**chosen)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        if self.shm_default_byte_size < 1 << 20:
+            # The limit is 1 MiB; the text is Triton's.
+            raise BadValue("shm-default-byte-size can't be smaller than 4 MiBs")
+        if self.shm_growth_byte_size <= 0:
+            raise BadValue("shm-growth-byte-size can't be smaller than or equal to zero.")
+        if not self.shm_region_prefix_name:
+            raise BadValue("shm-region-prefix-name must at least contain one character.")
+        if self.thread_pool_size < 1:
+            raise BadValue("thread-pool-size can't be less than 1.")
+        if self.stub_timeout_seconds <= 0:
+            raise BadValue("stub-timeout-seconds can't be smaller than or equal to zero.")
+
+
+_PYTHON_KEYS = {
+    name if name == "shm_message_queue_size" else name.replace("_", "-"): name
+    for name in PythonSettings.__slots__
+}
+
+
+def _stol(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise BadValue("stol")
+    return int(text)
+
+
+def _read_backend(text: str) -> tuple[str, str, str]:
+    parts = _split(text)
+    if parts is None:
+        raise BadValue(
+            f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}"
+        )
+    return parts
+
+
+def _add_backend(
+    backends: dict[str, dict[str, str]], given: tuple[str, str, str]
+) -> dict[str, dict[str, str]]:
+    name, setting, value = given
+    return {**backends, name: {**backends.get(name, {}), setting: value}}
+
+
+BACKEND_CONFIG = Kind("string", _read_backend, _add_backend)
+
+
+def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
+    """The Python backend's settings must be usable."""
+    PythonSettings.of(backends.get("python", {}))
+
+
+def unused_settings(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Warnings about settings that nothing reads."""
+    return [
+        f"--backend-config: setting '{key}' of {f'backend {name!r}' if name else 'all backends'}"
+        " is not used by this version"
+        for name, settings in backends.items()
+        for key in settings
+        if name != "python" or key not in _PYTHON_KEYS
+    ]

@@ -1,0 +1,297 @@
+"""Command-line flags that are fields of a dataclass: declared once, read as getopt_long does."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+")
+_FLOAT = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+class Status(enum.Enum):
+    """What becomes of a flag. The value stands in the usage text."""
+
+    HONOURED = ""
+    IGNORED = "Accepted without effect."
+    UNSERVED = "Not served yet by this version."
+    REFUSED = "Not supported yet by this version."
+
+
+class BadValue(Exception):
+    """The text of a flag's value, or the value itself, will not do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a flag's text is read. `word` is for the usage text; empty: it takes no value.
+
+    `read` raises BadValue. With `add`, the flag may be given again: it puts what has been read to
+    the value so far.
+    """
+
+    word: str
+    read: Callable[[str], Any]
+    add: Callable[[Any, Any], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag and the field it sets. `check` raises BadValue for a value that is no good."""
+
+    name: str
+    field: str
+    default: Any
+    kind: Kind
+    group: str
+    help: str
+    status: Status
+    check: Callable[[Any], None] | None = None
+    also: str = ""
+    harmless: Callable[[Any], bool] | None = None
+
+    def is_off(self, value: Any) -> bool:
+        """Whether the value asks for nothing that a refused flag would have to do."""
+        return value == self.default or (self.harmless is not None and self.harmless(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A deprecated flag: `replace` gives the (flag, text) pairs that stand for a value of it."""
+
+    name: str
+    kind: Kind
+    help: str
+    replace: Callable[[Any], list[tuple[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Makes the fields of one group; `group(default, help)` is the value of a field."""
+
+    title: str
+    status: Status = Status.HONOURED
+
+    def __call__(
+        self,
+        default: _T,
+        help: str,
+        kind: Kind | None = None,
+        status: Status | None = None,
+        check: Callable[[Any], None] | None = None,
+        name: str = "",
+        also: str = "",
+        harmless: Callable[[Any], bool] | None = None,
+    ) -> _T:
+        """A field whose flag is called like it, and whose kind follows from the default."""
+        kind = kind or _KINDS[type(default)]
+        status = status or self.status
+        made = Flag(name, "", default, kind, self.title, help, status, check, also, harmless)
+        if isinstance(default, (list, dict)):
+            copy = type(default)
+            field: Any = dataclasses.field(
+                default_factory=lambda: copy(default), metadata={"flag": made}
+            )
+        else:
+            field = dataclasses.field(default=default, metadata={"flag": made})
+        return field  # type: ignore[no-any-return]
+
+
+def flags_of(owner: type) -> list[Flag]:
+    """The flags of a dataclass whose fields were made by groups, in their order."""
+    return [
+        dataclasses.replace(flag, field=field.name, name=flag.name or field.name.replace("_", "-"))
+        for field in dataclasses.fields(owner)
+        if (flag := field.metadata.get("flag")) is not None
+    ]
+
+
+def _read_bool(text: str) -> bool:
+    """true/on/1 or false/off/0 in any case. Raises BadValue."""
+    lower = text.lower()
+    if lower in ("true", "on", "1"):
+        return True
+    if lower in ("false", "off", "0"):
+        return False
+    raise BadValue(f"invalid value for bool option: {text}")
+
+
+def integer(low: int = -(2**31), high: int = 2**31 - 1) -> Kind:
+    """Whole numbers of a range. Unlike Triton's, the number must be the whole text."""
+
+    def read(text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            raise BadValue(f"Invalid option value. Got {text}")
+        # Longer texts are out of any bound, and Python refuses the longest of them.
+        value = int(text) if len(text) < 40 else high + 1
+        if not low <= value <= high:
+            raise BadValue(f"Provided option value is out of bound. Got {text}")
+        return value
+
+    return Kind("integer", read)
+
+
+def _read_float(text: str) -> float:
+    if not _FLOAT.fullmatch(text):
+        raise BadValue(f"Invalid option value. Got {text}")
+    value = float(text)
+    if value in (float("inf"), -float("inf")):
+        raise BadValue(f"Provided option value is out of bound. Got {text}")
+    return value
+
+
+def one_of(message: str, *choices: str) -> Callable[[Any], None]:
+    """A check that the value is one of the choices."""
+
+    def check(value: Any) -> None:
+        if value not in choices:
+            raise BadValue(message)
+
+    return check
+
+
+def _append(values: list[Any], value: Any) -> list[Any]:
+    return [*values, value]
+
+
+BOOLEAN = Kind("boolean", _read_bool)
+STRING = Kind("string", str)
+PORT = integer(0, 65535)
+SIZE = integer(0, 2**63 - 1)
+SWITCH = Kind("", lambda _: True)
+
+_HELP = Alias("help", SWITCH, "Print usage", lambda _: [])
+_KINDS = {
+    bool: BOOLEAN,
+    int: integer(),
+    float: Kind("float", _read_float),
+    str: STRING,
+    list: Kind("string", str, _append),
+}
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """What was given: values by field, the names as they stood there, and the deprecated ones."""
+
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    names: list[str] = dataclasses.field(default_factory=list)
+    deprecated: list[Alias] = dataclasses.field(default_factory=list)
+
+    def set(self, flag: Flag, text: str) -> None:
+        """Take a flag's text. Raises BadValue."""
+        value = _value(flag, text)
+        if flag.kind.add is not None:
+            value = flag.kind.add(self.values.get(flag.field, type(flag.default)()), value)
+        self.values[flag.field] = value
+
+
+def collect(argv: Sequence[str], flags: Sequence[Flag], aliases: Sequence[Alias]) -> CommandLine:
+    """The values of a command line, each read by itself. Raises BadValue; an empty one for help.
+
+    `--flag=value` and `--flag value`, unique prefixes, `--` to end the flags.
+    """
+    by_name = {flag.name: flag for flag in flags}
+    line = CommandLine()
+    for flag, text in _read(argv, [_HELP, *flags, *aliases]):
+        if flag is _HELP:
+            raise BadValue("")
+        line.names.append(flag.name)
+        if isinstance(flag, Flag):
+            line.set(flag, text)
+        else:
+            line.deprecated.append(flag)
+            for name, replacement in flag.replace(_value(flag, text)):
+                line.set(by_name[name], replacement)
+    return line
+
+
+def bad_option(name: str, error: BadValue) -> BadValue:
+    """The complaint about a flag's value."""
+    return BadValue(f'Bad option: "--{name}".\n{error}')
+
+
+def _value(flag: Flag | Alias, text: str) -> Any:
+    try:
+        return flag.kind.read(text)
+    except BadValue as error:
+        raise bad_option(flag.name, error) from None
+
+
+def _read(argv: Sequence[str], known: Sequence[Flag | Alias]) -> Iterator[tuple[Any, str]]:
+    """The flags one by one, each with its text.
+
+    Positional arguments are refused after all flags have been seen.
+    """
+    names = {
+        name: flag for flag in known for name in (flag.name, getattr(flag, "also", "")) if name
+    }
+    positional: list[str] = []
+    rest = iter(argv)
+    for argument in rest:
+        if argument == "--":
+            positional += rest
+        elif argument.startswith("--"):
+            written, equals, text = argument[2:].partition("=")
+            flag = names[_resolve(written, names)]
+            if flag.kind.word and not equals:
+                value = next(rest, None)
+                if value is None:
+                    raise BadValue(f"option '--{flag.name}' requires an argument")
+                text = value
+            elif equals and not flag.kind.word:
+                raise BadValue(f"option '--{flag.name}' doesn't allow an argument")
+            yield flag, text
+        elif argument.startswith("-") and argument != "-":
+            raise BadValue(f"unrecognized option '{argument}'{_hint(argument, names)}")
+        else:
+            positional.append(argument)
+    if positional:
+        raise BadValue(f"Unexpected argument: {positional[0]}")
+
+
+def _resolve(written: str, names: Iterable[str]) -> str:
+    """The name that was meant: itself, or the only one that begins so."""
+    if written in names:
+        return written
+    matches = [name for name in names if written and name.startswith(written)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        possible = " ".join(f"'--{name}'" for name in matches)
+        raise BadValue(f"option '--{written}' is ambiguous; possibilities: {possible}")
+    raise BadValue(f"unrecognized option '--{written}'{_hint(written, names)}")
+
+
+def _hint(written: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(written.lstrip("-").replace("_", "-").lower(), names, n=1)
+    return f", did you mean '--{close[0]}'?" if close else ""
+
+
+def usage(program: str, flags: Iterable[Flag], aliases: Iterable[Alias]) -> str:
+    """All flags by group, as `--help` shows them."""
+    lines = [f"Usage: {program} [options]", *_entry("help", "", _HELP.help)]
+    group = ""
+    for flag in flags:
+        if flag.group != group:
+            group = flag.group
+            lines += ["", f"{group}:"]
+        if flag.also:
+            lines += _entry(flag.also, flag.kind.word, f"Equivalent to --{flag.name}.")
+        lines += _entry(flag.name, flag.kind.word, f"{flag.help} {flag.status.value}")
+    lines += ["", "DEPRECATED:"]
+    for alias in aliases:
+        lines += _entry(alias.name, alias.kind.word, f"DEPRECATED: {alias.help}")
+    return "\n".join(lines) + "\n"
+
+
+def _entry(name: str, word: str, help: str) -> list[str]:
+    lines = textwrap.wrap(help, 72, initial_indent="\t", subsequent_indent="\t", tabsize=8)
+    return [f"  --{name} <{word}>" if word else f"  --{name}", *lines]

@@ -1,0 +1,345 @@
+"""What a server is told: every option once, as a field that is its command-line flag as well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from host import flag_values as values
+from host.flag_values import PythonSettings
+from host.flags import (
+    BOOLEAN,
+    PORT,
+    SIZE,
+    STRING,
+    SWITCH,
+    Alias,
+    BadValue,
+    CommandLine,
+    Group,
+    Status,
+    bad_option,
+    collect,
+    flags_of,
+    integer,
+)
+from host.flags import usage as usage_text
+
+StrPath = str | os.PathLike[str]
+
+_server = Group("Server")
+_logging = Group("Logging")
+_models = Group("Model Repository")
+_http = Group("HTTP", Status.UNSERVED)
+_grpc = Group("GRPC")
+_metrics = Group("Metrics", Status.UNSERVED)
+_tracing = Group("Tracing", Status.REFUSED)
+_backend = Group("Backend")
+_agent = Group("Repository Agent", Status.REFUSED)
+_cache = Group("Response Cache", Status.REFUSED)
+_rate = Group("Rate Limiter", Status.REFUSED)
+_shm = Group("Shared Memory", Status.REFUSED)
+_device = Group("Memory/Device Management", Status.IGNORED)
+_cloud = Group("Sagemaker, Vertex", Status.REFUSED)
+_own = Group("Stub Processes")
+
+_REFUSED = Status.REFUSED
+_IGNORED = Status.IGNORED
+
+
+class UsageError(ValueError):
+    """The options cannot be used. `str()` is what the user should read, `detail` the complaint."""
+
+    def __init__(self, detail: str, usage: str = "") -> None:
+        super().__init__("\n".join(filter(None, [usage, detail])))
+        self.detail = detail
+
+
+@dataclass
+class Options:
+    """Options of a server. Raises UsageError for values that are no good, or not supported yet.
+
+    `warnings` says what is accepted but will not have the effect that its name promises.
+    """
+
+    # fmt: off
+    id: str = _server("triton", "Identifier for this server.")
+    exit_timeout_secs: int = _server(30, "Seconds to wait at exit for requests in flight.")
+
+    log_verbose: int = _logging(0, "Verbose level; 0 is off.", values.VERBOSITY)
+    log_info: bool = _logging(True, "Whether to log infos.")
+    log_warning: bool = _logging(True, "Whether to log warnings.")
+    log_error: bool = _logging(True, "Whether to log errors.")
+    log_format: str = _logging("default", "default or ISO8601.", check=values.log_format)
+    log_file: str = _logging("", "Append the log to this file, not to the console.")
+
+    model_repository: Sequence[StrPath] = _models(
+        [], "Directory of models; may be given several times.", also="model-store")
+    exit_on_error: bool = _models(True, "Exit if a model does not load at start-up.")
+    disable_auto_complete_config: bool = _models(
+        False, "Require complete model configurations.", SWITCH)
+    strict_readiness: bool = _models(True, "Be ready only if every model is.")
+    model_control_mode: str = _models(
+        "none", "none: load all models at start-up. poll: and follow changes on disk. explicit:"
+        " load those of --load-model, then as clients ask.", check=values.control_mode)
+    repository_poll_secs: int = _models(15, "Interval of polls.", integer(0), _IGNORED)
+    load_model: list[str] = _models(
+        [], "Model to load at start-up, * for all; explicit mode only. May be given several times.")
+    model_config_name: str = _models("", "Use configs/<name>.pbtxt of models.", status=_REFUSED)
+    model_load_thread_count: int = _models(4, "How many models may load at a time.")
+    model_load_retry_count: int = _models(0, "Further attempts to load.", status=_REFUSED)
+    model_namespacing: bool = _models(False, "Models may share a name.", status=_REFUSED)
+    enable_peer_access: bool = _models(True, "GPU peer access.", status=_IGNORED)
+
+    allow_http: bool = _http(True, "Whether to listen for HTTP requests.")
+    http_address: str = _http("0.0.0.0", "Address to listen on.")
+    http_port: int = _http(8000, "Port to listen on, 0 for a free one.", PORT)
+    reuse_http_port: bool = _http(False, "Let servers share the port.")
+    http_header_forward_pattern: str = _http("", "Headers that become request parameters.")
+    http_thread_count: int = _http(8, "Threads for HTTP.")
+    http_max_input_size: int = _http(
+        67108864, "Most bytes of a JSON request.", SIZE, check=values.http_max_input_size)
+    http_restricted_api: list[str] = _http(
+        [], "<apis>:<key>=<value>: APIs that need a header.", check=values.http_restriction)
+
+    allow_grpc: bool = _grpc(True, "Whether to listen for gRPC requests.")
+    grpc_address: str = _grpc("0.0.0.0", "Address to listen on.")
+    grpc_port: int = _grpc(8001, "Port to listen on, 0 for a free one.", PORT)
+    reuse_grpc_port: bool = _grpc(False, "Let servers share the port.")
+    grpc_header_forward_pattern: str = _grpc(
+        "", "Metadata that become request parameters.", status=_REFUSED)
+    grpc_restricted_protocol: list[str] = _grpc(
+        [], "<protocols>:<key>=<value>: protocols that need a header.",
+        status=_REFUSED, check=values.grpc_restriction)
+    grpc_infer_thread_count: int = _grpc(
+        2, "Threads for inference.", status=_IGNORED, check=values.grpc_threads)
+    grpc_infer_allocation_pool_size: int = _grpc(8, "Reused messages.", status=_IGNORED)
+    grpc_max_response_pool_size: int = _grpc(
+        2147483647, "Most responses that wait for one stream.",
+        status=_REFUSED, check=values.grpc_response_pool)
+    grpc_use_ssl: bool = _grpc(False, "Use TLS.")
+    grpc_use_ssl_mutual: bool = _grpc(False, "Use TLS, and require client certificates.")
+    grpc_server_cert: str = _grpc("", "PEM file with the server certificate.")
+    grpc_server_key: str = _grpc("", "PEM file with the server key.")
+    grpc_root_cert: str = _grpc("", "PEM file with the root certificate.")
+    grpc_infer_response_compression_level: str = _grpc(
+        "none", "none, low, medium or high.", check=values.compression_level)
+    grpc_keepalive_time: int = _grpc(7200000, "Milliseconds between pings.")
+    grpc_keepalive_timeout: int = _grpc(20000, "Milliseconds to wait for an answer to a ping.")
+    grpc_keepalive_permit_without_calls: bool = _grpc(False, "Ping without calls in flight.")
+    grpc_http2_max_pings_without_data: int = _grpc(2, "Pings without data; 0 is no limit.")
+    grpc_http2_min_recv_ping_interval_without_data: int = _grpc(
+        300000, "Milliseconds that clients must leave between pings without data.")
+    grpc_http2_max_ping_strikes: int = _grpc(2, "Bad pings to accept; 0 is no limit.")
+    grpc_max_connection_age: int = _grpc(0, "Milliseconds that a connection may last.")
+    grpc_max_connection_age_grace: int = _grpc(0, "Milliseconds for its calls after that.")
+
+    allow_metrics: bool = _metrics(True, "Whether to serve metrics.")
+    allow_gpu_metrics: bool = _metrics(True, "Whether to serve metrics of GPUs.")
+    allow_cpu_metrics: bool = _metrics(True, "Whether to serve metrics of the CPU.")
+    metrics_address: str = _metrics("", "Address to listen on; as for HTTP if not given.")
+    metrics_port: int = _metrics(8002, "Port to listen on, 0 for a free one.", PORT)
+    metrics_interval_ms: int = _metrics(2000, "Milliseconds between measurements.")
+    metrics_config: list[str] = _metrics([], "<setting>=<value>", check=values.metrics_config)
+
+    trace_config: list[str] = _tracing(
+        [], "[<mode>,]<setting>=<value>, the mode triton or opentelemetry.",
+        check=values.trace_config, harmless=values.traces_nothing)
+
+    backend_directory: str = _backend(
+        "/opt/tritonserver/backends", "Where to look for backends.", status=_REFUSED)
+    backend_config: dict[str, dict[str, str]] = _backend(
+        {}, "[<backend>,]<setting>=<value>; may be given several times.",
+        values.BACKEND_CONFIG, check=values.backend_config)
+
+    repoagent_directory: str = _agent("/opt/tritonserver/repoagents", "Where to look for agents.")
+
+    cache_config: list[str] = _cache([], "<cache>,<setting>=<value>", check=values.cache_config)
+    cache_directory: str = _cache("/opt/tritonserver/caches", "Where to look for caches.")
+
+    rate_limit: str = _rate("off", "off or execution_count.", check=values.rate_limit)
+    rate_limit_resource: list[str] = _rate(
+        [], "<name>:<count>[:<device>]; may be given several times.", check=values.rate_resource)
+
+    allow_client_shm: bool = _shm(False, "Whether clients may pass tensors by shared memory.")
+
+    pinned_memory_pool_byte_size: int = _device(268435456, "Pinned memory.", SIZE)
+    cuda_memory_pool_byte_size: list[str] = _device(
+        [], "<device>:<bytes>", check=values.device_sizes("cuda-memory-pool-byte-size"))
+    cuda_virtual_address_size: list[str] = _device(
+        [], "<device>:<bytes>", check=values.device_sizes("cuda-virtual-address-size"))
+    min_supported_compute_capability: float = _device(6.0, "Least capability of a GPU to use.")
+    buffer_manager_thread_count: int = _device(0, "Threads that copy tensors.")
+    host_policy: list[str] = _device(
+        [], "<policy>,<setting>=<value>", status=_REFUSED, check=values.host_policy)
+    model_load_gpu_limit: list[str] = _device(
+        [], "<device>:<fraction>", check=values.gpu_limit)
+
+    allow_sagemaker: bool = _cloud(False, "Whether to listen for Sagemaker.")
+    sagemaker_port: int = _cloud(8080, "Port to listen on.", PORT, _IGNORED)
+    sagemaker_safe_port_range: str = _cloud("", "<first>-<last>")
+    sagemaker_thread_count: int = _cloud(8, "Threads for Sagemaker.", status=_IGNORED)
+    allow_vertex_ai: bool = _cloud(False, "Whether to listen for Vertex AI.")
+    vertex_ai_port: int = _cloud(8080, "Port to listen on.", PORT, _IGNORED)
+    vertex_ai_thread_count: int = _cloud(8, "Threads for Vertex AI.", status=_IGNORED)
+    vertex_ai_default_model: str = _cloud("", "The model of requests without a name.")
+
+    arena_byte_size: int = _own(
+        0, "The most tensor memory that one process's arena may take; 0: the machine's memory.",
+        SIZE)
+    stub_grace_secs: float = _own(
+        10.0, "How long a stub whose callers have all gone may keep running at unload before it"
+        " is killed.", check=values.not_negative)
+
+    # fmt: on
+    warnings: list[str] = field(default_factory=list, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model_repository, (str, os.PathLike)):
+            self.model_repository = [self.model_repository]
+        for flag in FLAGS:
+            value = getattr(self, flag.field)
+            try:
+                if flag.check is not None:
+                    flag.check(value)
+                if flag.status is Status.REFUSED and not flag.is_off(value):
+                    raise BadValue(f"--{flag.name} is not supported yet by this version")
+            except BadValue as error:
+                raise UsageError(str(bad_option(flag.name, error))) from None
+        self._check_together()
+        self.exit_timeout_secs = max(0, self.exit_timeout_secs)
+        self.log_verbose = max(0, self.log_verbose)
+        self.model_load_thread_count = max(1, self.model_load_thread_count)
+        if self.model_control_mode != "poll":
+            self.repository_poll_secs = 0
+        self.warnings += values.unused_settings(self.backend_config)
+        self._warn_unserved(f.name for f in FLAGS if getattr(self, f.field) != f.default)
+
+    @property
+    def arena_limit(self) -> int:
+        """The most bytes that one process's arena may take."""
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return self.arena_byte_size or pages
+
+    @property
+    def python_settings(self) -> PythonSettings:
+        """The settings of `--backend-config=python,...`."""
+        return PythonSettings.of(self.backend_config.get("python", {}))
+
+    def _check_together(self) -> None:
+        if self.load_model and self.model_control_mode != "explicit":
+            raise UsageError(
+                "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as"
+                " well."
+            )
+        if "*" in self.load_model and len(self.load_model) > 1:
+            raise UsageError(
+                "Wildcard model name '*' must be the ONLY startup model if specified at all."
+            )
+        taken: dict[tuple[str, int], str] = {}
+        for service, address, port in self._listeners():
+            other = taken.setdefault((address, port), service)
+            if other != service:
+                raise UsageError(
+                    f"The server cannot listen to {other} requests and {service} requests at the"
+                    f" same address and port {address}:{port}"
+                )
+
+    def _listeners(self) -> list[tuple[str, str, int]]:
+        """What would listen where. What is not served yet stays out unless its port was chosen."""
+        metrics_address = self.metrics_address or self.http_address
+        return [
+            (service, address, port)
+            for service, allowed, address, port, default in (
+                ("HTTP", self.allow_http, self.http_address, self.http_port, 8000),
+                ("GRPC", self.allow_grpc, self.grpc_address, self.grpc_port, None),
+                ("metrics", self.allow_metrics, metrics_address, self.metrics_port, 8002),
+            )
+            if allowed and port not in (0, default)
+        ]
+
+    def _warn_unserved(self, given: Iterable[str]) -> None:
+        names = set(given)
+        unserved = any(f.name in names for f in FLAGS if f.status is Status.UNSERVED)
+        if unserved and _UNSERVED not in self.warnings:
+            self.warnings.append(_UNSERVED)
+
+
+FLAGS = flags_of(Options)
+"""Every flag but the deprecated ones, in the order of the usage text."""
+
+_UNSERVED = "HTTP and metrics are not served yet: their options have no effect."
+
+
+def _trace(setting: str) -> Any:
+    return lambda value: [("trace-config", f"{setting}={value}")]
+
+
+DEPRECATED = [
+    Alias(
+        "strict-model-config",
+        BOOLEAN,
+        "Please use --disable-auto-complete-config instead.",
+        lambda strict: [("disable-auto-complete-config", "")] if strict else [],
+    ),
+    Alias(
+        "response-cache-byte-size",
+        SIZE,
+        "Please use --cache-config local,size=<bytes> instead.",
+        lambda size: [("cache-config", f"local,size={size}")] if size else [],
+    ),
+    *(
+        Alias(
+            f"trace-{name}", kind, f"Please use --trace-config {setting}=<value>.", _trace(setting)
+        )
+        for name, kind, setting in (
+            ("file", STRING, "triton,file"),
+            ("level", STRING, "level"),
+            ("rate", integer(0), "rate"),
+            ("count", integer(-1), "count"),
+            ("log-frequency", integer(0), "triton,log-frequency"),
+        )
+    ),
+]
+"""Flags of older command lines, which stand for others."""
+
+
+def usage() -> str:
+    """The text of `--help`."""
+    return usage_text("pbhost serve", FLAGS, DEPRECATED)
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """The options of a command line (without the program's name).
+
+    Raises UsageError, whose text is the usage followed by what is wrong (nothing for `--help`).
+    """
+    try:
+        line = collect(argv, FLAGS, DEPRECATED)
+        _check_given(line)
+        options = Options(**line.values)
+    except (BadValue, UsageError) as error:
+        raise UsageError(str(error), usage()) from None
+    options.warnings[:0] = [
+        f"'--{alias.name}' has been deprecated! {alias.help}" for alias in line.deprecated
+    ]
+    options._warn_unserved(line.names)
+    return options
+
+
+def _check_given(line: CommandLine) -> None:
+    """What can be seen only on a command line."""
+    if {"response-cache-byte-size", "cache-config"} <= set(line.names):
+        raise UsageError(
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both"
+            " provided. Please provide one or the other."
+        )
+    if line.values.get("model_config_name") == "":
+        raise UsageError("Error: empty argument for --model-config-name")
+    repositories = line.values.get("model_repository", [])
+    if not repositories:
+        raise UsageError("--model-repository must be specified")
+    if not all(os.path.isdir(path) for path in repositories):
+        raise UsageError("repository path is not a valid directory")

@@ -1,0 +1,221 @@
+"""The `pbhost` command: its flags, its output, its end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from tests.asking import command, failure, tensor
+from tests.conftest import RepositoryBuilder, Serve
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "host", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_an_unknown_flag_is_a_clear_error_with_a_suggestion() -> None:
+    done = run("serve", "--model-repositry=x")
+    assert done.returncode == 1
+    assert "--model-repositry" in done.stderr
+    assert "--model-repository" in done.stderr
+
+
+def test_help_lists_the_flags() -> None:
+    done = run("serve", "--help")
+    assert done.returncode == 1
+    assert "--grpc-port" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("sing",)])
+def test_without_a_command_the_usage_is_shown(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert "Usage: pbhost serve" in done.stderr
+
+
+def test_a_repository_is_required_and_must_be_a_directory() -> None:
+    done = run("serve")
+    assert done.returncode == 1
+    assert "--model-repository must be specified" in done.stderr
+    done = run("serve", "--model-repository=/nowhere/at/all")
+    assert done.returncode == 1
+    assert "repository path is not a valid directory" in done.stderr
+
+
+def test_several_repositories_and_both_forms_of_flags(
+    repository: RepositoryBuilder, serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = RepositoryBuilder(tmp_path_factory.mktemp("other"))
+    repository.copy("identity")
+    other.copy("misbehave")
+    host = serve(repository, "--model-store", str(other.path), "--id", "me").wait_started()
+    with host.client() as client:
+        assert client.get_server_metadata().name == "me"
+        assert {m.name for m in client.get_model_repository_index().models} == {
+            "identity",
+            "misbehave",
+        }
+
+
+def test_a_model_in_two_repositories_is_refused(
+    repository: RepositoryBuilder, serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = RepositoryBuilder(tmp_path_factory.mktemp("other"))
+    repository.copy("identity")
+    other.copy("identity")
+    host = serve(repository, f"--model-repository={other.path}")
+    assert host.process.wait(60) == 1
+    assert "not unique across all model repositories" in host.output
+
+
+def test_a_taken_port_ends_the_start(repository: RepositoryBuilder, serve: Serve) -> None:
+    repository.copy("identity")
+    first = serve(repository).wait_started()
+    second = serve(repository, f"--grpc-port={first.port}")
+    assert second.process.wait(60) == 1
+    assert f"Socket '127.0.0.1:{first.port}' already in use" in second.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_what_runs_and_finalizes_the_models(
+    repository: RepositoryBuilder, serve: Serve, number: signal.Signals, tmp_path: object
+) -> None:
+    go = f"{tmp_path}/go"
+    source = f"""
+    import os, time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            print("waiting")
+            while not os.path.exists({go!r}):
+                time.sleep(0.01)
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+
+        def finalize(self):
+            print("finalized")
+    """
+    repository.add("waits", source)
+    host = serve(repository).wait_started()
+    with host.client() as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.infer, "waits", [])
+        host.wait_for("waiting")
+        host.process.send_signal(number)
+        host.wait_for(rf"Signal \({number.value}\) received")
+        status, _ = failure(client.infer, "waits", [])
+        assert status == "StatusCode.UNAVAILABLE"
+        with open(go, "w"):
+            pass
+        answer.result(timeout=60)
+    assert host.stop() == 0
+    assert "finalized" in host.output
+
+
+def test_a_signal_during_loading_ends_the_start(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = """
+    import time
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            print("loading for ever")
+            while True:
+                time.sleep(1)
+    """
+    repository.add("slow", source)
+    host = serve(repository)
+    host.wait_for("loading for ever")
+    assert host.stop(signal.SIGINT) == 0
+    assert not host.stubs()
+
+
+def test_strict_readiness_can_be_relaxed(repository: RepositoryBuilder, serve: Serve) -> None:
+    repository.copy("identity")
+    repository.add("broken", "import no_such_library\n")
+    host = serve(repository, "--exit-on-error=false", "--strict-readiness=false").wait_started()
+    with host.client() as client:
+        assert client.is_server_ready()
+
+
+def test_log_switches_are_obeyed(repository: RepositoryBuilder, serve: Serve) -> None:
+    source = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            logger = pb_utils.Logger
+            logger.log("Specific Msg!", logger.INFO)
+            logger.log_info("Info Msg!")
+            logger.log_warn("Warning Msg!")
+            logger.log_error("Error Msg!")
+            logger.log_verbose("Verbose Msg!")
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+    """
+    repository.add("talks", source)
+    host = serve(repository, "--log-verbose=1", "--log-warning=false").wait_started()
+    with host.client() as client:
+        client.infer("talks", [])
+    host.wait_for("Verbose Msg!")
+    host.stop()
+    for text, count in {"Specific": 1, "Info": 1, "Warning": 0, "Error": 1, "Verbose": 1}.items():
+        assert host.output.count(f"{text} Msg!") == count, text
+
+
+def test_statistics_count_what_was_done(repository: RepositoryBuilder, serve: Serve) -> None:
+    repository.copy("misbehave")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        for _ in range(3):
+            command(client, "echo x")
+        failure(command, client, "raises x")
+        failure(client.infer, "misbehave", [tensor("COMMAND", np.ones(1, dtype=np.int8))])
+        (stats,) = client.get_inference_statistics("misbehave").model_stats
+    assert (stats.name, stats.version) == ("misbehave", "1")
+    assert stats.inference_count == 3
+    assert stats.execution_count == 4
+    assert stats.inference_stats.success.count == 3
+    assert stats.inference_stats.fail.count == 1
+    assert stats.inference_stats.queue.count == 3
+    assert stats.inference_stats.compute_infer.ns > 0
+    assert [(batch.batch_size, batch.compute_infer.count) for batch in stats.batch_stats] == [
+        (1, 4)
+    ]
+
+
+def test_an_order_of_magnitude_more_instances_start_and_stop(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    config = repository.path / "identity" / "config.pbtxt"
+    config.write_text(config.read_text() + "instance_group [ { count: 12 } ]")
+    host = serve(repository).wait_started()
+    assert len(host.stubs()) == 12
+    with host.client() as client:
+        array = np.ones(4, dtype=np.float32)
+        client.infer("identity", [tensor("INPUT0", array)])
+    assert host.stop() == 0
+
+
+def test_streams_of_ordinary_models_answer_in_order(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    host = serve(repository).wait_started()
+    results: list[object] = []
+    with host.client() as client:
+        client.start_stream(lambda result, error: results.append(error or result))
+        for number in range(50):
+            array = np.full(number + 1, number, dtype=np.float32)
+            client.async_stream_infer("identity", [tensor("INPUT0", array)], request_id=str(number))
+        client.stop_stream()
+    ids = [r.get_response().id for r in results if isinstance(r, grpcclient.InferResult)]
+    assert ids == [str(number) for number in range(50)]

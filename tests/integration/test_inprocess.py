@@ -1,0 +1,103 @@
+"""A server inside this process, asked with numpy arrays."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import host
+from tests.conftest import RepositoryBuilder
+
+
+def options(repository: RepositoryBuilder, **more: object) -> host.Options:
+    settings = {"grpc_port": 0, "grpc_address": "127.0.0.1", "log_info": False, **more}
+    return host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]
+
+
+def test_an_async_server_answers_and_leaves_the_process_as_it_was(
+    repository: RepositoryBuilder,
+) -> None:
+    repository.copy("identity", "ask")
+    handlers = list(logging.getLogger().handlers)
+
+    async def main() -> None:
+        async with host.Server(options(repository)) as server:
+            array = np.arange(5, dtype=np.float32)
+            result = await server.infer("identity", {"INPUT0": array}, request_id="7")
+            np.testing.assert_array_equal(result["OUTPUT0"], array)
+            assert (result.model_name, result.model_version, result.id) == ("identity", 1, "7")
+            target = np.array(["identity"], dtype=np.object_)
+            big = np.arange(1_000_000, dtype=np.float32)
+            answers = await asyncio.gather(
+                *(server.infer("ask", {"MODEL": target, "INPUT0": big}) for _ in range(5))
+            )
+            for answer in answers:
+                np.testing.assert_array_equal(answer["OUTPUT0"], big)
+            with pytest.raises(host.HostError) as caught:
+                await server.infer("identity", {"INPUT0": array.astype(np.int8)})
+            assert caught.value.code is host.ErrorCode.INVALID_ARG
+
+    asyncio.run(main())
+    assert logging.getLogger().handlers == handlers
+
+
+def test_a_blocking_server_serves_many_threads(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+    with host.BlockingServer(options(repository, allow_grpc=False)) as server:
+        arrays = [np.full(1000, number, dtype=np.float32) for number in range(50)]
+        with ThreadPoolExecutor(8) as pool:
+            results = pool.map(lambda array: server.infer("identity", {"INPUT0": array}), arrays)
+            for array, result in zip(arrays, results, strict=True):
+                np.testing.assert_array_equal(result["OUTPUT0"], array)
+
+
+def test_a_failed_start_gives_everything_back(repository: RepositoryBuilder) -> None:
+    repository.add("broken", "import no_such_library\n")
+    with (
+        pytest.raises(host.HostError, match="failed to load all models"),
+        host.BlockingServer(options(repository, log_error=False)),
+    ):
+        pass
+
+
+def test_tensor_memory_is_given_back_after_a_burst(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+
+    async def main() -> None:
+        async with host.Server(options(repository, allow_grpc=False)) as server:
+            array = np.zeros(2_000_000, dtype=np.float32)
+            for _ in range(3):
+                await asyncio.gather(
+                    *(server.infer("identity", {"INPUT0": array}) for _ in range(10))
+                )
+            pool = server._pool
+            assert pool is not None
+            end = asyncio.get_running_loop().time() + 30
+            while pool.arenas.host.used or pool.arenas.host.warm:
+                assert asyncio.get_running_loop().time() < end, "memory is still held"
+                await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+
+
+def test_an_array_that_finds_no_room_fails_alone(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+
+    async def main() -> None:
+        small = options(repository, allow_grpc=False, arena_byte_size=4 << 20)
+        async with host.Server(small) as server:
+            with pytest.raises(host.HostError) as caught:
+                await server.infer("identity", {"INPUT0": np.zeros(2_000_000, dtype=np.float32)})
+            text = caught.value.message
+            assert text.startswith("Failed to increase the shared memory pool size to ")
+            assert "8000000 bytes were asked" in text
+            assert "of 4194304 bytes" in text
+            array = np.ones(1000, dtype=np.float32)
+            result = await server.infer("identity", {"INPUT0": array})
+            np.testing.assert_array_equal(result["OUTPUT0"], array)
+
+    asyncio.run(main())

@@ -1,0 +1,165 @@
+"""The rules of the house, checked: who may import whom, how large a module may get."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGES = ("host", "stub", "pb_utils")
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+LAYERS = [
+    ["host.errors"],
+    ["host.inference", "host.descriptions"],
+    ["host.config"],
+    ["host.repository", "host.options", "host.log", "host.statistics"],
+    ["host.scheduling"],
+    ["host.instances"],
+    ["host.models"],
+    ["host.core"],
+    ["host.frontends", "host.inprocess", "host.progress"],
+    ["host.server"],
+    ["host.blocking", "host.__main__"],
+]
+"""Lower ones know nothing of higher ones."""
+
+ONE_PLACE = {
+    "zmq": {"host.instances.channel", "stub.channel"},
+    "grpc": {"host.frontends.grpc_aio"},
+    "subprocess": {"host.instances.process"},
+    "mmap": {"stub.wire.arena"},
+    "uvloop": {"host.__main__"},
+}
+"""A library, and the only modules that may import it."""
+
+
+def imports(name: str, top_level_only: bool = False) -> Iterator[str]:
+    """The modules that a module imports; those under TYPE_CHECKING do not count."""
+    tree = ast.parse(MODULES[name].read_text())
+    todo: list[ast.AST] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (
+                full if (full := f"{node.module}.{alias.name}") in MODULES else node.module
+                for alias in node.names
+            )
+        if not top_level_only or not isinstance(node, ast.FunctionDef):
+            todo += ast.iter_child_nodes(node)
+
+
+def layer(name: str) -> int | None:
+    for level, prefixes in enumerate(LAYERS):
+        if any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes):
+            return level
+    return None
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_says_what_it_is_and_is_not_too_large(name: str) -> None:
+    text = MODULES[name].read_text()
+    assert ast.get_docstring(ast.parse(text)), "no docstring"
+    assert len(text.splitlines()) <= 400
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("host.")])
+def test_no_module_of_the_host_imports_upward(name: str) -> None:
+    own = layer(name)
+    assert own is not None, f"{name} has no place in the layers"
+    for imported in imports(name):
+        above = layer(imported)
+        assert above is None or above <= own, f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_packages_keep_to_the_import_law(name: str) -> None:
+    package = name.split(".")[0]
+    for imported in imports(name):
+        target = imported.split(".")[0]
+        if target not in PACKAGES or target == package:
+            continue
+        if package == "host":
+            assert target == "pb_utils" or imported.startswith("stub.wire"), imported
+        elif package == "stub":
+            assert target == "pb_utils", imported
+            assert not name.startswith("stub.wire"), f"{name} imports {imported}"
+        else:
+            pytest.fail(f"{name} imports {imported}")
+
+
+def test_there_are_no_cycles() -> None:
+    graph = {name: {i for i in imports(name) if i in MODULES and i != name} for name in MODULES}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path, name))
+        if name not in done:
+            for following in graph[name]:
+                visit(following, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+@pytest.mark.parametrize(("library", "homes"), ONE_PLACE.items())
+def test_a_library_has_one_place(library: str, homes: set[str]) -> None:
+    users = {
+        name
+        for name in MODULES
+        if any(imported.split(".")[0] == library for imported in imports(name))
+    }
+    assert users == homes
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("host")])
+def test_the_host_never_runs_a_users_code(name: str) -> None:
+    tree = ast.parse(MODULES[name].read_text())
+    called = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not called & {"exec", "eval", "compile", "__import__"}
+    if name != "host":  # the package itself imports its own modules by name, on first use
+        assert "importlib" not in set(imports(name))
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after a statement."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT)
+    return {name.split(".")[0] for name in json.loads(done.stdout)}
+
+
+def test_a_stub_starts_without_what_it_does_not_need() -> None:
+    loaded = loaded_by("import stub.worker")
+    assert not loaded & {"asyncio", "grpc", "google", "tritonclient", "torch", "host", "ml_dtypes"}
+
+
+def test_heavy_libraries_are_not_imported_by_the_host() -> None:
+    loaded = loaded_by("import host.__main__, host.server, host.blocking")
+    assert not loaded & {"torch", "onnxruntime", "tensorrt", "tensorflow", "opentelemetry"}
+
+
+def test_names_of_shared_places_start_with_the_projects_name() -> None:
+    arenas = Path(ROOT, "host/instances/arenas.py").read_text()
+    channel = Path(ROOT, "host/instances/channel.py").read_text()
+    assert arenas.count('create_file("pbhost-') == 2
+    assert 'mkdtemp(prefix="pbhost-")' in channel

@@ -1,0 +1,81 @@
+"""A model as an author writes it. Type checkers read this file; nobody runs it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from typing_extensions import assert_type
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "optional": True})
+        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [-1]})
+        config.set_max_batch_size(8)
+        config.set_dynamic_batching()
+        config.set_model_transaction_policy({"decoupled": False})
+        assert_type(config.as_dict(), dict[str, Any])
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        assert_type(pb_utils.using_decoupled_model_transaction_policy(config), bool)
+        output = pb_utils.get_output_config_by_name(config, "Y")
+        assert output is not None
+        self.dtype = pb_utils.triton_string_to_numpy(output["data_type"])
+        assert_type(self.dtype, type[np.generic])
+        assert_type(pb_utils.get_model_dir(), str)
+        pb_utils.Logger.log("ready", pb_utils.Logger.VERBOSE)
+        pb_utils.Logger.log_info(b"ready")
+
+    def execute(
+        self, requests: list[pb_utils.InferenceRequest]
+    ) -> list[pb_utils.InferenceResponse]:
+        responses: list[pb_utils.InferenceResponse] = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "X")
+            assert_type(tensor, pb_utils.Tensor | None)
+            if tensor is None:
+                error = pb_utils.TritonError("X is missing", pb_utils.TritonError.INVALID_ARG)
+                responses.append(pb_utils.InferenceResponse(output_tensors=[], error=error))
+                continue
+            y = tensor.as_numpy().astype(self.dtype)
+            reveal_type(request.parameters())
+            reveal_type(request.requested_output_names())
+            reveal_type(tensor.shape())
+            outputs = [
+                pb_utils.Tensor("Y", y),
+                pb_utils.Tensor.from_dlpack("Z", tensor),
+                pb_utils.Tensor(b"W", tensor.as_numpy(copy=False)),
+            ]
+            responses.append(pb_utils.InferenceResponse(outputs, parameters={"rows": len(y)}))
+        return responses
+
+    def ask(self, x: pb_utils.Tensor) -> pb_utils.Tensor | None:
+        request = pb_utils.InferenceRequest(
+            model_name="other",
+            requested_output_names=["Y"],
+            inputs=[x],
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),
+        )
+        pb_utils.InferenceRequest("id", 1, [x], ["Y"], "other")
+        response = request.exec()
+        reveal_type(response)
+        failure = response.error()
+        if failure is not None:
+            raise pb_utils.TritonModelException(failure.message())
+        return pb_utils.get_output_tensor_by_name(response, "Y")
+
+    async def ask_all(self, requests: list[pb_utils.InferenceRequest]) -> list[str]:
+        pending = [request.async_exec() for request in requests]
+        responses = [await future for future in pending]
+        reveal_type(responses)
+        return [response.parameters() for response in responses]
+
+    def finalize(self) -> None:
+        pb_utils.Logger.log_info("done")

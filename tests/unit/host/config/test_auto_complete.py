@@ -1,0 +1,77 @@
+"""What a completed configuration changes, and what it cannot change."""
+
+from __future__ import annotations
+
+import pytest
+
+from host.config.auto_complete import merge
+from host.config.json_form import to_dict, to_json
+from host.config.pbtxt import parse
+from host.config.schema import ModelConfig
+from host.errors import ErrorCode, HostError
+
+
+def config(text: str) -> ModelConfig:
+    return parse(text, "config.pbtxt")
+
+
+def test_batch_size_and_tensors_are_replaced_and_nothing_else() -> None:
+    before = config('name: "m" max_batch_size: 1 input { name: "a" } output { name: "b" }')
+    completed = config(
+        'name: "other" max_batch_size: 4 input { name: "c" } parameters { key: "k" }'
+    )
+    after = merge(before, completed)
+    assert (after.name, after.max_batch_size) == ("m", 4)
+    assert [tensor.name for tensor in after.input] == ["c"]
+    assert not after.output
+    assert not after.parameters
+    assert before.max_batch_size == 1, "the configuration that was merged into stays as it was"
+
+
+@pytest.mark.parametrize("form", [to_dict, to_json, lambda message: message])
+def test_a_completed_configuration_may_have_any_form(form: object) -> None:
+    completed = config("max_batch_size: 4")
+    assert callable(form)
+    assert merge(config(""), form(completed)).max_batch_size == 4
+
+
+def test_a_scheduler_is_taken_over_and_normalised() -> None:
+    after = merge(config(""), {"max_batch_size": 8, "dynamic_batching": {}})
+    assert list(after.dynamic_batching.preferred_batch_size) == [8]
+
+
+def test_a_scheduler_that_is_there_stays_as_it_is() -> None:
+    before = config("dynamic_batching { max_queue_delay_microseconds: 5 }")
+    assert merge(before, before).dynamic_batching.max_queue_delay_microseconds == 5
+    assert (
+        merge(before, {"dynamic_batching": {}}).dynamic_batching.max_queue_delay_microseconds == 5
+    )
+    assert merge(before, {}).HasField("dynamic_batching")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "number"),
+    [("dynamic_batching", 11), ("sequence_batching", 13), ("ensemble_scheduling", 15)],
+)
+def test_a_different_scheduler_is_refused(scheduler: str, number: int) -> None:
+    other = "sequence_batching" if number == 11 else "dynamic_batching"
+    with pytest.raises(HostError) as caught:
+        merge(config(f"{scheduler} {{}}"), {other: {}})
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.message == (
+        f"Cannot update scheduling choice from {number} to {number} when auto-completing."
+    )
+
+
+def test_the_transaction_policy_is_taken_over_if_there_is_one() -> None:
+    decoupled = config("model_transaction_policy { decoupled: true }")
+    assert merge(config(""), decoupled).model_transaction_policy.decoupled
+    assert merge(decoupled, {}).model_transaction_policy.decoupled
+    assert not merge(
+        decoupled, {"model_transaction_policy": {"decoupled": False}}
+    ).model_transaction_policy.decoupled
+
+
+def test_a_mistake_in_the_completed_configuration_is_named() -> None:
+    with pytest.raises(HostError, match="unknown field 'inputs' in ModelConfig, did you mean"):
+        merge(config(""), {"inputs": []})

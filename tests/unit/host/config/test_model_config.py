@@ -1,0 +1,263 @@
+"""From a model directory to the configuration the model is served with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from host.config.instance_groups import InstanceSpec
+from host.config.json_form import to_json
+from host.config.model_config import LoadedConfig, config_file, finish, instances, load
+from host.config.names import checked_load_name
+from host.errors import ErrorCode, HostError
+
+TENSORS = """
+input { name: "i" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "o" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The directory of a Python model `m` without a configuration."""
+    directory = tmp_path / "m"
+    (directory / "1").mkdir(parents=True)
+    (directory / "1" / "model.py").touch()
+    return directory
+
+
+def configured(model: Path, text: str, *, strict: bool = False) -> LoadedConfig:
+    (model / "config.pbtxt").write_text(text)
+    return load(model, strict=strict)
+
+
+def refusal(model: Path, text: str, *, strict: bool = False) -> HostError:
+    with pytest.raises(HostError) as caught:
+        configured(model, text, strict=strict)
+    return caught.value
+
+
+def test_a_model_without_a_file_gets_the_default_configuration(model: Path) -> None:
+    loaded = load(model, strict=False)
+    assert loaded.source is None
+    config = finish(loaded)
+    assert to_json(config).startswith('{"name":"m","platform":"","backend":"python","runtime":""')
+    assert instances(config) == [InstanceSpec("m_0", "CPU", 0, 0)]
+
+
+def test_strict_mode_demands_a_file(model: Path) -> None:
+    with pytest.raises(HostError) as caught:
+        load(model, strict=True)
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.message == (
+        f"failed to open text file for read {model}/config.pbtxt: No such file or directory"
+    )
+
+
+def test_strict_mode_still_fills_in_what_needs_no_model(model: Path) -> None:
+    config = finish(configured(model, TENSORS, strict=True))
+    assert (config.name, config.backend, config.default_model_filename) == (
+        "m",
+        "python",
+        "model.py",
+    )
+    assert config.instance_group[0].name == "m"
+
+
+def test_tensors_are_checked_at_once_only_in_strict_mode(model: Path) -> None:
+    incomplete = 'input { name: "i" }'
+    expected = "model input 'i' must specify 'data_type' for m"
+    assert refusal(model, incomplete, strict=True).message.startswith(expected)
+    loaded = configured(model, incomplete)
+    with pytest.raises(HostError, match=expected):
+        finish(loaded)
+    complete = {"input": [{"name": "i", "data_type": "TYPE_FP32", "dims": [1]}]}
+    assert finish(loaded, complete).input[0].dims == [1]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_file_that_cannot_be_read_is_never_taken_for_missing(model: Path, strict: bool) -> None:
+    (model / "config.pbtxt").mkdir()
+    with pytest.raises(HostError) as caught:
+        load(model, strict=strict)
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.message == (
+        f"failed to open text file for read {model}/config.pbtxt: Is a directory"
+    )
+
+
+def test_a_file_that_is_not_utf_8_is_no_configuration(model: Path) -> None:
+    (model / "config.pbtxt").write_bytes(b'name: "\xff"')
+    with pytest.raises(HostError) as caught:
+        load(model, strict=False)
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.message.startswith(f"failed to read text proto from {model}/config.pbtxt: ")
+
+
+def test_a_custom_configuration_is_chosen_by_name(model: Path) -> None:
+    (model / "configs").mkdir()
+    (model / "configs" / "big.pbtxt").write_text("max_batch_size: 8")
+    (model / "config.pbtxt").write_text("max_batch_size: 2")
+
+    def max_batch_size(config_name: str | None) -> int:
+        return int(load(model, strict=True, config_name=config_name).config.max_batch_size)
+
+    assert [max_batch_size(name) for name in (None, "big", "small", "config")] == [2, 8, 2, 2]
+    assert config_file(model, "big") == model / "configs" / "big.pbtxt"
+    assert config_file(model, "small") == model / "config.pbtxt"
+    (model / "config.pbtxt").unlink()
+    assert load(model, strict=False, config_name="small").config.max_batch_size == 0
+
+
+def test_an_override_replaces_the_file(model: Path) -> None:
+    (model / "config.pbtxt").write_text("this is not read")
+    loaded = load(model, strict=False, override='{"max_batch_size":3}')
+    assert loaded.source is None
+    assert loaded.config.max_batch_size == 3
+    assert loaded.config.backend == "python"
+
+
+def test_a_broken_override_is_called_one(model: Path) -> None:
+    with pytest.raises(HostError) as caught:
+        load(model, strict=False, override='{"maxbatch":3}')
+    assert caught.value.message.startswith(
+        "Invalid config override: failed to parse model configuration JSON: unknown field"
+    )
+
+
+def test_a_model_is_called_like_its_directory(model: Path) -> None:
+    error = refusal(model, '\nname: "other"')
+    assert error.code is ErrorCode.INVALID_ARG
+    assert error.message == (
+        "unexpected directory name 'm' for model 'other', directory name must equal model name"
+        f" ({model}/config.pbtxt:2:1, field 'name')"
+    )
+    assert load(model, strict=False, name="n", override='{"name":"n"}').config.name == "n"
+
+
+@pytest.mark.parametrize("character", ";|&$`<>()[]{}\\\"'*?~#!")
+def test_shell_characters_are_no_part_of_a_name(tmp_path: Path, character: str) -> None:
+    directory = tmp_path / f"m{character}"
+    directory.mkdir()
+    with pytest.raises(HostError) as caught:
+        load(directory, strict=False, override='{"backend":"python"}')
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message == "Invalid stub name: contains invalid characters"
+
+
+def test_shell_characters_are_no_part_of_the_name_of_an_instance(model: Path) -> None:
+    error = refusal(model, 'instance_group { name: "g;h" }')
+    assert error.message == (
+        "Invalid stub name: contains invalid characters"
+        f" ({model}/config.pbtxt:1:18, field 'instance_group[0].name')"
+    )
+
+
+def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> None:
+    text = "instance_group { kind: KIND_GPU }"
+    assert refusal(model, text).message == (
+        "instance group m_0 of model m has kind KIND_GPU but server does not support GPUs"
+        f" ({model}/config.pbtxt:1:18, field 'instance_group[0].kind')"
+    )
+    loaded = load(model, strict=False, gpus=[0, 1])
+    assert [spec.device_id for spec in instances(finish(loaded))] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (
+            (
+                'platform: "ensemble" input { name: "a" } output { name: "b" } '
+                'ensemble_scheduling { step { model_name: "x" input_map { key: "i" value: "a" } '
+                'output_map { key: "o" value: "b" } } }'
+            ),
+            "ensemble_scheduling",
+        ),
+        ("sequence_batching {}", "sequence_batching"),
+        ("model_warmup {}", "model_warmup"),
+        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
+        ('model_repository_agents { agents { name: "a" } }', "model_repository_agents"),
+        (
+            'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "b.so" } }',
+            "parameters[TRITON_BATCH_STRATEGY_PATH]",
+        ),
+        ('runtime: "libother.so"', "runtime"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(model: Path, text: str, field: str) -> None:
+    error = refusal(model, text)
+    assert error.code is ErrorCode.UNSUPPORTED
+    assert error.message.startswith("model 'm' cannot be loaded: ")
+    assert f"remove '{field}' from its configuration ({model}/config.pbtxt:1:" in error.message
+
+
+def test_a_model_may_not_complete_itself_with_what_is_refused(model: Path) -> None:
+    loaded = load(model, strict=False)
+    with pytest.raises(HostError, match="decoupled models are not supported"):
+        finish(loaded, {"model_transaction_policy": {"decoupled": True}})
+
+
+def test_other_backends_are_not_there(model: Path) -> None:
+    error = refusal(model, 'backend: "own"')
+    assert error.code is ErrorCode.INVALID_ARG
+    assert error.message == (
+        "unable to find backend library for backend 'own', try specifying runtime on the model "
+        f"configuration. ({model}/config.pbtxt:1:1, field 'backend')"
+    )
+
+
+def test_settings_without_effect_are_accepted(model: Path) -> None:
+    configured(
+        model,
+        "response_cache { enable: true } instance_group { rate_limiter { priority: 2 } } "
+        'model_transaction_policy { decoupled: false } runtime: "libtriton_python.so"',
+    )
+
+
+def test_a_complaint_about_a_completed_tensor_does_not_point_into_the_file(model: Path) -> None:
+    loaded = configured(model, TENSORS)
+    with pytest.raises(HostError) as caught:
+        finish(loaded, {"input": [{"name": "i", "data_type": "TYPE_FP32"}]})
+    assert caught.value.message == (
+        f"model input 'i' must specify 'dims' for m ({model}/config.pbtxt, field 'input[0].dims')"
+    )
+
+
+def test_finishing_leaves_the_loaded_configuration_as_it_was(model: Path) -> None:
+    loaded = configured(model, "max_batch_size: 2")
+    assert finish(loaded, {"max_batch_size": 4}).max_batch_size == 4
+    assert finish(loaded).max_batch_size == 2
+
+
+def test_a_dangling_link_is_a_missing_file(model: Path) -> None:
+    os.symlink(model / "nowhere", model / "config.pbtxt")
+    assert load(model, strict=False).source is None
+
+
+def test_a_name_to_load_is_trimmed() -> None:
+    assert checked_load_name("  m ") == "m"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("", "Model name cannot be empty. Please enter a valid name to deploy."),
+        (" \t", "Model name cannot be empty. Please enter a valid name to deploy."),
+        (
+            " .. ",
+            "invalid model name '..', model name must not contain path traversal characters",
+        ),
+        (
+            "a/b",
+            "invalid model name 'a/b', model name must not contain path traversal characters",
+        ),
+    ],
+)
+def test_a_name_to_load_stays_in_its_repository(name: str, expected: str) -> None:
+    with pytest.raises(HostError) as caught:
+        checked_load_name(name)
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message == expected

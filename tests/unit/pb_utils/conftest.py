@@ -1,0 +1,18 @@
+"""A runtime for the tests of what needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pb_utils import _runtime
+from tests.unit.pb_utils.recording import Recorder
+
+
+@pytest.fixture
+def runtime() -> Iterator[Recorder]:
+    """Answer the API's calls within a test."""
+    recorder = Recorder()
+    with _runtime.use(recorder):
+        yield recorder

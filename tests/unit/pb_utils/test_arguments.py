@@ -1,0 +1,181 @@
+"""What counts as text, number, bool, list and enumeration member, and the wording of refusals."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from c_python_backend_utils import MemoryType
+from pb_utils import (
+    TRITONSERVER_MEMORY_CPU,
+    InferenceRequest,
+    InferenceResponse,
+    Logger,
+    PreferredMemory,
+    Tensor,
+    TritonError,
+)
+
+CONSTRUCTOR = r"^__init__\(\): incompatible constructor arguments\."
+
+
+def tensor() -> Tensor:
+    return Tensor("x", np.zeros(1))
+
+
+def request(**changes: Any) -> InferenceRequest:
+    arguments: dict[str, Any] = {
+        "inputs": [],
+        "requested_output_names": [],
+        "model_name": "m",
+        **changes,
+    }
+    return InferenceRequest(**arguments)
+
+
+@pytest.mark.parametrize("name", ["x", b"x", bytearray(b"x"), np.str_("x"), np.bytes_(b"x")])
+def test_text_may_be_str_bytes_or_bytearray_and_comes_back_as_str(name: Any) -> None:
+    got = Tensor(name, np.zeros(1)).name()
+    assert got == "x"
+    assert type(got) is str
+
+
+@pytest.mark.parametrize("name", [None, 1, ["x"], "\ud800"])
+def test_other_things_are_no_text(name: Any) -> None:
+    with pytest.raises(TypeError, match=CONSTRUCTOR + ".*'name' must be"):
+        Tensor(name, np.zeros(1))
+
+
+def test_bytes_that_are_not_utf8_are_no_name() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        Tensor(b"\xff", np.zeros(1))
+
+
+@pytest.mark.parametrize("value", [7, np.int8(7), np.uint64(7), np.array(7)])
+def test_integers_are_anything_with_an_index(value: Any) -> None:
+    assert request(flags=value).flags() == 7
+    assert type(request(timeout=value).timeout()) is int
+
+
+def test_a_bool_is_an_integer() -> None:
+    assert request(flags=True).flags() == 1
+
+
+@pytest.mark.parametrize("value", [None, 1.0, "1", -1, 1 << 32])
+def test_other_things_and_numbers_out_of_range_are_no_flags(value: Any) -> None:
+    with pytest.raises(TypeError, match=CONSTRUCTOR + ".*'flags' must be an integer"):
+        request(flags=value)
+    with pytest.raises(TypeError, match=r"^set_flags\(\): incompatible function arguments\."):
+        request().set_flags(value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "low", "high"),
+    [
+        ("model_version", -(1 << 63), (1 << 63) - 1),
+        ("flags", 0, (1 << 32) - 1),
+        ("timeout", 0, (1 << 64) - 1),
+    ],
+)
+def test_integers_have_a_width(argument: str, low: int, high: int) -> None:
+    for value in (low, high):
+        request(**{argument: value})
+    for value in (low - 1, high + 1):
+        with pytest.raises(TypeError, match=CONSTRUCTOR):
+            request(**{argument: value})
+
+
+@pytest.mark.parametrize("value", [[], (), np.array([], dtype=object), deque()])
+def test_any_sequence_is_a_list(value: Any) -> None:
+    assert request(inputs=value).inputs() == []
+    assert InferenceResponse(value).output_tensors() == []
+
+
+@pytest.mark.parametrize("value", [None, "x", b"x", bytearray(), {"x"}, {}, iter([]), 1])
+def test_text_sets_iterators_and_none_are_no_lists(value: Any) -> None:
+    for argument in ("inputs", "requested_output_names"):
+        with pytest.raises(TypeError, match=CONSTRUCTOR + f".*'{argument}' must be a sequence"):
+            request(**{argument: value})
+    with pytest.raises(TypeError, match=CONSTRUCTOR + ".*'output_tensors' must be a sequence"):
+        InferenceResponse(value)
+
+
+def test_elements_are_checked() -> None:
+    with pytest.raises(TypeError, match=CONSTRUCTOR):
+        request(inputs=[np.zeros(1)])
+    with pytest.raises(TypeError, match=CONSTRUCTOR):
+        InferenceResponse([tensor(), "x"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=CONSTRUCTOR):
+        request(requested_output_names=[None])
+    names = request(requested_output_names=np.array([b"a", "b"], dtype=object))
+    assert names.requested_output_names() == {"a", "b"}
+
+
+@pytest.mark.parametrize("argument", ["inputs", "requested_output_names", "model_name"])
+def test_a_missing_argument_is_named(argument: str) -> None:
+    arguments: dict[str, Any] = {"inputs": [], "requested_output_names": [], "model_name": "m"}
+    del arguments[argument]
+    with pytest.raises(TypeError, match=CONSTRUCTOR + f" Missing required argument '{argument}'"):
+        InferenceRequest(**arguments)
+
+
+def test_calls_that_fit_no_signature_have_the_same_wording() -> None:
+    untyped: Any = Tensor
+    with pytest.raises(TypeError, match=CONSTRUCTOR):
+        untyped("x")
+    with pytest.raises(TypeError, match=CONSTRUCTOR):
+        untyped("x", np.zeros(1), 3)
+    with pytest.raises(TypeError, match=CONSTRUCTOR):
+        request(unknown=1)
+    untyped = TritonError
+    with pytest.raises(TypeError, match=CONSTRUCTOR):
+        untyped()
+    untyped = Logger
+    with pytest.raises(TypeError, match=r"^log_info\(\): incompatible function arguments\."):
+        untyped.log_info()
+    untyped = Tensor.from_dlpack
+    with pytest.raises(TypeError, match=r"^from_dlpack\(\): incompatible function arguments\."):
+        untyped("x")
+
+
+def test_long_values_are_shortened_in_messages() -> None:
+    with pytest.raises(TypeError) as caught:
+        Tensor("x", [1.0] * 10_000)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 250
+    assert "<class 'list'>" in str(caught.value)
+
+
+def test_enumeration_members_behave_like_named_integers() -> None:
+    assert TRITONSERVER_MEMORY_CPU is MemoryType.TRITONSERVER_MEMORY_CPU
+    assert (TRITONSERVER_MEMORY_CPU.name, TRITONSERVER_MEMORY_CPU.value) == (
+        "TRITONSERVER_MEMORY_CPU",
+        1,
+    )
+    assert int(TRITONSERVER_MEMORY_CPU) == 1
+    assert [10, 11][TRITONSERVER_MEMORY_CPU] == 11
+    assert TRITONSERVER_MEMORY_CPU == 1
+    assert TRITONSERVER_MEMORY_CPU != 0
+    assert TRITONSERVER_MEMORY_CPU != MemoryType.TRITONSERVER_MEMORY_GPU
+    assert TRITONSERVER_MEMORY_CPU != Logger.WARNING  # of another enumeration
+    assert TRITONSERVER_MEMORY_CPU != "1"
+    assert {TRITONSERVER_MEMORY_CPU: "cpu"}[MemoryType(1)] == "cpu"
+    assert not isinstance(TRITONSERVER_MEMORY_CPU, int)
+    with pytest.raises(TypeError):
+        TRITONSERVER_MEMORY_CPU < MemoryType.TRITONSERVER_MEMORY_GPU  # type: ignore[operator]  # noqa: B015
+
+
+def test_enumeration_parameters_take_members_only() -> None:
+    PreferredMemory(TRITONSERVER_MEMORY_CPU, 1)
+    PreferredMemory(preferred_memory_type=TRITONSERVER_MEMORY_CPU, preferred_device_id=0)
+    for wrong in (1, None, Logger.WARNING):
+        with pytest.raises(TypeError, match=CONSTRUCTOR):
+            PreferredMemory(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=CONSTRUCTOR):
+        PreferredMemory(TRITONSERVER_MEMORY_CPU, "0")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^log\(\): incompatible function arguments\."):
+        Logger.log("m", 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=CONSTRUCTOR):
+        TritonError("m", 1)  # type: ignore[arg-type]

@@ -1,0 +1,114 @@
+"""The names that a model author finds, and what importing them costs."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import c_python_backend_utils
+import pb_utils
+import triton_python_backend_utils
+
+PUBLIC = {
+    "Tensor",
+    "InferenceRequest",
+    "InferenceResponse",
+    "TritonError",
+    "TritonModelException",
+    "Logger",
+    "PreferredMemory",
+    "ModelConfig",
+    "get_model_dir",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITON_STRING_TO_NUMPY",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "deserialize_bytes_tensor",
+    "get_input_tensor_by_name",
+    "get_output_tensor_by_name",
+    "get_input_config_by_name",
+    "get_output_config_by_name",
+    "using_decoupled_model_transaction_policy",
+}
+BOUND = {
+    "Tensor",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceTrace",
+    "Logger",
+    "MemoryType",
+    "PreferredMemory",
+    "TritonError",
+    "TritonModelException",
+}
+
+
+def visible(module: ModuleType) -> set[str]:
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+
+
+@pytest.mark.parametrize("module", [pb_utils, triton_python_backend_utils])
+def test_both_names_of_the_package_offer_exactly_the_public_names(module: ModuleType) -> None:
+    assert visible(module) == PUBLIC
+
+
+def test_all_lists_every_public_name_once() -> None:
+    assert set(pb_utils.__all__) == PUBLIC
+    assert len(pb_utils.__all__) == len(PUBLIC)
+
+
+def test_the_binding_module_offers_the_same_classes() -> None:
+    assert visible(c_python_backend_utils) == set(c_python_backend_utils.__all__) == BOUND
+    for name in BOUND & PUBLIC:
+        assert getattr(c_python_backend_utils, name) is getattr(pb_utils, name)
+
+
+@pytest.mark.parametrize("name", sorted(BOUND))
+def test_bound_classes_report_the_binding_module(name: str) -> None:
+    assert getattr(c_python_backend_utils, name).__module__ == "c_python_backend_utils"
+
+
+def test_exceptions_and_enumerations_survive_pickling() -> None:
+    error = pickle.loads(pickle.dumps(pb_utils.TritonModelException("boom")))
+    assert type(error) is pb_utils.TritonModelException
+    assert str(error) == "boom"
+    for member in (
+        pb_utils.TRITONSERVER_MEMORY_CPU,
+        pb_utils.Logger.ERROR,
+        pb_utils.TritonError.NOT_FOUND,
+    ):
+        assert pickle.loads(pickle.dumps(member)) is member
+
+
+def test_the_constants_have_their_values() -> None:
+    assert pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START == 1
+    assert pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END == 2
+    assert pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL == 1
+    assert pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL == 1
+    assert pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE == 2
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, triton_python_backend_utils, c_python_backend_utils\n"
+        "heavy = {'asyncio', 'torch', 'ml_dtypes', 'grpc', 'google', 'msgspec', 'zmq', 'host', 'stub'}\n"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

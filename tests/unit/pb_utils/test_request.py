@@ -1,0 +1,258 @@
+"""Requests, incoming and made by the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from c_python_backend_utils import InferenceTrace
+from pb_utils import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceResponse,
+    PreferredMemory,
+    Tensor,
+    TritonModelException,
+    get_input_tensor_by_name,
+)
+from tests.unit.pb_utils.recording import Recorder
+
+
+def tensor(name: str = "x") -> Tensor:
+    return Tensor(name, np.zeros(1))
+
+
+def made(**changes: Any) -> InferenceRequest:
+    arguments: dict[str, Any] = {
+        "inputs": [],
+        "requested_output_names": [],
+        "model_name": "m",
+        **changes,
+    }
+    return InferenceRequest(**arguments)
+
+
+def incoming(**changes: Any) -> InferenceRequest:
+    arguments: dict[str, Any] = {"inputs": [], "handle": object(), **changes}
+    return InferenceRequest._from_wire(**arguments)
+
+
+def test_what_is_left_out_has_defaults() -> None:
+    request = made()
+    assert request.request_id() == ""
+    assert request.correlation_id() == 0
+    assert request.inputs() == []
+    assert request.requested_output_names() == set()
+    assert request.flags() == 0
+    assert request.timeout() == 0
+    assert request.parameters() == "{}"
+    assert request.trace().get_context() is None
+    assert request._model_version == -1
+    assert request._handle is None
+    assert request._preferred_memory._type is None
+
+
+def test_all_arguments_may_be_given_by_position() -> None:
+    x, trace = tensor(), InferenceTrace._from_wire("{}")
+    memory = PreferredMemory(TRITONSERVER_MEMORY_CPU)
+    request = InferenceRequest(
+        "id", 7, [x], ["y", "z", "y"], "model", 3, 1, 1000, memory, trace, {"a": True}
+    )
+    assert request.request_id() == "id"
+    assert request.correlation_id() == 7
+    assert request.inputs() == [x]
+    assert request.requested_output_names() == {"y", "z"}
+    assert (request._model_name, request._model_version) == ("model", 3)
+    assert (request.flags(), request.timeout()) == (1, 1000)
+    assert request._preferred_memory is memory
+    assert request.trace() is trace
+    assert json.loads(request.parameters()) == {"a": True}
+
+
+def test_the_model_name_may_be_bytes() -> None:
+    assert made(model_name=np.array([b"m"], dtype=object)[0])._model_name == "m"
+
+
+@pytest.mark.parametrize("value", [0, (1 << 64) - 1, "text", "", True])
+def test_a_correlation_id_is_an_unsigned_integer_or_text(value: int | str) -> None:
+    assert made(correlation_id=value).correlation_id() == value
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 64])
+def test_a_correlation_id_out_of_range_is_a_runtime_error(value: int) -> None:
+    with pytest.raises(RuntimeError):
+        made(correlation_id=value)
+
+
+@pytest.mark.parametrize("value", [1.0, b"text", [1], np.int64(1)])
+def test_another_correlation_id_is_refused(value: Any) -> None:
+    with pytest.raises(TritonModelException, match="^Correlation ID must be integer or string$"):
+        made(correlation_id=value)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "request_id",
+        "correlation_id",
+        "inputs",
+        "requested_output_names",
+        "model_name",
+        "model_version",
+        "flags",
+        "timeout",
+        "preferred_memory",
+        "trace",
+    ],
+)
+def test_none_is_accepted_for_parameters_only(argument: str) -> None:
+    with pytest.raises(TypeError, match=r"^__init__\(\): incompatible constructor arguments\."):
+        made(**{argument: None})
+    assert made(parameters=None).parameters() == "{}"
+
+
+def test_an_input_may_not_be_none() -> None:
+    with pytest.raises(TritonModelException) as caught:
+        made(request_id="7", inputs=[tensor(), None])
+    assert str(caught.value) == (
+        "Input tensor for request with id '7' and model name 'm' should not be empty."
+    )
+
+
+def test_an_output_name_may_not_be_empty() -> None:
+    with pytest.raises(TritonModelException) as caught:
+        made(requested_output_names=["y", ""])
+    assert str(caught.value) == (
+        "Requested output name for request with id '' and model name 'm' should not be empty."
+    )
+
+
+def test_parameters_are_checked() -> None:
+    with pytest.raises(TritonModelException, match="^Expect dict, got <class 'list'>$"):
+        made(parameters=["a"])
+    with pytest.raises(TritonModelException, match="found type <class 'NoneType'>$"):
+        made(parameters={"a": None})
+
+
+def test_a_trace_cannot_be_made_by_a_model() -> None:
+    with pytest.raises(TypeError):
+        InferenceTrace()
+
+
+def test_an_incoming_request_shows_what_was_received() -> None:
+    x = tensor()
+    request = incoming(
+        request_id="id",
+        correlation_id="sequence",
+        inputs=[x],
+        requested_output_names=("y",),
+        model_name="m",
+        model_version=2,
+        flags=3,
+        timeout=5,
+        parameters={"f": 0.5, "s": "t"},
+        trace=InferenceTrace._from_wire("context"),
+    )
+    assert request.request_id() == "id"
+    assert request.correlation_id() == "sequence"
+    assert request.inputs() == request.inputs() == [x]
+    assert request.inputs() is not request.inputs()
+    assert request.requested_output_names() == {"y"}
+    assert (request.flags(), request.timeout()) == (3, 5)
+    assert json.loads(request.parameters()) == {"f": 0.5, "s": "t"}
+    assert request.trace().get_context() == "context"
+    assert "id" in repr(request)
+
+
+def test_a_parameter_of_bytes_cannot_be_read() -> None:
+    with pytest.raises(TritonModelException) as caught:
+        incoming(parameters={"raw": b"x"}).parameters()
+    assert str(caught.value) == "Unsupported parameter type for parameter 'raw'."
+
+
+def test_inputs_are_found_by_name() -> None:
+    first, second = tensor("a"), tensor("b")
+    request = incoming(inputs=[first, second, tensor("b")])
+    assert get_input_tensor_by_name(request, "b") is second
+    assert get_input_tensor_by_name(request, "c") is None
+
+
+def test_flags_can_be_replaced() -> None:
+    request = made()
+    request.set_flags(2)
+    request.set_flags(np.uint8(3))  # type: ignore[arg-type]
+    assert request.flags() == 3
+
+
+def test_release_flags_are_for_incoming_requests_only() -> None:
+    request = incoming()
+    assert request._release_flags == 1
+    request.set_release_flags(TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    assert request._release_flags == 2
+    with pytest.raises(TritonModelException, match="set_release_flags"):
+        made().set_release_flags(1)
+
+
+def test_cancellation_is_asked_for_until_it_is_true(runtime: Recorder) -> None:
+    request = incoming()
+    runtime.cancel_answers = [False, True]
+    assert [request.is_cancelled() for _ in range(4)] == [False, True, True, True]
+
+
+def test_a_request_made_by_the_model_has_no_cancellation(runtime: Recorder) -> None:
+    with pytest.raises(TritonModelException, match="is_cancelled"):
+        made().is_cancelled()
+
+
+def test_exec_goes_to_the_runtime_any_number_of_times(runtime: Recorder) -> None:
+    request = made()
+    assert request.exec() is request.exec(decoupled=False) is runtime.response
+    assert request.exec(0) is runtime.response  # type: ignore[arg-type]
+    assert runtime.requests == [request] * 3
+
+
+@pytest.mark.parametrize("value", ["", "no", None, []])
+def test_decoupled_must_be_a_bool(runtime: Recorder, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^exec\(\): incompatible function arguments\."):
+        made().exec(value)
+
+
+def test_decoupled_requests_are_not_supported_yet(runtime: Recorder) -> None:
+    with pytest.raises(TritonModelException, match="not supported by this host yet"):
+        made().exec(decoupled=True)
+    with pytest.raises(TritonModelException, match="not supported by this host yet"):
+        made().exec(np.bool_(True))  # type: ignore[arg-type]
+
+    async def model() -> None:
+        made().async_exec(decoupled=True)
+
+    with pytest.raises(TritonModelException, match="not supported by this host yet"):
+        asyncio.run(model())
+
+
+def test_async_exec_runs_calls_side_by_side(runtime: Recorder) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def wait_for_the_other(request: InferenceRequest) -> InferenceResponse:
+        both.wait()
+        return runtime.response
+
+    runtime.exec = wait_for_the_other  # type: ignore[method-assign]
+
+    async def model() -> list[InferenceResponse]:
+        futures = [made().async_exec() for _ in range(2)]
+        assert all(isinstance(future, asyncio.Future) for future in futures)
+        return await asyncio.gather(*futures)
+
+    assert asyncio.run(model()) == [runtime.response] * 2
+
+
+def test_async_exec_needs_a_running_loop(runtime: Recorder) -> None:
+    with pytest.raises(RuntimeError):
+        made().async_exec()
