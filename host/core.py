@@ -12,7 +12,7 @@ from host.descriptions import (
     ServerMetadata,
     TensorMetadata,
 )
-from host.errors import HostError, internal, invalid_argument, not_found, unavailable, unsupported
+from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
 from host.inference import Call, InferRequest, Parameter
 from host.models.lifecycle import Lifecycle
 from host.models.registry import UNLOADED, Model, Registry, State, Version, parse_version
@@ -120,12 +120,13 @@ class Core:
         self._refuse_exiting()
         number = parse_version(version)
         versions = self._registry.versions(name)
-        if not versions:
-            raise not_found(f"Request for unknown model: '{name}' is not found")
-        if number != -1 and number in versions:
-            model = versions[number].model
-            return versions[number].state is State.READY and model is not None and model.ready
-        return self._registry.find(name, number).ready
+        if not versions or (number != -1 and number not in versions):
+            self._registry.find(name, number)  # says what is not known
+        return any(
+            known.state is State.READY and known.model is not None and known.model.ready
+            for known in versions.values()
+            if number in (-1, known.number)
+        )
 
     def _refuse_exiting(self) -> None:
         if self._exiting:

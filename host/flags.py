@@ -194,9 +194,10 @@ class CommandLine:
 
 
 def collect(argv: Sequence[str], flags: Sequence[Flag], aliases: Sequence[Alias]) -> CommandLine:
-    """The values of a command line, each read by itself. Raises BadValue; an empty one for help.
+    """The values of a command line, each read by itself.
 
-    `--flag=value` and `--flag value`, unique prefixes, `--` to end the flags.
+    `--flag=value` and `--flag value`, unique prefixes, `--` to end the flags. Raises BadValue,
+    with no text for `--help`.
     """
     by_name = {flag.name: flag for flag in flags}
     line = CommandLine()

@@ -195,13 +195,13 @@ def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
 
 
 def model_file(model_dir: Path, version: int, config: ModelConfig) -> Path:
-    """The file that implements a version. It need not exist, but has to stay with its model.
+    """The file that implements a version. It need not exist.
 
-    A version directory may itself be a link to another place; then the file may be there too.
+    Its name may not lead out of the model's directory. Links may: they are the doing of whoever
+    owns the repository, and common where files come from a store (configuration spec 1.7).
     """
-    version_dir = model_dir / str(version)
-    path: Path = version_dir / config.default_model_filename
-    if not (_inside(path, model_dir) or _inside(path, version_dir)):
+    path = Path(os.path.normpath(model_dir / str(version) / config.default_model_filename))
+    if not path.is_relative_to(os.path.normpath(model_dir)):
         raise invalid_argument(
             f"model file path '{path}' in model '{config.name}' is outside model directory"
         )

@@ -62,23 +62,32 @@ class Counters:
     def batch(self, calls: Sequence[Call], times: Times) -> None:
         """One execution has ended: count it, and those of its calls that did not fail.
 
-        Calls that failed are reported one by one, with `failure`.
+        Each of them bears the full times of the batch. Calls that failed are reported one by one, with `failure`.
         """
         started = times.started
         input_ns = times.inputs_ready - started
         infer_ns = times.outputs_begin - times.inputs_ready
         output_ns = times.ended - times.outputs_begin
         now = time.monotonic_ns()
-        size = 0
+        size = answered = inferences = total_ns = queue_ns = 0
         for call in calls:
             elements = call.request.batch_size
             size += elements
             if not call.failed:
+                answered += 1
+                inferences += elements
+                total_ns += now - call.received_ns
                 waited = started - (call.queued_ns or call.received_ns)
-                # A batch sent ahead waits in the stub: what counts is when its execution starts.
-                self.success(
-                    elements, now - call.received_ns, waited, input_ns, infer_ns, output_ns
-                )
+                if waited > 0:
+                    queue_ns += waited
+        self._inferences += inferences
+        self._success += answered
+        self._success_ns += total_ns
+        self._queue_ns += queue_ns
+        self._computed += answered
+        self._input_ns += input_ns * answered
+        self._infer_ns += infer_ns * answered
+        self._output_ns += output_ns * answered
         self.execution(size, input_ns, infer_ns, output_ns)
 
     def execution(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
@@ -102,7 +111,7 @@ class Counters:
         infer_ns: int,
         output_ns: int,
     ) -> None:
-        """A request was answered by the model. Each request bears the full times of its batch."""
+        """A request was answered by the model."""
         self._inferences += batch_size
         self._success += 1
         self._success_ns += total_ns

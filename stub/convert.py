@@ -84,12 +84,12 @@ def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireReques
 
 def response_from(wire: WireResponse, memory: Memory) -> pb_utils.InferenceResponse:
     """The answer to a BLS request."""
-    error: Optional[pb_utils.TritonError] = None
     if wire.error is not None:
         code = pb_utils.TritonError.ErrorCode(wire.error.code)
         error = pb_utils.TritonError(wire.error.message, code)
+        return pb_utils.InferenceResponse._from_wire([], error, None)
     outputs = [tensor_from(tensor, memory) for tensor in wire.outputs]
-    return pb_utils.InferenceResponse._from_wire(outputs, error, wire.parameters)
+    return pb_utils.InferenceResponse._from_wire(outputs, None, wire.parameters)
 
 
 def response_to(
@@ -103,19 +103,38 @@ def response_to(
     if error is not None:
         return WireResponse([], {}, WireError(int(error.code()), error.message()))
     try:
+        parameters = _parameters(response._parameters)
         outputs = [
             tensor_to(tensor, memory)
             for tensor in response._output_tensors
             if tensor._name in requested
         ]
     except ArenaFull as full:
-        return WireResponse([], {}, WireError(int(pb_utils.TritonError.INTERNAL), no_room(full)))
-    return WireResponse(outputs, _parameters(response._parameters))
+        return failed(no_room(full))
+    except OverflowError as overflow:
+        return failed(str(overflow))
+    return WireResponse(outputs, parameters)
+
+
+def failed(text: str) -> WireResponse:
+    """An answer that says that the model, or the host, has failed."""
+    return WireResponse([], {}, WireError(int(pb_utils.TritonError.INTERNAL), text))
 
 
 def _parameters(parameters: Optional[Mapping[str, object]]) -> Dict[str, Parameter]:
-    """Their values were checked when the request or response was made."""
-    return cast(Dict[str, Parameter], dict(parameters)) if parameters else {}
+    """As they travel. Raises OverflowError for an integer of more than 64 bits.
+
+    The types of the values were checked when the request or response was made.
+    """
+    if not parameters:
+        return {}
+    for name, value in parameters.items():
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise OverflowError(
+                f"Unsupported value type on parameters: '{name}' is {value}, which does not fit"
+                " 64 bits with sign"
+            )
+    return cast(Dict[str, Parameter], dict(parameters))
 
 
 def no_room(full: ArenaFull) -> str:

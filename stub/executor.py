@@ -4,10 +4,10 @@ import time
 from typing import Any, List, Optional, Sequence
 
 import pb_utils
-from stub.convert import request_from, response_to
+from stub.convert import failed, request_from, response_to
 from stub.memory import Memory
 from stub.user_model import UserModel, describe_exception
-from stub.wire.messages import BatchDone, Execute, Respond, ToHost, WireError, WireResponse
+from stub.wire.messages import BatchDone, Execute, Respond, ToHost, WireResponse
 
 
 class BadReturn(Exception):
@@ -69,11 +69,9 @@ class Executor:
                 for response, wire in zip(responses, batch.requests)
             ]
         except BaseException as error:
-            text = (
-                str(error) if isinstance(error, BadReturn) else describe_exception(error, __file__)
-            )
+            text = str(error) if isinstance(error, BadReturn) else describe_exception(error)
             failure = f"Failed to process the request(s) for model '{self._name}', message: {text}"
-            answers = [_failed(failure)] * len(batch.requests)
+            answers = [failed(failure)] * len(batch.requests)
         messages: List[ToHost] = [
             Respond(number, index, answer) for index, answer in enumerate(answers)
         ]
@@ -91,12 +89,8 @@ class Executor:
         return check_return(instance.execute(requests), len(requests))
 
 
-def _failed(text: str) -> WireResponse:
-    return WireResponse([], {}, WireError(int(pb_utils.TritonError.INTERNAL), text))
-
-
 def _unanswered(name: str) -> WireResponse:
-    return _failed(
+    return failed(
         f"Model instance '{name}' returned no response for this request: `execute` must return one"
         " InferenceResponse for each request"
     )

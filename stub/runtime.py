@@ -91,10 +91,10 @@ class StubRuntime:
         question = self._questions[number] = _Question()
         try:
             wire = request_to(request, self._memory)
-        except ArenaFull as full:
+        except (ArenaFull, OverflowError) as problem:
             del self._questions[number]
-            error = pb_utils.TritonError(no_room(full), pb_utils.TritonError.INTERNAL)
-            return pb_utils.InferenceResponse._from_wire([], error, {})
+            text = no_room(problem) if isinstance(problem, ArenaFull) else str(problem)
+            return pb_utils.InferenceResponse._from_wire([], pb_utils.TritonError(text), None)
         blocking = threading.get_ident() == self._main
         messages: List[ToHost] = [Ask(number, wire, self._batch, blocking)]
         returns = self._memory.ended()

@@ -14,12 +14,21 @@ class ModelFailure(Exception):
     """The model cannot be used; the text is what the user gets to read."""
 
 
-def describe_exception(error: BaseException, skip_file: str = "") -> str:
+_OURS = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, pb_utils.__file__)
+)
+
+
+def describe_exception(error: BaseException) -> str:
     """An exception as one text: type, message, then frames with the innermost first.
 
-    The form is that of pb_utils spec 2.9. Frames of `skip_file` (the caller's own) are left out.
+    The form is that of pb_utils spec 2.9. Frames of this project are left out: they say nothing
+    to a model author.
     """
-    message = str(error) or "<EMPTY MESSAGE>"
+    try:
+        message = str(error) or "<EMPTY MESSAGE>"
+    except Exception as broken:
+        message = f"<MESSAGE UNAVAILABLE DUE TO {type(broken).__name__}>"
     notes = getattr(error, "__notes__", None)
     if notes:
         message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(str(note) for note in notes)
@@ -27,13 +36,14 @@ def describe_exception(error: BaseException, skip_file: str = "") -> str:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if code.co_filename not in (skip_file, __file__):
+        if not os.path.abspath(code.co_filename).startswith(_OURS):
             lines.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename:
         # The place of a syntax error is in no frame; it is what the user wants to know.
         lines.append(f"  {error.filename}({error.lineno}): {(error.text or '').strip()}\n")
-    return f"{type(error).__name__}: {message}\n\nAt:\n" + "".join(reversed(lines))
+    text = f"{type(error).__name__}: {message}\n\nAt:\n" + "".join(reversed(lines))
+    return text.encode(errors="backslashreplace").decode()  # it must travel, whatever is in it
 
 
 class UserModel:

@@ -86,6 +86,15 @@ def encode_stream_notice(
 
 def _response_parts(response: InferResponse) -> tuple[list[Buffer], int]:
     """Pieces of a ModelInferResponse and how many bytes they are together."""
+    try:
+        return _pieces(response)
+    except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
+        raise internal(
+            f"response of model '{response.model_name}' cannot be sent: {error}"
+        ) from None
+
+
+def _pieces(response: InferResponse) -> tuple[list[Buffer], int]:
     parts: list[Buffer] = [_model_fields(response.model_name, str(response.model_version))]
     if response.id:
         parts.append(_string(_ID, response.id))
@@ -119,17 +128,14 @@ def _parameters(parameters: dict[str, Parameter]) -> bytes:
     message = pb.ModelInferResponse()
     for key, value in parameters.items():
         entry = message.parameters[key]
-        try:
-            if isinstance(value, bool):
-                entry.bool_param = value
-            elif isinstance(value, int):
-                entry.int64_param = value
-            elif isinstance(value, float):
-                entry.double_param = value
-            else:
-                entry.string_param = value
-        except (TypeError, ValueError) as error:
-            raise internal(f"invalid value of response parameter '{key}': {error}") from None
+        if isinstance(value, bool):
+            entry.bool_param = value
+        elif isinstance(value, int):
+            entry.int64_param = value
+        elif isinstance(value, float):
+            entry.double_param = value
+        else:
+            entry.string_param = value
     return _serialize(message)
 
 

@@ -97,6 +97,8 @@ class GrpcService:
             for stream in self._streams:
                 stream.end(unavailable(STOPPING))
         self.settled()
+        if self._drained.is_set():
+            return True
         try:
             await asyncio.wait_for(self._drained.wait(), max(timeout, 0.0))
         except asyncio.TimeoutError:

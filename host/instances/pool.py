@@ -14,6 +14,8 @@ from host.instances.instance import Instance
 
 _log = logging.getLogger("pbhost")
 
+_TRIM_SECONDS = 2.0
+
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 """`pb_utils.Logger` levels, in their order (pb_utils spec 3.12)."""
 
@@ -40,14 +42,16 @@ class StubPool:
         self._alive: set[Instance] = set()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._trim()
 
-    def create(self, name: str, label: str) -> Instance:
-        """A handle for a stub that is not started yet."""
-        return Instance(name, label, self)
+    def _trim(self) -> None:
+        """Give back tensor memory that was not needed of late."""
+        self.arenas.host.trim()
+        self._timer = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
 
     async def start(self, name: str, label: str) -> Instance:
         """A started stub. Raises HostError."""
-        instance = self.create(name, label)
+        instance = Instance(name, label, self)
         self._alive.add(instance)
         self._empty.clear()
         try:
@@ -81,6 +85,7 @@ class StubPool:
         for instance in list(self._alive):
             instance.kill()
         await self._empty.wait()
+        self._timer.cancel()
         self.spawner.shutdown()
         self.channel.close()
         self.arenas.close()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from host.config import model_config as configuration
+from host.config.names import checked_load_name
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.inference import Parameter
 from host.models.loader import Loader
@@ -80,16 +81,7 @@ class Lifecycle:
     async def load_explicit(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         """Load at a client's request. Raises HostError (configuration spec 8.6)."""
         self._refuse_unless_explicit()
-        if not name.strip():
-            raise invalid_argument(
-                "Model name cannot be empty. Please enter a valid name to deploy."
-            )
-        name = name.strip()
-        if name == ".." or "/" in name:
-            raise invalid_argument(
-                f"invalid model name '{name}', model name must not contain path traversal"
-                " characters"
-            )
+        name = checked_load_name(name)
         override = _override(parameters)
         poll_failure = f"failed to load '{name}', failed to poll from model repository"
         try:

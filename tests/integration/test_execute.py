@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.asking import Client, command, failure, tensor
-from tests.conftest import RepositoryBuilder, RunningHost, Serve
+from tests.conftest import MODELS, RepositoryBuilder, RunningHost, Serve
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,12 @@ def test_an_exception_becomes_the_callers_error_with_its_place(
         " ValueError: no such luck\n\nAt:\n  "
     )
     places = text.split("At:\n")[1].splitlines()
-    assert places[0].endswith("misbehave/1/model.py(30): raises")
-    assert places[1].endswith("misbehave/1/model.py(24): execute")
-    assert len(places) == 2
+    source = (MODELS / "misbehave" / "1" / "model.py").read_text().splitlines()
+    expected = {"raises": "raise ValueError(text)", "execute": "return getattr(self, name)"}
+    for place, (function, line) in zip(places, expected.items(), strict=True):
+        found = re.fullmatch(rf"  \S+/misbehave/1/model\.py\((\d+)\): {function}", place)
+        assert found, place
+        assert source[int(found[1]) - 1].strip().startswith(line)
     host.wait_for("ValueError: no such luck")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.asking import command, failure, tensor
-from tests.conftest import RepositoryBuilder, Serve
+from tests.conftest import RepositoryBuilder, Serve, wait_until
 
 BODY = """
 import triton_python_backend_utils as pb_utils
@@ -293,10 +293,13 @@ def test_explicit_control_loads_unloads_and_replaces_without_downtime(
         assert command(client, "pid") != pid
 
         client.unload_model("misbehave")
-        host.wait_for("successfully unloaded 'misbehave' version 1")
         assert failure(command, client, "echo x")[1].endswith("has no available versions")
-        index = {m.name: (m.state, m.reason) for m in client.get_model_repository_index().models}
-        assert index["misbehave"] == ("UNAVAILABLE", "unloaded")
+
+        def state() -> tuple[str, str]:
+            models = client.get_model_repository_index().models
+            return next((m.state, m.reason) for m in models if m.name == "misbehave")
+
+        wait_until(lambda: state() == ("UNAVAILABLE", "unloaded"), "the unload to end")
         assert client.is_server_ready()
         status, text = failure(client.load_model, "nobody")
         assert status == "StatusCode.INTERNAL"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
-from typing_extensions import assert_type
+from typing_extensions import assert_type, reveal_type
 
 import triton_python_backend_utils as pb_utils
 

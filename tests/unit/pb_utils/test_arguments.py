@@ -156,13 +156,15 @@ def test_enumeration_members_behave_like_named_integers() -> None:
     )
     assert int(TRITONSERVER_MEMORY_CPU) == 1
     assert [10, 11][TRITONSERVER_MEMORY_CPU] == 11
-    assert TRITONSERVER_MEMORY_CPU == 1
-    assert TRITONSERVER_MEMORY_CPU != 0
-    assert TRITONSERVER_MEMORY_CPU != MemoryType.TRITONSERVER_MEMORY_GPU
-    assert TRITONSERVER_MEMORY_CPU != Logger.WARNING  # of another enumeration
-    assert TRITONSERVER_MEMORY_CPU != "1"
-    assert {TRITONSERVER_MEMORY_CPU: "cpu"}[MemoryType(1)] == "cpu"
-    assert not isinstance(TRITONSERVER_MEMORY_CPU, int)
+    cpu: Any = TRITONSERVER_MEMORY_CPU
+    assert cpu == 1
+    assert cpu != 0
+    assert cpu != MemoryType.TRITONSERVER_MEMORY_GPU
+    assert cpu != Logger.WARNING  # of another enumeration
+    assert cpu != "1"
+    assert {cpu: "cpu"}[MemoryType(1)] == "cpu"
+    assert {cpu: "cpu"}[1] == "cpu"
+    assert not isinstance(cpu, int)
     with pytest.raises(TypeError):
         TRITONSERVER_MEMORY_CPU < MemoryType.TRITONSERVER_MEMORY_GPU  # type: ignore[operator]  # noqa: B015
 

@@ -107,7 +107,7 @@ def test_the_constants_have_their_values() -> None:
 def test_importing_loads_nothing_heavy() -> None:
     code = (
         "import sys, triton_python_backend_utils, c_python_backend_utils\n"
-        "heavy = {'asyncio', 'torch', 'ml_dtypes', 'grpc', 'google', 'msgspec', 'zmq', 'host', 'stub'}\n"
+        "heavy = {'asyncio', 'torch', 'ml_dtypes', 'grpc', 'google', 'msgspec', 'zmq'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -186,7 +186,7 @@ def test_inputs_are_found_by_name() -> None:
 def test_flags_can_be_replaced() -> None:
     request = made()
     request.set_flags(2)
-    request.set_flags(np.uint8(3))  # type: ignore[arg-type]
+    request.set_flags(np.uint8(3))
     assert request.flags() == 3
 
 

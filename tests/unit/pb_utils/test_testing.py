@@ -201,13 +201,18 @@ class TestExecute:
             ((), "Expected a list in the execute return, found type '<class 'tuple'>'."),
             (
                 [],
-                "Number of InferenceResponse objects do not match the number of InferenceRequest "
-                "objects. InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n",
+                (
+                    "Number of InferenceResponse objects do not match the number of "
+                    "InferenceRequest objects. InferenceRequest(s) size is:1, and "
+                    "InferenceResponse(s) size is:0\n"
+                ),
             ),
             (
                 ["x"],
-                "Expected an 'InferenceResponse' object in the execute function return list, found "
-                "type '<class 'str'>'.",
+                (
+                    "Expected an 'InferenceResponse' object in the execute function return list, "
+                    "found type '<class 'str'>'."
+                ),
             ),
             ([None], "The request at index 0 was left without an answer."),
             (None, "The request at index 0 was left without an answer."),

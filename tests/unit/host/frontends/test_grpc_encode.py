@@ -107,11 +107,22 @@ def test_the_size_limit_is_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
         encode_infer_response(response)
 
 
-@pytest.mark.parametrize("value", [2**63, object()])
-def test_a_parameter_that_cannot_be_sent_is_an_internal_error(value: int) -> None:
-    with pytest.raises(HostError, match="invalid value of response parameter 'p'") as caught:
-        encode_infer_response(InferResponse("m", 1, parameters={"p": value}))
+@pytest.mark.parametrize(
+    "response",
+    [
+        InferResponse("m", 1, parameters={"p": 2**63}),
+        InferResponse("m", 1, parameters={"p": object()}),  # type: ignore[dict-item]
+        InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [2**63], b"")]),
+        InferResponse("m", 1, outputs=[Tensor("\udcff", "UINT8", [0], b"")]),
+        InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [1], None)]),  # type: ignore[arg-type]
+    ],
+)
+def test_what_the_protocol_cannot_express_is_an_internal_error(response: InferResponse) -> None:
+    with pytest.raises(HostError, match="response of model 'm' cannot be sent") as caught:
+        encode_infer_response(response)
     assert caught.value.code is ErrorCode.INTERNAL
+    with pytest.raises(HostError):
+        encode_stream_response(response, True)
 
 
 def test_an_early_error_carries_the_id_only() -> None:

@@ -279,5 +279,6 @@ def test_draining_refuses_new_requests_and_waits_for_open_ones(core: EchoCore) -
         call.fail(internal("over"))
         assert await draining
         assert len(answers) == 1
+        assert await service.drain(0)
 
     asyncio.run(run())

@@ -1,6 +1,7 @@
 """A test as an author writes it. Type checkers read this file; nobody runs it."""
 
 import numpy as np
+from typing_extensions import reveal_type
 
 import triton_python_backend_utils as pb_utils
 from pb_utils import testing
