@@ -62,10 +62,11 @@ def _free_port() -> int:
 def _running(
     command: Sequence[str], port: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[RunningServer]:
-    with tempfile.TemporaryFile() as output:
+    # Not in this folder: the peer's stubs would import our triton_python_backend_utils from it.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env={**(environment or os.environ)}
+            command, stdout=output, stderr=output, env={**(environment or os.environ)}, cwd=folder
         )
         try:
             _wait_ready(process, port)

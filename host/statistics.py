@@ -62,7 +62,8 @@ class Counters:
     def batch(self, calls: Sequence[Call], times: Times) -> None:
         """One execution has ended: count it, and those of its calls that did not fail.
 
-        Each of them bears the full times of the batch. Calls that failed are reported one by one, with `failure`.
+        Each of them bears the full times of the batch. Calls that failed are reported one by one,
+        with `failure`.
         """
         started = times.started
         input_ns = times.inputs_ready - started

@@ -226,11 +226,11 @@ def test_a_model_file_stays_with_its_model(tmp_path: Path) -> None:
     escape = "../../outside/model.py"
     assert error(file, escape) == (
         ErrorCode.INVALID_ARG,
-        f"model file path '{model}/1/{escape}' in model 'm' is outside model directory",
+        f"model file path '{outside}/model.py' in model 'm' is outside model directory",
     )
     assert error(file, "/etc/passwd")[0] is ErrorCode.INVALID_ARG
     (model / "1" / "link.py").symlink_to(outside / "model.py")
-    assert error(file, "link.py")[0] is ErrorCode.INVALID_ARG
+    assert file("link.py").resolve() == outside / "model.py"
     (model / "2").symlink_to(outside)
     assert file("model.py", 2).resolve() == outside / "model.py"
 
