@@ -48,7 +48,8 @@ def measure(peer: Peer, load: Load, grpc_port: int, pid: int) -> Measurement:
                 *("-m", load.model, "-i", "grpc", "-u", f"127.0.0.1:{grpc_port}"),
                 *("--shape", f"INPUT0:{load.elements}"),
                 *("--concurrency-range", str(load.concurrency)),
-                *("-p", "3000", "-r", "4", "-s", "25", "-f", str(report)),
+                # Three windows, whatever their spread: rounds and their median deal with noise.
+                *("-p", "2000", "-r", "4", "-s", "100", "-f", str(report)),
             ],
             env={"LD_LIBRARY_PATH": str(peer.folder / "libs"), "PATH": "/usr/bin:/bin"},
             capture_output=True,

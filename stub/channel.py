@@ -1,56 +1,82 @@
-"""The stub's end of the ZeroMQ connection; the only stub module that knows of zmq.
+"""The stub's end of the connection to the host; the only stub module that knows of zmq.
 
-Three sockets, because a ZeroMQ socket belongs to one thread: the main thread waits for work on
-one, the service thread for everything else on another, and any thread sends through the third,
-one at a time. So a request reaches user code, and its answer the host, without a thread switch.
+Work comes to the main thread, and answers leave from whichever thread has them, through two rings
+in shared memory. What a ring has no room for comes by ZeroMQ, and so does everything for the
+service thread. A ZeroMQ socket belongs to one thread, hence three of them.
 """
 
+import os
 import threading
+import time
 from typing import List, Optional, Sequence
 
 import zmq
 
 from stub.wire.messages import Hello, ToHost, ToStub, decode_to_stub, encode
+from stub.wire.ring import RingReader, RingWriter, map_file
 from stub.wire.session import Session
+from stub.wire.spawn import Spawn
 
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of the three sockets' identities, behind the stub's token."""
 
+_ONE = (1).to_bytes(8, "little")  # to add to an eventfd
+_FULL_SECONDS = 0.001  # between looks at a ring that the host has yet to empty
+
 
 class Channel:
-    """Connects on construction. `token` is the name the host gave this process."""
+    """Connects on construction."""
 
-    def __init__(self, endpoint: str, token: str, pid: int) -> None:
+    def __init__(self, spawn: Spawn) -> None:
+        to_stub, to_host = map_file(spawn.rings_fd)
+        self._inbox = RingReader(to_stub)
+        self._ring = RingWriter(to_host)
+        self._work_event = spawn.work_event_fd
+        self._host_event = spawn.host_event_fd
+        self._announced = 0
         self._context = zmq.Context()
         self._session = Session()
         self._lock = threading.Lock()
-        hello = encode([Hello(pid)])
-        self._work = self._connect(endpoint, token.encode() + WORK, hello)
-        self._service = self._connect(endpoint, token.encode() + SERVICE, hello)
-        self._outbox = self._connect(endpoint, token.encode() + OUTBOX, hello)
-        self._session.step(Hello(pid))
+        hello = Hello(os.getpid())
+        self._sockets = [
+            self._connect(spawn.endpoint, spawn.token.encode() + suffix, hello)
+            for suffix in (WORK, SERVICE, OUTBOX)
+        ]
+        self._work, self._service, self._outbox = self._sockets
+        self._session.step(hello)
 
-    def _connect(self, endpoint: str, identity: bytes, hello: bytes) -> "zmq.Socket[bytes]":
+    def _connect(self, endpoint: str, identity: bytes, hello: Hello) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, identity)
         socket.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded by the host's lanes
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.LINGER, 5000)  # last words must arrive; a dead host must not hold us
         socket.connect(endpoint)
-        socket.send(hello)
+        socket.send(encode([hello]))
         return socket
 
     def send(self, messages: Sequence[ToHost]) -> None:
-        """Send one frame; any thread."""
+        """Send one frame; any thread. Raises what encoding raises, and then has sent nothing."""
         frame = encode(messages)
         with self._lock:
             for message in messages:
                 self._session.step(message)
+            if self._ring.put(frame):
+                os.write(self._host_event, _ONE)
+                return
+            # The host always gets round to its rings; if it is gone, so are we (see the worker).
+            while not self._ring.put_elsewhere():
+                time.sleep(_FULL_SECONDS)
+            os.write(self._host_event, _ONE)
             self._outbox.send(frame)
 
     def receive_work(self) -> List[ToStub]:
         """Wait for the next frame of work; main thread only."""
-        return self._accept(self._work.recv())
+        while not self._announced:
+            self._announced = int.from_bytes(os.read(self._work_event, 8), "little")
+        self._announced -= 1
+        frame = self._inbox.take()
+        return self._accept(self._work.recv() if frame is None else frame)
 
     def receive_service(self, descriptors: Sequence[int], wait_ms: Optional[int]) -> "Wakeup":
         """Wait for a service frame, for one of the descriptors, or until the time is over.
@@ -74,7 +100,7 @@ class Channel:
 
     def close(self) -> None:
         """Deliver what was sent, then disconnect. The service thread must have ended."""
-        for socket in (self._work, self._service, self._outbox):
+        for socket in self._sockets:
             socket.close()
         self._context.term()
 

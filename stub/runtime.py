@@ -3,14 +3,14 @@
 import itertools
 import os
 import threading
-from typing import Dict, List, Optional, Set
+from typing import Callable, Dict, Optional, Set
 
 import pb_utils
 from stub.channel import Channel
 from stub.convert import Handle, no_room, request_to, response_from
 from stub.memory import Memory
 from stub.wire.arena import ArenaFull
-from stub.wire.messages import Answer, Ask, Execute, LogLine, ToHost, WireResponse
+from stub.wire.messages import Answer, Ask, Execute, LogLine, ToStub, WireResponse
 
 
 class _Question:
@@ -27,9 +27,13 @@ class _Question:
 class StubRuntime:
     """Fulfils `pb_utils`' runtime over the channel; any thread may call."""
 
-    def __init__(self, channel: Channel, memory: Memory) -> None:
+    def __init__(
+        self, channel: Channel, memory: Memory, otherwise: Callable[[ToStub], None]
+    ) -> None:
+        """`otherwise` takes messages that come along with an answer."""
         self._channel = channel
         self._memory = memory
+        self._otherwise = otherwise
         self._numbers = itertools.count(1)
         self._questions: Dict[int, _Question] = {}
         self._cancelled: Set[Handle] = set()
@@ -87,23 +91,35 @@ class StubRuntime:
             raise pb_utils.TritonModelException(
                 "BLS is only supported during the 'execute' function."
             )
-        number = next(self._numbers)
-        question = self._questions[number] = _Question()
         try:
             wire = request_to(request, self._memory)
         except (ArenaFull, OverflowError) as problem:
-            del self._questions[number]
             text = no_room(problem) if isinstance(problem, ArenaFull) else str(problem)
             return pb_utils.InferenceResponse._from_wire([], pb_utils.TritonError(text), None)
-        blocking = threading.get_ident() == self._main
-        messages: List[ToHost] = [Ask(number, wire, self._batch, blocking)]
-        returns = self._memory.ended()
-        if returns is not None:
-            messages.append(returns)
-        self._channel.send(messages)
+        number = next(self._numbers)
+        if self._batch and threading.get_ident() == self._main:
+            self._send(Ask(number, wire, self._batch, True))
+            return response_from(self._receive(number), self._memory)
+        question = self._questions[number] = _Question()
+        self._send(Ask(number, wire, self._batch, False))
         question.ready.acquire()
         assert question.response is not None
         return response_from(question.response, self._memory)
+
+    def _send(self, ask: Ask) -> None:
+        returns = self._memory.ended()
+        self._channel.send([ask] if returns is None else [ask, returns])
+
+    def _receive(self, number: int) -> WireResponse:
+        """The answer that the main thread waits for: it comes as work, for it is the work."""
+        response: Optional[WireResponse] = None
+        while response is None:
+            for message in self._channel.receive_work():
+                if isinstance(message, Answer) and message.number == number:
+                    response = message.response
+                else:
+                    self._otherwise(message)
+        return response
 
 
 _PID = os.getpid()

@@ -31,8 +31,8 @@ class Worker:
         self._memory = Memory(own, self._wake)
         self._memory.add(spawn.arena, spawn.arena_fd, spawn.arena_limit)
         self._memory.add(0, spawn.host_arena_fd, spawn.host_arena_limit)
-        self._channel = Channel(spawn.endpoint, spawn.token, os.getpid())
-        self._runtime = StubRuntime(self._channel, self._memory)
+        self._channel = Channel(spawn)
+        self._runtime = StubRuntime(self._channel, self._memory, self._handle_memory)
         self._model: Optional[UserModel] = None
         self._executor: Optional[Executor] = None
         self._leaving = False

@@ -42,7 +42,7 @@ ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
     "grpc": {"host.frontends.grpc_aio"},
     "subprocess": {"host.instances.process"},
-    "mmap": {"stub.wire.arena"},
+    "mmap": {"stub.wire.shared_file"},
     "uvloop": {"host.__main__"},
 }
 """A library, and the only modules that may import it."""

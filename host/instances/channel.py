@@ -6,11 +6,9 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import zmq
-
-from stub.wire.messages import ToStub, encode
 
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of a stub's three sockets, behind its token; see the stub's channel."""
@@ -48,10 +46,13 @@ class Channel:
         for suffix in (WORK, SERVICE, OUTBOX):
             self._handlers.pop(token.encode() + suffix, None)
 
-    def send(self, token: bytes, socket: bytes, messages: Sequence[ToStub]) -> None:
-        """Send one frame to a stub's WORK or SERVICE socket. A stub that is gone gets nothing."""
-        self._socket.send(token + socket, zmq.SNDMORE)
-        self._socket.send(encode(messages))
+    def send(self, address: bytes, frame: bytes) -> None:
+        """Send a frame to a stub's socket: its token and WORK or SERVICE.
+
+        A stub that is gone gets nothing.
+        """
+        self._socket.send(address, zmq.SNDMORE)
+        self._socket.send(frame)
         # ZeroMQ signals only new input: sending may have consumed the signal.
         if not self._reading and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._reading = True

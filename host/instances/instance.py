@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
@@ -16,6 +15,7 @@ from host.inference import Call, InferRequest, InferResponse, Tensor
 from host.instances.arenas import Arenas
 from host.instances.batch import Batch, Times
 from host.instances.channel import SERVICE, WORK, Channel
+from host.instances.link import Link
 from host.instances.process import StubProcess, describe_exit
 from host.instances.transfer import ReturnsDue, Transfer, no_room
 from stub.wire import messages as m
@@ -67,9 +67,7 @@ class Instance:
         self.waiting: dict[int, Call] = {}  # blocking BLS calls of the batch, by number
         self._services = services
         self._session = Session()
-        self._hellos = 0
-        self._token = secrets.token_hex(8)
-        self._address = self._token.encode()
+        self._link = Link(services.channel, self._frame, self._broken)
         self._process: StubProcess | None = None
         self._reply: asyncio.Future[m.ToHost] | None = None
         self._batches: dict[int, Batch] = {}
@@ -89,9 +87,12 @@ class Instance:
         lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
         spawn = Spawn(
             endpoint=services.channel.endpoint,
-            token=self._token,
+            token=self._link.token,
             title=self.name,
             lifeline_fd=lifeline_read,
+            rings_fd=self._link.rings_fd,
+            work_event_fd=self._link.work_event,
+            host_event_fd=self._link.host_event,
             arena=self._arena.number,
             arena_fd=self._arena.fd,
             arena_limit=self._arena.limit,
@@ -99,7 +100,6 @@ class Instance:
             host_arena_limit=services.arenas.limit,
         )
         self._expect()
-        services.channel.register(self._token, self._frame)
         try:
             self._process = await StubProcess.start(
                 spawn, lifeline_write, services.spawner, self._printed, self._exited
@@ -107,6 +107,7 @@ class Instance:
         except OSError as error:
             os.close(lifeline_write)
             self._dispose()
+            services.gone(self)
             raise internal(
                 f"cannot start a stub process for '{self.name}': {error.strerror}"
             ) from error
@@ -120,7 +121,7 @@ class Instance:
         Raises HostError with the model's own text.
         """
         self._expect()
-        self._send(WORK, [m.Describe(self.name, source, config)])
+        self._work([m.Describe(self.name, source, config)])
         reply = await self._answer()
         assert isinstance(reply, m.Described)
         return reply.config
@@ -131,7 +132,7 @@ class Instance:
         """Make it an instance of the model. Raises HostError with the model's own text."""
         self._expect()
         self.version = source.version
-        self._send(WORK, [m.Initialize(self.name, source, args, outputs)])
+        self._work([m.Initialize(self.name, source, args, outputs)])
         await self._answer()
 
     async def stop(self, grace: float, finalize: float) -> None:
@@ -154,7 +155,7 @@ class Instance:
 
     async def _finalize(self, seconds: float) -> None:
         self._expect()
-        self._send(WORK, [m.Finalize()])
+        self._work([m.Finalize()])
         try:
             reply = await self._answer(seconds)
         except HostError as error:
@@ -202,31 +203,32 @@ class Instance:
         if returns is not None:
             frame.append(returns)
         frame.append(m.Execute(batch.number, requests))
-        self._send(WORK, frame)
+        self._work(frame)
 
     def cancel(self, call: Call) -> None:
         """Tell the model that nobody waits for this call any more."""
         for batch in self._batches.values():
             if call in batch.calls:
                 index = batch.calls.index(call)
-                self._send(SERVICE, [m.Cancelled(batch.number, index)])
+                self._serve([m.Cancelled(batch.number, index)])
 
     # Messages from the stub
 
     def _frame(self, frame: bytes) -> None:
         try:
             for message in m.decode_to_host(frame):
-                if type(message) is m.Hello:
-                    self._hellos += 1
-                    if self._hellos < 3:
-                        continue
                 self._session.step(message)
                 _HANDLERS[type(message)](self, message)
         except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
-            # A stub that does not keep to the protocol (user code can reach into it) is of no
-            # more use; its death is reported like any other.
-            self._services.printed(self.label, f"stub broke the protocol: {error!r}", True)
-            self.kill()
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        """A stub that does not keep to the protocol (user code can reach into it) is of no use.
+
+        Its death is reported like any other.
+        """
+        self._services.printed(self.label, f"the stub broke the protocol: {error!r}", True)
+        self.kill()
 
     def _handle_reply(self, message: m.ToHost) -> None:
         if self._reply is not None and not self._reply.done():
@@ -282,9 +284,11 @@ class Instance:
                 error = internal("Unexpected empty response.")
                 response = InferResponse(request.model_name, -1, error=error)
             frame: list[m.ToStub] = []
-            wire = self._transfer.send_response(response, SERVICE, frame)
+            # The main thread waits for work, and an answer that holds up its batch is just that.
+            socket = WORK if message.blocking else SERVICE
+            wire = self._transfer.send_response(response, socket, frame)
             frame.append(m.Answer(number, wire))
-            self._send(SERVICE, frame)
+            (self._work if message.blocking else self._serve)(frame)
 
         try:
             call = self._services.ask(request)
@@ -310,6 +314,7 @@ class Instance:
         self._services.printed(self.label, line, error)
 
     def _exited(self, code: int) -> None:
+        self._link.drain()  # its last words
         expected = self._session.state is State.ENDED
         self._session.state = State.ENDED
         self._dispose()
@@ -333,23 +338,28 @@ class Instance:
             self.on_death(reason)
 
     def _dispose(self) -> None:
-        self._services.channel.forget(self._token)
+        self._link.close()
         self._services.arenas.on_closed.remove(self._arena_closed)
         self._transfer.end()
 
     def _arena_closed(self, number: int) -> None:
         if self._transfer.forget(number) and self.serving:
-            self._send(SERVICE, [m.CloseArena(number)])
+            self._serve([m.CloseArena(number)])
 
     def _flush_returns(self) -> None:
         returns = self._transfer.due()
         if returns is not None and self._process is not None and self._process.running:
-            self._send(SERVICE, [returns])
+            self._serve([returns])
 
-    def _send(self, socket: bytes, messages: Sequence[m.ToStub]) -> None:
+    def _work(self, messages: Sequence[m.ToStub]) -> None:
         for message in messages:
             self._session.step(message)
-        self._services.channel.send(self._address, socket, messages)
+        self._link.send_work(messages)
+
+    def _serve(self, messages: Sequence[m.ToStub]) -> None:
+        for message in messages:
+            self._session.step(message)
+        self._link.send_service(messages)
 
     def _expect(self) -> None:
         self._reply = asyncio.get_running_loop().create_future()

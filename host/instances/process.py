@@ -115,11 +115,17 @@ class StubProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(spawn.lifeline_fd, spawn.arena_fd, spawn.host_arena_fd),
+                pass_fds=spawn.descriptors,
                 start_new_session=True,  # a Ctrl-C at the terminal is for the host alone
             )
 
-        child = await asyncio.get_running_loop().run_in_executor(spawner, popen)
+        starting = asyncio.get_running_loop().run_in_executor(spawner, popen)
+        try:
+            child = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # It starts all the same, and must not be forgotten.
+            cls(await starting, lifeline, output, on_exit).kill()
+            raise
         return cls(child, lifeline, output, on_exit)
 
     def _ended(self) -> None:

@@ -4,13 +4,13 @@ The file is sparse and as long as it can ever get; memory is reserved block by b
 out of it is an error of one allocation, never a SIGBUS. Freed blocks stay warm until `trim`.
 """
 
-import mmap
 import os
 import threading
 from collections import deque
 from typing import Callable, Deque, Dict, List, Tuple
 
-_PAGE = mmap.PAGESIZE
+from stub.wire.shared_file import PAGE, Mapping, create
+
 _SPAN_FACTOR = 4  # blocks of one size class never become another's, so addresses outgrow bytes
 
 
@@ -28,45 +28,25 @@ class ArenaFull(Exception):
 
 
 def create_file(name: str, limit: int) -> int:
-    """A new arena's file descriptor: nameless, sparse, sealed against resizing.
+    """A new arena's file descriptor.
 
     `limit` is the number of bytes that may be in use at a time. Raises OSError.
     """
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    else:
-        fd = _create_named(name)
-    os.ftruncate(fd, span_of(limit))
-    if hasattr(os, "memfd_create"):
-        import fcntl
-
-        # A stub that shrank its file would make the host's next read a SIGBUS.
-        add_seals, seal_shrink, seal_grow = 1033, 2, 4
-        fcntl.fcntl(fd, add_seals, seal_shrink | seal_grow)
-    return fd
-
-
-def _create_named(name: str) -> int:
-    """POSIX shared memory, where memfd is missing; the name is gone before anybody sees it."""
-    import posix_ipc
-
-    memory = posix_ipc.SharedMemory(f"/{name}-{os.urandom(8).hex()}", posix_ipc.O_CREX, mode=0o600)
-    memory.unlink()
-    return int(memory.fd)
+    return create(name, span_of(limit))
 
 
 def span_of(limit: int) -> int:
     """Length of the file and of every mapping of it, in bytes."""
-    return (limit * _SPAN_FACTOR + _PAGE - 1) // _PAGE * _PAGE
+    return (limit * _SPAN_FACTOR + PAGE - 1) // PAGE * PAGE
 
 
 def _size_class(size: int) -> int:
     """The smallest block size that holds `size`: pages times 4 to 7 quarters of a power of 2."""
-    pages = (size + _PAGE - 1) // _PAGE
+    pages = (size + PAGE - 1) // PAGE
     if pages <= 4:
-        return max(pages, 1) * _PAGE
+        return max(pages, 1) * PAGE
     quarter = 1 << (pages.bit_length() - 3)
-    return (pages + quarter - 1) // quarter * quarter * _PAGE
+    return (pages + quarter - 1) // quarter * quarter * PAGE
 
 
 class Block:
@@ -104,8 +84,8 @@ class Arena:
         self.used = 0  # bytes in blocks that are alive
         self.warm = 0  # bytes in free blocks that still have their memory
         self._fd = fd
-        self._map = mmap.mmap(fd, span_of(limit))
-        self._view = memoryview(self._map)
+        self._mapping = Mapping(fd, span_of(limit), writable=True)
+        self._view = self._mapping.view
         self._top = 0
         self._peak = 0
         self._sizes: Dict[int, int] = {}
@@ -188,7 +168,7 @@ class Arena:
             stack = self._free[size]
             while stack and self.warm > keep:
                 offset = stack.pop()
-                self._map.madvise(mmap.MADV_REMOVE, offset, size)
+                self._mapping.punch(offset, size)
                 self._bare.setdefault(size, []).append(offset)
                 self.warm -= size
 
@@ -197,8 +177,7 @@ class ArenaReader:
     """The reading end: the same file, mapped read-only."""
 
     def __init__(self, fd: int, limit: int) -> None:
-        span = span_of(limit)
-        self._view = memoryview(mmap.mmap(fd, span, prot=mmap.PROT_READ))
+        self._view = Mapping(fd, span_of(limit), writable=False).view
 
     def slice(self, offset: int, size: int) -> memoryview:
         """The bytes at `offset`. Raises ValueError if they do not lie inside the arena."""

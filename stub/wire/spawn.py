@@ -2,24 +2,42 @@
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Tuple
 
 
 @dataclass(frozen=True)
 class Spawn:
     """What the host passes to a new stub, as JSON in its only argument.
 
-    Descriptors are inherited; limits are in bytes; `lifeline_fd` ends when the host does.
+    Descriptors are inherited; limits are in bytes. `lifeline_fd` ends when the host does.
+    `rings_fd` holds the ring towards the stub, then the one towards the host; the eventfds count
+    the frames in them.
     """
 
     endpoint: str
     token: str
     title: str
     lifeline_fd: int
+    rings_fd: int
+    work_event_fd: int
+    host_event_fd: int
     arena: int
     arena_fd: int
     arena_limit: int
     host_arena_fd: int
     host_arena_limit: int
+
+    @property
+    def descriptors(self) -> Tuple[int, ...]:
+        """Those that the stub inherits."""
+        return (
+            self.lifeline_fd,
+            self.rings_fd,
+            self.work_event_fd,
+            self.host_event_fd,
+            self.arena_fd,
+            self.host_arena_fd,
+        )
 
     def dump(self) -> str:
         """As an argument."""
