@@ -108,7 +108,8 @@ class StubRuntime:
 
     def _send(self, ask: Ask) -> None:
         returns = self._memory.ended()
-        self._channel.send([ask] if returns is None else [ask, returns])
+        # What the host gets back first, it can use for the answer.
+        self._channel.send([ask] if returns is None else [returns, ask])
 
     def _receive(self, number: int) -> WireResponse:
         """The answer that the main thread waits for: it comes as work, for it is the work."""

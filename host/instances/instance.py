@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -49,6 +50,9 @@ class HostServices(Protocol):
 
     def gone(self, instance: Instance) -> None:
         """The instance's process has ended."""
+
+
+Action = Callable[[], None]
 
 
 class Instance:
@@ -215,12 +219,31 @@ class Instance:
     # Messages from the stub
 
     def _frame(self, frame: bytes) -> None:
+        """Understand all of a frame first, then act on it.
+
+        What the stub is done with has then been taken back, and may be used again by what comes
+        of its answers; and its lane gets the next batch before anyone looks at these answers.
+        """
+        free: list[Action] = []
+        answers: list[Action] = []
         try:
             for message in m.decode_to_host(frame):
                 self._session.step(message)
-                _HANDLERS[type(message)](self, message)
+                if isinstance(message, m.Respond):
+                    answers.append(self._understand_respond(message))
+                elif isinstance(message, m.BatchDone):
+                    free.append(self._understand_done(message))
+                elif isinstance(message, m.Ask):
+                    answers.append(self._understand_ask(message))
+                else:
+                    _HANDLERS[type(message)](self, message)
         except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
             self._broken(error)
+            return
+        for action in free:
+            action()
+        for action in answers:
+            action()
 
     def _broken(self, error: Exception) -> None:
         """A stub that does not keep to the protocol (user code can reach into it) is of no use.
@@ -234,61 +257,54 @@ class Instance:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(message)
 
-    def _handle_respond(self, message: m.Respond) -> None:
+    def _understand_respond(self, message: m.Respond) -> Action:
         call = self._batches[message.batch].calls[message.index]
-        if call.finished:
-            return
         request = call.request
         response = message.response
-        if response is None:
-            call.respond(None, message.final)
-            return
-        answer = InferResponse(request.model_name, self.version, request.id)
-        if response.error is not None:
-            answer.error = self._transfer.receive_error(response.error)
-        else:
-            receive = self._transfer.receive_tensor
-            answer.outputs = [receive(output) for output in response.outputs]
-            if self.restore is not None:
-                answer.outputs = [self.restore(output) for output in answer.outputs]
-            answer.parameters = response.parameters
-        call.respond(answer, message.final)
+        answer: InferResponse | None = None
+        if response is not None:
+            answer = InferResponse(request.model_name, self.version, request.id)
+            if response.error is not None:
+                answer.error = self._transfer.receive_error(response.error)
+                call.failed = True
+            else:
+                receive = self._transfer.receive_tensor
+                answer.outputs = [receive(output) for output in response.outputs]
+                if self.restore is not None:
+                    answer.outputs = [self.restore(output) for output in answer.outputs]
+                answer.parameters = response.parameters
+        return partial(call.respond, answer, message.final)
 
-    def _handle_done(self, message: m.BatchDone) -> None:
+    def _understand_done(self, message: m.BatchDone) -> Action:
         batch = self._batches.pop(message.batch)
         if message.failure is not None:
             self._services.model_log(self.label, 2, "executor.py", 0, message.failure)
-        batch.done(
-            batch,
-            Times(message.started, message.inputs_ready, message.outputs_begin, message.ended),
-        )
+        times = Times(message.started, message.inputs_ready, message.outputs_begin, message.ended)
+        return partial(self._finish_batch, batch, times)
+
+    def _finish_batch(self, batch: Batch, times: Times) -> None:
+        batch.done(batch, times)
         self._tell_idle()
 
     def _tell_idle(self) -> None:
         if self._idle is not None and not self._batches and not self._idle.done():
             self._idle.set_result(None)
 
-    def _handle_ask(self, message: m.Ask) -> None:
-        number = message.number
+    def _understand_ask(self, message: m.Ask) -> Action:
         request = self._transfer.receive_request(message.request)
         batch = self._batches.get(message.batch)
         if batch is not None and batch.calls:
             request.parent = batch.calls[0]
+        return partial(self._start_ask, message.number, request, message.blocking)
 
+    def _start_ask(self, number: int, request: InferRequest, blocking: bool) -> None:
         def answer(response: InferResponse | None, final: bool) -> None:
             self._asked.pop(number, None)
             self.waiting.pop(number, None)
-            if not self.serving:
-                return
             if response is None:
                 error = internal("Unexpected empty response.")
                 response = InferResponse(request.model_name, -1, error=error)
-            frame: list[m.ToStub] = []
-            # The main thread waits for work, and an answer that holds up its batch is just that.
-            socket = WORK if message.blocking else SERVICE
-            wire = self._transfer.send_response(response, socket, frame)
-            frame.append(m.Answer(number, wire))
-            (self._work if message.blocking else self._serve)(frame)
+            self._answer_ask(number, response, blocking)
 
         try:
             call = self._services.ask(request)
@@ -297,9 +313,22 @@ class Instance:
             return
         self._asked[number] = call
         call.subscribe(answer)
-        if message.blocking and not call.finished:
+        if blocking and not call.finished:
             self.waiting[number] = call
             self._services.break_circle(call)
+
+    def _answer_ask(self, number: int, response: InferResponse, blocking: bool) -> None:
+        if not self.serving:
+            return
+        # The main thread waits for work, and an answer that holds up its batch is just that.
+        socket = WORK if blocking else SERVICE
+        frame: list[m.ToStub] = []
+        wire = self._transfer.send_response(response, socket, frame)
+        returns = self._transfer.due()
+        if returns is not None:
+            frame.append(returns)
+        frame.append(m.Answer(number, wire))
+        (self._work if blocking else self._serve)(frame)
 
     def _handle_log(self, message: m.LogLine) -> None:
         services = self._services
@@ -386,9 +415,6 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     m.Initialized: Instance._handle_reply,
     m.LoadFailed: Instance._handle_reply,
     m.Finalized: Instance._handle_reply,
-    m.Respond: Instance._handle_respond,
-    m.BatchDone: Instance._handle_done,
-    m.Ask: Instance._handle_ask,
     m.LogLine: Instance._handle_log,
     m.Return: Instance._handle_return,
 }
