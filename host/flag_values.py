@@ -19,6 +19,7 @@ _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 
 log_format = one_of("invalid argument for --log-format", "default", "ISO8601")
+stub_start = one_of("invalid argument for --stub-start", "fork", "spawn")
 rate_limit = one_of("invalid argument for --rate-limit", "off", "execution_count")
 compression_level = one_of(
     "invalid argument for --grpc_infer_response_compression_level", "none", "low", "medium", "high"

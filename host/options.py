@@ -189,6 +189,9 @@ class Options:
     arena_byte_size: int = _own(
         0, "The most tensor memory that one process's arena may take; 0: the machine's memory.",
         SIZE)
+    stub_start: str = _own(
+        "fork", "fork: stubs are forks of a process with its imports done; spawn: each is a new"
+        " interpreter.", check=values.stub_start)
     stub_grace_secs: float = _own(
         10.0, "How long a stub whose callers have all gone may keep running at unload before it"
         " is killed.", check=values.not_negative)

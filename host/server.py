@@ -15,6 +15,7 @@ from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import GrpcService
 from host.inference import InferRequest, InferResponse
 from host.inprocess import Arrays, Result, to_request, to_result
+from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
 from host.log import Log, configure, table
 from host.models.lifecycle import Lifecycle
@@ -68,7 +69,10 @@ class Server:
     async def _load(self) -> None:
         options = self.options
         repository = Repository(Path(path) for path in options.model_repository)
-        pool = self._pool = StubPool(options.arena_limit, self.core.ask, self.core.break_circle)
+        launcher = ForkLauncher() if options.stub_start == "fork" else SpawnLauncher()
+        pool = self._pool = StubPool(
+            launcher, options.arena_limit, self.core.ask, self.core.break_circle
+        )
         lifecycle = self._lifecycle = Lifecycle(
             self._registry,
             repository,

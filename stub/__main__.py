@@ -1,4 +1,7 @@
-"""Entry point of a stub process, started by path so that no folder of the user's can shadow it."""
+"""Entry point of stub processes, started by path so that no folder of the user's can shadow it.
+
+`__main__.py SPAWN` is one stub; `__main__.py --fork-server FD` is the process that forks them.
+"""
 
 import os
 import sys
@@ -11,8 +14,17 @@ from stub.process import prepare  # noqa: E402
 from stub.wire.spawn import Spawn  # noqa: E402
 from stub.worker import Worker  # noqa: E402
 
+
+def _spawn() -> Spawn:
+    if sys.argv[1] != "--fork-server":
+        return Spawn.load(sys.argv[1])
+    from stub.fork_server import serve
+
+    return serve(int(sys.argv[2]))
+
+
 if __name__ == "__main__":
-    spawn = Spawn.load(sys.argv[1])
+    spawn = _spawn()
     prepare(spawn.title)
     worker = Worker(spawn)
     # The model sees the working directory first, then what is installed (pb_utils spec 1.2).

@@ -7,7 +7,7 @@ import signal
 import sys
 
 
-def set_title(name: str) -> None:
+def set_title(name: str, role: str = "pbhost-stub") -> None:
     """Show `pbhost-stub <name>` in ps and top.
 
     An execution environment need not have setproctitle; its stubs then show as plain Python.
@@ -16,7 +16,7 @@ def set_title(name: str) -> None:
         import setproctitle
     except ImportError:
         return
-    setproctitle.setproctitle(f"pbhost-stub {name}")
+    setproctitle.setproctitle(f"{role} {name}".rstrip())
 
 
 def prepare(title: str) -> None:

@@ -38,6 +38,7 @@ class StubRuntime:
         self._questions: Dict[int, _Question] = {}
         self._cancelled: Set[Handle] = set()
         self._main = threading.main_thread().ident
+        self._pid = os.getpid()
         self._batch = 0  # the one that the main thread is in, 0 between batches
         self._model_dir = ""
         self._asking_allowed = False
@@ -87,7 +88,7 @@ class StubRuntime:
 
     def exec(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         """Ask another model and wait. Every failure but a call out of season is a response."""
-        if not self._asking_allowed or os.getpid() != _PID:
+        if not self._asking_allowed or os.getpid() != self._pid:
             raise pb_utils.TritonModelException(
                 "BLS is only supported during the 'execute' function."
             )
@@ -121,6 +122,3 @@ class StubRuntime:
                 else:
                     self._otherwise(message)
         return response
-
-
-_PID = os.getpid()

@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -213,23 +214,40 @@ def module_serve() -> Iterator[Serve]:
     yield from _serving()
 
 
-def _traces() -> set[str]:
-    """What a host creates in shared places, and its processes."""
-    found = {str(path) for path in Path("/dev/shm").glob("pbhost*")}
+SESSION = "PBHOST_TEST_SESSION"
+
+
+def _traces(session: str) -> set[str]:
+    """What the hosts of this session have created in shared places, and their processes."""
+    found = {str(path) for path in Path("/dev/shm").glob("*pbhost*")}
     found |= {str(path) for path in Path(tempfile.gettempdir()).glob("pbhost-*")}
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if line.startswith("pbhost-stub") or "stub/__main__.py" in line:
-            found.add(f"process {process.pid}: {line}")
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(SESSION) == session:
+                found.add(f"process {process.pid}: {' '.join(process.cmdline())}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
     return found
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """No process, shared memory, socket folder or descriptor outlives the session."""
-    traces = _traces()
-    this = psutil.Process()
-    descriptors = this.num_fds()
-    yield
-    wait_until(lambda: _traces() <= traces, f"no traces; left: {_traces() - traces}", 15)
-    assert this.num_fds() <= descriptors + 20, "the test process has leaked descriptors"
+def nothing_is_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No process, shared memory, socket folder or descriptor outlives the session.
+
+    The session has a folder for temporary files of its own, so that others do not disturb it.
+    """
+    session = uuid.uuid4().hex
+    with (
+        tempfile.TemporaryDirectory(prefix="test-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv(SESSION, session)
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        before = {str(path) for path in Path("/dev/shm").glob("*pbhost*")}
+        descriptors = psutil.Process().num_fds()
+        yield
+        wait_until(
+            lambda: _traces(session) <= before, f"no traces; left: {_traces(session) - before}", 15
+        )
+        assert psutil.Process().num_fds() <= descriptors + 20, "this process leaks descriptors"

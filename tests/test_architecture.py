@@ -41,7 +41,7 @@ LAYERS = [
 ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
     "grpc": {"host.frontends.grpc_aio"},
-    "subprocess": {"host.instances.process"},
+    "subprocess": {"host.instances.launchers"},
     "mmap": {"stub.wire.shared_file"},
     "uvloop": {"host.__main__"},
 }
@@ -163,6 +163,8 @@ def test_heavy_libraries_are_not_imported_by_the_host() -> None:
 
 def test_names_of_shared_places_start_with_the_projects_name() -> None:
     arenas = Path(ROOT, "host/instances/arenas.py").read_text()
-    channel = Path(ROOT, "host/instances/channel.py").read_text()
+    link = Path(ROOT, "host/instances/link.py").read_text()
+    folder = Path(ROOT, "host/instances/folder.py").read_text()
     assert arenas.count('create_file("pbhost-') == 2
-    assert 'mkdtemp(prefix="pbhost-")' in channel
+    assert 'create_file("pbhost-rings")' in link
+    assert '_PREFIX = "pbhost-"' in folder

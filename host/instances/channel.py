@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 
 import zmq
+
+from host.instances.folder import PrivateFolder
 
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of a stub's three sockets, behind its token; see the stub's channel."""
@@ -23,8 +22,8 @@ class Channel:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._folder = tempfile.mkdtemp(prefix="pbhost-")  # mode 0700
-        self.endpoint = f"ipc://{os.path.join(self._folder, 'host')}"
+        self._folder = PrivateFolder()
+        self.endpoint = f"ipc://{self._folder.path / 'host'}"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -78,4 +77,4 @@ class Channel:
         self._loop.remove_reader(self._fd)
         self._socket.close()
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from host.errors import HostError, internal, unavailable
-from host.inference import Call, InferRequest, InferResponse, Tensor
-from host.instances.arenas import Arenas
+from host.inference import Call, InferResponse, Tensor
 from host.instances.batch import Batch, Times
-from host.instances.channel import SERVICE, WORK, Channel
+from host.instances.channel import SERVICE, WORK
 from host.instances.link import Link
 from host.instances.process import StubProcess, describe_exit
+from host.instances.questions import Questions
+from host.instances.services import HostServices
 from host.instances.transfer import ReturnsDue, Transfer, no_room
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull
@@ -27,29 +26,6 @@ from stub.wire.spawn import Spawn
 _CONNECT_SECONDS = 60.0  # interpreter start and imports of ours, on a machine under full load
 _CAN_FINALIZE = (State.IDLE, State.DESCRIBED, State.SERVING)
 _LAST_WORDS_SECONDS = 5.0  # from saying that it leaves to being gone
-
-
-class HostServices(Protocol):
-    """What an instance needs of the host around it."""
-
-    channel: Channel
-    arenas: Arenas
-    spawner: Executor
-
-    def ask(self, request: InferRequest) -> Call:
-        """Start a BLS request of a model. Raises HostError if it cannot be started."""
-
-    def break_circle(self, call: Call) -> None:
-        """Fail a blocking BLS call that could only go on after itself."""
-
-    def model_log(self, label: str, level: int, file: str, line: int, text: str) -> None:
-        """Log what a model logged, level as in pb_utils spec 3.12."""
-
-    def printed(self, label: str, line: str, error: bool) -> None:
-        """Log what a stub printed."""
-
-    def gone(self, instance: Instance) -> None:
-        """The instance's process has ended."""
 
 
 Action = Callable[[], None]
@@ -68,7 +44,6 @@ class Instance:
         self.on_death: Callable[[str], None] = lambda reason: None
         self.version = -1
         self.restore: Callable[[Tensor], Tensor] | None = None  # gives outputs the client's shape
-        self.waiting: dict[int, Call] = {}  # blocking BLS calls of the batch, by number
         self._services = services
         self._session = Session()
         self._link = Link(services.channel, self._frame, self._broken)
@@ -76,7 +51,7 @@ class Instance:
         self._reply: asyncio.Future[m.ToHost] | None = None
         self._batches: dict[int, Batch] = {}
         self._idle: asyncio.Future[None] | None = None
-        self._asked: dict[int, Call] = {}
+        self.questions = Questions(services, self._answer_ask)
         self._number = 0
         file = services.arenas.create()
         self._arena = file
@@ -104,20 +79,32 @@ class Instance:
             host_arena_limit=services.arenas.limit,
         )
         self._expect()
+        launching = asyncio.ensure_future(
+            services.launcher.launch(spawn, lifeline_write, self._printed, self._exited)
+        )
+        launching.add_done_callback(partial(self._launched, lifeline_read, lifeline_write))
         try:
-            self._process = await StubProcess.start(
-                spawn, lifeline_write, services.spawner, self._printed, self._exited
-            )
+            await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            # It starts all the same, and must not be forgotten.
+            launching.add_done_callback(lambda _: self.kill())
+            raise
         except OSError as error:
+            raise internal(
+                f"cannot start a stub process for '{self.name}': {error.strerror or error}"
+            ) from error
+        await self._answer(_CONNECT_SECONDS)
+
+    def _launched(
+        self, lifeline_read: int, lifeline_write: int, launching: asyncio.Future[StubProcess]
+    ) -> None:
+        os.close(lifeline_read)
+        if launching.cancelled() or launching.exception() is not None:
             os.close(lifeline_write)
             self._dispose()
-            services.gone(self)
-            raise internal(
-                f"cannot start a stub process for '{self.name}': {error.strerror}"
-            ) from error
-        finally:
-            os.close(lifeline_read)
-        await self._answer(_CONNECT_SECONDS)
+            self._services.gone(self)
+        else:
+            self._process = launching.result()
 
     async def describe(self, source: m.ModelSource, config: str) -> str | None:
         """Import the model; its completed configuration (JSON), None if it completes nothing.
@@ -295,27 +282,7 @@ class Instance:
         batch = self._batches.get(message.batch)
         if batch is not None and batch.calls:
             request.parent = batch.calls[0]
-        return partial(self._start_ask, message.number, request, message.blocking)
-
-    def _start_ask(self, number: int, request: InferRequest, blocking: bool) -> None:
-        def answer(response: InferResponse | None, final: bool) -> None:
-            self._asked.pop(number, None)
-            self.waiting.pop(number, None)
-            if response is None:
-                error = internal("Unexpected empty response.")
-                response = InferResponse(request.model_name, -1, error=error)
-            self._answer_ask(number, response, blocking)
-
-        try:
-            call = self._services.ask(request)
-        except HostError as error:
-            answer(InferResponse(request.model_name, -1, error=error), True)
-            return
-        self._asked[number] = call
-        call.subscribe(answer)
-        if blocking and not call.finished:
-            self.waiting[number] = call
-            self._services.break_circle(call)
+        return partial(self.questions.start, message.number, request, message.blocking)
 
     def _answer_ask(self, number: int, response: InferResponse, blocking: bool) -> None:
         if not self.serving:
@@ -358,10 +325,7 @@ class Instance:
                 call.fail(unavailable(f"{reason} while it ran this request."))
             batch.done(batch, None)
         self._tell_idle()
-        asked, self._asked = self._asked, {}
-        self.waiting.clear()
-        for call in asked.values():
-            call.cancel()
+        self.questions.end()
         self._services.gone(self)
         if not expected:
             self.on_death(reason)

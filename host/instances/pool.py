@@ -1,16 +1,16 @@
-"""All stubs of one server, and what they share: sockets, arenas and the thread that starts them."""
+"""All stubs of one server, and what they share: sockets, arenas, and how they are started."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 
 from host.inference import Call, InferRequest
 from host.instances.arenas import Arenas
 from host.instances.channel import Channel
 from host.instances.instance import Instance
+from host.instances.process import Launcher
 
 _log = logging.getLogger("pbhost")
 
@@ -28,15 +28,14 @@ class StubPool:
 
     def __init__(
         self,
+        launcher: Launcher,
         arena_limit: int,
         ask: Callable[[InferRequest], Call],
         break_circle: Callable[[Call], None],
     ) -> None:
         self.channel = Channel()
         self.arenas = Arenas(arena_limit)
-        # A stub asks the kernel to be killed when the thread that started it ends: this one does
-        # so only after all stubs.
-        self.spawner: Executor = ThreadPoolExecutor(1, thread_name_prefix="pbhost-spawner")
+        self.launcher = launcher
         self.ask = ask
         self.break_circle = break_circle
         self._alive: set[Instance] = set()
@@ -86,6 +85,6 @@ class StubPool:
             instance.kill()
         await self._empty.wait()
         self._timer.cancel()
-        self.spawner.shutdown()
+        await self.launcher.close()
         self.channel.close()
         self.arenas.close()

@@ -5,17 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from concurrent.futures import Executor
-from pathlib import Path
 from typing import Protocol
 
-import stub.wire
 from stub.wire.spawn import Spawn
 
-_ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
 _LONGEST_LINE = 1 << 16  # bytes of output without a newline that are kept back
 
 
@@ -71,68 +65,31 @@ class _Output:
 
 
 class StubProcess:
-    """A running stub. `on_exit` is called once, with the return code as subprocess has it."""
+    """A running stub. `on_exit` is called once, with the return code as subprocess has it.
+
+    `lifeline` is the end of a pipe to hold; `outputs` are the reading ends of its stdout and
+    stderr; `pidfd` is for signals. Whoever started it calls `ended`.
+    """
 
     def __init__(
         self,
-        popen: subprocess.Popen[bytes],
+        pid: int,
+        pidfd: int,
         lifeline: int,
+        outputs: tuple[int, int],
         output: OutputHandler,
         on_exit: Callable[[int], None],
     ) -> None:
-        self.pid = popen.pid
-        self._popen = popen
+        self.pid = pid
+        self._pidfd = pidfd
         self._lifeline = lifeline
         self._on_exit = on_exit
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        assert popen.stdout is not None and popen.stderr is not None
-        self._outputs = [
-            _Output(os.dup(popen.stdout.fileno()), False, output),
-            _Output(os.dup(popen.stderr.fileno()), True, output),
-        ]
-        popen.stdout.close()
-        popen.stderr.close()
-        self._pidfd = os.pidfd_open(popen.pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
+        self._outputs = [_Output(fd, bool(error), output) for error, fd in enumerate(outputs)]
 
-    @classmethod
-    async def start(
-        cls,
-        spawn: Spawn,
-        lifeline: int,
-        spawner: Executor,
-        output: OutputHandler,
-        on_exit: Callable[[int], None],
-    ) -> StubProcess:
-        """Start a stub. `lifeline` is the end of a pipe to hold; the stub has the other one.
-
-        `spawner`'s one thread must outlive the stub, which dies with it. Raises OSError.
-        """
-
-        def popen() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(
-                [sys.executable, _ENTRY, spawn.dump()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=spawn.descriptors,
-                start_new_session=True,  # a Ctrl-C at the terminal is for the host alone
-            )
-
-        starting = asyncio.get_running_loop().run_in_executor(spawner, popen)
-        try:
-            child = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # It starts all the same, and must not be forgotten.
-            cls(await starting, lifeline, output, on_exit).kill()
-            raise
-        return cls(child, lifeline, output, on_exit)
-
-    def _ended(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._pidfd)
+    def ended(self, code: int) -> None:
+        """The process has ended."""
         os.close(self._pidfd)
-        code = self._popen.wait()  # returns at once: the descriptor says that it has ended
         for output in self._outputs:
             output.finish()
         os.close(self._lifeline)
@@ -147,12 +104,27 @@ class StubProcess:
     def kill(self) -> None:
         """End it now; `on_exit` follows."""
         if self.running:
-            self._popen.send_signal(signal.SIGKILL)
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended, and we are about to hear of it
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait for the end; False if the time was over first."""
         done, _ = await asyncio.wait([self._exited], timeout=seconds)
         return bool(done)
+
+
+class Launcher(Protocol):
+    """Starts stubs."""
+
+    async def launch(
+        self, spawn: Spawn, lifeline: int, output: OutputHandler, on_exit: Callable[[int], None]
+    ) -> StubProcess:
+        """Start one. Raises OSError, and has then left `lifeline` open."""
+
+    async def close(self) -> None:
+        """All stubs have ended; give the rest back."""
 
 
 def describe_exit(code: int) -> str:

@@ -72,7 +72,7 @@ class Supervisor:
     @property
     def waiting_for(self) -> Sequence[Call]:
         """The BLS calls that the running batch cannot go on without."""
-        return tuple(self.instance.waiting.values())
+        return tuple(self.instance.questions.blocking.values())
 
     def _done(self, batch: Batch, times: Times | None) -> None:
         self._report(batch, times)

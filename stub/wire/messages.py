@@ -247,9 +247,15 @@ def encode(messages: Sequence[Union[ToStub, ToHost]]) -> bytes:
 
 def decode_to_stub(frame: bytes) -> List[ToStub]:
     """The messages of a frame for a stub. Raises msgspec.DecodeError on anything else."""
-    return _to_stub.decode(frame)
+    try:
+        return _to_stub.decode(frame)
+    except UnicodeDecodeError as error:  # msgspec lets it through
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def decode_to_host(frame: bytes) -> List[ToHost]:
     """The messages of a frame for the host. Raises msgspec.DecodeError on anything else."""
-    return _to_host.decode(frame)
+    try:
+        return _to_host.decode(frame)
+    except UnicodeDecodeError as error:  # msgspec lets it through
+        raise msgspec.DecodeError(str(error)) from error

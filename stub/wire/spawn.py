@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Tuple
+from typing import ClassVar, Tuple
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,19 @@ class Spawn:
     host_arena_fd: int
     host_arena_limit: int
 
+    DESCRIPTORS: ClassVar[Tuple[str, ...]] = (
+        "lifeline_fd",
+        "rings_fd",
+        "work_event_fd",
+        "host_event_fd",
+        "arena_fd",
+        "host_arena_fd",
+    )
+
     @property
     def descriptors(self) -> Tuple[int, ...]:
         """Those that the stub inherits."""
-        return (
-            self.lifeline_fd,
-            self.rings_fd,
-            self.work_event_fd,
-            self.host_event_fd,
-            self.arena_fd,
-            self.host_arena_fd,
-        )
+        return tuple(getattr(self, name) for name in self.DESCRIPTORS)
 
     def dump(self) -> str:
         """As an argument."""

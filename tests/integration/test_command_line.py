@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -12,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.asking import command, failure, tensor
-from tests.conftest import RepositoryBuilder, Serve
+from tests.conftest import DEADLINE, RepositoryBuilder, Serve
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -219,3 +222,26 @@ def test_streams_of_ordinary_models_answer_in_order(
         client.stop_stream()
     ids = [r.get_response().id for r in results if isinstance(r, grpcclient.InferResult)]
     assert ids == [str(number) for number in range(50)]
+
+
+def test_loading_shows_its_progress_on_a_terminal(repository: RepositoryBuilder) -> None:
+    repository.copy("identity", "misbehave")
+    ours, terminal = pty.openpty()
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "host", "serve", f"--model-repository={repository.path}"),
+            *("--grpc-port=0", "--grpc-address=127.0.0.1"),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=terminal,
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        while b"loaded 0/2" not in shown:
+            ready, _, _ = select.select([ours], [], [], DEADLINE)
+            assert ready, shown
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE) == 0
+    os.close(ours)

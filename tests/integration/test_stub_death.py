@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -118,19 +120,20 @@ def test_shutdown_ends_a_looping_model_after_the_exit_timeout(
     assert "Exit timeout expired" in host.output
 
 
-def test_no_stub_outlives_a_killed_host(repository: RepositoryBuilder, serve: Serve) -> None:
+def test_no_stub_outlives_a_killed_host_and_the_next_one_sweeps_up(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
     repository.copy("misbehave", "identity")
     host = serve(repository).wait_started()
     stubs = host.stubs()
     assert len(stubs) == 2
+    left = set(Path(tempfile.gettempdir()).glob("pbhost-*"))
+    assert left
     host.process.kill()
     host.process.wait()
     wait_until(lambda: not any(stub.is_running() for stub in stubs), "the stubs to end", 10)
-    folder = [path for path in os.listdir("/tmp") if path.startswith("pbhost-")]
-    for name in folder:  # a killed host cannot remove its socket folder
-        for path in os.listdir(f"/tmp/{name}"):
-            os.unlink(f"/tmp/{name}/{path}")
-        os.rmdir(f"/tmp/{name}")
+    serve(repository).wait_started()
+    assert not left & set(Path(tempfile.gettempdir()).glob("pbhost-*"))
 
 
 def test_a_stopped_stub_does_not_stop_the_others(
@@ -177,3 +180,68 @@ def test_killing_stubs_under_load_answers_every_call(
         results = [outcome.result() for outcome in outcomes]
     assert set(results) <= {"answered", "StatusCode.UNAVAILABLE"}
     assert results.count("answered") > 20
+
+
+def test_stubs_may_be_new_interpreters_instead_of_forks(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave", "identity")
+    host = serve(repository, "--stub-start=spawn").wait_started()
+    with host.client() as client:
+        pid = int(command(client, "pid"))
+        assert psutil.Process(pid).ppid() == host.process.pid
+        failure(command, client, "aborts")
+        assert command(client, "echo back") == "back"
+        array = np.ones(3000, dtype=np.float32)
+        result = client.infer("identity", [tensor("INPUT0", array)])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+    assert host.stop() == 0
+
+
+def test_a_dead_fork_server_is_replaced_with_all_its_stubs(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("misbehave", "identity")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        before = psutil.Process(int(command(client, "pid")))
+        server = before.parent()
+        assert server is not None
+        assert server.cmdline()[0].startswith("pbhost-fork-server")
+        server.kill()
+        wait_until(lambda: not before.is_running(), "the old stub to end")
+        assert int(command(client, "pid")) != before.pid
+        wait_until(client.is_server_ready, "all models")
+        client.infer("identity", [tensor("INPUT0", np.ones(2, dtype=np.float32))])
+    assert host.stop() == 0
+
+
+def test_forked_stubs_have_random_numbers_and_linear_algebra_of_their_own(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = """
+    import random
+
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            config.add_output({"name": "DRAWN", "data_type": "TYPE_FP64", "dims": [3]})
+            return config
+
+        def execute(self, requests):
+            matrix = np.eye(400) * 2
+            product = float((matrix @ matrix)[0, 0])
+            drawn = np.array([random.random(), np.random.random(), product])
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("DRAWN", drawn)])]
+    """
+    for name in ("one", "other"):
+        repository.add(name, source)
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        one, other = (client.infer(name, []).as_numpy("DRAWN") for name in ("one", "other"))
+    assert one[2] == other[2] == 4
+    assert one[0] != other[0]
+    assert one[1] != other[1]

@@ -1,0 +1,103 @@
+"""A process that has imported all that stubs need, and becomes them by forking.
+
+Importing numpy and ZeroMQ takes most of a stub's start-up time and memory; a fork has both at
+once, and shares the memory. Nothing of a user's is ever imported here.
+"""
+
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import warnings
+from typing import Optional, TextIO
+
+import stub.worker  # noqa: F401  (it is what the forks need)
+from stub.process import die_with_parent, set_title
+from stub.wire.fork_protocol import receive_request, send_ended, send_started
+from stub.wire.spawn import Spawn
+
+
+def serve(descriptor: int) -> Spawn:
+    """Fork a stub for every request; returns in the stubs, with what each is to be.
+
+    In the server itself it ends with SystemExit once the host has closed its end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    set_title("", "pbhost-fork-server")
+    # Threads of the BLAS library end themselves before a fork; no other threads are here.
+    warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, every page with objects
+    return _ForkServer(socket.socket(fileno=descriptor)).run()
+
+
+class _ForkServer:
+    def __init__(self, host: socket.socket) -> None:
+        self._host = host
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def run(self) -> Spawn:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._host, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                ready = [key.fileobj for key, _ in selector.select()]
+                if self._woken in ready:
+                    os.read(self._woken, 4096)
+                    self._reap()
+                if self._host in ready:
+                    spawn = self._answer()
+                    if spawn is not None:
+                        return spawn
+
+    def _answer(self) -> Optional[Spawn]:
+        """Fork what the host asks for; the spawn in the child, None in the server."""
+        request = receive_request(self._host)
+        if request is None:
+            sys.exit(0)
+        spawn, stdout, stderr = request
+        pid = os.fork()
+        if pid == 0:
+            self._become_stub(stdout, stderr)
+            return spawn
+        pidfd = os.pidfd_open(pid)
+        send_started(self._host, spawn.token, pid, pidfd)
+        for descriptor in (*spawn.descriptors, stdout, stderr, pidfd):
+            os.close(descriptor)
+        return None
+
+    def _become_stub(self, stdout: int, stderr: int) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in (self._host.detach(), self._woken, self._waker):
+            os.close(descriptor)
+        os.setsid()
+        for pipe, number, name in ((stdout, 1, "stdout"), (stderr, 2, "stderr")):
+            os.dup2(pipe, number)
+            os.close(pipe)
+            setattr(sys, name, _writer(number, getattr(sys, name)))
+        random = sys.modules.get("numpy.random")
+        if random is not None:
+            random.seed()  # like Python's own, or all stubs would draw the same numbers
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            send_ended(self._host, pid, os.waitstatus_to_exitcode(status))
+
+
+def _writer(descriptor: int, before: Optional[TextIO]) -> TextIO:
+    """A standard stream on a new file; what the old one has found out is of its own file."""
+    encoding = before.encoding if before is not None else "utf-8"
+    return open(descriptor, "w", encoding=encoding, errors="backslashreplace", closefd=False)

@@ -1,0 +1,53 @@
+"""What the host and its fork server say to each other, over a socket that keeps messages apart."""
+
+import json
+import socket
+from dataclasses import replace
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from stub.wire.spawn import Spawn
+
+_LONGEST = 1 << 16  # bytes of a message
+
+
+def send_request(sock: socket.socket, spawn: Spawn, stdout: int, stderr: int) -> None:
+    """Ask for a stub; it gets copies of all descriptors. Raises OSError."""
+    descriptors = [*spawn.descriptors, stdout, stderr]
+    socket.send_fds(sock, [spawn.dump().encode()], descriptors)
+
+
+def receive_request(sock: socket.socket) -> Optional[Tuple[Spawn, int, int]]:
+    """A request with the receiver's descriptors, and those for its output; None at the end."""
+    count = len(Spawn.DESCRIPTORS) + 2
+    data, descriptors, _, _ = socket.recv_fds(sock, _LONGEST, count)
+    if not data:
+        return None
+    *own, stdout, stderr = descriptors
+    fields: Dict[str, Any] = dict(zip(Spawn.DESCRIPTORS, own))
+    return replace(Spawn.load(data.decode()), **fields), stdout, stderr
+
+
+def send_started(sock: socket.socket, token: str, pid: int, pidfd: int) -> None:
+    """The stub with this token runs. Raises OSError."""
+    socket.send_fds(sock, [_dump({"token": token, "pid": pid})], [pidfd])
+
+
+def send_ended(sock: socket.socket, pid: int, code: int) -> None:
+    """A stub has ended, with its return code as subprocess has it. Raises OSError."""
+    sock.send(_dump({"pid": pid, "code": code}))
+
+
+def receive_news(sock: socket.socket) -> Optional[Tuple[Dict[str, object], Sequence[int]]]:
+    """What the server tells: `token`, `pid` and a pidfd, or `pid` and `code`; None at the end.
+
+    Raises BlockingIOError if there is nothing yet.
+    """
+    data, descriptors, _, _ = socket.recv_fds(sock, _LONGEST, 1)
+    if not data:
+        return None
+    news: Dict[str, object] = json.loads(data)
+    return news, descriptors
+
+
+def _dump(news: Dict[str, object]) -> bytes:
+    return json.dumps(news).encode()
