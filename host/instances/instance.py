@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -188,6 +189,11 @@ class Instance:
             else:
                 calls.append(call)
         batch.calls = calls
+        if not calls:
+            now = time.monotonic_ns()
+            loop = asyncio.get_running_loop()
+            loop.call_soon(batch.done, batch, Times(now, now, now, now))
+            return
         self._number = batch.number = self._number + 1
         self._batches[batch.number] = batch
         returns = transfer.due()

@@ -85,7 +85,8 @@ class Lifecycle:
         override = _override(parameters)
         poll_failure = f"failed to load '{name}', failed to poll from model repository"
         try:
-            await asyncio.to_thread(self._read, self._repository.find(name), override)
+            directory = await asyncio.to_thread(self._repository.find, name)
+            await asyncio.to_thread(self._read, directory, override)
         except HostError as error:
             _log.error("%s: %s", poll_failure, error.message)
             raise internal(f"{poll_failure}: {error.message}") from error
@@ -100,7 +101,7 @@ class Lifecycle:
         Raises HostError.
         """
         async with self._locks.setdefault(name, asyncio.Lock()):
-            directory = self._repository.find(name)
+            directory = await asyncio.to_thread(self._repository.find, name)
             seen = (await asyncio.to_thread(stamp, directory.path), override)
             if seen == self._stamps.get(name) and self._is_ready(name):
                 return

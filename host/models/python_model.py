@@ -54,8 +54,8 @@ class PythonModel:
         return self._counters.snapshot()
 
     def report(self, batch: Batch, times: Times | None) -> None:
-        """A batch has ended; without times, because its stub died."""
-        if times is not None:
+        """A batch has ended; without times, because its stub died; without calls, unsent."""
+        if times is not None and batch.calls:
             self._counters.batch(batch.calls, times)
 
     async def drain(self) -> None:

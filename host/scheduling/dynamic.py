@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 
-from host.errors import HostError
 from host.inference import Call
+from host.scheduling.queue import LaneQueue, start
 from host.scheduling.scheduler import Lane
 
 Compatible = Callable[[Call, Call], bool]
 """Whether two calls may share a batch (configuration spec 4.7)."""
 
 
-class DynamicScheduler:
+class DynamicScheduler(LaneQueue):
     """A free lane takes, in order of arrival, as many calls as may share a batch.
 
     With a queue delay, a batch that is not full waits for company until its oldest call is
@@ -23,9 +22,7 @@ class DynamicScheduler:
     """
 
     def __init__(self, max_batch_size: int, delay: float, compatible: Compatible) -> None:
-        self.lanes: list[Lane] = []
-        self._free: list[Lane] = []
-        self._queue: deque[Call] = deque()
+        super().__init__()
         self._max = max(1, max_batch_size)
         self._delay = delay
         self._compatible = compatible
@@ -33,36 +30,16 @@ class DynamicScheduler:
 
     def submit(self, call: Call) -> None:
         """Queue the call; it starts when a lane is free and its batch is due."""
-        call.place = self
-        call.on_cancel = self._queue.remove
-        self._queue.append(call)
+        self._enqueue(call)
         if self._free:
             self._dispatch()
 
     def lane_free(self, lane: Lane) -> None:
         """Give the lane a batch if one is due."""
-        if lane not in self.lanes:
-            self.lanes.append(lane)
+        self._join(lane)
         self._free.append(lane)
         if self._queue:
             self._dispatch()
-
-    def lane_gone(self, lane: Lane) -> None:
-        """Queued calls wait for another lane, or for this one to come back."""
-        if lane in self.lanes:
-            self.lanes.remove(lane)
-        if lane in self._free:
-            self._free.remove(lane)
-
-    def fail_queued(self, error: HostError) -> None:
-        """Answer every call that has not started."""
-        while self._queue:
-            self._queue.popleft().fail(error)
-
-    @property
-    def queued(self) -> int:
-        """Calls that have not started."""
-        return len(self._queue)
 
     def _dispatch(self) -> None:
         while self._free and self._queue:
@@ -71,12 +48,7 @@ class DynamicScheduler:
             if wait > 0.0:
                 self._wake_in(wait)
                 return
-            calls = [self._queue.popleft() for _ in range(count)]
-            lane = self._free.pop()
-            for call in calls:
-                call.place = lane
-                call.on_cancel = lane.cancel
-            lane.run(calls)
+            start(self._free.pop(), [self._queue.popleft() for _ in range(count)])
 
     def _next_batch(self) -> tuple[int, bool]:
         """How many calls from the head of the queue go together, and whether no more can join."""
