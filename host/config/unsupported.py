@@ -12,6 +12,8 @@ from host.errors import ErrorCode
 
 _BACKEND = "python"
 _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,44 @@ _REFUSALS = (
         lambda config: _STRATEGY in config.parameters,
     ),
     _Refusal(
+        f"parameters[{_ENVIRONMENT}]",
+        "execution environments are not supported",
+        lambda config: _ENVIRONMENT in config.parameters,
+    ),
+    _Refusal(
+        "dynamic_batching.priority_levels",
+        "priorities are not supported",
+        lambda config: config.dynamic_batching.priority_levels > 0,
+    ),
+    _Refusal(
+        "dynamic_batching.default_queue_policy",
+        "queue policies are not supported",
+        lambda config: bool(config.dynamic_batching.HasField("default_queue_policy")),
+    ),
+    _Refusal(
+        "dynamic_batching.priority_queue_policy",
+        "queue policies are not supported",
+        lambda config: bool(config.dynamic_batching.priority_queue_policy),
+    ),
+    _Refusal(
+        "dynamic_batching.preserve_ordering",
+        "the order of responses is only preserved by a single instance",
+        lambda config: (
+            config.dynamic_batching.preserve_ordering
+            and sum(max(1, group.count) for group in config.instance_group) > 1
+        ),
+    ),
+    _Refusal(
+        "batch_input",
+        "tensors made from a batch are not supported",
+        lambda config: bool(config.batch_input),
+    ),
+    _Refusal(
+        "batch_output",
+        "outputs scattered from a batch are not supported",
+        lambda config: bool(config.batch_output),
+    ),
+    _Refusal(
         "runtime",
         "the runtime of the Python backend cannot be replaced",
         lambda config: config.runtime not in ("", "libtriton_python.so"),
@@ -63,6 +103,14 @@ def check_supported(config: ModelConfig) -> Findings:
             f"unable to find backend library for backend '{config.backend}', "
             "try specifying runtime on the model configuration.",
             "backend",
+        )
+    force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "no"
+    if force not in ("yes", "no"):
+        # The unbalanced quote is part of the text (pb_utils spec 1.6).
+        yield Finding(
+            f"Incorrect value for {_FORCE_CPU}: {force}'",
+            f"parameters[{_FORCE_CPU}]",
+            ErrorCode.UNSUPPORTED,
         )
     for refusal in _REFUSALS:
         if refusal.asked(config):

@@ -185,6 +185,22 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
             "parameters[TRITON_BATCH_STRATEGY_PATH]",
         ),
         ('runtime: "libother.so"', "runtime"),
+        (
+            'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } }',
+            "parameters[EXECUTION_ENV_PATH]",
+        ),
+        (
+            "max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
+            "dynamic_batching.priority_levels",
+        ),
+        (
+            "max_batch_size: 4 dynamic_batching { default_queue_policy { max_queue_size: 3 } }",
+            "dynamic_batching.default_queue_policy",
+        ),
+        (
+            "dynamic_batching { preserve_ordering: true } instance_group [ { count: 2 } ]",
+            "dynamic_batching.preserve_ordering",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(model: Path, text: str, field: str) -> None:
@@ -261,3 +277,17 @@ def test_a_name_to_load_stays_in_its_repository(name: str, expected: str) -> Non
         checked_load_name(name)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == expected
+
+
+def test_one_instance_preserves_the_order_anyway(model: Path) -> None:
+    (model / "config.pbtxt").write_text(
+        'backend: "python" dynamic_batching { preserve_ordering: true }'
+    )
+    assert load(model, strict=False).config.dynamic_batching.preserve_ordering
+
+
+def test_a_wrong_choice_about_input_memory_is_refused(model: Path) -> None:
+    key = "FORCE_CPU_ONLY_INPUT_TENSORS"
+    error = refusal(model, f'parameters {{ key: "{key}" value {{ string_value: "maybe" }} }}')
+    assert error.code is ErrorCode.UNSUPPORTED
+    assert error.message.startswith(f"Incorrect value for {key}: maybe'")
