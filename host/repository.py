@@ -134,11 +134,17 @@ def versions(model_dir: Path) -> list[int]:
                 "ignore version directory '%s' which contains leading zeros in its directory name",
                 name,
             )
-        elif not name.startswith(".") and name != "__pycache__":
+        elif not _belongs_to_model(model_dir / name):
             _log.warning(
                 "ignore version directory '%s' which fails to convert to integral number", name
             )
     return sorted(found)
+
+
+def _belongs_to_model(folder: Path) -> bool:
+    """Whether a folder is no failed attempt at a version: a package that models import, a cache."""
+    hidden = folder.name.startswith(".") or folder.name == "__pycache__"
+    return hidden or (folder / "__init__.py").exists()
 
 
 Stamp = frozenset[tuple[str, int, int]]

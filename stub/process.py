@@ -26,7 +26,8 @@ def prepare(title: str) -> None:
     die_with_parent()
     keep_freed_memory()
     set_title(title)
-    faulthandler.enable()  # a crash in native code leaves a Python stack in the host's log
+    # A crash in native code leaves a Python stack in the host's log; that of the thread is enough.
+    faulthandler.enable(all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")

@@ -41,7 +41,20 @@ _SCALARS = {
 }
 
 # What requests call BYTES is TYPE_STRING in a configuration, and no spelling distance tells.
-_ALIASES = {"bytes": "type_string", "type_bytes": "type_string"}
+_ALIASES = {
+    "bytes": "type_string",
+    "str": "type_string",
+    "half": "type_fp16",
+    "float16": "type_fp16",
+    "float": "type_fp32",
+    "float32": "type_fp32",
+    "double": "type_fp64",
+    "float64": "type_fp64",
+    "bfloat16": "type_bf16",
+    "int": "type_int32",
+    "long": "type_int64",
+}
+"""What others call our data types, without `type_`."""
 
 
 def new_config() -> ModelConfig:
@@ -98,6 +111,7 @@ def suggest(word: str, choices: Iterable[str]) -> str:
     names = {name.lower(): name for name in choices}
     lower = word.lower()
     # FP32 for TYPE_FP32, GPU for KIND_GPU: too short to be near by spelling alone.
-    close = [name for name in names if name == _ALIASES.get(lower) or name.endswith(f"_{lower}")]
+    meant = _ALIASES.get(lower.removeprefix("type_"))
+    close = [name for name in names if name == meant or name.endswith(f"_{lower}")]
     close = close or difflib.get_close_matches(lower, names, n=1)
     return f", did you mean '{names[close[0]]}'?" if close else ""

@@ -98,13 +98,15 @@ class Supervisor:
         if self._deaths > 1:
             self.state = LaneState.PAUSING
             pause = min(_FIRST_PAUSE * 2 ** (self._deaths - 2), _LONGEST_PAUSE)
-            self._fail_if_alone(f"{self.reason}; the next one starts in {pause:g} s.")
+            self.reason += f"; the next one starts in {pause:g} s"
+            self._fail_if_alone(self.reason)
             await asyncio.sleep(pause)
             self.state = LaneState.RESTARTING
         try:
             instance = await self._launch()
         except HostError as error:
-            self._give_up(error.message)
+            name = self.instance.name
+            self._give_up(f"Instance '{name}' died and could not be restarted: {error.message}")
             return
         self.instance = instance
         instance.on_death = self._died

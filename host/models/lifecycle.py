@@ -72,9 +72,9 @@ class Lifecycle:
         try:
             await self.load(name)
         except HostError as error:
-            if not self._registry.versions(name):
+            if not self._registry.versions(name):  # else each version has been reported
                 self._registry.set_failed(name, error.status_string)
-            _log.error("failed to load '%s': %s", name, error.status_string)
+                _log.error("failed to load '%s': %s", name, error.status_string)
             return False
         return True
 
@@ -118,8 +118,11 @@ class Lifecycle:
         return configuration.load(directory.path, strict=self._strict, override=override)
 
     def _is_ready(self, name: str) -> bool:
-        known = self._registry.versions(name).values()
-        return any(version.state is State.READY for version in known)
+        """Whether the model can be asked; one whose instances were given up cannot."""
+        return any(
+            version.state is State.READY and version.model is not None and version.model.ready
+            for version in self._registry.versions(name).values()
+        )
 
     async def _replace(
         self, name: str, path: Path, loaded: configuration.LoadedConfig, chosen: list[int]

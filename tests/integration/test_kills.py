@@ -28,12 +28,17 @@ SIZES = (1, 100, 4000, 30_000, 400_000)  # elements: inline, in a block, too lon
 TWO_LANES = "instance_group [ { count: 2, kind: KIND_CPU } ]"
 
 
-async def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Return once the condition holds; fail with `what` when the time is over."""
+async def eventually(
+    condition: Callable[[], bool],
+    what: str,
+    seconds: float = 60.0,
+    state: Callable[[], object] = lambda: "",
+) -> None:
+    """Return once the condition holds; fail with `what` and the state when the time is over."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not condition():
-        assert loop.time() < end, f"waited {seconds} s in vain for {what}"
+        assert loop.time() < end, f"waited {seconds} s in vain for {what} {state()}"
         await asyncio.sleep(0.01)
 
 
@@ -108,16 +113,18 @@ class Bench:
         assert pool is not None
         own = pool.arenas
 
-        def is_given_back() -> bool:
-            stubs = list(pool._alive)
-            return (
-                own.host.used == own.host.warm == 0
-                and os.fstat(own.host_fd).st_blocks == 0
-                and not any(len(stub._transfer._lent) for stub in stubs)
-                and not any(os.fstat(stub._arena.fd).st_blocks for stub in stubs)
-            )
+        def held() -> dict[str, int]:
+            found = {
+                "host used": own.host.used,
+                "host warm": own.host.warm,
+                "host memory": os.fstat(own.host_fd).st_blocks,
+            }
+            for stub in pool._alive:
+                found[f"lent to {stub.name}"] = len(stub._transfer._lent)
+                found[f"memory of {stub.name}"] = os.fstat(stub._arena.fd).st_blocks
+            return {what: amount for what, amount in found.items() if amount}
 
-        await eventually(is_given_back, "tensor memory to be given back", 20)
+        await eventually(lambda: not held(), "memory to be given back", 20, held)
 
     def assert_no_faults(self) -> None:
         assert not self.faults

@@ -245,3 +245,35 @@ def test_forked_stubs_have_random_numbers_and_linear_algebra_of_their_own(
     assert one[2] == other[2] == 4
     assert one[0] != other[0]
     assert one[1] != other[1]
+
+
+def test_a_model_that_was_given_up_comes_back_with_a_load(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    source = f"""
+    import os
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            if os.path.exists({str(broken)!r}):
+                raise ValueError("not this time")
+
+        def execute(self, requests):
+            os.abort()
+    """
+    repository.add("fragile", source)
+    host = serve(repository, "--model-control-mode=explicit", "--load-model=fragile").wait_started()
+    with host.client() as client:
+        broken.touch()
+        failure(client.infer, "fragile", [])
+        host.wait_for("not started again")
+        status, text = failure(client.infer, "fragile", [])
+        assert status == "StatusCode.UNAVAILABLE"
+        assert text.startswith("Instance 'fragile_0' died and could not be restarted: ValueError")
+        assert not client.is_model_ready("fragile")
+        assert not client.is_server_ready()
+        broken.unlink()
+        client.load_model("fragile")
+        assert client.is_model_ready("fragile")

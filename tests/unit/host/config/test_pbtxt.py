@@ -292,3 +292,12 @@ def test_a_field_that_changed_since_no_longer_points_into_the_file() -> None:
 def test_a_configuration_is_written_in_the_order_of_its_schema() -> None:
     text = 'max_batch_size: 4 backend: "python" name: "m"'
     assert to_pbtxt(parse(text, "c")) == 'name: "m"\nbackend: "python"\nmax_batch_size: 4\n'
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("TYPE_FLOAT", "TYPE_FP32"), ("TYPE_BYTES", "TYPE_STRING"), ("double", "TYPE_FP64")],
+)
+def test_a_data_type_by_another_name_is_recognised(written: str, meant: str) -> None:
+    with pytest.raises(HostError, match=f"did you mean '{meant}'"):
+        parse(f"input {{ data_type: {written} }}", "config.pbtxt")

@@ -1,0 +1,94 @@
+"""First come, first served, one call per batch."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+from host.errors import ErrorCode, unavailable
+from host.scheduling.direct import DirectScheduler
+from tests.unit.host.scheduling.lanes import FakeLane, call_of, error_of
+from tests.unit.host.scheduling.machine import SchedulerMachine
+
+
+class DirectMachine(SchedulerMachine):
+    make = DirectScheduler
+
+
+TestDirect = DirectMachine.TestCase
+TestDirect.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
+def test_a_call_starts_at_once_on_a_free_lane() -> None:
+    scheduler = DirectScheduler()
+    lane = FakeLane(scheduler)
+    scheduler.lane_free(lane)
+    call = call_of(5)
+    scheduler.submit(call)
+    assert lane.batches == [[call]]
+    assert (scheduler.queued, scheduler.lanes) == (0, [lane])
+
+
+def test_a_call_that_was_cancelled_in_the_queue_never_runs() -> None:
+    scheduler = DirectScheduler()
+    calls = [call_of() for _ in range(3)]
+    for call in calls:
+        scheduler.submit(call)
+    calls[1].cancel()
+    error = error_of(calls[1])
+    assert error is not None
+    assert error.code is ErrorCode.CANCELLED
+    lane = FakeLane(scheduler)
+    scheduler.lane_free(lane)
+    lane.finish()
+    assert lane.batches == [[calls[0]], [calls[2]]]
+
+
+def test_a_cancelled_call_that_runs_is_told_to_its_lane() -> None:
+    scheduler = DirectScheduler()
+    lane = FakeLane(scheduler)
+    scheduler.lane_free(lane)
+    call = call_of()
+    scheduler.submit(call)
+    call.cancel()
+    call.cancel()
+    assert lane.cancelled == [call]
+
+
+def test_calls_wait_for_a_lane_that_comes_back() -> None:
+    scheduler = DirectScheduler()
+    lane = FakeLane(scheduler)
+    scheduler.lane_free(lane)
+    lane.die()
+    call = call_of()
+    scheduler.submit(call)
+    assert (scheduler.queued, scheduler.lanes, call.place) == (1, [], scheduler)
+    scheduler.lane_free(lane)
+    assert lane.batches == [[call]]
+
+
+def test_failing_the_queue_leaves_what_runs_alone() -> None:
+    scheduler = DirectScheduler()
+    lane = FakeLane(scheduler)
+    scheduler.lane_free(lane)
+    running, queued = call_of(), call_of()
+    scheduler.submit(running)
+    scheduler.submit(queued)
+    error = unavailable("going")
+    scheduler.fail_queued(error)
+    assert not running.finished
+    assert error_of(queued) is error
+    lane.finish()
+    assert lane.batches == [[running]]
+
+
+def test_a_call_that_an_ending_call_starts_runs_after_those_that_wait() -> None:
+    scheduler = DirectScheduler()
+    lane = FakeLane(scheduler)
+    scheduler.lane_free(lane)
+    first, second, third = call_of(), call_of(), call_of()
+    first.subscribe(lambda response, final: scheduler.submit(third))
+    scheduler.submit(first)
+    scheduler.submit(second)
+    lane.finish()
+    lane.finish()
+    assert lane.batches == [[first], [second], [third]]

@@ -1,0 +1,35 @@
+"""One message of every kind, and conversations as they happen."""
+
+from __future__ import annotations
+
+from stub.wire import messages as m
+
+SOURCE = m.ModelSource("/models/x", 1, "model.py")
+REQUEST = m.WireRequest("id", [], [], {})
+
+TO_STUB: list[m.ToStub] = [
+    m.Return([(0, 4096, 1)]),
+    m.OpenArena(3, "/proc/1/fd/9", 1 << 30),
+    m.CloseArena(3),
+    m.Describe("x_0", SOURCE, "{}"),
+    m.Initialize("x_0", SOURCE, {"model_name": "x"}, ["OUTPUT0"]),
+    m.Execute(1, [REQUEST]),
+    m.Answer(1, m.WireResponse([], {})),
+    m.Cancelled(1, 0),
+    m.Finalize(),
+]
+TO_HOST: list[m.ToHost] = [
+    m.Return([]),
+    m.Hello(4711),
+    m.Described(None),
+    m.Initialized(),
+    m.LoadFailed("no"),
+    m.Respond(1, 0, None),
+    m.BatchDone(1, 1, 2, 3, 4),
+    m.Ask(1, REQUEST, 1, True),
+    m.LogLine(0, "model.py", 3, "text"),
+    m.Finalized(None),
+]
+ALL: dict[type, m.ToStub | m.ToHost] = {
+    type(message): message for message in [*TO_STUB, *TO_HOST]
+}

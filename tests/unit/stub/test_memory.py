@@ -1,0 +1,162 @@
+"""The stub's own blocks and those on loan: who is told what, and when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import pb_utils
+from stub.convert import request_from, response_to, tensor_from, tensor_to
+from stub.memory import Memory
+from stub.wire.arena import Arena, create_file
+from stub.wire.messages import INLINE_LIMIT, WireRequest, WireTensor
+from stub.wire.shared_file import PAGE
+
+LIMIT = 64 * PAGE
+
+
+class Bench:
+    """A stub's memory with the host's arena beside it."""
+
+    def __init__(self) -> None:
+        self.fds = [create_file("pbhost-test", LIMIT) for _ in range(2)]
+        self.host = Arena(0, self.fds[0], LIMIT)
+        self.own = Arena(1, self.fds[1], LIMIT)
+        self.wakes = 0
+        self.memory = Memory(self.own, self._wake)
+        self.memory.add(0, self.fds[0], LIMIT)
+        self.memory.add(1, self.fds[1], LIMIT)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def loan(self, data: bytes, name: str = "x") -> WireTensor:
+        """A tensor in the host's arena, as the host names it."""
+        block = self.host.write(memoryview(data))
+        self.kept = [*getattr(self, "kept", []), block]
+        return WireTensor(name, 2, [len(data)], None, 0, block.offset, len(data))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    for fd in bench.fds:
+        os.close(fd)
+
+
+def large(name: str, count: int = INLINE_LIMIT + 1, value: int = 7) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.full(count, value, dtype=np.uint8))
+
+
+def test_a_loan_shows_the_owners_bytes_and_ends_with_its_last_user(bench: Bench) -> None:
+    tensor = tensor_from(bench.loan(b"abc" * 5000), bench.memory)
+    array = tensor.as_numpy(copy=False)
+    assert bench.memory.ended() is None
+    del tensor
+    assert array.tobytes() == b"abc" * 5000
+    assert bench.memory.ended() is None
+    del array
+    ended = bench.memory.ended()
+    assert ended is not None
+    assert ended.grants == [(0, 0, 1)]
+    assert bench.memory.ended() is None
+
+
+def test_loans_that_end_together_are_told_together_and_counted(bench: Bench) -> None:
+    wire, other = bench.loan(b"x" * 9000), bench.loan(b"y" * 9000)
+    loans = [tensor_from(wire, bench.memory) for _ in range(3)]
+    loans.append(tensor_from(other, bench.memory))
+    loans.clear()
+    ended = bench.memory.ended()
+    assert ended is not None
+    assert sorted(ended.grants) == [(0, wire.offset, 3), (0, other.offset, 1)]
+
+
+def test_a_loan_that_ends_outside_a_batch_wakes_somebody(bench: Bench) -> None:
+    first, second = (tensor_from(bench.loan(b"x" * 9000), bench.memory) for _ in range(2))
+    bench.memory.batch_open = True
+    del first
+    assert bench.wakes == 0
+    bench.memory.batch_open = False
+    del second
+    assert bench.wakes == 1
+
+
+def test_a_small_tensor_travels_inline(bench: Bench) -> None:
+    wire = tensor_to(large("x", INLINE_LIMIT), bench.memory)
+    assert wire.data == b"\7" * INLINE_LIMIT
+    assert (bench.own.used, len(bench.memory.lent)) == (0, 0)
+
+
+def test_a_large_tensor_is_kept_until_the_host_returns_it(bench: Bench) -> None:
+    wire = tensor_to(large("x", 9000), bench.memory)
+    assert (wire.data, wire.arena, wire.size) == (None, 1, 9000)
+    bench.own.trim()
+    assert bench.own.used == 3 * PAGE
+    bench.memory.lent.returned(1, wire.offset, 1)
+    bench.own.trim()
+    assert bench.own.used == 0
+
+
+def test_a_tensor_on_loan_is_passed_on_by_reference(bench: Bench) -> None:
+    wire = bench.loan(b"x" * 9000)
+    assert tensor_to(tensor_from(wire, bench.memory), bench.memory) == wire
+    assert (bench.own.used, len(bench.memory.lent)) == (0, 0)
+
+
+def test_the_same_tensor_twice_is_written_once_and_lent_twice(bench: Bench) -> None:
+    tensor = large("x", 9000)
+    assert tensor_to(tensor, bench.memory) == tensor_to(tensor, bench.memory)
+    assert (bench.own.used, len(bench.memory.lent)) == (3 * PAGE, 2)
+
+
+def test_a_response_without_room_is_an_error_with_what_would_help(bench: Bench) -> None:
+    response = pb_utils.InferenceResponse([large("a", 100 * PAGE)])
+    wire = response_to(response, ["a"], bench.memory)
+    assert wire.error is not None
+    assert wire.error.message.startswith("Failed to increase the shared memory pool size to ")
+    assert "raise --arena-byte-size" in wire.error.message
+    del response
+    bench.own.trim()
+    assert bench.own.used == 0
+
+
+def test_outputs_that_nobody_asked_for_cost_nothing(bench: Bench) -> None:
+    response = pb_utils.InferenceResponse([large("a", 9000), large("b", 9000)])
+    wire = response_to(response, ["b"], bench.memory)
+    assert [output.name for output in wire.outputs] == ["b"]
+    assert len(bench.memory.lent) == 1
+
+
+def test_a_request_that_names_no_outputs_means_those_of_the_configuration(bench: Bench) -> None:
+    for named, meant in (([], ["A", "B"]), (["B"], ["B"])):
+        request = request_from(WireRequest("", [], named, {}), bench.memory, (1, 0), ["A", "B"])
+        assert sorted(request.requested_output_names()) == meant
+
+
+def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: Bench) -> None:
+    fd = create_file("pbhost-test", LIMIT)
+    block = Arena(9, fd, LIMIT).write(memoryview(b"z" * 9000))
+    wire = WireTensor("x", 2, [9000], None, 9, block.offset, 9000)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):  # the second announcement, on the other socket, changes nothing
+        bench.memory.open(9, f"/proc/{os.getpid()}/fd/{fd}", LIMIT)
+    os.close(fd)
+    tensor = tensor_from(wire, bench.memory)
+    assert tensor.as_numpy(copy=False).tobytes() == b"z" * 9000
+    bench.memory.close(9)
+    assert tensor.as_numpy(copy=False).tobytes() == b"z" * 9000
+    with pytest.raises(KeyError):
+        tensor_from(wire, bench.memory)
+    del tensor
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_the_arena_of_a_process_that_is_gone_cannot_be_opened(bench: Bench) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        bench.memory.open(9, "/proc/self/fd/999999", LIMIT)
+

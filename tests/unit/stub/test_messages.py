@@ -1,0 +1,141 @@
+"""The encoding of messages: what is said arrives, and anything else is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stub.wire import messages as m
+from stub.wire.spawn import Spawn
+from tests.unit.stub.samples import TO_HOST, TO_STUB
+
+int64 = st.integers(-(1 << 63), (1 << 63) - 1)
+unsigned = st.integers(0, (1 << 64) - 1)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+parameters = st.dictionaries(
+    text, st.one_of(st.booleans(), int64, st.floats(allow_nan=False), text), max_size=3
+)
+tensors = st.builds(
+    m.WireTensor,
+    text,
+    st.integers(1, 14),
+    st.lists(int64, max_size=4),
+    st.none() | st.binary(max_size=50),
+    unsigned,
+    unsigned,
+    unsigned,
+)
+requests = st.builds(
+    m.WireRequest,
+    text,
+    st.lists(tensors, max_size=3),
+    st.lists(text, max_size=2),
+    parameters,
+    st.one_of(unsigned, text),
+    st.integers(0, 3),
+    unsigned,
+    text,
+    st.integers(-1, 1 << 40),
+)
+errors = st.builds(m.WireError, st.integers(0, 7), text)
+responses = st.builds(
+    m.WireResponse, st.lists(tensors, max_size=3), parameters, st.none() | errors
+)
+sources = st.builds(m.ModelSource, text, int64, text)
+grants = st.lists(st.tuples(unsigned, unsigned, unsigned), max_size=3)
+returns = st.builds(m.Return, grants)
+
+to_stub: st.SearchStrategy[m.ToStub] = st.one_of(
+    returns,
+    st.builds(m.OpenArena, unsigned, text, unsigned),
+    st.builds(m.CloseArena, unsigned),
+    st.builds(m.Describe, text, sources, text),
+    st.builds(
+        m.Initialize,
+        text,
+        sources,
+        st.dictionaries(text, text, max_size=3),
+        st.lists(text, max_size=2),
+    ),
+    st.builds(m.Execute, unsigned, st.lists(requests, max_size=3)),
+    st.builds(m.Answer, unsigned, responses),
+    st.builds(m.Cancelled, unsigned, unsigned),
+    st.builds(m.Finalize),
+)
+to_host: st.SearchStrategy[m.ToHost] = st.one_of(
+    returns,
+    st.builds(m.Hello, unsigned),
+    st.builds(m.Described, st.none() | text),
+    st.builds(m.Initialized),
+    st.builds(m.LoadFailed, text),
+    st.builds(m.Respond, unsigned, unsigned, st.none() | responses, st.booleans()),
+    st.builds(m.BatchDone, unsigned, unsigned, unsigned, unsigned, unsigned, st.none() | text),
+    st.builds(m.Ask, unsigned, requests, unsigned, st.booleans()),
+    st.builds(m.LogLine, int64, text, int64, text),
+    st.builds(m.Finalized, st.none() | text),
+)
+
+
+@given(st.lists(to_stub, max_size=4))
+def test_what_the_host_says_arrives(frame: list[m.ToStub]) -> None:
+    assert m.decode_to_stub(m.encode(frame)) == frame
+
+
+@given(st.lists(to_host, max_size=4))
+def test_what_a_stub_says_arrives(frame: list[m.ToHost]) -> None:
+    assert m.decode_to_host(m.encode(frame)) == frame
+
+
+def test_parameters_keep_their_types() -> None:
+    values: dict[str, m.Parameter] = {"b": True, "i": 1, "f": 1.0, "s": "1"}
+    frame = m.encode([m.Answer(1, m.WireResponse([], values))])
+    (answer,) = m.decode_to_stub(frame)
+    assert isinstance(answer, m.Answer)
+    assert [type(value) for value in answer.response.parameters.values()] == [bool, int, float, str]
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(frame: bytes) -> None:
+    for decode in (m.decode_to_stub, m.decode_to_host):
+        try:
+            messages = decode(frame)
+        except msgspec.DecodeError:
+            continue
+        assert isinstance(messages, list)  # bytes that happen to say something
+
+
+@given(st.sampled_from(TO_HOST), st.data())
+@settings(max_examples=300)
+def test_a_damaged_frame_is_refused_or_says_something_else(
+    message: m.ToHost, data: st.DataObject
+) -> None:
+    frame = bytearray(m.encode([message]))
+    index = data.draw(st.integers(0, len(frame) - 1))
+    frame[index] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(frame)))
+    for damaged in (bytes(frame), bytes(frame[:cut])):
+        try:
+            m.decode_to_host(damaged)
+        except msgspec.DecodeError:
+            pass
+
+
+@pytest.mark.parametrize("message", [one for one in TO_HOST if not isinstance(one, m.Return)])
+def test_a_stub_takes_no_message_that_only_a_stub_sends(message: m.ToHost) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        m.decode_to_stub(m.encode([message]))
+
+
+@pytest.mark.parametrize("message", [one for one in TO_STUB if not isinstance(one, m.Return)])
+def test_the_host_takes_no_message_that_only_the_host_sends(message: m.ToStub) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        m.decode_to_host(m.encode([message]))
+
+
+def test_what_stub_and_host_are_started_with_survives_the_command_line() -> None:
+    spawn = Spawn("ipc:///tmp/ä b/host", "token", 'title "x"', *range(3, 12))
+    assert Spawn.load(spawn.dump()) == spawn
+    assert spawn.descriptors == (3, 4, 5, 6, 8, 10)
+    assert spawn.arena_limit == 9

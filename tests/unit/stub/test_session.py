@@ -1,0 +1,124 @@
+"""The table of legal moves: what it allows, what it refuses, and that both ends agree."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stub.wire import messages as m
+from stub.wire.session import ALWAYS, MOVES, ProtocolError, Session, State
+from tests.unit.stub.samples import ALL
+
+WAY: dict[State, list[type]] = {
+    State.CONNECTING: [],
+    State.IDLE: [m.Hello],
+    State.DESCRIBING: [m.Hello, m.Describe],
+    State.DESCRIBED: [m.Hello, m.Describe, m.Described],
+    State.INITIALIZING: [m.Hello, m.Initialize],
+    State.SERVING: [m.Hello, m.Initialize, m.Initialized],
+    State.FINALIZING: [m.Hello, m.Finalize],
+    State.ENDED: [m.Hello, m.Finalize, m.Finalized],
+    State.ERROR: [],
+}
+"""The messages that lead to a state."""
+
+
+def session_in(state: State) -> Session:
+    session = Session()
+    for kind in WAY[state]:
+        session.step(ALL[kind])
+    if state is State.ERROR:
+        with pytest.raises(ProtocolError):
+            session.step(m.Initialized())
+    assert session.state is state
+    return session
+
+
+def allowed(state: State, kind: type) -> bool:
+    return kind in MOVES[state] or (kind in ALWAYS and state is not State.ERROR)
+
+
+LEGAL = [(state, kind) for state in State for kind in ALL if allowed(state, kind)]
+ILLEGAL = [(state, kind) for state in State for kind in ALL if not allowed(state, kind)]
+
+
+def test_every_state_can_be_reached_and_every_message_can_be_said_somewhere() -> None:
+    assert set(WAY) == set(MOVES) == set(State)
+    assert {kind for _, kind in LEGAL} == set(ALL)
+    reached = {following for moves in MOVES.values() for following in moves.values()}
+    assert reached == set(State) - {State.CONNECTING, State.ERROR}
+
+
+@pytest.mark.parametrize(("state", "kind"), LEGAL)
+def test_a_legal_message_leads_to_the_state_of_the_table(state: State, kind: type) -> None:
+    session = session_in(state)
+    session.step(ALL[kind])
+    assert session.state is MOVES[state].get(kind, state)
+
+
+@pytest.mark.parametrize(("state", "kind"), ILLEGAL)
+def test_an_illegal_message_ends_the_session_for_good(state: State, kind: type) -> None:
+    session = session_in(state)
+    with pytest.raises(ProtocolError, match=f"{kind.__name__} is not allowed while {state.value}"):
+        session.step(ALL[kind])
+    for message in ALL.values():
+        assert session.state is State.ERROR
+        with pytest.raises(ProtocolError, match="while error"):
+            session.step(message)
+
+
+@pytest.mark.parametrize("kind", [m.Execute, m.Initialize, m.Describe, m.Finalize])
+def test_nothing_is_asked_of_a_stub_that_leaves(kind: type) -> None:
+    for state in (State.FINALIZING, State.ENDED):
+        assert not allowed(state, kind)
+
+
+TO_STUB_KINDS = {m.Describe, m.Initialize, m.Execute, m.Answer, m.Cancelled, m.Finalize}
+
+
+@given(st.lists(st.sampled_from(sorted(ALL, key=lambda kind: kind.__name__)), max_size=60))
+def test_both_ends_of_a_legal_conversation_agree(kinds: list[type]) -> None:
+    """Each message is noted by its sender and, before the next one is said, by its receiver."""
+    host, stub = Session(), Session()
+    for kind in kinds:
+        if not allowed(host.state, kind):
+            continue
+        first, second = (host, stub) if kind in TO_STUB_KINDS else (stub, host)
+        first.step(ALL[kind])
+        second.step(ALL[kind])
+        assert host.state is stub.state is not State.ERROR
+
+
+@given(st.data())
+def test_messages_that_cross_on_the_wire_are_legal_at_both_ends(data: st.DataObject) -> None:
+    """While serving, each end talks without waiting for the other, until one is told to leave."""
+    host, stub = session_in(State.SERVING), session_in(State.SERVING)
+    to_host: list[type] = []
+    to_stub: list[type] = []
+    # An answer or a cancellation follows something that the stub has said or not finished.
+    from_stub = [m.Respond, m.BatchDone, m.Ask, m.LogLine, m.Return]
+    from_host = [m.Execute, m.Answer, m.Cancelled, m.Return, m.OpenArena, m.CloseArena]
+    for _ in range(data.draw(st.integers(0, 30))):
+        step = data.draw(st.sampled_from(["stub says", "host says", "host hears", "stub hears"]))
+        if step == "stub says":
+            kind = data.draw(st.sampled_from(from_stub))
+            stub.step(ALL[kind])
+            to_host.append(kind)
+        elif step == "host says":
+            kind = data.draw(st.sampled_from(from_host))
+            host.step(ALL[kind])
+            to_stub.append(kind)
+        elif step == "host hears" and to_host:
+            host.step(ALL[to_host.pop(0)])
+        elif step == "stub hears" and to_stub:
+            stub.step(ALL[to_stub.pop(0)])
+    host.step(m.Finalize())
+    to_stub.append(m.Finalize)
+    for kind in to_host:
+        host.step(ALL[kind])
+    for kind in to_stub:
+        stub.step(ALL[kind])
+    stub.step(m.Finalized(None))
+    host.step(m.Finalized(None))
+    assert host.state is stub.state is State.ENDED
