@@ -40,7 +40,6 @@ _SCALARS = {
     FieldDescriptor.TYPE_MESSAGE: "message",
 }
 
-# What requests call BYTES is TYPE_STRING in a configuration, and no spelling distance tells.
 _ALIASES = {
     "bytes": "type_string",
     "str": "type_string",
@@ -54,7 +53,7 @@ _ALIASES = {
     "int": "type_int32",
     "long": "type_int64",
 }
-"""What others call our data types, without `type_`."""
+"""What others call our data types, without `type_`: no spelling distance would tell."""
 
 
 def new_config() -> ModelConfig:
