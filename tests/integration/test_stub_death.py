@@ -277,3 +277,25 @@ def test_a_model_that_was_given_up_comes_back_with_a_load(
         broken.unlink()
         client.load_model("fragile")
         assert client.is_model_ready("fragile")
+
+
+def test_a_finalize_that_kills_its_process_does_not_hold_up_the_exit(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = """
+    import os
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+
+        def finalize(self):
+            os.abort()
+    """
+    repository.add("abrupt", source)
+    host = serve(repository).wait_started()
+    assert host.stop() == 0
+    assert (
+        "finalize: Stub process 'abrupt_0' is not healthy. It was ended by SIGABRT" in host.output
+    )
