@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -17,7 +18,7 @@ import pytest
 import host
 from host.instances.instance import Instance
 from host.instances.supervisor import LaneState
-from tests.conftest import RepositoryBuilder
+from tests.conftest import MODELS, RepositoryBuilder
 
 ROUNDS = int(os.environ.get("PBHOST_KILL_ROUNDS", "24"))
 SEED = int(os.environ.get("PBHOST_KILL_SEED", "1"))
@@ -92,7 +93,7 @@ class Bench:
         except host.HostError as error:
             assert error.code in (host.ErrorCode.UNAVAILABLE, host.ErrorCode.INTERNAL), error
             assert "is not healthy" in error.message or "not ready" in error.message, error
-            outcome = error.code.value
+            outcome: str = error.code.value
         else:
             np.testing.assert_array_equal(result["OUTPUT0"], array)
             outcome = "answered"
@@ -114,6 +115,7 @@ class Bench:
         own = pool.arenas
 
         def held() -> dict[str, int]:
+            gc.collect()  # an error refers to its call, and its traceback to itself
             found = {
                 "host used": own.host.used,
                 "host warm": own.host.warm,
@@ -144,14 +146,16 @@ async def serving(repository: RepositoryBuilder, **more: object) -> AsyncIterato
             yield bench
         finally:
             logging.getLogger("pbhost").removeHandler(bench.log)
+            loop.set_exception_handler(None)  # it would hold the server
         assert bench.server.core.live()
 
 
 def run(main: Awaitable[None]) -> None:
-    async def within_a_deadline() -> None:
+    async def in_loop() -> None:
         await main
 
-    asyncio.run(within_a_deadline())
+    asyncio.run(in_loop())
+    gc.collect()  # the descriptors of stubs that are gone
 
 
 def add_two_lane_ask(repository: RepositoryBuilder) -> None:
@@ -223,6 +227,100 @@ def test_kills_and_stops_at_any_moment_cost_only_the_calls_of_that_stub(
                 assert bench.server.core.ready()
             print(dict(bench.outcomes))
             await bench.nothing_is_held()
+            bench.assert_no_faults()
+
+    run(main())
+
+
+REACH = """
+import gc, os, struct
+import triton_python_backend_utils as pb_utils
+from stub.channel import Channel
+from stub.wire.messages import *
+
+channel = next(each for each in gc.get_objects() if isinstance(each, Channel))
+
+
+def announce(count=1):
+    os.write(channel._host_event, count.to_bytes(8, "little"))
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").shape() == [7]:
+            {attack}
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+BREAKS = {
+    "announces frames that are not there": "announce(3)",
+    "writes a frame that is none": "channel._ring.put(b'\\xc1 garbage'); announce()",
+    "writes a length that is too long": (
+        "struct.pack_into('<I', channel._ring._memory, 64 + channel._ring._written, 1 << 31);"
+        " announce()"
+    ),
+    "sends garbage elsewhere": (
+        "channel._ring.put_elsewhere(); channel._outbox.send(b'garbage'); announce()"
+    ),
+    "says hello again": "channel._ring.put(encode([Hello(1)])); announce()",
+    "returns what it was not lent": "channel.send([Return([(0, 1 << 40, 1)])])",
+    "answers a batch that it does not have": "channel.send([Respond(1 << 40, 0, None)])",
+    "answers a request that its batch does not have": "channel.send([Respond(1, 99, None)])",
+    "refers to memory that is not there": (
+        "channel.send([Respond(1, 0, WireResponse("
+        "[WireTensor('OUTPUT0', 11, [1], None, 0, 1 << 40, 4)], {}))])"
+    ),
+    "answers with a datatype that does not exist": (
+        "channel.send([Respond(1, 0, WireResponse([WireTensor('OUTPUT0', 99, [0], b'')], {}))])"
+    ),
+    "answers with an error code that does not exist": (
+        "channel.send([Respond(1, 0, WireResponse([], {}, WireError(99, 'x')))])"
+    ),
+    "closes its descriptors": "os.closerange(3, 1000)",
+}
+
+
+@pytest.mark.timeout(120)
+def test_a_stub_that_breaks_its_connection_is_ended_alone(repository: RepositoryBuilder) -> None:
+    """Its call is answered or says what became of it, others go on, and it is replaced."""
+    repository.copy("identity")
+    config = (repository.path / "identity" / "config.pbtxt").read_text()
+    names = {}
+    for number, (what, attack) in enumerate(BREAKS.items()):
+        names[f"attack{number}"] = what
+        repository.add(f"attack{number}", REACH.format(attack=attack), config)
+
+    async def main() -> None:
+        async with serving(repository, log_warning=False) as bench:
+            for name, what in names.items():
+                (before,) = bench.pids(name)
+                await bench.ask(name, 7)
+                await bench.must_answer("identity")
+                await eventually(
+                    lambda: bench.pids(name) not in ([], [before]),  # noqa: B023
+                    f"the end of a stub that {what}",
+                )
+                await bench.must_answer(name)
+            assert not bench.faults
+            await bench.nothing_is_held()
+
+    run(main())
+
+
+def test_what_a_stub_sends_without_announcing_it_reaches_nobody(
+    repository: RepositoryBuilder,
+) -> None:
+    config = (MODELS / "identity" / "config.pbtxt").read_text()
+    repository.add("talks", REACH.format(attack="channel._outbox.send(b'garbage')"), config)
+
+    async def main() -> None:
+        async with serving(repository) as bench:
+            await bench.must_answer("talks", 7)
+            await bench.must_answer("talks")
             bench.assert_no_faults()
 
     run(main())

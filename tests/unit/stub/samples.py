@@ -30,6 +30,4 @@ TO_HOST: list[m.ToHost] = [
     m.LogLine(0, "model.py", 3, "text"),
     m.Finalized(None),
 ]
-ALL: dict[type, m.ToStub | m.ToHost] = {
-    type(message): message for message in [*TO_STUB, *TO_HOST]
-}
+ALL: dict[type, m.ToStub | m.ToHost] = {type(message): message for message in [*TO_STUB, *TO_HOST]}

@@ -159,4 +159,3 @@ def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: Bench) -> No
 def test_the_arena_of_a_process_that_is_gone_cannot_be_opened(bench: Bench) -> None:
     with pytest.raises(OSError, match="No such file"):
         bench.memory.open(9, "/proc/self/fd/999999", LIMIT)
-

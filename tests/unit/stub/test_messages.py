@@ -40,9 +40,7 @@ requests = st.builds(
     st.integers(-1, 1 << 40),
 )
 errors = st.builds(m.WireError, st.integers(0, 7), text)
-responses = st.builds(
-    m.WireResponse, st.lists(tensors, max_size=3), parameters, st.none() | errors
-)
+responses = st.builds(m.WireResponse, st.lists(tensors, max_size=3), parameters, st.none() | errors)
 sources = st.builds(m.ModelSource, text, int64, text)
 grants = st.lists(st.tuples(unsigned, unsigned, unsigned), max_size=3)
 returns = st.builds(m.Return, grants)

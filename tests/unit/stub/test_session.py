@@ -97,8 +97,8 @@ def test_messages_that_cross_on_the_wire_are_legal_at_both_ends(data: st.DataObj
     to_host: list[type] = []
     to_stub: list[type] = []
     # An answer or a cancellation follows something that the stub has said or not finished.
-    from_stub = [m.Respond, m.BatchDone, m.Ask, m.LogLine, m.Return]
-    from_host = [m.Execute, m.Answer, m.Cancelled, m.Return, m.OpenArena, m.CloseArena]
+    from_stub: list[type] = [m.Respond, m.BatchDone, m.Ask, m.LogLine, m.Return]
+    from_host: list[type] = [m.Execute, m.Answer, m.Cancelled, m.Return, m.OpenArena, m.CloseArena]
     for _ in range(data.draw(st.integers(0, 30))):
         step = data.draw(st.sampled_from(["stub says", "host says", "host hears", "stub hears"]))
         if step == "stub says":
@@ -114,11 +114,10 @@ def test_messages_that_cross_on_the_wire_are_legal_at_both_ends(data: st.DataObj
         elif step == "stub hears" and to_stub:
             stub.step(ALL[to_stub.pop(0)])
     host.step(m.Finalize())
-    to_stub.append(m.Finalize)
-    for kind in to_host:
-        host.step(ALL[kind])
-    for kind in to_stub:
-        stub.step(ALL[kind])
+    for late in to_host:
+        host.step(ALL[late])
+    for late in [*to_stub, m.Finalize]:
+        stub.step(ALL[late])
     stub.step(m.Finalized(None))
     host.step(m.Finalized(None))
     assert host.state is stub.state is State.ENDED

@@ -1,0 +1,286 @@
+"""The host's end of the connection: frames in the order they were said, whatever way they took."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import struct
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from host.instances.channel import Channel
+from host.instances.link import Link
+from stub.wire import messages as m
+from stub.wire.ring import RingError, RingReader, RingWriter, map_file
+
+START = 64  # of the frames in a ring
+
+
+class FakeChannel:
+    """What would go over ZeroMQ."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, bytes]] = []
+        self.handlers: dict[str, Callable[[bytes], None]] = {}
+
+    def register(self, token: str, handler: Callable[[bytes], None]) -> None:
+        self.handlers[token] = handler
+
+    def forget(self, token: str) -> None:
+        del self.handlers[token]
+
+    def send(self, address: bytes, frame: bytes) -> None:
+        self.sent.append((address, frame))
+
+
+class Ends:
+    """A link, and the stub's ends of its rings and sockets."""
+
+    def __init__(self) -> None:
+        self.channel = FakeChannel()
+        self.received: list[bytes] = []
+        self.faults: list[Exception] = []
+        self.link = Link(cast(Channel, self.channel), self.received.append, self.faults.append)
+        to_stub, self.memory = map_file(self.link.rings_fd)
+        self.inbox = RingReader(to_stub)
+        self.writer = RingWriter(self.memory)
+        self.say = self.channel.handlers[self.link.token]
+
+    def hello(self) -> None:
+        for number in range(3):
+            self.say(b"hello %d" % number)
+
+    def put(self, frame: bytes) -> None:
+        assert self.writer.put(frame)
+        os.eventfd_write(self.link.host_event, 1)
+
+    def announce_elsewhere(self) -> None:
+        assert self.writer.put_elsewhere()
+        os.eventfd_write(self.link.host_event, 1)
+
+
+def with_ends(test: Callable[[Ends], None]) -> None:
+    async def main() -> None:
+        ends = Ends()
+        try:
+            test(ends)
+        finally:
+            ends.link.close()
+            ends.link.close()
+
+    asyncio.run(main())
+
+
+def test_a_stub_is_connected_when_all_its_sockets_are() -> None:
+    def test(ends: Ends) -> None:
+        ends.say(b"hello 1")
+        ends.say(b"hello 2")
+        assert ends.received == []
+        ends.say(b"hello 3")
+        assert ends.received == [b"hello 3"]
+
+    with_ends(test)
+
+
+def test_a_frame_is_read_when_the_loop_hears_of_it() -> None:
+    async def main() -> None:
+        ends = Ends()
+        both = asyncio.Event()
+
+        def received(frame: bytes) -> None:
+            ends.received.append(frame)
+            if len(ends.received) == 2:
+                both.set()
+
+        ends.link._received = received
+        ends.put(b"a")
+        ends.put(b"b")
+        await asyncio.wait_for(both.wait(), 20)
+        assert ends.received == [b"a", b"b"]
+        ends.link.close()
+
+    asyncio.run(main())
+
+
+def test_a_frame_that_was_not_announced_is_not_read() -> None:
+    def test(ends: Ends) -> None:
+        ends.writer.put(b"a")
+        ends.link.drain()
+        assert ends.received == []
+        os.eventfd_write(ends.link.host_event, 1)
+        ends.link.drain()
+        assert ends.received == [b"a"]
+
+    with_ends(test)
+
+
+def test_frames_behind_one_that_is_late_wait_for_it() -> None:
+    def test(ends: Ends) -> None:
+        ends.hello()
+        ends.received.clear()
+        ends.put(b"1")
+        ends.announce_elsewhere()
+        ends.put(b"3")
+        ends.link.drain()
+        assert ends.received == [b"1"]
+        ends.put(b"4")
+        ends.link.drain()
+        assert ends.received == [b"1"]
+        ends.say(b"2")
+        assert ends.received == [b"1", b"2", b"3", b"4"]
+
+    with_ends(test)
+
+
+def test_a_frame_that_is_early_waits_for_its_turn() -> None:
+    def test(ends: Ends) -> None:
+        ends.hello()
+        ends.received.clear()
+        ends.say(b"2")
+        assert ends.received == []
+        ends.put(b"1")
+        ends.announce_elsewhere()
+        ends.link.drain()
+        assert ends.received == [b"1", b"2"]
+
+    with_ends(test)
+
+
+@given(st.lists(st.booleans(), max_size=30), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_order_is_kept_however_the_two_ways_interleave(
+    elsewhere: list[bool], chance: object
+) -> None:
+    """Each frame takes the ring or goes elsewhere; the two ways run at paces of their own."""
+
+    def test(ends: Ends) -> None:
+        ends.hello()
+        ends.received.clear()
+        frames = [b"%d" % number for number in range(len(elsewhere))]
+        events = [("ring", number) for number in range(len(frames))]
+        late = [number for number, other in enumerate(elsewhere) if other]
+        while events or late:
+            pick = chance.random()  # type: ignore[attr-defined]
+            if events and (pick < 0.5 or not late):
+                number = events.pop(0)[1]
+                if elsewhere[number]:
+                    ends.announce_elsewhere()
+                else:
+                    ends.put(frames[number])
+            elif late:
+                ends.say(frames[late.pop(0)])
+            if pick < 0.3:
+                ends.link.drain()
+        ends.link.drain()
+        assert ends.received == frames
+
+    with_ends(test)
+
+
+def test_a_damaged_ring_is_reported_once_and_not_read_again() -> None:
+    def test(ends: Ends) -> None:
+        ends.put(b"good")
+        struct.pack_into("<I", ends.memory, START + 8, 0x7FFFFFFF)
+        os.eventfd_write(ends.link.host_event, 2)
+        ends.link.drain()
+        assert ends.received == [b"good"]
+        assert [type(fault) for fault in ends.faults] == [RingError]
+
+    with_ends(test)
+
+
+def test_work_goes_into_the_ring_and_is_announced() -> None:
+    def test(ends: Ends) -> None:
+        ends.link.send_work([m.Finalize()])
+        assert os.eventfd_read(ends.link.work_event) == 1
+        frame = ends.inbox.take()
+        assert frame is not None
+        assert m.decode_to_stub(frame) == [m.Finalize()]
+        assert ends.channel.sent == []
+
+    with_ends(test)
+
+
+def test_work_too_long_for_the_ring_is_announced_in_it_and_sent_elsewhere() -> None:
+    def test(ends: Ends) -> None:
+        messages = [m.Initialize("x", m.ModelSource("/", 1, "m"), {"config": "x" * 50_000}, [])]
+        ends.link.send_work(messages)
+        ends.link.send_work([m.Finalize()])
+        assert os.eventfd_read(ends.link.work_event) == 2
+        assert ends.inbox.take() is None
+        assert ends.inbox.take() == m.encode([m.Finalize()])
+        address = ends.link.token.encode() + b"w"
+        assert ends.channel.sent == [(address, m.encode(messages))]
+
+    with_ends(test)
+
+
+def test_service_messages_never_take_the_ring() -> None:
+    def test(ends: Ends) -> None:
+        ends.link.send_service([m.Cancelled(1, 0)])
+        address = ends.link.token.encode() + b"s"
+        assert ends.channel.sent == [(address, m.encode([m.Cancelled(1, 0)]))]
+
+    with_ends(test)
+
+
+def test_a_closed_link_sends_nothing_reads_nothing_and_holds_nothing() -> None:
+    async def main() -> None:
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        ends = Ends()
+        ends.put(b"unread")
+        ends.link.close()
+        ends.link.drain()
+        ends.link.send_work([m.Finalize()])
+        assert (ends.received, ends.channel.sent, ends.channel.handlers) == ([], [], {})
+        del ends
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())
+
+
+def test_a_frame_whose_reader_closes_the_link_is_the_last_one() -> None:
+    async def main() -> None:
+        ends = Ends()
+        received: list[bytes] = []
+
+        def close(frame: bytes) -> None:
+            received.append(frame)
+            ends.link.close()
+
+        ends.link._received = close
+        ends.put(b"1")
+        ends.put(b"2")
+        ends.link.drain()
+        assert received == [b"1"]
+
+    asyncio.run(main())
+
+
+def test_every_link_has_a_token_of_its_own() -> None:
+    async def main() -> None:
+        links = [Ends().link for _ in range(5)]
+        assert len({link.token for link in links}) == 5
+        for link in links:
+            link.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", [1, 2, 500])
+def test_several_announcements_may_come_as_one(count: int) -> None:
+    def test(ends: Ends) -> None:
+        for number in range(count):
+            assert ends.writer.put(b"%d" % number)
+        os.eventfd_write(ends.link.host_event, count)
+        ends.link.drain()
+        assert ends.received == [b"%d" % number for number in range(count)]
+
+    with_ends(test)

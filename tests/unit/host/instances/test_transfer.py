@@ -1,0 +1,347 @@
+"""Tensors on their way to a stub and back: who holds what, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from host.errors import ErrorCode, HostError, unavailable
+from host.inference import InferRequest, InferResponse, Tensor
+from host.instances.arenas import ArenaFile, Arenas
+from host.instances.channel import SERVICE, WORK
+from host.instances.transfer import ReturnsDue, Transfer, no_room
+from stub.wire.arena import Arena, ArenaFull
+from stub.wire.messages import (
+    INLINE_LIMIT,
+    OpenArena,
+    Return,
+    ToStub,
+    WireError,
+    WireRequest,
+    WireTensor,
+)
+from stub.wire.shared_file import PAGE
+
+LIMIT = 64 * PAGE
+LARGE = bytes(range(256)) * 32  # two pages
+
+
+class Peer:
+    """One stub, as the host sees it, and its end of the shared memory."""
+
+    def __init__(self, arenas: Arenas) -> None:
+        self.flushes = 0
+        self.flushed = asyncio.Event()
+        self.file: ArenaFile = arenas.create()
+        self.arena = Arena(self.file.number, self.file.fd, LIMIT)
+        self.transfer = Transfer(arenas, self.file, ReturnsDue(self._flush))
+
+    def _flush(self) -> None:
+        self.flushes += 1
+        self.flushed.set()
+
+    def place(self, data: bytes, name: str = "x") -> WireTensor:
+        """A tensor that the stub has written, as it names it."""
+        block = self.arena.write(memoryview(data))
+        self.kept = [*getattr(self, "kept", []), block]
+        return WireTensor(name, 2, [len(data)], None, block.arena, block.offset, block.size)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.arenas = Arenas(LIMIT)
+        self.peer = Peer(self.arenas)
+        self.transfer = self.peer.transfer
+
+    def used(self) -> int:
+        """Bytes of the host's arena that are held."""
+        self.arenas.host.trim()
+        return self.arenas.host.used
+
+
+def with_bench(test: Callable[[Bench], None]) -> None:
+    async def main() -> None:
+        bench = Bench()
+        test(bench)
+        bench.arenas.close()
+
+    asyncio.run(main())
+
+
+def large(data: bytes = LARGE) -> Tensor:
+    return Tensor("x", "UINT8", [len(data)], data)
+
+
+def test_a_small_tensor_travels_inside_the_message() -> None:
+    def test(bench: Bench) -> None:
+        frame: list[ToStub] = []
+        tensor = large(b"x" * INLINE_LIMIT)
+        wire = bench.transfer.send_tensor(tensor, WORK, frame)
+        assert (wire.data, frame, bench.used()) == (b"x" * INLINE_LIMIT, [], 0)
+
+    with_bench(test)
+
+
+def test_a_large_tensor_is_written_once_and_held_until_it_is_returned() -> None:
+    def test(bench: Bench) -> None:
+        frame: list[ToStub] = []
+        tensor = large()
+        first = bench.transfer.send_tensor(tensor, WORK, frame)
+        second = bench.transfer.send_tensor(tensor, WORK, frame)
+        assert first == second
+        assert frame == []  # a stub knows the host's arena from the start
+        assert bench.used() == 2 * PAGE
+        del tensor
+        bench.transfer.returned(Return([(0, first.offset, 1)]))
+        assert bench.used() == 2 * PAGE
+        bench.transfer.returned(Return([(0, first.offset, 1)]))
+        assert bench.used() == 0
+        with pytest.raises(KeyError):
+            bench.transfer.returned(Return([(0, first.offset, 1)]))
+
+    with_bench(test)
+
+
+def test_a_stub_that_dies_holds_nothing_any_more() -> None:
+    def test(bench: Bench) -> None:
+        for _ in range(5):
+            bench.transfer.send_tensor(large(), WORK, [])
+        assert bench.used() == 10 * PAGE
+        bench.transfer.end()
+        assert bench.used() == 0
+
+    with_bench(test)
+
+
+def test_a_stubs_tensor_is_read_where_it_lies_and_returned_when_nobody_uses_it() -> None:
+    async def main() -> None:
+        bench = Bench()
+        wire = bench.peer.place(LARGE)
+        tensor = bench.transfer.receive_tensor(wire)
+        assert (tensor.name, tensor.datatype, tensor.shape) == ("x", "UINT8", [len(LARGE)])
+        assert tensor.data == LARGE
+        assert bench.transfer.due() is None
+        del tensor
+        await asyncio.wait_for(bench.peer.flushed.wait(), 20)
+        assert bench.transfer.due() == Return([(wire.arena, wire.offset, 1)])
+        assert bench.transfer.due() is None
+        bench.arenas.close()
+
+    asyncio.run(main())
+
+
+def test_several_holders_of_one_block_are_counted() -> None:
+    def test(bench: Bench) -> None:
+        wire = bench.peer.place(LARGE)
+        tensors = [bench.transfer.receive_tensor(wire) for _ in range(3)]
+        tensors.clear()
+        assert bench.transfer.due() == Return([(wire.arena, wire.offset, 3)])
+
+    with_bench(test)
+
+
+def test_a_tensor_may_be_dropped_in_another_thread() -> None:
+    async def main() -> None:
+        bench = Bench()
+        tensors = [bench.transfer.receive_tensor(bench.peer.place(LARGE))]
+        thread = threading.Thread(target=tensors.clear)
+        thread.start()
+        thread.join()
+        await asyncio.wait_for(bench.peer.flushed.wait(), 20)
+        assert bench.peer.flushes == 1
+        bench.arenas.close()
+
+    asyncio.run(main())
+
+
+def test_many_drops_are_told_together() -> None:
+    async def main() -> None:
+        bench = Bench()
+        wire = bench.peer.place(LARGE)
+        for _ in range(100):
+            bench.transfer.receive_tensor(wire)
+        await asyncio.wait_for(bench.peer.flushed.wait(), 20)
+        assert bench.peer.flushes == 1
+        bench.arenas.close()
+
+    asyncio.run(main())
+
+
+def test_a_tensor_dropped_after_its_stub_or_the_loop_has_ended_troubles_nobody() -> None:
+    kept: list[Tensor] = []
+
+    async def main() -> None:
+        bench = Bench()
+        kept.append(bench.transfer.receive_tensor(bench.peer.place(LARGE)))
+        kept.append(bench.transfer.receive_tensor(bench.peer.place(LARGE)))
+        bench.transfer.end()
+        kept.pop()
+        bench.arenas.close()
+
+    asyncio.run(main())
+    gc.collect()
+    assert kept[0].data == LARGE
+    kept.clear()
+
+
+def test_what_a_stub_was_lent_comes_back_by_reference() -> None:
+    def test(bench: Bench) -> None:
+        wire = bench.transfer.send_tensor(large(), WORK, [])
+        tensor = bench.transfer.receive_tensor(wire)
+        bench.transfer.returned(Return([(0, wire.offset, 1)]))
+        assert tensor.data == LARGE
+        assert bench.used() == 2 * PAGE
+        del tensor
+        assert bench.used() == 0
+
+    with_bench(test)
+
+
+@pytest.mark.parametrize(
+    ("wire", "error"),
+    [
+        (WireTensor("x", 99, [0], b""), KeyError),
+        (WireTensor("x", 2, [1], None, 0, 0, 1), KeyError),  # never lent
+        (WireTensor("x", 2, [1], None, 77, 0, 1), KeyError),  # no such arena
+        (WireTensor("x", 2, [1], None, 1, -1, 1), ValueError),
+        (WireTensor("x", 2, [1], None, 1, 4 * LIMIT, 1), ValueError),
+        (WireTensor("x", 2, [1], None, 1, 0, 4 * LIMIT + 1), ValueError),
+    ],
+)
+def test_a_reference_to_nothing_is_refused(wire: WireTensor, error: type[Exception]) -> None:
+    def test(bench: Bench) -> None:
+        assert bench.peer.file.number == 1
+        with pytest.raises(error):
+            bench.transfer.receive_tensor(wire)
+        with pytest.raises(error):
+            bench.transfer.receive_request(WireRequest("", [wire], [], {}))
+
+    with_bench(test)
+
+
+def test_a_lent_block_must_come_back_with_its_size() -> None:
+    def test(bench: Bench) -> None:
+        wire = bench.transfer.send_tensor(large(), WORK, [])
+        wire.size += 1
+        with pytest.raises(ValueError, match=f"a lent block of {len(LARGE)} bytes"):
+            bench.transfer.receive_tensor(wire)
+
+    with_bench(test)
+
+
+def test_another_stubs_arena_is_announced_once_for_each_thread_that_reads() -> None:
+    def test(bench: Bench) -> None:
+        other = Peer(bench.arenas)
+        tensor = other.transfer.receive_tensor(other.place(LARGE))
+        for socket in (WORK, SERVICE):
+            frame: list[ToStub] = []
+            for _ in range(2):
+                wire = bench.transfer.send_tensor(tensor, socket, frame)
+                assert wire.arena == other.file.number
+            assert frame == [OpenArena(other.file.number, other.file.path, LIMIT)]
+        assert bench.transfer.forget(other.file.number)
+        assert not bench.transfer.forget(other.file.number)
+        frame = []
+        bench.transfer.send_tensor(tensor, WORK, frame)
+        assert len(frame) == 1
+
+    with_bench(test)
+
+
+def test_a_stub_gets_its_own_block_without_an_announcement() -> None:
+    def test(bench: Bench) -> None:
+        tensor = bench.transfer.receive_tensor(bench.peer.place(LARGE))
+        frame: list[ToStub] = []
+        bench.transfer.send_tensor(tensor, WORK, frame)
+        assert frame == []
+
+    with_bench(test)
+
+
+def test_an_arena_is_closed_with_the_last_tensor_in_it_and_everybody_hears_of_it() -> None:
+    async def main() -> None:
+        bench = Bench()
+        closed: list[int] = []
+        bench.arenas.on_closed.append(closed.append)
+        other = Peer(bench.arenas)
+        number, flushed = other.file.number, other.flushed
+        tensor = other.transfer.receive_tensor(other.place(LARGE))
+        del other
+        gc.collect()
+        assert closed == []
+        assert bench.arenas.path(number)
+        del tensor
+        await asyncio.wait_for(flushed.wait(), 20)  # the timer that tells the stub knows it too
+        await asyncio.sleep(0)
+        gc.collect()
+        assert closed == [number]
+        with pytest.raises(KeyError):
+            bench.arenas.path(number)
+        bench.arenas.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_and_its_fields_arrive() -> None:
+    def test(bench: Bench) -> None:
+        request = InferRequest(
+            "m", [large(b"abc")], 3, "7", ["O"], {"a": 1, "b": "c"}, "corr", 3, timeout_us=5
+        )
+        received = bench.transfer.receive_request(bench.transfer.send_request(request, WORK, []))
+        for field in ("model_name", "model_version", "id", "requested_outputs", "parameters"):
+            assert getattr(received, field) == getattr(request, field)
+        for field in ("correlation_id", "flags", "timeout_us"):
+            assert getattr(received, field) == getattr(request, field)
+        assert received.inputs[0].data == b"abc"
+
+    with_bench(test)
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_error_code_survives_the_way_there_and_back(code: ErrorCode) -> None:
+    def test(bench: Bench) -> None:
+        response = InferResponse("m", 1, error=HostError(code, "why"))
+        wire = bench.transfer.send_response(response, WORK, []).error
+        assert wire is not None
+        error = bench.transfer.receive_error(wire)
+        assert (error.code, error.message) == (code, "why")
+
+    with_bench(test)
+
+
+def test_an_error_code_that_does_not_exist_is_refused() -> None:
+    def test(bench: Bench) -> None:
+        with pytest.raises(IndexError):
+            bench.transfer.receive_error(WireError(len(ErrorCode), "x"))
+
+    with_bench(test)
+
+
+def test_what_finds_no_room_is_an_error_that_says_what_would_help() -> None:
+    def test(bench: Bench) -> None:
+        too_large = large(bytes(LIMIT + 1))
+        with pytest.raises(ArenaFull) as caught:
+            bench.transfer.send_tensor(too_large, WORK, [])
+        text = no_room(caught.value).message
+        assert text.startswith(
+            f"Failed to increase the shared memory pool size to {LIMIT + 1} bytes."
+        )
+        assert text.endswith("raise --arena-byte-size or send smaller tensors")
+        wire = bench.transfer.send_response(InferResponse("m", 1, outputs=[too_large]), WORK, [])
+        assert wire.error == WireError(1, text)
+        assert wire.outputs == []
+
+    with_bench(test)
+
+
+def test_an_error_response_carries_no_outputs() -> None:
+    def test(bench: Bench) -> None:
+        response = InferResponse("m", 1, outputs=[large()], error=unavailable("x"))
+        assert bench.transfer.send_response(response, WORK, []).outputs == []
+        assert bench.used() == 0
+
+    with_bench(test)
