@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import sys
 
@@ -26,7 +27,14 @@ def main() -> None:
     except UsageError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
+    _raise_file_limit()
     sys.exit(uvloop.run(serve(options)))
+
+
+def _raise_file_limit() -> None:
+    """Every stub takes about ten descriptors; the soft limit is meant for programs with few."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(options: Options) -> int:

@@ -174,12 +174,11 @@ class Core:
             and known.model is not None
         ]
         if name and not found:
-            what = "model version" if number != -1 and self._registry.versions(name) else None
-            raise invalid_argument(
-                f"requested model '{name}' is not available"
-                if what is None
-                else f"requested {what} is not available for model '{name}'"
-            )
+            if number != -1 and self._registry.versions(name):
+                raise invalid_argument(
+                    f"requested model version is not available for model '{name}'"
+                )
+            raise invalid_argument(f"requested model '{name}' is not available")
         return found
 
     def _find(self, name: str, version: str) -> Model:

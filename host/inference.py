@@ -50,7 +50,6 @@ class InferRequest:
     priority: int = 0
     timeout_us: int = 0
     batch_size: int = 1  # filled by validation: first dimension of the inputs of a batching model
-    parent: Call | None = None  # the call whose model sent this one (BLS)
 
 
 @dataclass(slots=True)

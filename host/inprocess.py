@@ -41,7 +41,11 @@ def to_request(
     outputs: Sequence[str],
     parameters: Mapping[str, Parameter],
 ) -> InferRequest:
-    """A request over the arrays' own memory. Raises HostError for an array of no tensor type."""
+    """A request over the arrays' own memory. Raises HostError for what cannot be sent."""
+    for text in (model, request_id, *outputs, *parameters):
+        _check_text(text)
+    for name, value in parameters.items():
+        _check_parameter(name, value)
     return InferRequest(
         model_name=model,
         inputs=[_tensor(name, array) for name, array in inputs.items()],
@@ -52,7 +56,29 @@ def to_request(
     )
 
 
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise invalid_argument(f"expected a str, got {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid_argument(f"{text!r} is no valid text: {error.reason}") from error
+
+
+def _check_parameter(name: str, value: object) -> None:
+    if isinstance(value, str):
+        _check_text(value)
+    elif type(value) not in (bool, int, float):
+        raise invalid_argument(
+            f"invalid value type for '{name}' parameter, expected bool, int, float or str,"
+            f" got {type(value).__name__}"
+        )
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise invalid_argument(f"the value of parameter '{name}' does not fit 64 bits: {value}")
+
+
 def _tensor(name: str, array: npt.NDArray[Any]) -> Tensor:
+    _check_text(name)
     try:
         tensor = pb_utils.Tensor(name, np.asarray(array))
     except pb_utils.TritonModelException as error:

@@ -34,6 +34,7 @@ class Channel:
         self._work_event = spawn.work_event_fd
         self._host_event = spawn.host_event_fd
         self._announced = 0
+        self._pid = os.getpid()
         self._context = zmq.Context()
         self._session = Session()
         self._lock = threading.Lock()
@@ -56,7 +57,12 @@ class Channel:
         return socket
 
     def send(self, messages: Sequence[ToHost]) -> None:
-        """Send one frame; any thread. Raises what encoding raises, and then has sent nothing."""
+        """Send one frame; any thread. Raises what encoding raises, and then has sent nothing.
+
+        Raises RuntimeError in a forked child, whose frames would fall into the parent's.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError("a forked child cannot use its parent's connection to the host")
         frame = encode(messages)
         with self._lock:
             for message in messages:

@@ -14,6 +14,11 @@ from stub.wire.messages import (
     WireTensor,
 )
 
+
+class Unsendable(Exception):
+    """A parameter that no message can carry."""
+
+
 Handle = Tuple[int, int]
 """Which incoming request this is: (batch, index in the batch)."""
 
@@ -28,11 +33,12 @@ def tensor_from(wire: WireTensor, memory: Memory) -> pb_utils.Tensor:
     return pb_utils.Tensor._from_wire(wire.name, wire.code, wire.shape, block.data, block)
 
 
-def tensor_to(tensor: pb_utils.Tensor, memory: Memory) -> WireTensor:
+def tensor_to(tensor: pb_utils.Tensor, memory: Memory, placed: List[Block]) -> WireTensor:
     """The tensor's bytes as they are now, by reference if they already lie in shared memory.
 
     From here on the tensor sends these same bytes, whatever happens to its array (pb_utils spec
-    4.2). Raises ArenaFull.
+    4.2). Blocks that the host must be lent when the message is complete are added to `placed`.
+    Raises ArenaFull.
     """
     owner = tensor._owner
     if not isinstance(owner, Block):
@@ -43,7 +49,7 @@ def tensor_to(tensor: pb_utils.Tensor, memory: Memory) -> WireTensor:
             return WireTensor(tensor._name, tensor._code, tensor._shape, inline)
         owner = memory.place(data)
         tensor._adopt(owner.data, owner)
-    memory.tell(owner)
+    placed.append(owner)
     return WireTensor(
         tensor._name, tensor._code, tensor._shape, None, owner.arena, owner.offset, owner.size
     )
@@ -68,12 +74,16 @@ def request_from(
 
 
 def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireRequest:
-    """An outgoing (BLS) request. Raises ArenaFull."""
+    """An outgoing (BLS) request. Raises ArenaFull or Unsendable, and has then lent nothing."""
+    placed: List[Block] = []
+    parameters = _parameters(request._parameters)
+    inputs = [tensor_to(tensor, memory, placed) for tensor in request._inputs]
+    memory.tell(placed)
     return WireRequest(
         request._request_id,
-        [tensor_to(tensor, memory) for tensor in request._inputs],
+        inputs,
         list(request._requested_output_names),
-        _parameters(request._parameters),
+        parameters,
         request._correlation_id,
         request._flags,
         request._timeout,
@@ -93,26 +103,31 @@ def response_from(wire: WireResponse, memory: Memory) -> pb_utils.InferenceRespo
 
 
 def response_to(
-    response: pb_utils.InferenceResponse, requested: List[str], memory: Memory
+    response: pb_utils.InferenceResponse,
+    requested: List[str],
+    memory: Memory,
+    placed: List[Block],
 ) -> WireResponse:
-    """A model's answer, without the outputs that nobody asked for.
+    """A model's answer, without the outputs that nobody asked for; `placed` as in `tensor_to`.
 
     What does not fit into shared memory becomes an error of this response alone.
     """
     error = response._error
     if error is not None:
         return WireResponse([], {}, WireError(int(error.code()), error.message()))
+    own: List[Block] = []
     try:
         parameters = _parameters(response._parameters)
         outputs = [
-            tensor_to(tensor, memory)
+            tensor_to(tensor, memory, own)
             for tensor in response._output_tensors
             if tensor._name in requested
         ]
     except ArenaFull as full:
         return failed(no_room(full))
-    except OverflowError as overflow:
-        return failed(str(overflow))
+    except Unsendable as problem:
+        return failed(str(problem))
+    placed.extend(own)
     return WireResponse(outputs, parameters)
 
 
@@ -122,15 +137,19 @@ def failed(text: str) -> WireResponse:
 
 
 def _parameters(parameters: Optional[Mapping[str, object]]) -> Dict[str, Parameter]:
-    """As they travel. Raises OverflowError for an integer of more than 64 bits.
+    """As they travel. Raises Unsendable.
 
     The types of the values were checked when the request or response was made.
     """
     if not parameters:
         return {}
     for name, value in parameters.items():
+        try:
+            f"{name}{value}".encode()
+        except UnicodeEncodeError as error:
+            raise Unsendable(f"Parameter {name!r} is no valid text: {error.reason}") from error
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise OverflowError(
+            raise Unsendable(
                 f"Unsupported value type on parameters: '{name}' is {value}, which does not fit"
                 " 64 bits with sign"
             )

@@ -7,6 +7,7 @@ import pb_utils
 from stub.convert import failed, request_from, response_to
 from stub.memory import Memory
 from stub.user_model import UserModel, describe_exception
+from stub.wire.arena import Block
 from stub.wire.messages import BatchDone, Execute, Respond, ToHost, WireResponse
 
 
@@ -53,6 +54,7 @@ class Executor:
         memory = self._memory
         failure: Optional[str] = None
         answers: Sequence[WireResponse]
+        placed: List[Block] = []
         inputs_ready = outputs_begin = started
         try:
             requests = [
@@ -63,11 +65,12 @@ class Executor:
             responses = self._call(requests)
             outputs_begin = time.monotonic_ns()
             answers = [
-                response_to(response, wire.outputs or self._outputs, memory)
+                response_to(response, wire.outputs or self._outputs, memory, placed)
                 if response is not None
                 else _unanswered(self._name)
                 for response, wire in zip(responses, batch.requests)
             ]
+            memory.tell(placed)
         except BaseException as error:
             text = str(error) if isinstance(error, BadReturn) else describe_exception(error)
             failure = f"Failed to process the request(s) for model '{self._name}', message: {text}"
@@ -79,6 +82,15 @@ class Executor:
             BatchDone(number, started, inputs_ready, outputs_begin, time.monotonic_ns(), failure)
         )
         return messages
+
+    def give_up(self, batch: Execute, error: Exception) -> List[ToHost]:
+        """What the host is told when the answers cannot be sent."""
+        text = f"the answers of model '{self._name}' cannot be sent: {error!r}"
+        now = time.monotonic_ns()
+        answers: List[ToHost] = [
+            Respond(batch.batch, index, failed(text)) for index in range(len(batch.requests))
+        ]
+        return [*answers, BatchDone(batch.batch, now, now, now, now, text)]
 
     def _call(
         self, requests: List[pb_utils.InferenceRequest]

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter, deque
-from typing import Callable, Deque, Dict, Optional, Tuple
+from typing import Callable, Deque, Dict, Iterable, Optional, Tuple
 
 from stub.wire.arena import Arena, ArenaReader, Block, Ledger
 from stub.wire.messages import Return, WireTensor
@@ -46,13 +46,14 @@ class Memory:
         """Write bytes into the own arena. Raises ArenaFull."""
         return self.own.write(data)
 
-    def tell(self, block: Block) -> None:
-        """The host is about to be told of `block`: keep it until it returns it.
+    def tell(self, blocks: Iterable[Block]) -> None:
+        """The host is about to be told of these blocks: keep each until it is returned.
 
         A block on loan needs no keeping: the host itself holds it for this process.
         """
-        if block.arena == self.own.number:
-            self.lent.lend(block)
+        for block in blocks:
+            if block.arena == self.own.number:
+                self.lent.lend(block)
 
     def ended(self) -> Optional[Return]:
         """The loans that ended since the last call, as the message that says so."""
@@ -60,8 +61,13 @@ class Memory:
         if not ended:
             return None
         counts: Counter[Tuple[int, int]] = Counter()
-        while ended:
-            counts[ended.popleft()] += 1
+        try:
+            while True:
+                counts[ended.popleft()] += 1
+        except IndexError:
+            pass  # that was all; another thread may have taken the last ones
+        if not counts:
+            return None
         return Return([(arena, offset, count) for (arena, offset), count in counts.items()])
 
     def _end(self, arena: int, offset: int) -> None:

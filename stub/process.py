@@ -3,6 +3,7 @@
 import ctypes
 import faulthandler
 import io
+import os
 import signal
 import sys
 
@@ -21,8 +22,7 @@ def set_title(name: str, role: str = "pbhost-stub") -> None:
 
 def prepare(title: str) -> None:
     """Make this process what a model may rely on (pb_utils spec 1.2)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_signals()
     die_with_parent()
     keep_freed_memory()
     set_title(title)
@@ -32,6 +32,21 @@ def prepare(title: str) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
     sys.argv[:] = [""]
+
+
+def ignore_signals() -> None:
+    """Let SIGINT and SIGTERM pass: a stub ends when its host says so.
+
+    They are handled, not ignored, for what the model starts would inherit that.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
+    os.register_at_fork(after_in_child=_default_signals)
+
+
+def _default_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameters of glibc's mallopt

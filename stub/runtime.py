@@ -2,12 +2,13 @@
 
 import itertools
 import os
+import sys
 import threading
 from typing import Callable, Dict, Optional, Set
 
 import pb_utils
 from stub.channel import Channel
-from stub.convert import Handle, no_room, request_to, response_from
+from stub.convert import Handle, Unsendable, no_room, request_to, response_from
 from stub.memory import Memory
 from stub.wire.arena import ArenaFull
 from stub.wire.messages import Answer, Ask, Execute, LogLine, ToStub, WireResponse
@@ -75,7 +76,13 @@ class StubRuntime:
     # The seam of pb_utils
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Send a log line; the host decides whether it is shown."""
+        """Send a log line; the host decides whether it is shown.
+
+        A forked child of the model has no part in the connection; it prints.
+        """
+        if os.getpid() != self._pid:
+            sys.stderr.write(f"{filename}:{line}] {message}\n")
+            return
         self._channel.send([LogLine(level, filename, line, message)])
 
     def model_dir(self) -> str:
@@ -94,7 +101,7 @@ class StubRuntime:
             )
         try:
             wire = request_to(request, self._memory)
-        except (ArenaFull, OverflowError) as problem:
+        except (ArenaFull, Unsendable) as problem:
             text = no_room(problem) if isinstance(problem, ArenaFull) else str(problem)
             return pb_utils.InferenceResponse._from_wire([], pb_utils.TritonError(text), None)
         number = next(self._numbers)

@@ -1,6 +1,8 @@
 """The user's `TritonPythonModel`: found, imported, called, and its exceptions put into words."""
 
 import importlib
+import json
+import operator
 import os
 import sys
 import types
@@ -84,8 +86,10 @@ class UserModel:
         stem = source.file[: -len(".py")].replace("/", ".")
         return importlib.import_module(f"{package.__name__}.{stem}")
 
-    def complete(self, config: str) -> Optional[Dict[str, Any]]:
+    def complete(self, config: str) -> Optional[str]:
         """What `auto_complete_config` makes of the configuration, None if it is not defined.
+
+        Both are JSON; numpy's integers count as numbers.
 
         Raises ModelFailure.
         """
@@ -102,7 +106,13 @@ class UserModel:
                 f"auto_complete_config function in model '{name}' must return a valid"
                 " pb.ModelConfig object."
             )
-        return completed.as_dict()
+        try:
+            return json.dumps(completed.as_dict(), default=operator.index)
+        except (TypeError, ValueError) as error:
+            raise ModelFailure(
+                f"auto_complete_config function in model '{name}' returned a configuration that"
+                f" is no JSON: {error}"
+            ) from error
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Construct the model and call `initialize`, if there is one. Raises ModelFailure."""

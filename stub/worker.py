@@ -1,10 +1,10 @@
 """The stub's main loop and its service thread."""
 
-import json
 import os
 import sys
 import threading
 import time
+import traceback
 from typing import Optional
 
 import pb_utils
@@ -91,7 +91,10 @@ class Worker:
         memory.batch_open = False
         if returns is not None:
             answers.append(returns)
-        self._channel.send(answers)
+        try:
+            self._channel.send(answers)
+        except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
+            self._channel.send(self._executor.give_up(message, error))
 
     def _describe(self, message: m.Describe) -> None:
         try:
@@ -101,7 +104,7 @@ class Worker:
             self._log_failure("Failed to initialize Python stub for auto-complete", failure)
             self._leave(m.LoadFailed(str(failure)))
             return
-        self._channel.send([m.Described(None if completed is None else json.dumps(completed))])
+        self._channel.send([m.Described(completed)])
 
     def _initialize(self, message: m.Initialize) -> None:
         name = message.instance_name
@@ -141,6 +144,14 @@ class Worker:
             pass  # the pipe is full of wake-ups already
 
     def _serve_service(self) -> None:
+        try:
+            self._watch()
+        except BaseException:
+            # Without this thread no answer would come, and nobody would notice the host's end.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _watch(self) -> None:
         trim_at: Optional[float] = None
         descriptors = (self._lifeline, self._wake_read)
         while not self._leaving:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+import threading
 from collections.abc import Callable
 
 from stub.wire.arena import Arena, ArenaReader, Block, create_file
@@ -18,9 +20,9 @@ class ArenaFile:
     def __init__(self, number: int, limit: int, closed: Callable[[int], None]) -> None:
         self.number = number
         self.limit = limit
+        self._closed = closed
         self.fd = create_file("pbhost-stub", limit)
         self._reader = ArenaReader(self.fd, limit)
-        self._closed = closed
 
     @property
     def path(self) -> str:
@@ -32,8 +34,9 @@ class ArenaFile:
         return self._reader.slice(offset, size)
 
     def __del__(self) -> None:
-        os.close(self.fd)
-        self._closed(self.number)
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+            self._closed(self.number)
 
 
 class Arenas:
@@ -45,6 +48,8 @@ class Arenas:
         self.host = Arena(HOST, self.host_fd, limit)
         self._numbers = itertools.count(HOST + 1)
         self._files: dict[int, str] = {}
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self.on_closed: list[Callable[[int], None]] = []
 
     def create(self) -> ArenaFile:
@@ -58,6 +63,10 @@ class Arenas:
         return self._files[number]
 
     def _forget(self, number: int) -> None:
+        if threading.get_ident() != self._thread:  # the collector runs in any thread
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._forget, number)
+            return
         self._files.pop(number, None)
         for callback in list(self.on_closed):
             callback(number)

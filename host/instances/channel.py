@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import zmq
 
+from host.errors import internal
 from host.instances.folder import PrivateFolder
 
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
@@ -29,7 +30,16 @@ class Channel:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the lanes: one batch each
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(self.endpoint)
+        try:
+            self._socket.bind(self.endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            self._context.term()
+            self._folder.close()
+            raise internal(
+                f"cannot open a socket at {self.endpoint}: {error.strerror}; set TMPDIR to a short"
+                " path of a folder that can be written to"
+            ) from error
         self._handlers: dict[bytes, FrameHandler] = {}
         self._fd: int = self._socket.FD  # readable when the socket may have something to read
         self._reading = False

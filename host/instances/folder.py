@@ -22,8 +22,10 @@ class PrivateFolder:
     def __init__(self) -> None:
         _sweep()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
-        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fresh = self.path / f"{_LOCK}.new"  # renamed once it is locked: nobody sees it unlocked
+        self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        fresh.rename(self.path / _LOCK)
 
     def close(self) -> None:
         """Remove the folder and what is in it."""

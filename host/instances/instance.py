@@ -25,6 +25,7 @@ from stub.wire.session import ProtocolError, Session, State
 from stub.wire.spawn import Spawn
 
 _CONNECT_SECONDS = 60.0  # interpreter start and imports of ours, on a machine under full load
+_OVER = (State.ERROR, State.ENDED)
 _CAN_FINALIZE = (State.IDLE, State.DESCRIBED, State.SERVING)
 _LAST_WORDS_SECONDS = 5.0  # from saying that it leaves to being gone
 
@@ -44,8 +45,10 @@ class Instance:
         self.label = label
         self.on_death: Callable[[str], None] = lambda reason: None
         self.version = -1
+        self.death = ""  # how the process ended
         self.restore: Callable[[Tensor], Tensor] | None = None  # gives outputs the client's shape
         self._services = services
+        file = services.arenas.create()
         self._session = Session()
         self._link = Link(services.channel, self._frame, self._broken)
         self._process: StubProcess | None = None
@@ -54,7 +57,6 @@ class Instance:
         self._idle: asyncio.Future[None] | None = None
         self.questions = Questions(services, self._answer_ask)
         self._number = 0
-        file = services.arenas.create()
         self._arena = file
         self._transfer = Transfer(services.arenas, file, ReturnsDue(self._flush_returns))
         services.arenas.on_closed.append(self._arena_closed)
@@ -62,9 +64,13 @@ class Instance:
     # Life
 
     async def start(self) -> None:
-        """Start the process and wait until it is connected. Raises HostError."""
+        """Start the process and wait until it is connected. Raises HostError or OSError."""
         services = self._services
-        lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            self._dispose()
+            raise
         spawn = Spawn(
             endpoint=services.channel.endpoint,
             token=self._link.token,
@@ -90,10 +96,6 @@ class Instance:
             # It starts all the same, and must not be forgotten.
             launching.add_done_callback(lambda _: self.kill())
             raise
-        except OSError as error:
-            raise internal(
-                f"cannot start a stub process for '{self.name}': {error.strerror or error}"
-            ) from error
         await self._answer(_CONNECT_SECONDS)
 
     def _launched(
@@ -103,7 +105,6 @@ class Instance:
         if launching.cancelled() or launching.exception() is not None:
             os.close(lifeline_write)
             self._dispose()
-            self._services.gone(self)
         else:
             self._process = launching.result()
 
@@ -243,6 +244,8 @@ class Instance:
 
         Its death is reported like any other.
         """
+        self._session.state = State.ERROR
+        self._link.deafen()
         self._services.printed(self.label, f"the stub broke the protocol: {error!r}", True)
         self.kill()
 
@@ -285,13 +288,10 @@ class Instance:
 
     def _understand_ask(self, message: m.Ask) -> Action:
         request = self._transfer.receive_request(message.request)
-        batch = self._batches.get(message.batch)
-        if batch is not None and batch.calls:
-            request.parent = batch.calls[0]
         return partial(self.questions.start, message.number, request, message.blocking)
 
     def _answer_ask(self, number: int, response: InferResponse, blocking: bool) -> None:
-        if not self.serving:
+        if self._session.state not in (State.SERVING, State.FINALIZING):
             return
         # The main thread waits for work, and an answer that holds up its batch is just that.
         socket = WORK if blocking else SERVICE
@@ -321,6 +321,7 @@ class Instance:
         self._session.state = State.ENDED
         self._dispose()
         reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code)}"
+        self.death = reason
         error = internal(f"{reason}.")
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
@@ -351,11 +352,15 @@ class Instance:
             self._serve([returns])
 
     def _work(self, messages: Sequence[m.ToStub]) -> None:
+        if self._session.state in _OVER:
+            return
         for message in messages:
             self._session.step(message)
         self._link.send_work(messages)
 
     def _serve(self, messages: Sequence[m.ToStub]) -> None:
+        if self._session.state in _OVER:
+            return
         for message in messages:
             self._session.step(message)
         self._link.send_service(messages)

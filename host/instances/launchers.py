@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -186,12 +187,17 @@ class _ForkServer:
         assert isinstance(pid, int)
         if "token" in told:
             attach, started = self._starting.pop(str(told["token"]))
+            if not descriptors:  # there was no room for one more in this process
+                started.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+                return
             process = self._stubs[pid] = attach(pid, descriptors[0])
             started.set_result(process)
         else:
             code = told["code"]
             assert isinstance(code, int)
-            self._stubs.pop(pid).ended(code)
+            ended = self._stubs.pop(pid, None)
+            if ended is not None:
+                ended.ended(code)
 
     def _died(self) -> None:
         """The server is gone, and the kernel has killed its stubs."""

@@ -40,6 +40,7 @@ class Link:
         self._elsewhere: deque[bytes] = deque()
         self._missing = False  # the ring says elsewhere, and it is not there yet
         self._open = True
+        self._deaf = False
         channel.register(self.token, self._from_channel)
         asyncio.get_running_loop().add_reader(self.host_event, self._signalled)
 
@@ -61,8 +62,16 @@ class Link:
 
     def drain(self) -> None:
         """Read what has been announced up to now."""
-        if self._open:
+        if self._open and not self._deaf:
             self._signalled()
+
+    def deafen(self) -> None:
+        """Hear nothing more of the stub: what it says is not to be understood."""
+        if self._open:
+            self._announced = 0
+            asyncio.get_running_loop().remove_reader(self.host_event)
+            self._channel.forget(self.token)
+            self._deaf = True
 
     def close(self) -> None:
         """Forget the stub."""
@@ -92,11 +101,10 @@ class Link:
 
     def _read(self) -> None:
         """Hand on frames, up to one that has been announced but is not here yet."""
-        while self._announced and self._open:
+        while self._announced and self._open and not self._deaf:
             try:
                 frame = None if self._missing else self._inbox.take()
             except RingError as error:
-                self._announced = 0
                 self._broken(error)
                 return
             if frame is None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from host.errors import HostError, internal, unavailable
 from host.inference import Call, InferRequest
 from host.instances.arenas import Arenas
 from host.instances.channel import Channel
@@ -39,6 +40,7 @@ class StubPool:
         self.ask = ask
         self.break_circle = break_circle
         self._alive: set[Instance] = set()
+        self._closing = False
         self._empty = asyncio.Event()
         self._empty.set()
         self._trim()
@@ -50,11 +52,19 @@ class StubPool:
 
     async def start(self, name: str, label: str) -> Instance:
         """A started stub. Raises HostError."""
-        instance = Instance(name, label, self)
+        if self._closing:
+            raise unavailable("the server is stopping")
+        try:
+            instance = Instance(name, label, self)
+        except OSError as error:
+            raise _no_stub(label, error) from error
         self._alive.add(instance)
         self._empty.clear()
         try:
             await instance.start()
+        except OSError as error:
+            self.gone(instance)
+            raise _no_stub(label, error) from error
         except BaseException:
             instance.kill()
             raise
@@ -81,6 +91,7 @@ class StubPool:
 
     async def close(self) -> None:
         """Kill what is left, wait for it to be gone, and give everything back."""
+        self._closing = True
         for instance in list(self._alive):
             instance.kill()
         await self._empty.wait()
@@ -88,3 +99,10 @@ class StubPool:
         await self.launcher.close()
         self.channel.close()
         self.arenas.close()
+
+
+def _no_stub(label: str, error: OSError) -> HostError:
+    return internal(
+        f"cannot start a stub process for '{label}': {error.strerror or error}; the host may need"
+        " a higher limit of open files (ulimit -n) or more memory"
+    )

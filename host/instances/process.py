@@ -10,6 +10,7 @@ from typing import Protocol
 
 from stub.wire.spawn import Spawn
 
+_PIPE_READS = 17  # of 64 kB: what a pipe holds at most, and one more
 _LONGEST_LINE = 1 << 16  # bytes of output without a newline that are kept back
 
 
@@ -49,9 +50,13 @@ class _Output:
         return bool(data)
 
     def finish(self) -> None:
-        """Read what is left, then close; a forked child of the model may keep the pipe open."""
-        while self._open and self._read():
-            pass
+        """Read what is left, then close.
+
+        A child of the model may keep the pipe open, and may keep writing: a pipe's content is all.
+        """
+        for _ in range(_PIPE_READS):
+            if not self._open or not self._read():
+                break
         if self._rest:
             self._handler(self._rest.decode(errors="replace"), self._error)
             self._rest = b""

@@ -57,7 +57,10 @@ class Supervisor:
 
     def join(self) -> None:
         """Take work from the scheduler from now on."""
-        self._scheduler.lane_free(self)
+        if self.instance.serving:
+            self._scheduler.lane_free(self)
+        else:  # it died before anybody could be told
+            self._died(self.instance.death)
 
     # Lane
 

@@ -46,49 +46,23 @@ class Transfer:
         self._lent = Ledger()
         self._returns: deque[int] = deque()
         self._returns_due = returns_due
+        self._ended = False
         # By socket: each is read by another thread of the stub, so each must announce arenas.
         self._opened: dict[bytes, set[int]] = {}
 
     # To the stub
 
-    def send_tensor(self, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
-        """The tensor for a message; announcements that must precede it are put into `frame`.
-
-        Raises ArenaFull.
-        """
-        block = tensor.owner
-        if not isinstance(block, Block):
-            data = tensor.data
-            size = len(data)
-            if size <= INLINE_LIMIT:
-                return WireTensor(tensor.name, CODES[tensor.datatype], tensor.shape, bytes(data))
-            block = self._arenas.host.write(memoryview(data))
-            # From here on it is passed on by reference, and the request's bytes may go.
-            tensor.data, tensor.owner = block.data, block
-        if block.arena not in (0, self._own.number):
-            opened = self._opened.setdefault(socket, set())
-            if block.arena not in opened:
-                opened.add(block.arena)
-                path = self._arenas.path(block.arena)
-                frame.append(OpenArena(block.arena, path, self._arenas.limit))
-        self._lent.lend(block)
-        return WireTensor(
-            tensor.name,
-            CODES[tensor.datatype],
-            tensor.shape,
-            None,
-            block.arena,
-            block.offset,
-            block.size,
-        )
-
     def send_request(
         self, request: InferRequest, socket: bytes, frame: list[ToStub]
     ) -> WireRequest:
-        """A request for a message. Raises ArenaFull."""
+        """A request for a message; announcements that must precede it are put into `frame`.
+
+        Raises ArenaFull, and has then lent nothing.
+        """
+        self._place(request.inputs)
         return WireRequest(
             request.id,
-            [self.send_tensor(tensor, socket, frame) for tensor in request.inputs],
+            [self._refer(tensor, socket, frame) for tensor in request.inputs],
             request.requested_outputs,
             request.parameters,
             request.correlation_id,
@@ -105,11 +79,40 @@ class Transfer:
         error = response.error
         if error is None:
             try:
-                outputs = [self.send_tensor(output, socket, frame) for output in response.outputs]
-                return WireResponse(outputs, response.parameters)
+                self._place(response.outputs)
             except ArenaFull as full:
                 error = no_room(full)
+            else:
+                outputs = [self._refer(output, socket, frame) for output in response.outputs]
+                return WireResponse(outputs, response.parameters)
         return WireResponse([], {}, WireError(_ERROR_NUMBERS[error.code], error.message))
+
+    def _place(self, tensors: list[Tensor]) -> None:
+        """Put what is too long for a message into shared memory. Raises ArenaFull.
+
+        From here on it is passed on by reference, and a request's own bytes may go.
+        """
+        for tensor in tensors:
+            if not isinstance(tensor.owner, Block) and len(tensor.data) > INLINE_LIMIT:
+                block = self._arenas.host.write(memoryview(tensor.data))
+                tensor.data, tensor.owner = block.data, block
+
+    def _refer(self, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
+        """The tensor for a message. A block is lent with it: nothing may fail after that."""
+        code = CODES[tensor.datatype]
+        block = tensor.owner
+        if not isinstance(block, Block):
+            return WireTensor(tensor.name, code, tensor.shape, bytes(tensor.data))
+        if block.arena not in (0, self._own.number):
+            opened = self._opened.setdefault(socket, set())
+            if block.arena not in opened:
+                opened.add(block.arena)
+                path = self._arenas.path(block.arena)
+                frame.append(OpenArena(block.arena, path, self._arenas.limit))
+        self._lent.lend(block)
+        return WireTensor(
+            tensor.name, code, tensor.shape, None, block.arena, block.offset, block.size
+        )
 
     # From the stub
 
@@ -174,15 +177,13 @@ class Transfer:
 
     def end(self) -> None:
         """The stub is gone: nothing is lent any more."""
-        self._returns_due = ReturnsDue.none()
+        self._ended = True
         self._lent.clear()
 
     def _drop(self, arena: int, offset: int) -> None:
-        self._returns.append(offset)
-        self._returns_due.notify()
-
-
-ReturnsFlush = Callable[[], None]
+        if not self._ended:
+            self._returns.append(offset)
+            self._returns_due.notify()
 
 
 class ReturnsDue:
@@ -193,20 +194,15 @@ class ReturnsDue:
 
     _SECONDS = 0.02
 
-    def __init__(self, flush: ReturnsFlush | None) -> None:
+    def __init__(self, flush: Callable[[], None]) -> None:
         self._flush = flush
         self._scheduled = False
         self._thread = threading.get_ident()
-        self._loop = asyncio.get_running_loop() if flush is not None else None
-
-    @classmethod
-    def none(cls) -> ReturnsDue:
-        """For a stub that is gone."""
-        return cls(None)
+        self._loop = asyncio.get_running_loop()
 
     def notify(self) -> None:
         """Something is due."""
-        if self._scheduled or self._loop is None or self._loop.is_closed():
+        if self._scheduled or self._loop.is_closed():
             return
         self._scheduled = True
         if threading.get_ident() == self._thread:
@@ -216,8 +212,7 @@ class ReturnsDue:
 
     def _run(self) -> None:
         self._scheduled = False
-        if self._flush is not None:
-            self._flush()
+        self._flush()
 
 
 def no_room(full: ArenaFull) -> HostError:

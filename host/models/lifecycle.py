@@ -56,7 +56,9 @@ class Lifecycle:
         self._finalize = finalize
         self._locks: dict[str, asyncio.Lock] = {}
         self._stamps: dict[str, tuple[Stamp, str | None]] = {}
+        self._loads: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
+        self._living: set[PythonModel] = set()
 
     def names_on_disk(self) -> list[str]:
         """Every model directory there is now, by name."""
@@ -90,8 +92,13 @@ class Lifecycle:
         except HostError as error:
             _log.error("%s: %s", poll_failure, error.message)
             raise internal(f"{poll_failure}: {error.message}") from error
+        # A client that goes away does not stop a load half-way.
+        loading = asyncio.get_running_loop().create_task(self.load(name, override))
+        self._loads.add(loading)
+        loading.add_done_callback(self._loads.discard)
+        loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self.load(name, override)
+            await asyncio.shield(loading)
         except HostError as error:
             raise invalid_argument(f"load failed for model '{name}': {error.message}\n") from error
 
@@ -106,7 +113,8 @@ class Lifecycle:
             if seen == self._stamps.get(name) and self._is_ready(name):
                 return
             loaded = await asyncio.to_thread(self._read, directory, override)
-            chosen = select_versions(loaded.config, versions(directory.path))
+            available = await asyncio.to_thread(versions, directory.path)
+            chosen = select_versions(loaded.config, available)
             for number in chosen:
                 model_file(directory.path, number, loaded.config)
             self._registry.clear_failed(name)
@@ -148,9 +156,13 @@ class Lifecycle:
             return
         for number, result in zip(chosen, results, strict=True):
             assert isinstance(result, PythonModel)
+            self._living.add(result)
             self._registry.set(name, Version(number, State.READY, model=result))
-        for number in serving:
-            self._release(name, before[number], replaced=number in chosen)
+        for number, version in before.items():
+            if number in serving:
+                self._release(name, version, replaced=number in chosen)
+            elif number not in chosen:
+                self._registry.remove(name, number)  # its failure is of the past
 
     async def _load_version(
         self, path: Path, number: int, loaded: configuration.LoadedConfig
@@ -173,9 +185,10 @@ class Lifecycle:
                 await result.stop(0, self._finalize)
                 state, reason = State.UNAVAILABLE, UNLOADED
             else:
-                if not isinstance(result, HostError):
-                    raise result
-                state, reason = State.UNAVAILABLE, result.status_string
+                error = result if isinstance(result, HostError) else internal(repr(result))
+                if error is not result:
+                    _log.error("unexpected failure of a load", exc_info=result)
+                state, reason = State.UNAVAILABLE, error.status_string
                 texts.append(f"version {number} is at {state.value} state: {reason};")
                 _log.error("failed to load '%s' version %d: %s", name, number, reason)
             if number not in serving:
@@ -185,6 +198,8 @@ class Lifecycle:
     async def unload_explicit(self, name: str) -> None:
         """Begin to unload at a client's request. Raises HostError."""
         self._refuse_unless_explicit()
+        if not self._registry.versions(name):
+            return  # nothing to unload is success (configuration spec 8.7)
         async with self._locks.setdefault(name, asyncio.Lock()):
             self._stamps.pop(name, None)
             for version in self._registry.versions(name).values():
@@ -205,6 +220,7 @@ class Lifecycle:
         assert isinstance(model, PythonModel)
         await model.drain()
         await model.stop(self._grace, self._finalize)
+        self._living.discard(model)
         version.model = None
         if not replaced:
             version.state, version.reason = State.UNAVAILABLE, UNLOADED
@@ -212,13 +228,8 @@ class Lifecycle:
         _log.info("successfully unloaded '%s' version %d", name, version.number)
 
     def models(self) -> list[PythonModel]:
-        """Every model that is loaded."""
-        return [
-            version.model
-            for _, entry in self._registry.items()
-            for version in entry.versions.values()
-            if isinstance(version.model, PythonModel)
-        ]
+        """Every model that is alive, also those that only finish their work."""
+        return list(self._living)
 
     def abort_all(self, error: HostError) -> None:
         """Stop waiting for what still runs: its callers get this error."""
@@ -227,7 +238,11 @@ class Lifecycle:
             model.abort(error)
 
     async def unload_all(self) -> None:
-        """Unload everything and wait until it is gone."""
+        """Unload everything and wait until it is gone; loads under way are given up."""
+        for loading in self._loads:
+            loading.cancel()
+        if self._loads:
+            await asyncio.wait(self._loads)
         for name, entry in self._registry.items():
             for version in entry.versions.values():
                 if version.state is State.READY:

@@ -95,6 +95,11 @@ class Registry:
         self._entries.setdefault(name, Entry()).versions[version.number] = version
         self._index()
 
+    def remove(self, name: str, number: int) -> None:
+        """Forget a version that is not loaded."""
+        del self._entries[name].versions[number]
+        self._index()
+
     def set_failed(self, name: str, reason: str) -> None:
         """The model's load failed before a version could be chosen."""
         self._entries.setdefault(name, Entry()).reason = reason

@@ -11,7 +11,7 @@ from typing import Callable, Deque, Dict, List, Tuple
 
 from stub.wire.shared_file import PAGE, Mapping, create
 
-_SPAN_FACTOR = 4  # blocks of one size class never become another's, so addresses outgrow bytes
+_SPAN_FACTOR = 8  # blocks of one size class never become another's, so addresses outgrow bytes
 
 
 class ArenaFull(Exception):
@@ -149,7 +149,7 @@ class Arena:
         bare = self._bare.get(size)
         if bare:
             offset = bare.pop()
-        elif self._top + size <= len(self._view):
+        elif self._fits(size):
             offset = self._top
             self._top += size
         else:
@@ -161,6 +161,15 @@ class Arena:
             self._bare.setdefault(size, []).append(offset)
             raise ArenaFull(asked, self.used, self.limit, error.strerror or "no memory") from error
         return offset
+
+    def _fits(self, size: int) -> bool:
+        """Whether there are addresses left; those of an empty arena start anew."""
+        if self._top + size > len(self._view) and not self.used:
+            self._mapping.punch(0, self._top)
+            self._top = self.warm = 0
+            for record in (self._sizes, self._free, self._bare):
+                record.clear()
+        return self._top + size <= len(self._view)
 
     def _give_back(self, keep: int) -> None:
         """Punch free blocks out of the file, largest first, until `keep` warm bytes are left."""

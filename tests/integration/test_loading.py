@@ -251,14 +251,16 @@ def test_the_stub_gives_a_model_the_documented_environment(
     def initialize(self, args):
         import os, signal, sys
         print("argv", sys.argv, "first", repr(sys.path[0]), "cwd", os.getcwd())
-        print("env", os.environ["MY_ENV"], "int", signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("env", os.environ["MY_ENV"], "and no signal ends it")
         print("tail", [os.path.basename(entry) for entry in sys.path if "surroundings" in entry])
 """
     )
     repository.add("surroundings", source)
     host = serve(repository, env={"MY_ENV": "is here"}).wait_started()
     host.wait_for(r"argv \[''\] first '' cwd ")
-    host.wait_for("env is here int True")
+    host.wait_for("env is here and no signal ends it")
     host.wait_for(re.escape("tail ['1', 'surroundings']"))
 
 
