@@ -111,6 +111,9 @@ class Call:
             self.failed = True
         if final:
             self.finished = True
+            # An error's traceback may keep the request alive until the next collection; what
+            # it occupies in shared memory is not to wait for that.
+            self.request.inputs = []
             if self.on_finish is not None:
                 self.on_finish(self)
         if self._callback is not None:

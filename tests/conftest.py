@@ -224,7 +224,9 @@ def _traces(session: str) -> set[str]:
     for process in psutil.process_iter():
         try:
             if process.pid != os.getpid() and process.environ().get(SESSION) == session:
-                found.add(f"process {process.pid}: {' '.join(process.cmdline())}")
+                line = " ".join(process.cmdline())
+                if "multiprocessing.resource_tracker" not in line:  # this process's own
+                    found.add(f"process {process.pid}: {line}")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found

@@ -11,7 +11,7 @@ from typing import Callable, Deque, Dict, List, Tuple
 
 from stub.wire.shared_file import PAGE, Mapping, create
 
-_SPAN_FACTOR = 8  # blocks of one size class never become another's, so addresses outgrow bytes
+_SPAN_FACTOR = 4  # blocks of one size class never become another's, so addresses outgrow bytes
 
 
 class ArenaFull(Exception):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
+import json
 import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -17,6 +19,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from stub.wire import arena as arena_module
 from stub.wire.arena import Arena, ArenaFull, ArenaReader, Block, create_file, span_of
 from stub.wire.shared_file import PAGE
+from tests.conftest import ROOT
 
 MIB = 1 << 20
 SECTOR = 512  # unit of st_blocks
@@ -297,31 +300,32 @@ def test_a_view_outlives_the_arena(fd: int) -> None:
     assert bytes(block.data) == b"still here"
 
 
-def _read(path: str, limit: int, places: list[tuple[int, int]], pipe: object) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    reader = ArenaReader(descriptor, limit)
-    os.close(descriptor)
-    pipe.send([bytes(reader.slice(*place)) for place in places])  # type: ignore[attr-defined]
+READ = """
+import json, os, sys
+from stub.wire.arena import ArenaReader
+path, limit, places = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+descriptor = os.open(path, os.O_RDONLY)
+reader = ArenaReader(descriptor, limit)
+os.close(descriptor)
+for place in places:
+    sys.stdout.buffer.write(reader.slice(*place))
+"""
 
 
 def test_another_process_reads_what_the_writer_wrote(fd: int) -> None:
     arena = Arena(0, fd, 4 * MIB)
     written = [contents(number, size) for number, size in enumerate((0, 1, PAGE, 300_000))]
     blocks = [write(arena, data) for data in written]
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    places = [(block.offset, block.size) for block in blocks]
+    places = json.dumps([(block.offset, block.size) for block in blocks])
     path = f"/proc/{os.getpid()}/fd/{fd}"
-    child = context.Process(target=_read, args=(path, 4 * MIB, places, theirs))
-    child.start()
-    theirs.close()
-    try:
-        assert ours.poll(60)
-        assert ours.recv() == written
-    finally:
-        child.join(60)
-        ours.close()
-        child.close()
+    child = subprocess.run(
+        [sys.executable, "-c", READ, path, str(4 * MIB), places],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        timeout=60,
+        check=True,
+    )
+    assert child.stdout == b"".join(written)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,8 +14,8 @@ import pytest
 import pb_utils
 from stub.convert import request_from, response_to, tensor_from, tensor_to
 from stub.memory import Memory
-from stub.wire.arena import Arena, create_file
-from stub.wire.messages import INLINE_LIMIT, WireRequest, WireTensor
+from stub.wire.arena import Arena, Block, create_file
+from stub.wire.messages import INLINE_LIMIT, WireRequest, WireResponse, WireTensor
 from stub.wire.shared_file import PAGE
 
 LIMIT = 64 * PAGE
@@ -38,6 +41,41 @@ class Bench:
         block = self.host.write(memoryview(data))
         self.kept = [*getattr(self, "kept", []), block]
         return WireTensor(name, 2, [len(data)], None, 0, block.offset, len(data))
+
+
+def sent(tensor: pb_utils.Tensor, memory: Memory) -> WireTensor:
+    """The tensor in a message that is complete."""
+    placed: list[Block] = []
+    wire = tensor_to(tensor, memory, placed)
+    memory.tell(placed)
+    return wire
+
+
+def answered(response: pb_utils.InferenceResponse, output: str, memory: Memory) -> WireResponse:
+    """The response with this output in a message that is complete."""
+    placed: list[Block] = []
+    wire = response_to(response, [output], memory, placed)
+    memory.tell(placed)
+    return wire
+
+    def send(self, tensor: pb_utils.Tensor) -> WireTensor:
+        """The tensor for a message, and the host is told of it."""
+        placed: list[Block] = []
+        wire = tensor_to(tensor, self.memory, placed)
+        self.memory.tell(placed)
+        return wire
+
+    def answer(self, response: pb_utils.InferenceResponse, requested: list[str]) -> WireResponse:
+        """The response for a message, and the host is told of what is in it."""
+        placed: list[Block] = []
+        wire = response_to(response, requested, self.memory, placed)
+        self.memory.tell(placed)
+        return wire
+
+    def used(self) -> int:
+        """Bytes of the stub's arena that are held."""
+        self.own.trim()
+        return self.own.used
 
 
 @pytest.fixture
@@ -87,47 +125,85 @@ def test_a_loan_that_ends_outside_a_batch_wakes_somebody(bench: Bench) -> None:
 
 
 def test_a_small_tensor_travels_inline(bench: Bench) -> None:
-    wire = tensor_to(large("x", INLINE_LIMIT), bench.memory)
+    wire = sent(large("x", INLINE_LIMIT), bench.memory)
     assert wire.data == b"\7" * INLINE_LIMIT
     assert (bench.own.used, len(bench.memory.lent)) == (0, 0)
 
 
 def test_a_large_tensor_is_kept_until_the_host_returns_it(bench: Bench) -> None:
-    wire = tensor_to(large("x", 9000), bench.memory)
+    wire = sent(large("x", 9000), bench.memory)
     assert (wire.data, wire.arena, wire.size) == (None, 1, 9000)
-    bench.own.trim()
-    assert bench.own.used == 3 * PAGE
+    assert bench.used() == 3 * PAGE
     bench.memory.lent.returned(1, wire.offset, 1)
-    bench.own.trim()
-    assert bench.own.used == 0
+    assert bench.used() == 0
 
 
 def test_a_tensor_on_loan_is_passed_on_by_reference(bench: Bench) -> None:
     wire = bench.loan(b"x" * 9000)
-    assert tensor_to(tensor_from(wire, bench.memory), bench.memory) == wire
+    assert sent(tensor_from(wire, bench.memory), bench.memory) == wire
     assert (bench.own.used, len(bench.memory.lent)) == (0, 0)
 
 
 def test_the_same_tensor_twice_is_written_once_and_lent_twice(bench: Bench) -> None:
     tensor = large("x", 9000)
-    assert tensor_to(tensor, bench.memory) == tensor_to(tensor, bench.memory)
+    assert sent(tensor, bench.memory) == sent(tensor, bench.memory)
     assert (bench.own.used, len(bench.memory.lent)) == (3 * PAGE, 2)
 
 
 def test_a_response_without_room_is_an_error_with_what_would_help(bench: Bench) -> None:
     response = pb_utils.InferenceResponse([large("a", 100 * PAGE)])
-    wire = response_to(response, ["a"], bench.memory)
+    wire = answered(response, "a", bench.memory)
     assert wire.error is not None
     assert wire.error.message.startswith("Failed to increase the shared memory pool size to ")
     assert "raise --arena-byte-size" in wire.error.message
     del response
-    bench.own.trim()
-    assert bench.own.used == 0
+    assert bench.used() == 0
+
+
+def test_a_response_whose_second_output_finds_no_room_holds_nothing_of_the_first(
+    bench: Bench,
+) -> None:
+    response = pb_utils.InferenceResponse([large("a", 40 * PAGE), large("b", 40 * PAGE)])
+    assert bench.answer(response, ["a", "b"]).error is not None
+    del response
+    assert (bench.used(), len(bench.memory.lent)) == (0, 0)
+
+
+def test_loans_that_two_threads_tell_of_are_told_of_once(bench: Bench) -> None:
+    """The main thread does so at the end of a batch, the service thread at any time."""
+    counts: list[Counter[int]] = [Counter(), Counter()]
+    faults: list[BaseException] = []
+    over = threading.Event()
+
+    def tell(counter: Counter[int]) -> None:
+        try:
+            while not over.is_set() or bench.memory._ended:
+                ended = bench.memory.ended()
+                for _, offset, count in ended.grants if ended is not None else ():
+                    counter[offset] += count
+        except BaseException as fault:
+            faults.append(fault)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=tell, args=(counter,)) for counter in counts]
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(50_000):
+            bench.memory._end(0, number % 7)
+        over.set()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not faults
+    assert counts[0] + counts[1] == Counter(number % 7 for number in range(50_000))
 
 
 def test_outputs_that_nobody_asked_for_cost_nothing(bench: Bench) -> None:
     response = pb_utils.InferenceResponse([large("a", 9000), large("b", 9000)])
-    wire = response_to(response, ["b"], bench.memory)
+    wire = answered(response, "b", bench.memory)
     assert [output.name for output in wire.outputs] == ["b"]
     assert len(bench.memory.lent) == 1
 

@@ -76,11 +76,17 @@ def large(data: bytes = LARGE) -> Tensor:
     return Tensor("x", "UINT8", [len(data)], data)
 
 
+def sent(bench: Bench, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
+    """The tensor as the only input of a request."""
+    request = InferRequest("m", [tensor])
+    return bench.transfer.send_request(request, socket, frame).inputs[0]
+
+
 def test_a_small_tensor_travels_inside_the_message() -> None:
     def test(bench: Bench) -> None:
         frame: list[ToStub] = []
         tensor = large(b"x" * INLINE_LIMIT)
-        wire = bench.transfer.send_tensor(tensor, WORK, frame)
+        wire = sent(bench, tensor, WORK, frame)
         assert (wire.data, frame, bench.used()) == (b"x" * INLINE_LIMIT, [], 0)
 
     with_bench(test)
@@ -90,8 +96,8 @@ def test_a_large_tensor_is_written_once_and_held_until_it_is_returned() -> None:
     def test(bench: Bench) -> None:
         frame: list[ToStub] = []
         tensor = large()
-        first = bench.transfer.send_tensor(tensor, WORK, frame)
-        second = bench.transfer.send_tensor(tensor, WORK, frame)
+        first = sent(bench, tensor, WORK, frame)
+        second = sent(bench, tensor, WORK, frame)
         assert first == second
         assert frame == []  # a stub knows the host's arena from the start
         assert bench.used() == 2 * PAGE
@@ -109,7 +115,7 @@ def test_a_large_tensor_is_written_once_and_held_until_it_is_returned() -> None:
 def test_a_stub_that_dies_holds_nothing_any_more() -> None:
     def test(bench: Bench) -> None:
         for _ in range(5):
-            bench.transfer.send_tensor(large(), WORK, [])
+            sent(bench, large(), WORK, [])
         assert bench.used() == 10 * PAGE
         bench.transfer.end()
         assert bench.used() == 0
@@ -190,7 +196,7 @@ def test_a_tensor_dropped_after_its_stub_or_the_loop_has_ended_troubles_nobody()
 
 def test_what_a_stub_was_lent_comes_back_by_reference() -> None:
     def test(bench: Bench) -> None:
-        wire = bench.transfer.send_tensor(large(), WORK, [])
+        wire = sent(bench, large(), WORK, [])
         tensor = bench.transfer.receive_tensor(wire)
         bench.transfer.returned(Return([(0, wire.offset, 1)]))
         assert tensor.data == LARGE
@@ -225,7 +231,7 @@ def test_a_reference_to_nothing_is_refused(wire: WireTensor, error: type[Excepti
 
 def test_a_lent_block_must_come_back_with_its_size() -> None:
     def test(bench: Bench) -> None:
-        wire = bench.transfer.send_tensor(large(), WORK, [])
+        wire = sent(bench, large(), WORK, [])
         wire.size += 1
         with pytest.raises(ValueError, match=f"a lent block of {len(LARGE)} bytes"):
             bench.transfer.receive_tensor(wire)
@@ -240,13 +246,13 @@ def test_another_stubs_arena_is_announced_once_for_each_thread_that_reads() -> N
         for socket in (WORK, SERVICE):
             frame: list[ToStub] = []
             for _ in range(2):
-                wire = bench.transfer.send_tensor(tensor, socket, frame)
+                wire = sent(bench, tensor, socket, frame)
                 assert wire.arena == other.file.number
             assert frame == [OpenArena(other.file.number, other.file.path, LIMIT)]
         assert bench.transfer.forget(other.file.number)
         assert not bench.transfer.forget(other.file.number)
         frame = []
-        bench.transfer.send_tensor(tensor, WORK, frame)
+        sent(bench, tensor, WORK, frame)
         assert len(frame) == 1
 
     with_bench(test)
@@ -256,7 +262,7 @@ def test_a_stub_gets_its_own_block_without_an_announcement() -> None:
     def test(bench: Bench) -> None:
         tensor = bench.transfer.receive_tensor(bench.peer.place(LARGE))
         frame: list[ToStub] = []
-        bench.transfer.send_tensor(tensor, WORK, frame)
+        sent(bench, tensor, WORK, frame)
         assert frame == []
 
     with_bench(test)
@@ -325,7 +331,7 @@ def test_what_finds_no_room_is_an_error_that_says_what_would_help() -> None:
     def test(bench: Bench) -> None:
         too_large = large(bytes(LIMIT + 1))
         with pytest.raises(ArenaFull) as caught:
-            bench.transfer.send_tensor(too_large, WORK, [])
+            sent(bench, too_large, WORK, [])
         text = no_room(caught.value).message
         assert text.startswith(
             f"Failed to increase the shared memory pool size to {LIMIT + 1} bytes."
