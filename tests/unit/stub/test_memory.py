@@ -51,31 +51,18 @@ def sent(tensor: pb_utils.Tensor, memory: Memory) -> WireTensor:
     return wire
 
 
-def answered(response: pb_utils.InferenceResponse, output: str, memory: Memory) -> WireResponse:
-    """The response with this output in a message that is complete."""
+def answered(response: pb_utils.InferenceResponse, outputs: str, memory: Memory) -> WireResponse:
+    """The response with these outputs in a message that is complete."""
     placed: list[Block] = []
-    wire = response_to(response, [output], memory, placed)
+    wire = response_to(response, list(outputs), memory, placed)
     memory.tell(placed)
     return wire
 
-    def send(self, tensor: pb_utils.Tensor) -> WireTensor:
-        """The tensor for a message, and the host is told of it."""
-        placed: list[Block] = []
-        wire = tensor_to(tensor, self.memory, placed)
-        self.memory.tell(placed)
-        return wire
 
-    def answer(self, response: pb_utils.InferenceResponse, requested: list[str]) -> WireResponse:
-        """The response for a message, and the host is told of what is in it."""
-        placed: list[Block] = []
-        wire = response_to(response, requested, self.memory, placed)
-        self.memory.tell(placed)
-        return wire
-
-    def used(self) -> int:
-        """Bytes of the stub's arena that are held."""
-        self.own.trim()
-        return self.own.used
+def used(memory: Memory) -> int:
+    """Bytes of the stub's arena that are held."""
+    memory.own.trim()
+    return memory.own.used
 
 
 @pytest.fixture
@@ -133,9 +120,9 @@ def test_a_small_tensor_travels_inline(bench: Bench) -> None:
 def test_a_large_tensor_is_kept_until_the_host_returns_it(bench: Bench) -> None:
     wire = sent(large("x", 9000), bench.memory)
     assert (wire.data, wire.arena, wire.size) == (None, 1, 9000)
-    assert bench.used() == 3 * PAGE
+    assert used(bench.memory) == 3 * PAGE
     bench.memory.lent.returned(1, wire.offset, 1)
-    assert bench.used() == 0
+    assert used(bench.memory) == 0
 
 
 def test_a_tensor_on_loan_is_passed_on_by_reference(bench: Bench) -> None:
@@ -157,16 +144,16 @@ def test_a_response_without_room_is_an_error_with_what_would_help(bench: Bench) 
     assert wire.error.message.startswith("Failed to increase the shared memory pool size to ")
     assert "raise --arena-byte-size" in wire.error.message
     del response
-    assert bench.used() == 0
+    assert used(bench.memory) == 0
 
 
 def test_a_response_whose_second_output_finds_no_room_holds_nothing_of_the_first(
     bench: Bench,
 ) -> None:
     response = pb_utils.InferenceResponse([large("a", 40 * PAGE), large("b", 40 * PAGE)])
-    assert bench.answer(response, ["a", "b"]).error is not None
+    assert answered(response, "ab", bench.memory).error is not None
     del response
-    assert (bench.used(), len(bench.memory.lent)) == (0, 0)
+    assert (used(bench.memory), len(bench.memory.lent)) == (0, 0)
 
 
 def test_loans_that_two_threads_tell_of_are_told_of_once(bench: Bench) -> None:
