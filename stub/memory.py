@@ -70,6 +70,19 @@ class Memory:
             return None
         return Return([(arena, offset, count) for (arena, offset), count in counts.items()])
 
+    def ended_between_batches(self) -> Optional[Return]:
+        """As `ended`, for threads beside the main one: nothing while a batch is open.
+
+        Its answers may refer to loans that have ended already; they must be told first.
+        """
+        return None if self.batch_open else self.ended()
+
+    def close_batch(self) -> None:
+        """The batch's answers are sent."""
+        self.batch_open = False
+        if self._ended:
+            self._wake()
+
     def _end(self, arena: int, offset: int) -> None:
         self._ended.append((arena, offset))
         if not self.batch_open:

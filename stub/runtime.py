@@ -115,7 +115,8 @@ class StubRuntime:
         return response_from(question.response, self._memory)
 
     def _send(self, ask: Ask) -> None:
-        returns = self._memory.ended()
+        memory = self._memory
+        returns = memory.ended() if ask.blocking else memory.ended_between_batches()
         # What the host gets back first, it can use for the answer.
         self._channel.send([ask] if returns is None else [returns, ask])
 

@@ -88,13 +88,13 @@ class Worker:
         answers = self._executor.run(message)
         runtime.end()
         returns = memory.ended()
-        memory.batch_open = False
         if returns is not None:
             answers.append(returns)
         try:
             self._channel.send(answers)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
             self._channel.send(self._executor.give_up(message, error))
+        memory.close_batch()
 
     def _describe(self, message: m.Describe) -> None:
         try:
@@ -164,7 +164,7 @@ class Worker:
                 os.read(self._wake_read, 4096)
             for message in wakeup.messages:
                 self._handle_service(message)
-            returns = self._memory.ended()
+            returns = self._memory.ended_between_batches()
             if returns is not None:
                 self._channel.send([returns])
             now = time.monotonic()

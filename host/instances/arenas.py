@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import threading
 from collections.abc import Callable
 
 from stub.wire.arena import Arena, ArenaReader, Block, create_file
@@ -49,12 +48,11 @@ class Arenas:
         self._numbers = itertools.count(HOST + 1)
         self._files: dict[int, str] = {}
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
         self.on_closed: list[Callable[[int], None]] = []
 
     def create(self) -> ArenaFile:
         """An arena for a new stub."""
-        file = ArenaFile(next(self._numbers), self.limit, self._forget)
+        file = ArenaFile(next(self._numbers), self.limit, self._gone)
         self._files[file.number] = file.path
         return file
 
@@ -62,11 +60,12 @@ class Arenas:
         """Where a stub opens an arena. Raises KeyError if it is gone."""
         return self._files[number]
 
+    def _gone(self, number: int) -> None:
+        """A file was closed, maybe by the collector: in any thread, in the middle of anything."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._forget, number)
+
     def _forget(self, number: int) -> None:
-        if threading.get_ident() != self._thread:  # the collector runs in any thread
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._forget, number)
-            return
         self._files.pop(number, None)
         for callback in list(self.on_closed):
             callback(number)

@@ -169,11 +169,6 @@ class Instance:
         """Whether it takes batches."""
         return self._session.state is State.SERVING
 
-    @property
-    def running(self) -> tuple[Batch, ...]:
-        """The batches under way."""
-        return tuple(self._batches.values())
-
     # Work
 
     def execute(self, batch: Batch) -> None:
@@ -219,6 +214,7 @@ class Instance:
         of its answers; and its lane gets the next batch before anyone looks at these answers.
         """
         free: list[Action] = []
+        over: list[Batch] = []
         answers: list[Action] = []
         try:
             for message in m.decode_to_host(frame):
@@ -227,6 +223,7 @@ class Instance:
                     answers.append(self._understand_respond(message))
                 elif isinstance(message, m.BatchDone):
                     free.append(self._understand_done(message))
+                    over.append(self._batches[message.batch])
                 elif isinstance(message, m.Ask):
                     answers.append(self._understand_ask(message))
                 else:
@@ -238,6 +235,8 @@ class Instance:
             action()
         for action in answers:
             action()
+        for batch in over:
+            self._fail_unanswered(batch)
 
     def _broken(self, error: Exception) -> None:
         """A stub that does not keep to the protocol (user code can reach into it) is of no use.
@@ -272,15 +271,21 @@ class Instance:
         return partial(call.respond, answer, message.final)
 
     def _understand_done(self, message: m.BatchDone) -> Action:
-        batch = self._batches.pop(message.batch)
+        batch = self._batches[message.batch]
         if message.failure is not None:
             self._services.model_log(self.label, 2, "executor.py", 0, message.failure)
         times = Times(message.started, message.inputs_ready, message.outputs_begin, message.ended)
         return partial(self._finish_batch, batch, times)
 
     def _finish_batch(self, batch: Batch, times: Times) -> None:
+        self._batches.pop(batch.number, None)
         batch.done(batch, times)
         self._tell_idle()
+
+    def _fail_unanswered(self, batch: Batch) -> None:
+        for call in batch.calls:
+            if not call.finished:
+                call.fail(internal(f"instance '{self.name}' ended a batch without answering it"))
 
     def _tell_idle(self) -> None:
         if self._idle is not None and not self._batches and not self._idle.done():

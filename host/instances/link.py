@@ -52,7 +52,8 @@ class Link:
         if not self._ring.put(frame):
             # The lanes bound what is under way, so there is always room for this word.
             if not self._ring.put_elsewhere():
-                raise RuntimeError("a stub's ring is full of frames that it has not read")
+                self._broken(RingError("it does not read what it is sent"))
+                return
             self._channel.send(self._address + WORK, frame)
         os.eventfd_write(self.work_event, 1)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from stub.wire.spawn import Spawn
 
-_PIPE_READS = 17  # of 64 kB: what a pipe holds at most, and one more
+_PIPE_READS = 2  # of 64 kB: what a pipe holds, and one more
 _LONGEST_LINE = 1 << 16  # bytes of output without a newline that are kept back
 
 

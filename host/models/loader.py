@@ -96,9 +96,10 @@ class Loader:
 
         def lane(stub: Instance, spec: InstanceSpec) -> Supervisor:
             stub.restore = restore
+            label = stub.label  # and not the stub itself, which may die long before its lane
 
             async def launch() -> Instance:
-                fresh = await self._pool.start(spec.name, stub.label)
+                fresh = await self._pool.start(spec.name, label)
                 try:
                     await _become(fresh, spec, source, arguments)
                 except BaseException:

@@ -20,7 +20,13 @@ def _stuck(call: Call, path: set[int]) -> bool:
     if id(call) in path:
         return True
     path.add(id(call))
-    place = call.place
+    try:
+        return _place_stuck(call.place, path)
+    finally:
+        path.discard(id(call))
+
+
+def _place_stuck(place: object, path: set[int]) -> bool:
     lanes = getattr(place, "lanes", None)
     if lanes is None:
         return place is not None and any(
