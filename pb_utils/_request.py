@@ -9,6 +9,7 @@ from pb_utils import _arguments, _parameters, _runtime
 from pb_utils._memory import PreferredMemory
 from pb_utils._model_exception import TritonModelException
 from pb_utils._response import InferenceResponse
+from pb_utils._sender import Exchange, InferenceResponseSender
 from pb_utils._tensor import Tensor
 from pb_utils._trace import NO_TRACE, InferenceTrace
 
@@ -31,7 +32,7 @@ class InferenceRequest:
     """Input tensors for a model, and everything that travels with them.
 
     The same class serves requests that come in and those that a model makes (BLS). ``_handle``
-    belongs to the runtime; it is None for a request that the model made.
+    is None for a request that the model made.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class InferenceRequest:
         "_release_flags",
         "_request_id",
         "_requested_output_names",
+        "_sender",
         "_timeout",
         "_trace",
     )
@@ -63,7 +65,8 @@ class InferenceRequest:
     _parameters: Mapping[str, object]
     _preferred_memory: PreferredMemory
     _trace: InferenceTrace
-    _handle: object
+    _handle: Exchange | None
+    _sender: InferenceResponseSender | None
     _release_flags: int
     _cancelled: bool
 
@@ -158,6 +161,7 @@ class InferenceRequest:
         if "" in names:
             raise self._lacks("Requested output name")
         self._handle = None
+        self._sender = None
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         self._cancelled = False
 
@@ -175,7 +179,7 @@ class InferenceRequest:
         timeout: int = 0,
         parameters: Mapping[str, object] = _NO_PARAMETERS,
         trace: InferenceTrace = NO_TRACE,
-        handle: object,
+        handle: Exchange,
     ) -> InferenceRequest:
         """Make an incoming request. Nothing is checked, and nothing computed ahead of its use."""
         request = cls.__new__(cls)
@@ -190,6 +194,7 @@ class InferenceRequest:
         request._parameters = parameters
         request._trace = trace
         request._handle = handle
+        request._sender = None
         request._preferred_memory = _NO_PREFERENCE
         request._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         request._cancelled = False
@@ -232,7 +237,7 @@ class InferenceRequest:
             TritonModelException: the model made this request itself.
         """
         checked = _arguments.integer("set_release_flags", "flags", flags, 32)
-        self._check_incoming("set_release_flags()")
+        self._incoming("set_release_flags()")
         self._release_flags = checked
 
     def timeout(self) -> int:
@@ -262,9 +267,18 @@ class InferenceRequest:
             TritonModelException: the model made this request itself.
         """
         if not self._cancelled:
-            self._check_incoming("is_cancelled()")
-            self._cancelled = _runtime.current().is_cancelled(self)
+            self._cancelled = self._incoming("is_cancelled()").is_cancelled()
         return self._cancelled
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """Return the request's sender, always the same one.
+
+        It stays valid after the request is gone. That of a request that the model made itself
+        cannot send.
+        """
+        if self._sender is None:
+            self._sender = InferenceResponseSender._of(self._handle)
+        return self._sender
 
     @_arguments.checked
     def exec(self, decoupled: bool = False) -> InferenceResponse:
@@ -311,11 +325,12 @@ class InferenceRequest:
             f"'{self._model_name}' should not be empty."
         )
 
-    def _check_incoming(self, call: str) -> None:
+    def _incoming(self, call: str) -> Exchange:
         if self._handle is None:
             raise TritonModelException(
                 f"{call} is only supported on requests that were passed to 'execute'."
             )
+        return self._handle
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

@@ -6,7 +6,7 @@ import contextvars
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,13 @@ from pb_utils._model_exception import TritonModelException
 if TYPE_CHECKING:
     from pb_utils._request import InferenceRequest
     from pb_utils._response import InferenceResponse
+
+
+Receive = Callable[["InferenceResponse | None", bool], None]
+"""Takes a response, None for a last one that is only an end, and whether it is the last one.
+
+Called from a thread of the runtime's, where it must not wait.
+"""
 
 
 class Runtime(Protocol):
@@ -27,7 +34,22 @@ class Runtime(Protocol):
         ...
 
     def exec(self, request: InferenceRequest) -> InferenceResponse:
-        """Send a request to another model and wait for its response; failures are responses.
+        """Send a request to another model and wait for its only response.
+
+        Failures are responses.
+
+        Raises:
+            TritonModelException: requests are not allowed at this time.
+        """
+        ...
+
+    def ask(
+        self, request: InferenceRequest, decoupled: bool, receive: Receive
+    ) -> Callable[[], None]:
+        """Send a request to another model and do not wait; return what cancels it.
+
+        Unless ``decoupled``, exactly one response comes. ``receive`` may be called before this
+        returns. What is cancelled still comes to its end.
 
         Raises:
             TritonModelException: requests are not allowed at this time.
@@ -38,8 +60,69 @@ class Runtime(Protocol):
         """Return the folder of the model's version."""
         ...
 
-    def is_cancelled(self, request: InferenceRequest) -> bool:
-        """Return whether the client of an incoming request has cancelled it."""
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load a model and wait for it; ``files`` by their paths below the model's folder.
+
+        Raises:
+            TritonModelException: it cannot be loaded.
+        """
+        ...
+
+    def unload_model(self, name: str, dependents: bool) -> None:
+        """Begin to unload a model.
+
+        Raises:
+            TritonModelException: it cannot be unloaded.
+        """
+        ...
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Return whether a model is ready; ``version`` is "" for any.
+
+        Raises:
+            TritonModelException: there is no such model.
+        """
+        ...
+
+    def new_metric_family(self, name: str, description: str, kind: int) -> int:
+        """Register a metric family; return its number.
+
+        Raises:
+            TritonModelException: the server refuses it.
+        """
+        ...
+
+    def new_metric(
+        self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
+    ) -> int:
+        """Create a metric in a family; return its number.
+
+        Raises:
+            TritonModelException: the server refuses it.
+        """
+        ...
+
+    def change_metric(self, metric: int, change: str, value: float) -> None:
+        """Change a metric's value; ``change`` is ``increment``, ``set`` or ``observe``.
+
+        The next scrape shows it. Whether the change is possible has been checked before.
+        """
+        ...
+
+    def read_metric(self, metric: int) -> float:
+        """Return a metric's value.
+
+        Raises:
+            TritonModelException: the server refuses it.
+        """
+        ...
+
+    def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
+        """Let go of metrics; called by finalisers, so it neither waits nor takes a lock."""
+        ...
+
+    def refusal(self, text: str) -> str:
+        """Return the server's text about a request of this model that it refused."""
         ...
 
 
@@ -60,13 +143,52 @@ class NoHost:
         """Refuse."""
         raise _needs_host("A request to another model (BLS)")
 
+    def ask(
+        self, request: InferenceRequest, decoupled: bool, receive: Receive
+    ) -> Callable[[], None]:
+        """Refuse."""
+        raise _needs_host("A request to another model (BLS)")
+
     def model_dir(self) -> str:
         """Refuse."""
         raise _needs_host("get_model_dir()")
 
-    def is_cancelled(self, request: InferenceRequest) -> bool:
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """Refuse."""
-        raise _needs_host("is_cancelled()")
+        raise _needs_host("load_model()")
+
+    def unload_model(self, name: str, dependents: bool) -> None:
+        """Refuse."""
+        raise _needs_host("unload_model()")
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Refuse."""
+        raise _needs_host("is_model_ready()")
+
+    def new_metric_family(self, name: str, description: str, kind: int) -> int:
+        """Refuse."""
+        raise _needs_host("MetricFamily")
+
+    def new_metric(
+        self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
+    ) -> int:
+        """Refuse."""
+        raise _needs_host("Metric")
+
+    def change_metric(self, metric: int, change: str, value: float) -> None:
+        """Refuse."""
+        raise _needs_host("Metric")
+
+    def read_metric(self, metric: int) -> float:
+        """Refuse."""
+        raise _needs_host("Metric")
+
+    def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
+        """Do nothing: whoever made them has gone."""
+
+    def refusal(self, text: str) -> str:
+        """Return the text as it is."""
+        return text
 
 
 _installed: Runtime = NoHost()

@@ -13,12 +13,61 @@ if TYPE_CHECKING:
     from host.instances.instance import Instance
 
 
+class ModelControl(Protocol):
+    """Loads and unloads models for models (pb_utils spec 3.14). Every method raises HostError."""
+
+    async def load(self, name: str, config: str, files: dict[str, bytes]) -> None:
+        """Load or reload a model, with overrides if they are not empty; wait until it is done."""
+
+    async def unload(self, name: str, dependents: bool) -> None:
+        """Begin to unload a model."""
+
+    async def is_ready(self, name: str, version: str) -> bool:
+        """Whether a model is ready; `version` is "" for any."""
+
+
+class Metrics(Protocol):
+    """Metrics of models (pb_utils spec 3.13).
+
+    `owner` stands for one stub; it chooses the numbers of its families and metrics.
+    """
+
+    def new_family(
+        self, owner: object, family: int, name: str, description: str, kind: int
+    ) -> None:
+        """Register a family; kinds are 0 counter, 1 gauge, 2 histogram. Raises HostError."""
+
+    def new_metric(
+        self,
+        owner: object,
+        metric: int,
+        family: int,
+        labels: dict[str, str],
+        buckets: list[float] | None,
+    ) -> None:
+        """Create a metric in a family of the same owner. Raises HostError."""
+
+    def change(self, owner: object, metric: int, change: str, value: float) -> None:
+        """`increment`, `set` or `observe`; one that has gone is left alone."""
+
+    def read(self, owner: object, metric: int) -> float:
+        """The value. Raises HostError."""
+
+    def drop(self, owner: object, families: list[int], metrics: list[int]) -> None:
+        """The owner has let go of these."""
+
+    def forget(self, owner: object) -> None:
+        """The owner is gone, and with it everything it held."""
+
+
 class HostServices(Protocol):
     """What an instance needs of the host around it."""
 
     channel: Channel
     arenas: Arenas
     launcher: Launcher
+    control: ModelControl
+    metrics: Metrics
 
     def ask(self, request: InferRequest) -> Call:
         """Start a BLS request of a model. Raises HostError if it cannot be started."""

@@ -49,6 +49,7 @@ class WireRequest(msgspec.Struct, array_like=True):
     timeout: int = 0
     model: str = ""
     version: int = -1
+    trace: Optional[str] = None
 
 
 class WireResponse(msgspec.Struct, array_like=True):
@@ -90,11 +91,15 @@ class CloseArena(_Message, tag="close"):
 
 
 class ModelSource(msgspec.Struct, array_like=True):
-    """Where the model's code lies: `<directory>/<version>/<file>`."""
+    """Where the model's code lies: `<directory>/<version>/<file>`.
+
+    With a `backend`, a folder, it is that Python-based backend's: `<backend>/<file>`.
+    """
 
     directory: str
     version: int
     file: str
+    backend: str = ""
 
 
 class Describe(_Message, tag="describe"):
@@ -106,12 +111,19 @@ class Describe(_Message, tag="describe"):
 
 
 class Initialize(_Message, tag="init"):
-    """Become this instance: import if not done yet, construct, call `initialize(args)`."""
+    """Become this instance: import if not done yet, construct, call `initialize(args)`.
+
+    `overlap` is how many batches an `async def execute` may work on at a time; `send_seconds` how
+    long a response waits for a caller that does not take the earlier ones.
+    """
 
     instance_name: str
     source: ModelSource
     args: Dict[str, str]
     outputs: List[str]
+    decoupled: bool = False
+    overlap: int = 1
+    send_seconds: float = 60.0
 
 
 class Execute(_Message, tag="exec"):
@@ -122,10 +134,11 @@ class Execute(_Message, tag="exec"):
 
 
 class Answer(_Message, tag="answer"):
-    """The response to an `Ask`."""
+    """A response to an `Ask`; None for a last one that is only an end."""
 
     number: int
-    response: WireResponse
+    response: Optional[WireResponse]
+    final: bool = True
 
 
 class Cancelled(_Message, tag="cancel"):
@@ -133,6 +146,28 @@ class Cancelled(_Message, tag="cancel"):
 
     batch: int
     index: int
+
+
+class Taken(_Message, tag="taken"):
+    """The caller of that request has taken so many of its responses: so many more may come."""
+
+    batch: int
+    index: int
+    count: int
+
+
+class Told(_Message, tag="told"):
+    """The reply to any numbered message but an `Ask`: an error's text, or a value."""
+
+    number: int
+    error: Optional[str]
+    value: Union[None, bool, int, float] = None
+
+
+class CheckReady(_Message, tag="check"):
+    """Call `is_ready`, say `Checked`."""
+
+    number: int
 
 
 class Finalize(_Message, tag="fini"):
@@ -155,7 +190,9 @@ class Described(_Message, tag="described"):
 
 
 class Initialized(_Message, tag="ready"):
-    """The instance takes batches from now on."""
+    """The instance takes batches from now on; `checks` whether it defines `is_ready`."""
+
+    checks: bool = False
 
 
 class LoadFailed(_Message, tag="loadfail"):
@@ -173,10 +210,17 @@ class Respond(_Message, tag="resp"):
     final: bool = True
 
 
+class Released(_Message, tag="free"):
+    """`execute` goes on with this batch as a coroutine, and the instance is free."""
+
+    batch: int
+
+
 class BatchDone(_Message, tag="done"):
     """`execute` has returned: the instance is free. Times are CLOCK_MONOTONIC nanoseconds.
 
-    `failure` is the text that the log gets when the whole batch failed.
+    `failure` is the text that the log gets when the whole batch failed. Requests at the indexes
+    `late` are answered later; those at `rescheduled` are to be queued again.
     """
 
     batch: int
@@ -185,15 +229,103 @@ class BatchDone(_Message, tag="done"):
     outputs_begin: int
     ended: int
     failure: Optional[str] = None
+    late: Sequence[int] = ()
+    rescheduled: Sequence[int] = ()
 
 
 class Ask(_Message, tag="ask"):
-    """A model asks another one (BLS). `blocking`: the batch cannot go on before the answer."""
+    """A model asks another one (BLS) on behalf of a batch, 0 if nobody knows of which.
+
+    `blocking`: the batch's thread waits, and reads its answer as work. `decoupled`: any number of
+    answers may come.
+    """
 
     number: int
     request: WireRequest
     batch: int
     blocking: bool
+    decoupled: bool = False
+
+
+class Withdraw(_Message, tag="withdraw"):
+    """Nobody wants the answers to this `Ask` any more."""
+
+    number: int
+
+
+class LoadModel(_Message, tag="load"):
+    """Load a model; `config` and `files` (by their paths) override what is in the repository."""
+
+    number: int
+    name: str
+    config: str
+    files: Dict[str, bytes]
+
+
+class UnloadModel(_Message, tag="unload"):
+    """Begin to unload a model."""
+
+    number: int
+    name: str
+    dependents: bool
+
+
+class IsModelReady(_Message, tag="isready"):
+    """Whether that version, "" for any, of a model is ready."""
+
+    number: int
+    name: str
+    version: str
+
+
+class NewMetricFamily(_Message, tag="family"):
+    """Register a metric family under a number of the stub's own; kinds as in pb_utils 3.13."""
+
+    number: int
+    family: int
+    name: str
+    description: str
+    kind: int
+
+
+class NewMetric(_Message, tag="metric"):
+    """A metric of a family, also under a number of the stub's own."""
+
+    number: int
+    metric: int
+    family: int
+    labels: Dict[str, str]
+    buckets: Optional[List[float]]
+
+
+class ChangeMetric(_Message, tag="change"):
+    """Change a value; `change` is increment, set or observe."""
+
+    metric: int
+    change: str
+    value: float
+
+
+class ReadMetric(_Message, tag="read"):
+    """Tell a metric's value."""
+
+    number: int
+    metric: int
+
+
+class DropMetrics(_Message, tag="drop"):
+    """The model has let go of these."""
+
+    families: List[int]
+    metrics: List[int]
+
+
+class Checked(_Message, tag="checked"):
+    """What `is_ready` said, and why not."""
+
+    number: int
+    ready: bool
+    reason: str
 
 
 class LogLine(_Message, tag="log"):
@@ -220,6 +352,9 @@ ToStub = Union[
     Execute,
     Answer,
     Cancelled,
+    Taken,
+    Told,
+    CheckReady,
     Finalize,
 ]
 ToHost = Union[
@@ -229,8 +364,19 @@ ToHost = Union[
     Initialized,
     LoadFailed,
     Respond,
+    Released,
     BatchDone,
     Ask,
+    Withdraw,
+    LoadModel,
+    UnloadModel,
+    IsModelReady,
+    NewMetricFamily,
+    NewMetric,
+    ChangeMetric,
+    ReadMetric,
+    DropMetrics,
+    Checked,
     LogLine,
     Finalized,
 ]

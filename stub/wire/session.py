@@ -4,7 +4,7 @@ The table does not know which end it serves; each end tells it every message, se
 """
 
 import enum
-from typing import Dict, Type, Union
+from typing import Dict, Iterable, Type, Union
 
 from stub.wire import messages as m
 
@@ -27,6 +27,36 @@ class State(enum.Enum):
     ERROR = "error"
 
 
+_INITIALIZING = (
+    m.LoadModel,
+    m.UnloadModel,
+    m.IsModelReady,
+    m.NewMetricFamily,
+    m.NewMetric,
+    m.ChangeMetric,
+    m.ReadMetric,
+    m.DropMetrics,
+)
+"""What a model may ask for besides answering, from `initialize` on."""
+
+_WORKING = (
+    *_INITIALIZING,
+    m.Respond,
+    m.Released,
+    m.BatchDone,
+    m.Ask,
+    m.Withdraw,
+    m.Checked,
+)
+
+_TO_THE_STUB = (m.Answer, m.Cancelled, m.Taken, m.Told, m.CheckReady)
+"""These may cross the stub's last words on their way."""
+
+
+def _stay(state: State, *messages: Iterable[Type[object]]) -> Dict[Type[object], State]:
+    return {kind: state for kinds in messages for kind in kinds}
+
+
 MOVES: Dict[State, Dict[Type[object], State]] = {
     State.CONNECTING: {m.Hello: State.IDLE},
     State.IDLE: {
@@ -36,26 +66,21 @@ MOVES: Dict[State, Dict[Type[object], State]] = {
     },
     State.DESCRIBING: {m.Described: State.DESCRIBED, m.LoadFailed: State.ENDED},
     State.DESCRIBED: {m.Initialize: State.INITIALIZING, m.Finalize: State.FINALIZING},
-    State.INITIALIZING: {m.Initialized: State.SERVING, m.LoadFailed: State.ENDED},
+    State.INITIALIZING: {
+        **_stay(State.INITIALIZING, _INITIALIZING, (m.Told,)),
+        m.Initialized: State.SERVING,
+        m.LoadFailed: State.ENDED,
+    },
     State.SERVING: {
-        m.Execute: State.SERVING,
-        m.Respond: State.SERVING,
-        m.BatchDone: State.SERVING,
-        m.Cancelled: State.SERVING,
-        m.Ask: State.SERVING,
-        m.Answer: State.SERVING,
+        **_stay(State.SERVING, _WORKING, _TO_THE_STUB, (m.Execute,)),
         m.Finalize: State.FINALIZING,
     },
     # Work that was under way when the stub was told to leave may still cross it on the wire.
     State.FINALIZING: {
-        m.Respond: State.FINALIZING,
-        m.BatchDone: State.FINALIZING,
-        m.Ask: State.FINALIZING,
-        m.Answer: State.FINALIZING,
-        m.Cancelled: State.FINALIZING,
+        **_stay(State.FINALIZING, _WORKING, _TO_THE_STUB),
         m.Finalized: State.ENDED,
     },
-    State.ENDED: {},
+    State.ENDED: _stay(State.ENDED, _TO_THE_STUB),
     State.ERROR: {},
 }
 

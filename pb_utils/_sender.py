@@ -1,0 +1,149 @@
+"""How a model answers an incoming request when it does not return the response."""
+
+from __future__ import annotations
+
+import threading
+
+from pb_utils import _arguments
+from pb_utils._model_exception import TritonModelException
+from pb_utils._response import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
+
+MORE_THAN_ONE = (
+    "Unable to send response. Non-decoupled model cannot send more than one response."
+)
+_NOTHING_SENT = (
+    "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+    "response."
+)
+_CLOSED = "Unable to send response. Response sender has been closed."
+
+
+class Exchange:
+    """One incoming request as its runtime knows it, and how far its answers have got.
+
+    It is the ``_handle`` of the request; the request and its sender hold it. A runtime makes a
+    subclass. When both holders are gone and it is not ``closed``, no answer can come any more.
+    """
+
+    __slots__ = ("__weakref__", "_lock", "answered", "closed", "decoupled")
+
+    def __init__(self, decoupled: bool) -> None:
+        """Begin without an answer; ``decoupled`` allows any number of them."""
+        self.decoupled = decoupled
+        self.answered = False
+        self.closed = False
+        self._lock = threading.Lock()
+
+    def respond(self, response: InferenceResponse | None, final: bool) -> None:
+        """Send one response, or None for an end alone, if the state allows it.
+
+        Raises:
+            TritonModelException: it does not (pb_utils spec 2.6), or it cannot be delivered.
+        """
+        self._check(response)
+        self._make_room()  # it may wait, so not with the lock
+        with self._lock:
+            self._check(response)
+            self._deliver(response, final)
+            self.answered = self.answered or response is not None
+            self.closed = final
+
+    def close(self) -> bool:
+        """Let no further response be sent; return whether one could have been."""
+        with self._lock:
+            was_open, self.closed = not self.closed, True
+            return was_open
+
+    def is_cancelled(self) -> bool:
+        """Return whether the caller has gone."""
+        raise NotImplementedError
+
+    def _check(self, response: InferenceResponse | None) -> None:
+        if not self.decoupled:
+            if response is not None and self.answered:
+                raise TritonModelException(MORE_THAN_ONE)
+            if response is None and not self.answered:
+                raise TritonModelException(_NOTHING_SENT)
+        if self.closed:
+            raise TritonModelException(_CLOSED)
+
+    def _make_room(self) -> None:
+        """Wait until the caller has taken enough of what was sent before.
+
+        Raises:
+            TritonModelException: it has not, for too long.
+        """
+
+    def _deliver(self, response: InferenceResponse | None, final: bool) -> None:
+        """Pass a response on. Called with the lock held."""
+        raise NotImplementedError
+
+
+class InferenceResponseSender:
+    """Answers one incoming request, from any thread, during and after ``execute``."""
+
+    __slots__ = ("__weakref__", "_cancelled", "_exchange")
+
+    _exchange: Exchange | None
+    _cancelled: bool
+
+    def __init__(self) -> None:
+        """Refuse: a sender comes from ``InferenceRequest.get_response_sender()``.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("c_python_backend_utils.InferenceResponseSender: No constructor defined!")
+
+    @classmethod
+    def _of(cls, exchange: Exchange | None) -> InferenceResponseSender:
+        """Make a sender; an exchange of None is that of a request that the model made itself."""
+        sender = cls.__new__(cls)
+        sender._exchange = exchange
+        sender._cancelled = False
+        return sender
+
+    @_arguments.checked
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response; the outputs that nobody asked for are left out.
+
+        Args:
+            response: the response; None, with the flag, for an end alone.
+            flags: ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` for the last one, else 0.
+
+        Raises:
+            TypeError: an argument has another type.
+            TritonModelException: another flag, nothing to send, the request was answered
+                already, or its caller does not take what was sent before.
+        """
+        checked = _arguments.integer("send", "flags", flags, 32)
+        if response is not None:
+            _arguments.instance("send", "response", response, InferenceResponse)
+        if checked not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and not checked:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        if self._exchange is None:
+            raise TritonModelException(
+                "Unable to send response. Response sender has no reference to the decoupled state "
+                "of the model."
+            )
+        self._exchange.respond(response, bool(checked))
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has cancelled the request; once true it stays so.
+
+        After the last response it is what was known then.
+
+        Raises:
+            TritonModelException: the model made this request itself.
+        """
+        if self._exchange is None:
+            raise TritonModelException(
+                "is_cancelled() is only supported on requests that were passed to 'execute'."
+            )
+        if not self._cancelled:
+            self._cancelled = self._exchange.is_cancelled()
+        return self._cancelled
