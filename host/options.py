@@ -149,7 +149,7 @@ class Options:
         check=values.trace_config, harmless=values.traces_nothing)
 
     backend_directory: str = _backend(
-        "/opt/tritonserver/backends", "Where to look for backends.", status=_REFUSED)
+        "/opt/tritonserver/backends", "Folder of Python-based backends: <backend>/model.py.")
     backend_config: dict[str, dict[str, str]] = _backend(
         {}, "[<backend>,]<setting>=<value>; may be given several times.",
         values.BACKEND_CONFIG, check=values.backend_config)

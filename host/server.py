@@ -18,6 +18,7 @@ from host.inprocess import Arrays, Result, to_request, to_result
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
 from host.log import Log, configure, table
+from host.models.backends import Backends
 from host.models.lifecycle import Lifecycle
 from host.models.loader import Loader
 from host.models.registry import Registry, State
@@ -76,7 +77,11 @@ class Server:
         lifecycle = self._lifecycle = Lifecycle(
             self._registry,
             repository,
-            Loader(pool, auto_complete=not options.disable_auto_complete_config),
+            Loader(
+                pool,
+                Backends(Path(options.backend_directory)),
+                auto_complete=not options.disable_auto_complete_config,
+            ),
             strict=options.disable_auto_complete_config,
             explicit=options.model_control_mode == "explicit",
             threads=options.model_load_thread_count,

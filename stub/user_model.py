@@ -1,6 +1,7 @@
 """The user's `TritonPythonModel`: found, imported, called, and its exceptions put into words."""
 
 import importlib
+import importlib.util
 import json
 import operator
 import os
@@ -16,6 +17,7 @@ class ModelFailure(Exception):
     """The model cannot be used; the text is what the user gets to read."""
 
 
+_NO_FRAMES = "\n\nAt:\n"
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, pb_utils.__file__)
 )
@@ -44,17 +46,22 @@ def describe_exception(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         # The place of a syntax error is in no frame; it is what the user wants to know.
         lines.append(f"  {error.filename}({error.lineno}): {(error.text or '').strip()}\n")
-    text = f"{type(error).__name__}: {message}\n\nAt:\n" + "".join(reversed(lines))
+    text = f"{type(error).__name__}: {message}"
+    if lines:
+        text += _NO_FRAMES + "".join(reversed(lines))
     return text.encode(errors="backslashreplace").decode()  # it must travel, whatever is in it
 
 
 class UserModel:
-    """The class from `<directory>/<version>/<file>`, and later its one instance."""
+    """The class from `<directory>/<version>/<file>`, and later its one instance.
+
+    A Python-based backend's is from `<backend>/<file>`, and the version's directory is its data.
+    """
 
     def __init__(self, source: ModelSource, stub_name: str) -> None:
         """Import the module. Raises ModelFailure."""
         self.version_directory = os.path.join(source.directory, str(source.version))
-        self.path = os.path.join(self.version_directory, source.file)
+        self.path = os.path.join(source.backend or self.version_directory, source.file)
         self.instance: Any = None
         if not source.file.endswith(".py"):
             raise ModelFailure(f"Model name must end with '.py'. Model name is \"{source.file}\".")
@@ -65,26 +72,31 @@ class UserModel:
                 f" Python model file not found in '{self.path}'"
             )
         try:
-            module = self._import(source)
+            module = self._import_backend(source) if source.backend else self._import(source)
             self._type: Any = module.TritonPythonModel
         except BaseException as error:
             raise ModelFailure(_import_failure(error)) from error
 
     def _import(self, source: ModelSource) -> types.ModuleType:
         """The module `<version>.<stem>`, so that relative imports of its siblings work."""
-        for directory in (
-            self.version_directory,
-            source.directory,
-            os.path.dirname(os.path.dirname(os.path.abspath(pb_utils.__file__))),
-        ):
-            if directory not in sys.path:
-                sys.path.append(directory)
+        _search_in(self.version_directory, source.directory)
         package = types.ModuleType(str(source.version))
         # Named outright rather than found on sys.path, where the working directory comes first.
         package.__path__ = [self.version_directory]
         sys.modules[package.__name__] = package
         stem = source.file[: -len(".py")].replace("/", ".")
         return importlib.import_module(f"{package.__name__}.{stem}")
+
+    def _import_backend(self, source: ModelSource) -> types.ModuleType:
+        """The plain module `<stem>`, from exactly that file."""
+        _search_in(source.backend)
+        name = source.file[: -len(".py")]
+        spec = importlib.util.spec_from_file_location(name, self.path)
+        assert spec is not None and spec.loader is not None  # it is a .py file
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
 
     def complete(self, config: str) -> Optional[str]:
         """What `auto_complete_config` makes of the configuration, None if it is not defined.
@@ -134,9 +146,19 @@ class UserModel:
         return None
 
 
+_HOME = os.path.dirname(os.path.dirname(os.path.abspath(pb_utils.__file__)))
+"""The folder that holds `triton_python_backend_utils.py`."""
+
+
+def _search_in(*directories: str) -> None:
+    """Have modules looked for there too, then in our folder: what is installed comes first."""
+    if sys.path[-1:] == [_HOME]:
+        sys.path.pop()  # put there by the entry point, before anything of the model's was known
+    sys.path.extend(folder for folder in (*directories, _HOME) if folder not in sys.path)
+
+
 def _import_failure(error: BaseException) -> str:
     """Frames of the import machinery say nothing to a model author."""
-    text = describe_exception(error)
-    return "".join(
-        line for line in text.splitlines(keepends=True) if "importlib" not in line.split("(")[0]
-    )
+    lines = describe_exception(error).splitlines(keepends=True)
+    text = "".join(line for line in lines if "importlib" not in line.split("(")[0])
+    return text[: -len(_NO_FRAMES)] if text.endswith(_NO_FRAMES) else text

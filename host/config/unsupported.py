@@ -10,7 +10,6 @@ from host.config.schema import ModelConfig, is_ensemble
 from host.config.source import Source
 from host.errors import ErrorCode
 
-_BACKEND = "python"
 _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
@@ -88,22 +87,11 @@ _REFUSALS = (
         "outputs scattered from a batch are not supported",
         lambda config: bool(config.batch_output),
     ),
-    _Refusal(
-        "runtime",
-        "the runtime of the Python backend cannot be replaced",
-        lambda config: config.runtime not in ("", "libtriton_python.so"),
-    ),
 )
 
 
 def check_supported(config: ModelConfig) -> Findings:
     """Every field that asks for something this host cannot honour."""
-    if config.backend != _BACKEND and not is_ensemble(config):
-        yield Finding(
-            f"unable to find backend library for backend '{config.backend}', "
-            "try specifying runtime on the model configuration.",
-            "backend",
-        )
     force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "no"
     if force not in ("yes", "no"):
         # The unbalanced quote is part of the text (pb_utils spec 1.6).

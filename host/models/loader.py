@@ -15,6 +15,7 @@ from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
 from host.instances.supervisor import Supervisor
+from host.models.backends import Backends
 from host.models.python_model import PythonModel
 from stub.wire.messages import ModelSource
 
@@ -24,14 +25,15 @@ _Result = TypeVar("_Result")
 class Loader:
     """`auto_complete`: whether models may complete their configuration."""
 
-    def __init__(self, pool: StubPool, auto_complete: bool) -> None:
+    def __init__(self, pool: StubPool, backends: Backends, *, auto_complete: bool) -> None:
         self._pool = pool
+        self._backends = backends
         self._auto_complete = auto_complete
 
     async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> PythonModel:
         """A model whose instances are all initialised. Raises HostError."""
         name: str = loaded.config.name
-        source = ModelSource(str(directory), version, loaded.config.default_model_filename)
+        source, loaded = await asyncio.to_thread(self._backends.find, directory, version, loaded)
         # Auto-completion cannot change the number of instances, so all can start at once.
         count = len(configuration.instances(loaded.config))
         stubs = await _all(self._pool.start("", name) for _ in range(count))

@@ -557,7 +557,6 @@ SAMPLES = {
     "grpc-restricted-protocol": "health:k=v",
     "grpc-max-response-pool-size": "5",
     "trace-config": "level=TIMESTAMPS",
-    "backend-directory": "/b",
     "repoagent-directory": "/r",
     "cache-config": "local,size=1048576",
     "cache-directory": "/c",

@@ -184,7 +184,6 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
             'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "b.so" } }',
             "parameters[TRITON_BATCH_STRATEGY_PATH]",
         ),
-        ('runtime: "libother.so"', "runtime"),
         (
             'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } }',
             "parameters[EXECUTION_ENV_PATH]",
@@ -216,13 +215,8 @@ def test_a_model_may_not_complete_itself_with_what_is_refused(model: Path) -> No
         finish(loaded, {"model_transaction_policy": {"decoupled": True}})
 
 
-def test_other_backends_are_not_there(model: Path) -> None:
-    error = refusal(model, 'backend: "own"')
-    assert error.code is ErrorCode.INVALID_ARG
-    assert error.message == (
-        "unable to find backend library for backend 'own', try specifying runtime on the model "
-        f"configuration. ({model}/config.pbtxt:1:1, field 'backend')"
-    )
+def test_other_backends_are_looked_for_later(model: Path) -> None:
+    assert configured(model, 'backend: "own" runtime: "model.py"').config.backend == "own"
 
 
 def test_settings_without_effect_are_accepted(model: Path) -> None:

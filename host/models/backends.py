@@ -1,0 +1,119 @@
+"""Where a model's code lies: in its version's folder, or in that of a Python-based backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from host.config.findings import Finding, Findings, raise_first
+from host.config.model_config import LoadedConfig
+from host.config.schema import ModelConfig, new_config
+from host.errors import ErrorCode
+from stub.wire.messages import ModelSource
+
+_OWN = "python"  # the backend of models that bring their code along
+_OWN_LIBRARY = "libtriton_python.so"  # which is this host
+_RUNTIME = "model.py"  # the file that makes a folder a Python-based backend
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
+
+
+class Backends:
+    """The folders of backends, `<directory>/<backend>`. None of it need exist."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+
+    def find(
+        self, model_dir: Path, version: int, loaded: LoadedConfig
+    ) -> tuple[ModelSource, LoadedConfig]:
+        """The code of a version, and the configuration with what follows from where it lies.
+
+        That of a Python-based backend says so in its `runtime`, and has the execution environment
+        in the backend's folder for a default (pb_utils spec 1.4).
+
+        Raises HostError INVALID_ARG if there is no such backend, UNSUPPORTED if it is a library.
+        """
+        config = loaded.config
+        if config.backend == _OWN and config.runtime in ("", _OWN_LIBRARY):
+            return ModelSource(str(model_dir), version, config.default_model_filename), loaded
+        raise_first(_check_name(config, self.directory), loaded.source)
+        folder = self.directory / config.backend
+        check = _check_runtime if config.runtime else _check_backend
+        places = [model_dir / str(version), model_dir, folder]
+        raise_first(check(config, places), loaded.source)
+        source = ModelSource(str(model_dir), version, _RUNTIME, str(folder))
+        return source, LoadedConfig(_settled(config, folder), loaded.source)
+
+
+def _check_name(config: ModelConfig, directory: Path) -> Findings:
+    """A backend's name is a name: it cannot lead anywhere else."""
+    name = config.backend
+    if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+        yield Finding(
+            f"backend name '{name}' escapes backend directory '{directory}', for model "
+            f"'{config.name}', check model config backend field",
+            "backend",
+        )
+
+
+def _check_runtime(config: ModelConfig, places: Sequence[Path]) -> Findings:
+    """The runtime that the configuration names must be a Python-based backend's."""
+    runtime, folder = config.runtime, places[-1]
+    if runtime == _RUNTIME:
+        if not (folder / runtime).is_file():
+            yield Finding(
+                f"unable to find Python backend based backend library '{runtime}' for model "
+                f"'{config.name}', searched: '{folder / runtime}'",
+                "runtime",
+            )
+        return
+    if not Path(os.path.normpath(folder / runtime)).is_relative_to(folder):
+        yield Finding(
+            f"backend library name '{runtime}' escapes backend directory '{folder}', for model "
+            f"'{config.name}', check model config runtime field",
+            "runtime",
+        )
+    yield from _refuse_native(config, [place / runtime for place in places], "runtime")
+    searched = "".join(f"'{place}' " for place in places)
+    yield Finding(
+        f"unable to find backend library '{runtime}' for model '{config.name}', searched: "
+        f"{searched}",
+        "runtime",
+    )
+
+
+def _check_backend(config: ModelConfig, places: Sequence[Path]) -> Findings:
+    """Without a runtime, a native library counts before a Python file."""
+    libraries = [place / f"libtriton_{config.backend}.so" for place in places]
+    yield from _refuse_native(config, libraries, "backend")
+    if not (places[-1] / _RUNTIME).is_file():
+        yield Finding(
+            f"unable to find backend library for backend '{config.backend}', "
+            "try specifying runtime on the model configuration.",
+            "backend",
+        )
+
+
+def _refuse_native(config: ModelConfig, libraries: Sequence[Path], field: str) -> Findings:
+    for library in libraries:
+        if library.exists():
+            what = "file" if library.suffix == ".py" else "native library"
+            yield Finding(
+                f"model '{config.name}' cannot be loaded: its backend '{config.backend}' is the "
+                f"{what} '{library}', and only backends written in Python can be run, from "
+                f"'{_RUNTIME}' in the backend's folder; where that is there too, choose it by "
+                f'runtime: "{_RUNTIME}"',
+                field,
+                ErrorCode.UNSUPPORTED,
+            )
+
+
+def _settled(config: ModelConfig, folder: Path) -> ModelConfig:
+    settled = new_config()
+    settled.CopyFrom(config)
+    settled.runtime = _RUNTIME
+    environment = folder / f"pb_exec_env_{_RUNTIME}.tar.gz"
+    if _ENVIRONMENT not in config.parameters and environment.is_file():
+        settled.parameters[_ENVIRONMENT].string_value = str(environment)
+    return settled

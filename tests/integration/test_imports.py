@@ -1,0 +1,103 @@
+"""How a `model.py` is found and imported, and what it then finds, in a real host."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, RepositoryBuilder, Serve
+
+BODY = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+
+def test_a_model_is_a_module_of_its_version_and_may_be_imported_again(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = """
+    import json, sys
+    seen = dict(name=__name__, package=__package__)
+    if __name__ == "1.model":
+        from . import sibling
+        from .sibling import VALUE
+        import sibling as absolute
+        import model
+        seen["again"] = model.seen
+        seen["distinct"] = model is not sys.modules[__name__]
+        seen["siblings"] = [sibling.__name__, absolute.__name__, VALUE]
+        print("seen", json.dumps(seen))
+    """
+    repository.add("m", BODY + textwrap.dedent(source), files={"1/sibling.py": "VALUE = 7\n"})
+    host = serve(repository).wait_started()
+    assert json.loads(host.wait_for(r"\[m\] seen (\{.*\})").group(1)) == {
+        "name": "1.model",
+        "package": "1",
+        "again": {"name": "model", "package": ""},
+        "distinct": True,
+        "siblings": ["1.sibling", "sibling", 7],
+    }
+
+
+def test_the_version_the_model_and_pb_utils_come_last_on_the_path_in_this_order(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    path = repository.add("m", BODY + "\nimport json, sys\nprint('path', json.dumps(sys.path))\n")
+    host = serve(repository).wait_started()
+    seen = json.loads(host.wait_for(r"\[m\] path (\[.*\])").group(1))
+    usual = [entry for entry in sys.path if entry in seen and entry != ""]
+    assert seen[0] == ""
+    added = [str(path / "1"), str(path)]
+    assert seen[-3:] == [*added, str(ROOT)] or (str(ROOT) in usual and seen[-2:] == added)
+    assert len(seen) == len(set(seen))
+
+
+def test_what_is_installed_wins_over_neighbours_of_the_model_and_they_win_over_the_host(
+    repository: RepositoryBuilder,
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repository.add(
+        "m",
+        BODY + "\nimport numpy, benchmarks\nprint('from', numpy.__name__, benchmarks.MINE)\n",
+        files={
+            "1/numpy.py": "raise SystemExit('the neighbour')\n",
+            "1/benchmarks.py": "MINE = 'the neighbour'\n",  # a folder beside pb_utils has its name
+        },
+    )
+    assert (ROOT / "benchmarks").is_dir()
+    monkeypatch.chdir(tmp_path)
+    host = serve(repository).wait_started()
+    host.wait_for("from numpy the neighbour")
+
+
+def test_files_and_classes_that_are_not_there_are_named(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.add("wrong_class", "class Model: pass\n")
+    repository.add("no_file", config="backend: 'python'")
+    repository.add(
+        "wrong_suffix",
+        config="backend: 'python' default_model_filename: 'model.txt'",
+        files={"1/model.txt": ""},
+    )
+    host = serve(repository, "--exit-on-error=false").wait_started()
+    for name, text in {
+        "wrong_class": "AttributeError: module '1.model' has no attribute 'TritonPythonModel'",
+        "wrong_suffix": "Model name must end with '.py'. Model name is \"model.txt\".",
+        "no_file": "Stub process '' is not healthy. Failed to preinitialize Python stub: Python"
+        f" model file not found in '{repository.path}/no_file/1/model.py'",
+    }.items():
+        whole = f"failed to load '{name}' version 1: Internal: {text}"
+        assert re.search(re.escape(whole) + "$", host.output, re.MULTILINE), name
+        assert f"Failed to initialize Python stub for auto-complete: {text}" in host.output
