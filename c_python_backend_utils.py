@@ -1,24 +1,37 @@
-"""The name under which Triton defines the classes of ``pb_utils``; a few are only here."""
+"""The name under which Triton defines the classes of ``pb_utils``; a few are only here.
+
+``SharedMemory`` and ``shared_memory`` are not: a model has no shared memory region of a fixed size
+whose free part ``free_memory()`` could tell.
+"""
 
 from pb_utils import (
     InferenceRequest,
     InferenceResponse,
     Logger,
+    MetricFamily,
     PreferredMemory,
     Tensor,
     TritonError,
     TritonModelException,
 )
+from pb_utils._iterator import ResponseIterator
 from pb_utils._memory import MemoryType
+from pb_utils._metrics import Metric, MetricKind
+from pb_utils._sender import InferenceResponseSender
 from pb_utils._trace import InferenceTrace
 
 __all__ = [
     "InferenceRequest",
     "InferenceResponse",
+    "InferenceResponseSender",
     "InferenceTrace",
     "Logger",
     "MemoryType",
+    "Metric",
+    "MetricFamily",
+    "MetricKind",
     "PreferredMemory",
+    "ResponseIterator",
     "Tensor",
     "TritonError",
     "TritonModelException",

@@ -12,6 +12,7 @@ from pb_utils._datatypes import (
     triton_to_numpy_type,
 )
 from pb_utils._errors import TritonError, TritonModelException
+from pb_utils._iterator import ResponseIterator
 from pb_utils._logger import Logger
 from pb_utils._memory import (
     TRITONSERVER_MEMORY_CPU,
@@ -19,12 +20,14 @@ from pb_utils._memory import (
     MemoryType,
     PreferredMemory,
 )
+from pb_utils._metrics import Metric, MetricFamily, MetricKind
 from pb_utils._model_config import (
     ModelConfig,
     get_input_config_by_name,
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
+from pb_utils._model_control import is_model_ready, load_model, unload_model
 from pb_utils._request import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
@@ -39,6 +42,7 @@ from pb_utils._response import (
     get_output_tensor_by_name,
 )
 from pb_utils._runtime import get_model_dir
+from pb_utils._sender import InferenceResponseSender
 from pb_utils._tensor import Tensor
 from pb_utils._trace import InferenceTrace
 
@@ -54,6 +58,7 @@ __all__ = [
     "InferenceRequest",
     "InferenceResponse",
     "Logger",
+    "MetricFamily",
     "ModelConfig",
     "PreferredMemory",
     "Tensor",
@@ -65,10 +70,13 @@ __all__ = [
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
+    "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
 
@@ -76,15 +84,21 @@ __all__ = [
 for _bound in (
     InferenceRequest,
     InferenceResponse,
+    InferenceResponseSender,
     InferenceTrace,
     Logger,
     Logger.LogLevel,
     MemoryType,
+    Metric,
+    MetricFamily,
+    MetricKind,
     PreferredMemory,
+    ResponseIterator,
     Tensor,
     TritonError,
     TritonError.ErrorCode,
     TritonModelException,
 ):
     _bound.__module__ = "c_python_backend_utils"
-del _bound, InferenceTrace, MemoryType
+del _bound, InferenceResponseSender, InferenceTrace, MemoryType, Metric, MetricKind
+del ResponseIterator

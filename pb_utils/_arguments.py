@@ -82,6 +82,26 @@ def integer(function: str, argument: str, value: object, bits: int, signed: bool
     return number
 
 
+def real(function: str, argument: str, value: object) -> float:
+    """Take a number or anything with ``__float__``; raise TypeError."""
+    if hasattr(type(value), "__float__") or hasattr(type(value), "__index__"):
+        try:
+            return float(cast("Any", value))
+        except (TypeError, ValueError, OverflowError):
+            pass  # an array of several numbers, an integer beyond all floats
+    raise mismatch(function, argument, "a number", value)
+
+
+def seconds(function: str, argument: str, value: object) -> float | None:
+    """Take a duration above 0, or None; raise TypeError."""
+    if value is None:
+        return None
+    number = real(function, argument, value)
+    if not number > 0:
+        raise mismatch(function, argument, "a number of seconds above 0, or None", value)
+    return number
+
+
 def truth(function: str, argument: str, value: object) -> bool:
     """Take a bool or any object with ``__bool__`` other than None; raise TypeError."""
     if value is None or not hasattr(type(value), "__bool__"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Literal, overload
 
-from pb_utils import _arguments, _parameters, _runtime
+from pb_utils import _arguments, _asking, _parameters
+from pb_utils._iterator import ResponseIterator
 from pb_utils._memory import PreferredMemory
 from pb_utils._model_exception import TritonModelException
 from pb_utils._response import InferenceResponse
@@ -280,37 +281,77 @@ class InferenceRequest:
             self._sender = InferenceResponseSender._of(self._handle)
         return self._sender
 
+    @overload
+    def exec(
+        self, decoupled: Literal[False] = False, *, execution_timeout: float | None = None
+    ) -> InferenceResponse: ...
+
+    @overload
+    def exec(
+        self, decoupled: Literal[True], *, execution_timeout: float | None = None
+    ) -> ResponseIterator: ...
+
+    @overload
+    def exec(
+        self, decoupled: bool, *, execution_timeout: float | None = None
+    ) -> InferenceResponse | ResponseIterator: ...
+
     @_arguments.checked
-    def exec(self, decoupled: bool = False) -> InferenceResponse:
-        """Send the request to its model and wait for the response. It may be sent repeatedly.
+    def exec(
+        self, decoupled: bool = False, *, execution_timeout: float | None = None
+    ) -> InferenceResponse | ResponseIterator:
+        """Send the request to its model and wait. It may be sent repeatedly.
+
+        Args:
+            decoupled: whether the model may give any number of responses.
+            execution_timeout: seconds after which the request is cancelled and answered with an
+                error, UNAVAILABLE; None for any time. If ``decoupled``, they are those until the
+                last response. Triton does not have this argument.
 
         Returns:
-            The response; if the model failed or does not exist, one with an error.
+            The response; if ``decoupled``, an iterator, as soon as the first one has come. If the
+            model failed or does not exist, the response has an error.
 
         Raises:
-            TypeError: ``decoupled`` is no bool.
-            TritonModelException: called outside of ``execute``, or ``decoupled`` is true.
+            TypeError: ``decoupled`` is no bool, or ``execution_timeout`` no number above 0.
+            TritonModelException: called outside of ``execute``.
         """
-        _check_unary("exec", decoupled)
-        return _runtime.current().exec(self)
+        several = _arguments.truth("exec", "decoupled", decoupled)
+        seconds = _arguments.seconds("exec", "execution_timeout", execution_timeout)
+        return _asking.ask_and_wait(self, several, seconds)
+
+    @overload
+    def async_exec(
+        self, decoupled: Literal[False] = False, *, execution_timeout: float | None = None
+    ) -> asyncio.Future[InferenceResponse]: ...
+
+    @overload
+    def async_exec(
+        self, decoupled: Literal[True], *, execution_timeout: float | None = None
+    ) -> asyncio.Future[ResponseIterator]: ...
+
+    @overload
+    def async_exec(
+        self, decoupled: bool, *, execution_timeout: float | None = None
+    ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]: ...
 
     @_arguments.checked
-    def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse]:
-        """Send the request like ``exec``, in a thread of the running event loop's pool.
+    def async_exec(
+        self, decoupled: bool = False, *, execution_timeout: float | None = None
+    ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
+        """Send the request like ``exec``, but let the running event loop go on.
 
         Returns:
-            A future of the response.
+            A future of what ``exec`` returns. Cancelling it cancels the request.
 
         Raises:
-            TypeError: ``decoupled`` is no bool.
+            TypeError: ``decoupled`` is no bool, or ``execution_timeout`` no number above 0.
             RuntimeError: no event loop is running.
-            TritonModelException: ``decoupled`` is true. What ``exec`` raises, the future does.
+            TritonModelException: raised by the future: called outside of ``execute``.
         """
-        import asyncio  # not before it is needed: it would slow down every start
-
-        _check_unary("async_exec", decoupled)
-        runtime = _runtime.current()
-        return asyncio.get_running_loop().run_in_executor(None, runtime.exec, self)
+        several = _arguments.truth("async_exec", "decoupled", decoupled)
+        seconds = _arguments.seconds("async_exec", "execution_timeout", execution_timeout)
+        return _asking.ask_on_loop(self, several, seconds)
 
     def __repr__(self) -> str:
         """Show id, model and inputs."""
@@ -351,11 +392,3 @@ def _checked_correlation_id(value: object) -> int | str:
     if not 0 <= value < 1 << 64:
         raise RuntimeError(f"Correlation ID {value} does not fit 64 bits without sign")
     return int(value)
-
-
-def _check_unary(function: str, decoupled: object) -> None:
-    if _arguments.truth(function, "decoupled", decoupled):
-        raise TritonModelException(
-            f"{function}(decoupled=True) is not supported by this host yet: it cannot receive "
-            "several responses to one request."
-        )

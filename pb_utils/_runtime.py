@@ -49,7 +49,8 @@ class Runtime(Protocol):
         """Send a request to another model and do not wait; return what cancels it.
 
         Unless ``decoupled``, exactly one response comes. ``receive`` may be called before this
-        returns. What is cancelled still comes to its end.
+        returns. What is cancelled still comes to its end. Finalisers cancel as well, so that
+        neither waits nor takes a lock.
 
         Raises:
             TritonModelException: requests are not allowed at this time.

@@ -8,9 +8,7 @@ from pb_utils import _arguments
 from pb_utils._model_exception import TritonModelException
 from pb_utils._response import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
 
-MORE_THAN_ONE = (
-    "Unable to send response. Non-decoupled model cannot send more than one response."
-)
+MORE_THAN_ONE = "Unable to send response. Non-decoupled model cannot send more than one response."
 _NOTHING_SENT = (
     "Unable to send response. Non-decoupled model cannot send complete final before sending a "
     "response."
