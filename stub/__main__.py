@@ -7,8 +7,9 @@ import os
 import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
-if sys.path and os.path.abspath(sys.path[0]) == _here:
-    sys.path[0] = os.path.dirname(_here)
+if not sys.path or os.path.realpath(sys.path[0]) != os.path.realpath(_here):
+    sys.path.insert(0, _here)  # with PYTHONSAFEPATH, Python has not put it there
+sys.path[0] = os.path.dirname(_here)
 
 from stub.process import prepare  # noqa: E402
 from stub.wire.spawn import Spawn  # noqa: E402

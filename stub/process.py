@@ -11,11 +11,14 @@ import sys
 def set_title(name: str, role: str = "pbhost-stub") -> None:
     """Show `pbhost-stub <name>` in ps and top.
 
-    An execution environment need not have setproctitle; its stubs then show as plain Python.
+    An execution environment need not have setproctitle; then only what `ps -o comm` shows is set.
     """
     try:
         import setproctitle
     except ImportError:
+        if sys.platform == "linux":
+            pr_set_name = 15
+            ctypes.CDLL(None).prctl(pr_set_name, role.encode(), 0, 0, 0)
         return
     setproctitle.setproctitle(f"{role} {name}".rstrip())
 
@@ -28,6 +31,7 @@ def prepare(title: str) -> None:
     set_title(title)
     # A crash in native code leaves a Python stack in the host's log; that of the thread is enough.
     faulthandler.enable(all_threads=False)
+    faulthandler.register(signal.SIGUSR1)  # `kill -USR1` shows what every thread is doing
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import stub.wire
+from host.environments.environment import Environment
 from host.instances.process import OutputHandler, StubProcess
 from stub.wire.fork_protocol import receive_news, send_request
 from stub.wire.spawn import Spawn
 
 _ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
-
 
 _Attach = Callable[[int, int], StubProcess]
 """Makes the handle of a stub from its pid and a pidfd."""
@@ -38,13 +38,20 @@ class _Interpreters:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pbhost-spawner")
 
     async def start(
-        self, arguments: Sequence[str], inherited: Sequence[int], stdout: int, stderr: int | None
+        self,
+        arguments: Sequence[str],
+        inherited: Sequence[int],
+        stdout: int,
+        stderr: int | None,
+        environment: Environment | None = None,
     ) -> subprocess.Popen[bytes]:
         """Raises OSError."""
+        program = [sys.executable, _ENTRY] if environment is None else environment.stub
 
         def popen() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                [sys.executable, _ENTRY, *arguments],
+                [*program, *arguments],
+                env=None if environment is None else environment.variables(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -65,29 +72,33 @@ class SpawnLauncher:
         self._interpreters = _Interpreters()
 
     async def launch(
-        self, spawn: Spawn, lifeline: int, output: OutputHandler, on_exit: Callable[[int], None]
+        self,
+        spawn: Spawn,
+        lifeline: int,
+        output: OutputHandler,
+        on_exit: Callable[[int], None],
+        environment: Environment | None = None,
     ) -> StubProcess:
         """As `Launcher.launch`."""
-        out, err = _pipe(), _pipe()
+        out, err = _pipes()
         try:
             child = await self._interpreters.start(
-                [spawn.dump()], spawn.descriptors, out[1], err[1]
+                [spawn.dump()], spawn.descriptors, out[1], err[1], environment
             )
+            pidfd = _open(child)
         except BaseException:
             _close(out[0], err[0])
             raise
         finally:
             _close(out[1], err[1])
-        pidfd, watched = os.pidfd_open(child.pid), os.pidfd_open(child.pid)
         process = StubProcess(child.pid, pidfd, lifeline, (out[0], err[0]), output, on_exit)
         loop = asyncio.get_running_loop()
 
         def ended() -> None:
-            loop.remove_reader(watched)
-            os.close(watched)
+            loop.remove_reader(pidfd)
             process.ended(child.wait())  # returns at once: its descriptor says that it has ended
 
-        loop.add_reader(watched, ended)
+        loop.add_reader(pidfd, ended)
         return process
 
     async def close(self) -> None:
@@ -98,18 +109,27 @@ class SpawnLauncher:
 class ForkLauncher:
     """Stubs are forks of one server process, which is started when the first one is needed.
 
-    Should it die, its stubs die with it, and the next launch starts another one.
+    Should it die, its stubs die with it, and the next launch starts another one. The Python of an
+    environment is another program, so stubs there are not forked but spawned.
     """
 
     def __init__(self) -> None:
+        self._spawn = SpawnLauncher()
         self._interpreters = _Interpreters()
         self._server: _ForkServer | None = None
         self._starting = asyncio.Lock()
 
     async def launch(
-        self, spawn: Spawn, lifeline: int, output: OutputHandler, on_exit: Callable[[int], None]
+        self,
+        spawn: Spawn,
+        lifeline: int,
+        output: OutputHandler,
+        on_exit: Callable[[int], None],
+        environment: Environment | None = None,
     ) -> StubProcess:
         """As `Launcher.launch`."""
+        if environment is not None:
+            return await self._spawn.launch(spawn, lifeline, output, on_exit, environment)
         async with self._starting:
             if self._server is None or not self._server.alive:
                 self._server = await _ForkServer.start(self._interpreters)
@@ -120,6 +140,7 @@ class ForkLauncher:
         if self._server is not None:
             await self._server.close()
         self._interpreters.close()
+        await self._spawn.close()
 
 
 class _ForkServer:
@@ -154,7 +175,7 @@ class _ForkServer:
     async def fork(
         self, spawn: Spawn, lifeline: int, output: OutputHandler, on_exit: Callable[[int], None]
     ) -> StubProcess:
-        out, err = _pipe(), _pipe()
+        out, err = _pipes()
 
         def attach(pid: int, pidfd: int) -> StubProcess:
             return StubProcess(pid, pidfd, lifeline, (out[0], err[0]), output, on_exit)
@@ -231,8 +252,24 @@ class _ForkServer:
             self._popen.wait()
 
 
-def _pipe() -> tuple[int, int]:
-    return os.pipe2(os.O_CLOEXEC)
+def _open(child: subprocess.Popen[bytes]) -> int:
+    """A pidfd of the child. Raises OSError; nobody could watch the child, so it is gone then."""
+    try:
+        return os.pidfd_open(child.pid)
+    except OSError:
+        child.kill()
+        child.wait()
+        raise
+
+
+def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    """For stdout and stderr, reading ends first. Raises OSError."""
+    first = os.pipe2(os.O_CLOEXEC)
+    try:
+        return first, os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        _close(*first)
+        raise
 
 
 def _close(*descriptors: int) -> None:

@@ -8,9 +8,11 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
+from host.environments.environment import Environment
 from stub.wire.spawn import Spawn
 
-_PIPE_READS = 2  # of 64 kB: what a pipe holds, and one more
+_CHUNK = 2048  # bytes, and so lines at most, that are handled before the loop gets its turn
+_LAST_CHUNKS = 48  # of output after the end: what a pipe holds (64 kB), and half as much again
 _LONGEST_LINE = 1 << 16  # bytes of output without a newline that are kept back
 
 
@@ -30,43 +32,37 @@ class _Output:
         self._rest = b""
         self._open = True
         os.set_blocking(fd, False)
-        asyncio.get_running_loop().add_reader(fd, self._read)
+        asyncio.get_running_loop().add_reader(fd, self.read)
 
-    def _read(self) -> bool:
+    def read(self) -> bool:
+        """Handle the next few lines; whether there may be more."""
+        if not self._open:
+            return False
         try:
-            data = os.read(self._fd, 1 << 16)
+            data = os.read(self._fd, _CHUNK)
         except BlockingIOError:
             return False
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
-        if not data or len(self._rest) > _LONGEST_LINE:
-            if self._rest:
-                lines.append(self._rest)
+        if len(self._rest) > _LONGEST_LINE:
+            lines.append(self._rest)
             self._rest = b""
         for line in lines:
             self._handler(line.decode(errors="replace"), self._error)
         if not data:
-            self._close()
+            self.close()
         return bool(data)
 
-    def finish(self) -> None:
-        """Read what is left, then close.
-
-        A child of the model may keep the pipe open, and may keep writing: a pipe's content is all.
-        """
-        for _ in range(_PIPE_READS):
-            if not self._open or not self._read():
-                break
-        if self._rest:
-            self._handler(self._rest.decode(errors="replace"), self._error)
-            self._rest = b""
-        if self._open:
-            self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Handle the line that has no end, and read no more."""
+        if not self._open:
+            return
         self._open = False
         asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)
+        if self._rest:
+            self._handler(self._rest.decode(errors="replace"), self._error)
+            self._rest = b""
 
 
 class StubProcess:
@@ -93,17 +89,28 @@ class StubProcess:
         self._outputs = [_Output(fd, bool(error), output) for error, fd in enumerate(outputs)]
 
     def ended(self, code: int) -> None:
-        """The process has ended."""
-        os.close(self._pidfd)
+        """The process has ended; `on_exit` follows when its last output has been read."""
+        self._finish(code, _LAST_CHUNKS)
+
+    def _finish(self, code: int, chunks: int) -> None:
+        """Read what is left, a little at a time so that the loop goes on.
+
+        A child of the model may keep a pipe open, and may keep writing: what a pipe holds is all.
+        """
+        more = [output.read() for output in self._outputs]
+        if any(more) and chunks:
+            asyncio.get_running_loop().call_soon(self._finish, code, chunks - 1)
+            return
         for output in self._outputs:
-            output.finish()
+            output.close()
+        os.close(self._pidfd)
         os.close(self._lifeline)
         self._exited.set_result(code)
         self._on_exit(code)
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended yet."""
+        """Whether `on_exit` is still to come."""
         return not self._exited.done()
 
     def kill(self) -> None:
@@ -124,9 +131,17 @@ class Launcher(Protocol):
     """Starts stubs."""
 
     async def launch(
-        self, spawn: Spawn, lifeline: int, output: OutputHandler, on_exit: Callable[[int], None]
+        self,
+        spawn: Spawn,
+        lifeline: int,
+        output: OutputHandler,
+        on_exit: Callable[[int], None],
+        environment: Environment | None = None,
     ) -> StubProcess:
-        """Start one. Raises OSError, and has then left `lifeline` open."""
+        """Start one, in an environment or on this Python.
+
+        Raises OSError, and has then left `lifeline` open.
+        """
 
     async def close(self) -> None:
         """All stubs have ended; give the rest back."""

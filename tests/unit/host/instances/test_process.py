@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from host.instances.process import StubProcess, _Output, describe_exit
 
 LONGEST = 1 << 16
+CHUNK = 2048
+"""Bytes of output that may be handled in one turn of the loop."""
 
 
 class Printed:
@@ -52,6 +55,11 @@ class Pipe:
     def say(self, data: bytes) -> None:
         os.write(self.write_fd, data)
 
+    def hear(self) -> None:
+        """Have all that was said handled."""
+        while self.output.read():
+            pass
+
     def hang_up(self) -> None:
         os.close(self.write_fd)
 
@@ -76,7 +84,7 @@ def test_a_line_that_comes_in_pieces_is_one_line() -> None:
         pipe = Pipe()
         for piece in (b"Hel", b"lo\nwor", b"ld"):
             pipe.say(piece)
-            pipe.output._read()
+            pipe.hear()
         assert pipe.printed.text == ["Hello"]
         pipe.say(b"\n\nlast")
         assert await pipe.printed.until(3) == ["Hello", "world", ""]
@@ -98,9 +106,9 @@ def test_no_byte_is_lost_however_reads_fall(data: list[bytes]) -> None:
         for piece in data:
             if piece:
                 pipe.say(piece)
-                pipe.output._read()
+                pipe.hear()
         pipe.hang_up()
-        pipe.output.finish()
+        pipe.hear()
         whole = b"".join(data)
         expected = whole.removesuffix(b"\n").split(b"\n") if whole else []
         assert pipe.printed.text == [line.decode(errors="replace") for line in expected]
@@ -115,7 +123,7 @@ def test_bytes_that_are_no_text_are_replaced_and_nothing_else_is() -> None:
         pipe.say("größe 🎈\n".encode())
         assert await pipe.printed.until(2) == ["caf\ufffd \ufffd\ufffd", "größe 🎈"]
         pipe.hang_up()
-        pipe.output.finish()
+        pipe.hear()
 
     in_loop(main)
 
@@ -125,10 +133,10 @@ def test_a_character_split_between_reads_stays_whole() -> None:
         pipe = Pipe()
         for byte in "🎈\n".encode():
             pipe.say(bytes([byte]))
-            pipe.output._read()
+            pipe.hear()
         assert pipe.printed.text == ["🎈"]
         pipe.hang_up()
-        pipe.output.finish()
+        pipe.hear()
 
     in_loop(main)
 
@@ -138,12 +146,12 @@ def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
         pipe = Pipe()
         for _ in range(10):
             pipe.say(b"x" * 40_000)
-            pipe.output._read()
+            pipe.hear()
         assert pipe.printed.lines
         assert len(pipe.output._rest) <= LONGEST
         pipe.say(b"end\n")
         pipe.hang_up()
-        pipe.output.finish()
+        pipe.hear()
         assert "".join(pipe.printed.text) == "x" * 400_000 + "end"
 
     in_loop(main)
@@ -153,22 +161,36 @@ def test_a_long_line_that_ends_is_one_line() -> None:
     async def main() -> None:
         pipe = Pipe()
         pipe.say(b"y" * 60_000)
-        pipe.output._read()
+        pipe.hear()
         pipe.say(b"z" * 5_000 + b"\n")
         assert await pipe.printed.until(1) == ["y" * 60_000 + "z" * 5_000]
         pipe.hang_up()
-        pipe.output.finish()
+        pipe.hear()
 
     in_loop(main)
 
 
-def test_finishing_reads_what_is_left_and_does_not_wait_for_other_holders_of_the_pipe() -> None:
+def test_one_turn_handles_no_more_than_a_few_lines() -> None:
     async def main() -> None:
         pipe = Pipe()
-        pipe.say(b"one\n" * 16_000)  # nearly all that a pipe holds
-        pipe.say(b"no newline")
-        pipe.output.finish()  # the other end is still open
-        assert pipe.printed.text == ["one"] * 16_000 + ["no newline"]
+        pipe.say(b"\n" * 60_000)
+        assert pipe.output.read()
+        assert len(pipe.printed.lines) == CHUNK
+        pipe.output.close()
+        pipe.hang_up()
+
+    in_loop(main)
+
+
+def test_closing_tells_the_line_without_an_end_while_others_hold_the_pipe() -> None:
+    async def main() -> None:
+        pipe = Pipe()
+        pipe.say(b"one\nno newline")
+        pipe.hear()
+        assert pipe.printed.text == ["one"]
+        pipe.output.close()  # the other end is still open
+        pipe.output.close()
+        assert pipe.printed.text == ["one", "no newline"]
         assert not is_open(pipe.read_fd)
         with pytest.raises(BrokenPipeError):
             pipe.say(b"too late")
@@ -252,6 +274,66 @@ os.write(1, b"parent leaves\\n")
             assert "parent leaves" in printed.text
             child = next(int(line) for line in printed.text if line.isdigit())
             os.kill(child, 9)
+
+    in_loop(main)
+
+
+def test_all_that_a_pipe_holds_is_told_before_the_exit() -> None:
+    code = """
+import os
+os.write(1, b"one\\n" * 15_000 + b"no newline")
+"""
+
+    async def main() -> None:
+        async with process_of(code) as (process, printed, exits):
+            assert await process.wait(20)
+            assert exits == [0]
+            assert printed.text == ["one"] * 15_000 + ["no newline"]
+
+    in_loop(main)
+
+
+def test_the_loop_goes_on_while_the_last_lines_are_told() -> None:
+    code = "import os; os.write(1, b'\\n' * 60_000)"
+
+    async def main() -> None:
+        async with process_of(code) as (process, printed, exits):
+            turns = []
+
+            def turn() -> None:
+                turns.append(len(printed.lines))
+                if not exits:
+                    asyncio.get_running_loop().call_soon(turn)
+
+            turn()
+            assert await process.wait(20)
+            assert len(printed.lines) == 60_000
+            most = max(after - before for before, after in pairwise(turns))
+            assert most <= 2 * CHUNK  # the pipe's own turn, and one at the end
+
+    in_loop(main)
+
+
+def test_a_grandchild_that_never_stops_talking_cannot_hold_up_the_exit() -> None:
+    code = """
+import os
+read, write = os.pipe()
+if os.fork() == 0:
+    while True:
+        os.write(1, b"chatter\\n" * 4000)
+        os.write(write, b"!")
+os.read(read, 1)
+os._exit(7)
+"""
+
+    async def main() -> None:
+        async with process_of(code) as (process, printed, exits):
+            assert await process.wait(20)
+            assert exits == [7]
+            said = len(printed.lines)
+            assert said >= 4000
+            await asyncio.sleep(0)
+            assert len(printed.lines) == said  # and its talk is nobody's any more
 
     in_loop(main)
 

@@ -1,4 +1,4 @@
-"""The private folder of one server's socket; what a killed server left is swept away."""
+"""A private folder below the system's temporary one; what a killed server left is swept away."""
 
 from __future__ import annotations
 

@@ -1,0 +1,139 @@
+"""From what a model's configuration asks for to the environment that its stubs run in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+from pathlib import Path
+
+from host.config.schema import ModelConfig
+from host.environments import interpreter
+from host.environments import requirements as required
+from host.environments.building import Builder
+from host.environments.environment import Environment
+from host.environments.extraction import Extractions
+from host.environments.sources import Sources
+from host.errors import internal, invalid_argument
+from host.private_folder import PrivateFolder
+
+_log = logging.getLogger("pbhost")
+
+_PATH = "EXECUTION_ENV_PATH"
+_REQUIREMENTS = "PYTHON_REQUIREMENTS"
+_KEYWORD = "$$TRITON_MODEL_DIRECTORY"
+_CUSTOM_STUB = "triton_python_backend_stub"
+
+
+class Environments:
+    """All environments of one server.
+
+    `cache` is where they are built and kept, and found by later servers; `seconds` bound each step
+    of preparing one. Raises OSError.
+    """
+
+    def __init__(self, cache: Path, seconds: float) -> None:
+        self._private = PrivateFolder()
+        self._seconds = seconds
+        self._sources = Sources(_new(self._private.path / "stub_sources"))
+        self._extractions = Extractions(
+            _new(self._private.path / "python_env"), self._sources, seconds
+        )
+        self._builder = Builder(cache, self._sources, seconds)
+
+    async def find(self, config: ModelConfig, directory: Path) -> Environment | None:
+        """The environment of the model in `directory`; None for the host's own Python.
+
+        It is unpacked or built first if need be. Raises HostError.
+        """
+        _mention_custom_stub(config, directory)
+        path, file = _parameter(config, _PATH), _parameter(config, _REQUIREMENTS)
+        if path and file:
+            raise invalid_argument(
+                f"model '{config.name}' has both parameters {_PATH} and {_REQUIREMENTS};"
+                " an environment is either there or built, remove one of them"
+            )
+        if path:
+            return await self._existing(path.replace(_KEYWORD, str(directory)))
+        if file:
+            return await self._built(config.name, file, directory)
+        return None
+
+    async def _existing(self, path: str) -> Environment:
+        _log.info("Using Python execution env %s", path)
+        canonical, status = await asyncio.to_thread(_canonical, path)
+        if stat.S_ISDIR(status.st_mode):
+            _log.debug(
+                "Returning canonical path since %s does not contain compressed path. Path: %s",
+                _PATH,
+                canonical,
+            )
+            environment = Environment(canonical, self._sources)
+            advice = "Install it there: {pip}"
+        else:
+            environment = await self._extractions.open(canonical, status.st_mtime_ns)
+            advice = f"Install it before packing {canonical}: pip install {{packages}}"
+        activate = environment.root / "bin" / "activate"
+        if not await asyncio.to_thread(activate.exists):
+            raise internal(
+                f"Path {activate} does not exist. The Python environment should contain an"
+                " 'activate' script."
+            )
+        await interpreter.check(environment, self._seconds, advice)
+        return environment
+
+    async def _built(self, model: str, value: str, directory: Path) -> Environment:
+        path = _inside(model, value, directory)
+        requirements = await asyncio.to_thread(required.read, path)
+        environment = await self._builder.open(requirements, model)
+        advice = f"Remove {environment.root} to have it built anew, or: {{pip}}"
+        await interpreter.check(environment, self._seconds, advice)
+        return environment
+
+    async def close(self) -> None:
+        """All stubs have ended: give up what is under way, and remove what was unpacked."""
+        await self._builder.close()
+        await self._extractions.close()
+        await asyncio.to_thread(self._private.close)
+
+
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _parameter(config: ModelConfig, name: str) -> str:
+    return str(config.parameters[name].string_value) if name in config.parameters else ""
+
+
+def _canonical(path: str) -> tuple[Path, os.stat_result]:
+    try:
+        canonical = Path(path).resolve(strict=True)
+        return canonical, canonical.stat()
+    except (OSError, RuntimeError, ValueError):
+        raise internal(f"Failed to get the canonical path for {path}.") from None
+
+
+def _inside(model: str, value: str, directory: Path) -> Path:
+    """The file that is meant; its name may not lead out of the model's directory. Links may."""
+    top = os.path.abspath(directory)
+    path = Path(os.path.normpath(os.path.join(top, value.replace(_KEYWORD, top))))
+    if not path.is_relative_to(top) or path == Path(top):
+        raise invalid_argument(
+            f"{_REQUIREMENTS} of model '{model}' must name a file in the model's directory {top},"
+            f" not '{value}'"
+        )
+    return path
+
+
+def _mention_custom_stub(config: ModelConfig, directory: Path) -> None:
+    custom = directory / _CUSTOM_STUB
+    if custom.exists():
+        _log.warning(
+            "model '%s': %s is not used. Stubs are no executables here: they run on the Python of"
+            " %s, or else on the host's",
+            config.name,
+            custom,
+            _PATH,
+        )

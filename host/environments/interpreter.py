@@ -1,0 +1,80 @@
+"""What the Python of an environment is, and whether it can run a stub."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from host.environments.environment import Environment
+from host.environments.program import ProgramFailed, run
+from host.errors import internal
+
+OLDEST = (3, 8)
+"""The oldest CPython that runs stubs."""
+
+NEEDED = {"numpy": "numpy", "zmq": "pyzmq", "msgspec": "msgspec"}
+"""What a stub imports, and what pip calls it."""
+
+# Any Python must be able to read this, to be told that it is too old.
+_LOOK = """\
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import json, platform
+broken = {}
+if sys.version_info >= (3,):
+    for name in sys.argv[1:]:
+        try:
+            __import__(name)
+        except BaseException as error:
+            absent = isinstance(error, ImportError) and getattr(error, "name", "") == name
+            broken[name] = None if absent else "%s: %s" % (type(error).__name__, error)
+found = [platform.python_implementation(), list(sys.version_info[:3]), broken]
+print("pbhost " + json.dumps(found))
+"""
+
+
+async def check(environment: Environment, seconds: float, advice: str) -> None:
+    """Raise HostError INTERNAL unless stubs can run there.
+
+    `seconds` bound the look at it. `advice` says what to do about missing `{packages}`; `{pip}` is
+    the command that installs them there.
+    """
+    root = environment.root
+    if not environment.python.exists():
+        raise internal(f"The Python environment {root} has no interpreter at bin/python.")
+    try:
+        output = await run(
+            [environment.python, "-c", _LOOK, *NEEDED],
+            seconds=seconds,
+            variables=environment.variables(os.environ),
+        )
+        implementation, version, broken = _read(output)
+    except ProgramFailed as failure:
+        raise internal(f"The Python environment {root} does not work: {failure.told}") from failure
+    number = ".".join(map(str, version))
+    if implementation != "CPython" or tuple(version) < OLDEST:
+        raise internal(
+            f"The Python environment {root} has {implementation} {number}, but a model needs"
+            f" CPython {OLDEST[0]}.{OLDEST[1]} or later."
+        )
+    missing = [NEEDED[name] for name, reason in broken.items() if reason is None]
+    if missing:
+        packages = " ".join(missing)
+        pip = f"{environment.python} -m pip install {packages}"
+        raise internal(
+            f"The Python environment {root} (CPython {number}) lacks {', '.join(missing)}, which"
+            f" a model's process needs. {advice.format(pip=pip, packages=packages)}"
+        )
+    for name, reason in broken.items():
+        raise internal(
+            f"The Python environment {root} (CPython {number}) has a {NEEDED[name]} that cannot be"
+            f" imported: {reason}"
+        )
+
+
+def _read(output: list[str]) -> tuple[str, list[int], dict[str, str | None]]:
+    for line in reversed(output):
+        if line.startswith("pbhost "):
+            implementation, version, broken = json.loads(line.removeprefix("pbhost "))
+            return implementation, version, broken
+    raise ProgramFailed("its Python did not answer", output)

@@ -1,0 +1,106 @@
+"""What a model wants installed: read from its `requirements.txt` or `pyproject.toml`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from host.errors import HostError, invalid_argument
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PYPROJECT = "pyproject.toml"
+
+STUB_NEEDS = ("numpy>=1.19", "pyzmq>=22", "msgspec>=0.18", "setproctitle>=1.2")
+"""Installed alongside, for the process of a model instance."""
+
+_INCLUDED = re.compile(r"\s*(?:-[rc]|--requirement|--constraint)[\s=]*([^\s=]+)")
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """`path` is the model's file, `files` what it consists of: itself, and what it includes.
+
+    `listed` are the dependencies of a `pyproject.toml`, and `python` the versions that it allows.
+    """
+
+    path: Path
+    files: dict[str, bytes]
+    listed: list[str] = field(default_factory=list)
+    python: str = ""
+
+    @property
+    def key(self) -> str:
+        """The same for the same content on the same Python, and only then."""
+        parts = [
+            sys.implementation.cache_tag,
+            sys.version,
+            sys.base_prefix,
+            sysconfig.get_platform(),
+            *STUB_NEEDS,
+            *(f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in self.files.items()),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    @property
+    def arguments(self) -> list[str]:
+        """What to tell `pip install`."""
+        file = [] if self.path.name == PYPROJECT else ["--requirement", str(self.path)]
+        return [*file, "--", *self.listed, *STUB_NEEDS]
+
+
+def read(path: Path) -> Requirements:
+    """The requirements in a file. Raises HostError."""
+    if path.name == PYPROJECT:
+        return _read_project(path)
+    files: dict[str, bytes] = {}
+    _collect(path, path.parent, files)
+    return Requirements(path, files)
+
+
+def _collect(path: Path, base: Path, files: dict[str, bytes]) -> None:
+    """A requirements file and those that it includes, as pip finds them. Raises HostError."""
+    name = str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+    if name in files:
+        return
+    data = files[name] = _bytes(path)
+    for line in data.decode(errors="replace").splitlines():
+        included = _INCLUDED.match(line)
+        if included and "://" not in included[1]:
+            _collect(path.parent / included[1], base, files)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise invalid_argument(f"cannot read the requirements {path}: {error.strerror}") from error
+
+
+def _read_project(path: Path) -> Requirements:
+    data = _bytes(path)
+    try:
+        project: dict[str, Any] = tomllib.loads(data.decode())["project"]
+        listed = project["dependencies"]
+        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+            raise _unusable(path, "[project] dependencies is not a list of texts")
+        return Requirements(
+            path, {PYPROJECT: data}, listed, str(project.get("requires-python", ""))
+        )
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _unusable(path, str(error)) from error
+    except (KeyError, TypeError):
+        raise _unusable(path, "it has no list 'dependencies' in [project]") from None
+
+
+def _unusable(path: Path, reason: str) -> HostError:
+    return invalid_argument(f"cannot use the requirements {path}: {reason}")

@@ -1,0 +1,82 @@
+"""Processes that cannot be started, or not be watched, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from host.environments.environment import Environment
+from host.environments.sources import Sources
+from host.instances.launchers import ForkLauncher, SpawnLauncher
+from host.instances.process import Launcher
+from stub.wire.spawn import Spawn
+
+SPAWN = Spawn(
+    endpoint="ipc:///nowhere",
+    token="t",
+    title="",
+    lifeline_fd=0,
+    rings_fd=0,
+    work_event_fd=0,
+    host_event_fd=0,
+    arena=1,
+    arena_fd=0,
+    arena_limit=4096,
+    host_arena_fd=0,
+    host_arena_limit=4096,
+)
+
+
+def unheard(line: str, error: bool) -> None:
+    pass
+
+
+def unseen(code: int) -> None:
+    pass
+
+
+async def failure(launcher: Launcher, environment: Environment | None = None) -> OSError:
+    """The error of a launch, which must leave no descriptor open and no child."""
+    lifeline_read, lifeline = os.pipe()
+    process = psutil.Process()
+    try:
+        await asyncio.get_running_loop().run_in_executor(None, int)  # what a loop opens on its way
+        descriptors, children = process.num_fds(), len(process.children())
+        with pytest.raises(OSError) as caught:
+            await launcher.launch(SPAWN, lifeline, unheard, unseen, environment)
+        assert process.num_fds() == descriptors
+        assert len(process.children()) == children
+        os.fstat(lifeline)  # is its owner's
+    finally:
+        await launcher.close()
+        os.close(lifeline)
+        os.close(lifeline_read)
+    return caught.value
+
+
+def test_a_process_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(pid: int, flags: int = 0) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", no_room)
+    assert asyncio.run(failure(SpawnLauncher())).errno == errno.EMFILE
+
+
+@pytest.mark.parametrize("kind", [SpawnLauncher, ForkLauncher])
+def test_an_environment_that_has_gone_is_an_error(
+    kind: type[SpawnLauncher] | type[ForkLauncher], tmp_path: Path
+) -> None:
+    (tmp_path / "sources").mkdir()
+
+    async def launch() -> OSError:
+        environment = Environment(tmp_path / "gone", Sources(tmp_path / "sources"))
+        return await failure(kind(), environment)
+
+    error = asyncio.run(launch())
+    assert error.errno == errno.ENOENT
+    assert error.filename == str(tmp_path / "gone/bin/python")
