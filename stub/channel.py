@@ -14,7 +14,7 @@ import zmq
 
 from stub.wire.messages import Hello, ToHost, ToStub, decode_to_stub, encode
 from stub.wire.ring import RingReader, RingWriter, map_file
-from stub.wire.session import Session
+from stub.wire.session import Session, State
 from stub.wire.spawn import Spawn
 
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
@@ -38,6 +38,8 @@ class Channel:
         self._context = zmq.Context()
         self._session = Session()
         self._lock = threading.Lock()
+        self._sender: Optional[int] = None  # the thread that has the lock
+        self._interjections: List[Sequence[ToHost]] = []
         hello = Hello(os.getpid())
         self._sockets = [
             self._connect(spawn.endpoint, spawn.token.encode() + suffix, hello)
@@ -64,17 +66,33 @@ class Channel:
         if os.getpid() != self._pid:
             raise RuntimeError("a forked child cannot use its parent's connection to the host")
         frame = encode(messages)
+        if self._sender == threading.get_ident():
+            # A finaliser of the user's, run while this thread sends, has something to say.
+            self._interjections.append(messages)
+            return
         with self._lock:
-            for message in messages:
-                self._session.step(message)
-            if self._ring.put(frame):
-                os.write(self._host_event, _ONE)
-                return
-            # The host always gets round to its rings; if it is gone, so are we (see the worker).
-            while not self._ring.put_elsewhere():
-                time.sleep(_FULL_SECONDS)
+            self._sender = threading.get_ident()
+            try:
+                self._send(frame, messages)
+                while self._interjections:
+                    late = self._interjections.pop(0)
+                    self._send(encode(late), late)
+            finally:
+                self._sender = None
+
+    def _send(self, frame: bytes, messages: Sequence[ToHost]) -> None:
+        if self._session.state is State.ENDED:
+            return  # the last words are said; what threads of the model add is for nobody
+        for message in messages:
+            self._session.step(message)
+        if self._ring.put(frame):
             os.write(self._host_event, _ONE)
-            self._outbox.send(frame)
+            return
+        # The host always gets round to its rings; if it is gone, so are we (see the worker).
+        while not self._ring.put_elsewhere():
+            time.sleep(_FULL_SECONDS)
+        os.write(self._host_event, _ONE)
+        self._outbox.send(frame)
 
     def receive_work(self) -> List[ToStub]:
         """Wait for the next frame of work; main thread only."""

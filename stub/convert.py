@@ -1,8 +1,10 @@
 """Between messages and what a model author sees."""
 
-from typing import Dict, List, Mapping, Optional, Tuple, cast
+from typing import Dict, List, Mapping, Optional, Sequence, cast
 
 import pb_utils
+from pb_utils._sender import Exchange
+from pb_utils._trace import NO_TRACE, InferenceTrace
 from stub.memory import Memory
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.messages import (
@@ -17,10 +19,6 @@ from stub.wire.messages import (
 
 class Unsendable(Exception):
     """A parameter that no message can carry."""
-
-
-Handle = Tuple[int, int]
-"""Which incoming request this is: (batch, index in the batch)."""
 
 
 def tensor_from(wire: WireTensor, memory: Memory) -> pb_utils.Tensor:
@@ -56,7 +54,7 @@ def tensor_to(tensor: pb_utils.Tensor, memory: Memory, placed: List[Block]) -> W
 
 
 def request_from(
-    wire: WireRequest, memory: Memory, handle: Handle, outputs: List[str]
+    wire: WireRequest, memory: Memory, exchange: Exchange, outputs: List[str]
 ) -> pb_utils.InferenceRequest:
     """An incoming request; `outputs` are those of the configuration, meant when it names none."""
     return pb_utils.InferenceRequest._from_wire(
@@ -69,7 +67,8 @@ def request_from(
         flags=wire.flags,
         timeout=wire.timeout,
         parameters=wire.parameters,
-        handle=handle,
+        trace=NO_TRACE if wire.trace is None else InferenceTrace._from_wire(wire.trace),
+        handle=exchange,
     )
 
 
@@ -79,6 +78,40 @@ def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireReques
     parameters = _parameters(request._parameters)
     inputs = [tensor_to(tensor, memory, placed) for tensor in request._inputs]
     memory.tell(placed)
+    return _request(request, inputs, parameters)
+
+
+def request_inline(request: pb_utils.InferenceRequest) -> WireRequest:
+    """An outgoing request with all its bytes, for a process without memory to place them in.
+
+    Raises Unsendable.
+    """
+    inputs = [
+        WireTensor(tensor._name, tensor._code, tensor._shape, bytes(tensor._wire_data()))
+        for tensor in request._inputs
+    ]
+    return _request(request, inputs, _parameters(request._parameters))
+
+
+def localised(wire: WireRequest, memory: Memory) -> WireRequest:
+    """A request that came with all its bytes, as one of this process. Raises ArenaFull."""
+    placed: List[Block] = []
+    for index, tensor in enumerate(wire.inputs):
+        if tensor.data is not None and len(tensor.data) > INLINE_LIMIT:
+            block = memory.place(memoryview(tensor.data))
+            placed.append(block)
+            wire.inputs[index] = WireTensor(
+                tensor.name, tensor.code, tensor.shape, None, block.arena, block.offset, block.size
+            )
+    memory.tell(placed)
+    return wire
+
+
+def _request(
+    request: pb_utils.InferenceRequest,
+    inputs: List[WireTensor],
+    parameters: Dict[str, Parameter],
+) -> WireRequest:
     return WireRequest(
         request._request_id,
         inputs,
@@ -89,6 +122,7 @@ def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireReques
         request._timeout,
         request._model_name,
         request._model_version,
+        request._trace._context,
     )
 
 
@@ -102,9 +136,20 @@ def response_from(wire: WireResponse, memory: Memory) -> pb_utils.InferenceRespo
     return pb_utils.InferenceResponse._from_wire(outputs, None, wire.parameters)
 
 
+def response_inline(wire: WireResponse, memory: Memory) -> WireResponse:
+    """An answer with all its bytes, for a process that cannot read where they lie."""
+    outputs = [
+        tensor
+        if tensor.data is not None
+        else WireTensor(tensor.name, tensor.code, tensor.shape, bytes(memory.borrow(tensor).data))
+        for tensor in wire.outputs
+    ]
+    return WireResponse(outputs, wire.parameters, wire.error)
+
+
 def response_to(
     response: pb_utils.InferenceResponse,
-    requested: List[str],
+    requested: Sequence[str],
     memory: Memory,
     placed: List[Block],
 ) -> WireResponse:

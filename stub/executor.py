@@ -1,108 +1,263 @@
 """One batch: requests in, the model's `execute`, its return value checked, responses out."""
 
+import threading
 import time
-from typing import Any, List, Optional, Sequence
+import traceback
+from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, Sequence
 
 import pb_utils
+from pb_utils._sender import MORE_THAN_ONE
 from stub.convert import failed, request_from, response_to
+from stub.coroutines import Coroutines, is_coroutine
 from stub.memory import Memory
+from stub.replies import Replies, StubExchange
 from stub.user_model import UserModel, describe_exception
 from stub.wire.arena import Block
-from stub.wire.messages import BatchDone, Execute, Respond, ToHost, WireResponse
+from stub.wire.messages import (
+    BatchDone,
+    Execute,
+    Initialize,
+    LogLine,
+    Released,
+    Respond,
+    ToHost,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_RESCHEDULE = pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
 
 class BadReturn(Exception):
     """`execute` returned something that cannot be sent."""
 
 
-def check_return(responses: Any, count: int) -> List[Optional[pb_utils.InferenceResponse]]:
-    """What `execute` returned for `count` requests. Raises BadReturn (pb_utils spec 2.4)."""
-    if responses is None:
-        return [None] * count
-    if not isinstance(responses, list):
-        raise BadReturn(f"Expected a list in the execute return, found type '{type(responses)}'.")
-    if len(responses) != count:
-        raise BadReturn(
-            "Number of InferenceResponse objects do not match the number of InferenceRequest"
-            f" objects. InferenceRequest(s) size is:{count}, and InferenceResponse(s) size"
-            f" is:{len(responses)}\n"
-        )
-    for response in responses:
-        if response is not None and not isinstance(response, pb_utils.InferenceResponse):
-            raise BadReturn(
-                "Expected an 'InferenceResponse' object in the execute function return list,"
-                f" found type '{type(response)}'."
-            )
-    return responses
+class Running:
+    """A batch on its way through the model."""
+
+    __slots__ = ("exchanges", "inputs_ready", "number", "requests", "started")
+
+    def __init__(self, batch: Execute) -> None:
+        self.number = batch.batch
+        self.started = self.inputs_ready = time.monotonic_ns()
+        self.requests: List[pb_utils.InferenceRequest] = []
+        self.exchanges: List[StubExchange] = []
 
 
 class Executor:
-    """Runs batches of one instance, on the main thread."""
+    """Runs batches of one instance, on the main thread; coroutines end on their loop.
+
+    `send` takes what the host is told outside of `run`.
+    """
 
     def __init__(
-        self, model: UserModel, instance_name: str, outputs: List[str], memory: Memory
+        self,
+        model: UserModel,
+        become: Initialize,
+        memory: Memory,
+        replies: Replies,
+        coroutines: Coroutines,
+        send: Callable[[Sequence[ToHost]], None],
     ) -> None:
         self._model = model
-        self._name = instance_name
-        self._outputs = outputs
+        self._name = become.instance_name
+        self._outputs = become.outputs
+        self._decoupled = become.decoupled
         self._memory = memory
+        self._replies = replies
+        self._coroutines = coroutines
+        self._send = send
+        self._overlap = max(1, become.overlap)
+        self._slots = threading.Semaphore(self._overlap)
 
     def run(self, batch: Execute) -> List[ToHost]:
-        """Everything the host is to be told about this batch, `BatchDone` last."""
-        started = time.monotonic_ns()
-        number = batch.batch
-        memory = self._memory
-        failure: Optional[str] = None
-        answers: Sequence[WireResponse]
-        placed: List[Block] = []
-        inputs_ready = outputs_begin = started
+        """What the host is told when the main thread is free again."""
+        running = Running(batch)
         try:
-            requests = [
-                request_from(wire, memory, (number, index), self._outputs)
-                for index, wire in enumerate(batch.requests)
-            ]
-            inputs_ready = outputs_begin = time.monotonic_ns()
-            responses = self._call(requests)
-            outputs_begin = time.monotonic_ns()
-            answers = [
-                response_to(response, wire.outputs or self._outputs, memory, placed)
-                if response is not None
-                else _unanswered(self._name)
-                for response, wire in zip(responses, batch.requests)
-            ]
-            memory.tell(placed)
+            self._receive(running, batch)
+            returned = self._call(running)
+            if is_coroutine(returned):
+                if self._decoupled or self._overlap > 1:
+                    return self._leave_running(running, returned)
+                returned = self._coroutines.submit(returned, running.number).result()
+            return self._finish(running, returned)
         except BaseException as error:
-            text = str(error) if isinstance(error, BadReturn) else describe_exception(error)
-            failure = f"Failed to process the request(s) for model '{self._name}', message: {text}"
-            answers = [failed(failure)] * len(batch.requests)
-        messages: List[ToHost] = [
-            Respond(number, index, answer) for index, answer in enumerate(answers)
-        ]
-        messages.append(
-            BatchDone(number, started, inputs_ready, outputs_begin, time.monotonic_ns(), failure)
-        )
-        return messages
+            return self._fail(running, error)
 
-    def give_up(self, batch: Execute, error: Exception) -> List[ToHost]:
-        """What the host is told when the answers cannot be sent."""
+    def give_up(self, batch: int, count: int, error: Exception) -> List[ToHost]:
+        """What the host is told when the answers of so many requests cannot be sent."""
         text = f"the answers of model '{self._name}' cannot be sent: {error!r}"
         now = time.monotonic_ns()
-        answers: List[ToHost] = [
-            Respond(batch.batch, index, failed(text)) for index in range(len(batch.requests))
-        ]
-        return [*answers, BatchDone(batch.batch, now, now, now, now, text)]
+        answers: List[ToHost] = [Respond(batch, index, failed(text)) for index in range(count)]
+        return [*answers, BatchDone(batch, now, now, now, now, text)]
 
-    def _call(
-        self, requests: List[pb_utils.InferenceRequest]
-    ) -> List[Optional[pb_utils.InferenceResponse]]:
+    def _receive(self, running: Running, batch: Execute) -> None:
+        for index, wire in enumerate(batch.requests):
+            wanted = wire.outputs or self._outputs
+            exchange = StubExchange(self._replies, batch.batch, index, self._decoupled, wanted)
+            running.exchanges.append(exchange)
+        self._replies.begin(running.number, running.exchanges)
+        running.requests = [
+            request_from(wire, self._memory, exchange, self._outputs)
+            for wire, exchange in zip(batch.requests, running.exchanges)
+        ]
+        running.inputs_ready = time.monotonic_ns()
+
+    def _call(self, running: Running) -> Any:
         instance = self._model.instance
         if not hasattr(instance, "execute"):
             raise BadReturn(f"Python model {self._model.path} does not implement `execute` method.")
-        return check_return(instance.execute(requests), len(requests))
+        return instance.execute(running.requests)
 
+    # The end of a batch
 
-def _unanswered(name: str) -> WireResponse:
-    return failed(
-        f"Model instance '{name}' returned no response for this request: `execute` must return one"
-        " InferenceResponse for each request"
-    )
+    def _finish(self, running: Running, returned: Any) -> List[ToHost]:
+        """Answer what `execute` has returned responses for. Raises BadReturn (spec 2.4)."""
+        outputs_begin = time.monotonic_ns()
+        responses = self._checked(running, returned)
+        placed: List[Block] = []
+        answers = [
+            None
+            if response is None
+            else response_to(response, exchange.outputs, self._memory, placed)
+            for response, exchange in zip(responses, running.exchanges)
+        ]
+        self._memory.tell(placed)
+        messages: List[ToHost] = []
+        rescheduled: List[int] = []
+        for index, (answer, exchange) in enumerate(zip(answers, running.exchanges)):
+            if answer is not None:
+                if exchange.close():
+                    messages.append(Respond(running.number, index, answer))
+            elif running.requests[index]._release_flags == _RESCHEDULE and exchange.close():
+                rescheduled.append(index)
+        messages.append(self._done(running, outputs_begin, None, rescheduled))
+        return messages
+
+    def _checked(
+        self, running: Running, returned: Any
+    ) -> List[Optional[pb_utils.InferenceResponse]]:
+        if returned is None:
+            return [None] * len(running.requests)
+        if self._decoupled:
+            raise BadReturn(
+                f"Python model '{self._name}' is using the decoupled mode and the execute function"
+                " must return None."
+            )
+        if not isinstance(returned, list):
+            raise BadReturn(
+                f"Expected a list in the execute return, found type '{type(returned)}'."
+            )
+        if len(returned) != len(running.requests):
+            raise BadReturn(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest"
+                f" objects. InferenceRequest(s) size is:{len(running.requests)}, and"
+                f" InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        for request, exchange, response in zip(running.requests, running.exchanges, returned):
+            if response is None:
+                continue
+            if request._release_flags == _RESCHEDULE:
+                raise BadReturn(
+                    "Expected a None object in the execute function return list for reschduled"
+                    f" request, found type '{type(response)}'."
+                )
+            if not isinstance(response, pb_utils.InferenceResponse):
+                raise BadReturn(
+                    "Expected an 'InferenceResponse' object in the execute function return list,"
+                    f" found type '{type(response)}'."
+                )
+            if exchange.answered:
+                raise BadReturn(MORE_THAN_ONE)
+        return returned
+
+    def _fail(self, running: Running, error: BaseException) -> List[ToHost]:
+        """Every request of the batch that can still be answered gets the error."""
+        text = str(error) if isinstance(error, BadReturn) else describe_exception(error)
+        failure = f"Failed to process the request(s) for model '{self._name}', message: {text}"
+        answer = failed(failure)
+        messages: List[ToHost] = [
+            Respond(running.number, exchange.index, answer)
+            for exchange in running.exchanges
+            if exchange.close()
+        ]
+        messages.append(self._done(running, time.monotonic_ns(), failure, ()))
+        return messages
+
+    def _done(
+        self,
+        running: Running,
+        outputs_begin: int,
+        failure: Optional[str],
+        rescheduled: Sequence[int],
+    ) -> BatchDone:
+        late = self._replies.end(running.exchanges)
+        return BatchDone(
+            running.number,
+            running.started,
+            running.inputs_ready,
+            outputs_begin,
+            time.monotonic_ns(),
+            failure,
+            late,
+            rescheduled,
+        )
+
+    # Coroutines
+
+    def _leave_running(self, running: Running, coroutine: Coroutine[Any, Any, Any]) -> List[ToHost]:
+        """Let the coroutine go on by itself, and take the next batch.
+
+        A decoupled model may have any number of them (pb_utils spec 2.7), others as many as may
+        overlap: with no place left, the main thread waits for one to end.
+        """
+        future = self._coroutines.submit(coroutine, running.number)
+        if self._decoupled:
+            late = self._replies.end(running.exchanges)
+            future.add_done_callback(lambda done: self._ended_decoupled(running, done))
+            now = time.monotonic_ns()
+            started, ready = running.started, running.inputs_ready
+            return [BatchDone(running.number, started, ready, now, now, None, late)]
+        self._replies.end(running.exchanges)
+        self._slots.acquire()
+        future.add_done_callback(lambda done: self._ended(running, done))
+        with self._slots:
+            return [Released(running.number)]
+
+    def _ended(self, running: Running, done: "Future[Any]") -> None:
+        """A coroutine of an ordinary model has ended; on the loop's thread.
+
+        Its requests and responses live until the answers are sent: these refer to their memory.
+        """
+        try:
+            messages = self._finish(running, done.result())
+        except BaseException as error:  # whatever it raised, SystemExit too, is the answer
+            messages = self._fail(running, error)
+        try:
+            self._send(messages)
+        except (TypeError, ValueError, OverflowError) as error:  # no message can carry it
+            self._send(self.give_up(running.number, len(running.exchanges), error))
+        finally:
+            running.requests.clear()
+            self._slots.release()
+
+    def _ended_decoupled(self, running: Running, done: "Future[Any]") -> None:
+        """A coroutine of a decoupled model has ended; on the loop's thread.
+
+        Requests that nobody holds any more then answer for themselves.
+        """
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            text = f"Failed to process the request(s) for model '{self._name}', message: "
+            answer = failed(text + describe_exception(error))
+            messages: List[ToHost] = [LogLine(2, "executor.py", 0, trace.rstrip())]
+            messages += [
+                Respond(running.number, exchange.index, answer)
+                for exchange in running.exchanges
+                if exchange.close()
+            ]
+            self._send(messages)
+        running.requests.clear()
+        running.exchanges.clear()

@@ -9,9 +9,13 @@ from typing import Optional
 
 import pb_utils
 from stub.channel import Channel
+from stub.children import Children
+from stub.coroutines import Coroutines
 from stub.executor import Executor
 from stub.memory import Memory
 from stub.process import set_title
+from stub.readiness import Readiness
+from stub.replies import Replies
 from stub.runtime import StubRuntime
 from stub.user_model import ModelFailure, UserModel
 from stub.wire import messages as m
@@ -32,9 +36,13 @@ class Worker:
         self._memory.add(spawn.arena, spawn.arena_fd, spawn.arena_limit)
         self._memory.add(0, spawn.host_arena_fd, spawn.host_arena_limit)
         self._channel = Channel(spawn)
-        self._runtime = StubRuntime(self._channel, self._memory, self._handle_memory)
+        self._replies = Replies(self._channel, self._memory, self._wake)
+        self._coroutines = Coroutines(self._replies.on_loop)
+        self._runtime = StubRuntime(self._channel, self._memory, self._handle_memory, self._wake)
+        self._children = Children(self._runtime, self._memory)
         self._model: Optional[UserModel] = None
         self._executor: Optional[Executor] = None
+        self._readiness: Optional[Readiness] = None
         self._leaving = False
 
     def run(self) -> None:
@@ -84,7 +92,7 @@ class Worker:
         assert self._executor is not None
         memory, runtime = self._memory, self._runtime
         memory.batch_open = True
-        runtime.begin(message)
+        runtime.begin(message.batch)
         answers = self._executor.run(message)
         runtime.end()
         returns = memory.ended()
@@ -93,7 +101,8 @@ class Worker:
         try:
             self._channel.send(answers)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
-            self._channel.send(self._executor.give_up(message, error))
+            count = len(message.requests)
+            self._channel.send(self._executor.give_up(message.batch, count, error))
         memory.close_batch()
 
     def _describe(self, message: m.Describe) -> None:
@@ -112,18 +121,25 @@ class Worker:
         try:
             if self._model is None:
                 self._model = UserModel(message.source, name)
-            self._runtime.become(self._model.version_directory)
+            self._runtime.become(name, self._model.version_directory)
+            self._replies.become(message)
             self._model.initialize(message.args)
         except ModelFailure as failure:
             self._log_failure("Failed to initialize Python stub", failure)
             self._leave(m.LoadFailed(str(failure)))
             return
-        self._executor = Executor(self._model, name, message.outputs, self._memory)
+        send = self._channel.send
+        self._executor = Executor(
+            self._model, message, self._memory, self._replies, self._coroutines, send
+        )
+        self._readiness = Readiness(self._model, name, self._coroutines, send)
         self._runtime.allow_asking(True)
-        self._channel.send([m.Initialized()])
+        send([m.Initialized(self._readiness.defined)])
 
     def _finalize(self) -> None:
+        self._coroutines.stop()
         self._runtime.allow_asking(False)
+        self._runtime.queries.control_allowed = False
         error = self._model.finalize() if self._model is not None else None
         sys.stdout.flush()
         self._leave(m.Finalized(error))
@@ -153,7 +169,7 @@ class Worker:
 
     def _watch(self) -> None:
         trim_at: Optional[float] = None
-        descriptors = (self._lifeline, self._wake_read)
+        descriptors = (self._lifeline, self._wake_read, self._children.descriptor)
         while not self._leaving:
             now = time.monotonic()
             wait = None if trim_at is None else max(0, int((trim_at - now) * 1000))
@@ -162,6 +178,9 @@ class Worker:
                 os._exit(1)  # the host is gone: nobody is left to answer to
             if self._wake_read in wakeup.descriptors:
                 os.read(self._wake_read, 4096)
+                self._say_for_finalisers()
+            if self._children.descriptor in wakeup.descriptors:
+                self._children.serve()
             for message in wakeup.messages:
                 self._handle_service(message)
             returns = self._memory.ended_between_batches()
@@ -173,10 +192,23 @@ class Worker:
             elif now >= trim_at:
                 trim_at = now + _TRIM_SECONDS if self._memory.own.trim() else None
 
+    def _say_for_finalisers(self) -> None:
+        """Finalisers run in the middle of anything, so they leave it to this thread to speak."""
+        messages = [*self._replies.dropped(), *self._runtime.unsaid()]
+        if messages:
+            self._channel.send(messages)
+
     def _handle_service(self, message: m.ToStub) -> None:
         if isinstance(message, m.Answer):
             self._runtime.answer(message)
+        elif isinstance(message, m.Taken):
+            self._replies.taken(message.batch, message.index, message.count)
         elif isinstance(message, m.Cancelled):
-            self._runtime.cancel((message.batch, message.index))
+            self._replies.cancel(message.batch, message.index)
+        elif isinstance(message, m.Told):
+            self._runtime.queries.told(message)
+        elif isinstance(message, m.CheckReady):
+            assert self._readiness is not None
+            self._readiness.check(message.number)
         else:
             self._handle_memory(message)

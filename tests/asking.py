@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from tests.conftest import DEADLINE, RunningHost
 
 Client = grpcclient.InferenceServerClient
 
@@ -39,3 +42,51 @@ def failure(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
     with pytest.raises(InferenceServerException) as caught:
         call(*arguments, **options)
     return str(caught.value.status()), str(caught.value.message())
+
+
+class Stream:
+    """One `ModelStreamInfer` stream: requests in, whatever comes back in order of arrival."""
+
+    def __init__(self, host: RunningHost, **options: Any) -> None:
+        self._client = host.client()
+        self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._client.start_stream(lambda result, error: self._answers.put((result, error)), **options)
+
+    def send(self, text: str, model: str = "stream", **options: Any) -> None:
+        """Send a command."""
+        array = np.array([text.encode()], dtype=np.object_)
+        self._client.async_stream_infer(model, [tensor("COMMAND", array)], **options)
+
+    def next(self) -> Any:
+        """The next result; an error is raised."""
+        result, error = self._answers.get(timeout=DEADLINE)
+        if error is not None:
+            raise error
+        return result
+
+    def numbers(self) -> list[int]:
+        """The numbers of all responses up to the last one, which may be empty."""
+        found: list[int] = []
+        while True:
+            result = self.next()
+            number = result.as_numpy("NUMBER")
+            if number is not None:
+                found.append(int(number[0]))
+            if is_final(result):
+                return found
+
+    def cancel(self) -> None:
+        """Break the stream off."""
+        self._client.stop_stream(cancel_requests=True)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.cancel()
+        self._client.close()
+
+
+def is_final(result: Any) -> bool:
+    """Whether a result of a stream is its request's last one."""
+    return bool(result.get_response().parameters["triton_final_response"].bool_param)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from host.config.auto_complete import merge
+from host.config.execution import overlap
 from host.config.findings import raise_first
 from host.config.instance_groups import (
     InstanceSpec,
@@ -34,6 +35,7 @@ __all__ = [
     "finish",
     "instances",
     "load",
+    "overlap",
 ]
 
 

@@ -150,6 +150,8 @@ class InferStream:
         data = self._encode(exchange, answer, final)
         if data:
             await self._send(data)
+            if isinstance(answer, InferResponse) and exchange.call is not None:
+                exchange.call.took(answer)
         if final:
             self._open.discard(exchange)
             self._room.release()

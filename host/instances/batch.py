@@ -19,11 +19,25 @@ class Times:
 
 
 class Batch:
-    """Calls that run together; `done` is called once, with the times or None if the stub died."""
+    """Calls that run together.
 
-    __slots__ = ("calls", "done", "number")
+    `released` is called once the instance can take the next batch, unless its stub dies first;
+    `done` once its end is known, with the times or None if the stub died. The calls at the indexes
+    `late` are answered after that.
+    """
 
-    def __init__(self, calls: Sequence[Call], done: Callable[[Batch, Times | None], None]) -> None:
+    __slots__ = ("calls", "done", "finals", "free", "late", "number", "released")
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        released: Callable[[], None],
+        done: Callable[[Batch, Times | None], None],
+    ) -> None:
         self.calls = calls
+        self.released = released
         self.done = done
         self.number = 0
+        self.free = False  # the instance no longer works on it
+        self.late: Sequence[int] = ()
+        self.finals: list[int] = []  # the indexes that the stub has answered for good

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
-from host.errors import HostError, internal, unavailable
-from host.inference import Call, InferResponse, Tensor
-from host.instances.batch import Batch, Times
+from host.environments.environment import Environment
+from host.errors import HostError, internal
+from host.inference import Call, InferResponse
+from host.instances.batch import Batch
 from host.instances.channel import SERVICE, WORK
 from host.instances.link import Link
 from host.instances.process import StubProcess, describe_exit
-from host.instances.questions import Questions
+from host.instances.queries import Queries
+from host.instances.questions import Question, Questions
+from host.instances.readiness import Readiness
 from host.instances.services import HostServices
 from host.instances.transfer import ReturnsDue, Transfer, no_room
+from host.instances.work import Action, Work
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull
 from stub.wire.session import ProtocolError, Session, State
@@ -30,9 +34,6 @@ _CAN_FINALIZE = (State.IDLE, State.DESCRIBED, State.SERVING)
 _LAST_WORDS_SECONDS = 5.0  # from saying that it leaves to being gone
 
 
-Action = Callable[[], None]
-
-
 class Instance:
     """One stub process. Its name is that of the model instance it is to become.
 
@@ -40,25 +41,32 @@ class Instance:
     `on_death` is called with the reason if the process ends without having been asked to.
     """
 
-    def __init__(self, name: str, label: str, services: HostServices) -> None:
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        services: HostServices,
+        environment: Environment | None = None,
+        attached: bool = False,
+    ) -> None:
         self.name = name
+        self._environment = environment  # what Python it runs on, if not on the host's
+        self._attached = attached  # to the terminal, where somebody may be debugging it
         self.label = label
         self.on_death: Callable[[str], None] = lambda reason: None
-        self.version = -1
         self.death = ""  # how the process ended
-        self.restore: Callable[[Tensor], Tensor] | None = None  # gives outputs the client's shape
         self._services = services
         file = services.arenas.create()
         self._session = Session()
         self._link = Link(services.channel, self._frame, self._broken)
         self._process: StubProcess | None = None
         self._reply: asyncio.Future[m.ToHost] | None = None
-        self._batches: dict[int, Batch] = {}
-        self._idle: asyncio.Future[None] | None = None
-        self.questions = Questions(services, self._answer_ask)
-        self._number = 0
         self._arena = file
         self._transfer = Transfer(services.arenas, file, ReturnsDue(self._flush_returns))
+        self.questions = Questions(services, self._answer_ask)
+        self.readiness = Readiness(self._tell)
+        self.work = Work(self._transfer, self._tell, self._complain, self.questions.abandon)
+        self._queries = Queries(services, self._tell)
         services.arenas.on_closed.append(self._arena_closed)
 
     # Life
@@ -87,7 +95,9 @@ class Instance:
         )
         self._expect()
         launching = asyncio.ensure_future(
-            services.launcher.launch(spawn, lifeline_write, self._printed, self._exited)
+            (services.terminal if self._attached else services.launcher).launch(
+                spawn, lifeline_write, self._printed, self._exited, self._environment
+            )
         )
         launching.add_done_callback(partial(self._launched, lifeline_read, lifeline_write))
         try:
@@ -114,41 +124,52 @@ class Instance:
         Raises HostError with the model's own text.
         """
         self._expect()
-        self._work([m.Describe(self.name, source, config)])
+        self._send_work([m.Describe(self.name, source, config)])
         reply = await self._answer()
         assert isinstance(reply, m.Described)
         return reply.config
 
-    async def initialize(
-        self, source: m.ModelSource, args: dict[str, str], outputs: list[str]
-    ) -> None:
+    async def initialize(self, become: m.Initialize) -> None:
         """Make it an instance of the model. Raises HostError with the model's own text."""
         self._expect()
-        self.version = source.version
-        self._work([m.Initialize(self.name, source, args, outputs)])
-        await self._answer()
+        self.work.name = become.instance_name
+        self.work.version = become.source.version
+        self.work.decoupled = become.decoupled
+        self.work.window = become.window
+        self._queries.initializing = become.args["model_name"]
+        self._send_work([become])
+        reply = await self._answer()
+        self._queries.initializing = ""
+        assert isinstance(reply, m.Initialized)
+        self.readiness.defined = reply.checks
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Have the model finalized and wait for the process to end.
 
-        A batch that still runs gets `grace` seconds to end, then the model's `finalize` gets
-        `finalize` seconds; a process that needs longer is killed.
+        What it still works on gets `grace` seconds to end, then the model's `finalize` gets
+        `finalize` seconds; a process that needs longer is killed, unless it may be stopped at a
+        breakpoint.
         """
+        if self._attached:
+            grace = finalize = math.inf
         self.on_death = lambda reason: None
         process = self._process
         if process is None or not process.running:
             return
-        if self._batches:
-            self._idle = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._idle], timeout=grace)
-        if not self._batches and self._session.state in _CAN_FINALIZE:
+        if not self.work.idle:
+            idle = asyncio.Event()
+            self.work.on_idle = idle.set
+            waiting = asyncio.ensure_future(idle.wait())
+            await asyncio.wait([waiting], timeout=grace)
+            waiting.cancel()
+        if not self.work.running and self._session.state in _CAN_FINALIZE:
             await self._finalize(finalize)
         self.kill()
         await process.wait()
 
     async def _finalize(self, seconds: float) -> None:
         self._expect()
-        self._work([m.Finalize()])
+        self._send_work([m.Finalize()])
         try:
             reply = await self._answer(seconds)
         except HostError as error:
@@ -186,24 +207,14 @@ class Instance:
                 calls.append(call)
         batch.calls = calls
         if not calls:
-            now = time.monotonic_ns()
-            loop = asyncio.get_running_loop()
-            loop.call_soon(batch.done, batch, Times(now, now, now, now))
+            asyncio.get_running_loop().call_soon(self.work.unsent, batch)
             return
-        self._number = batch.number = self._number + 1
-        self._batches[batch.number] = batch
+        number = self.work.add(batch)
         returns = transfer.due()
         if returns is not None:
             frame.append(returns)
-        frame.append(m.Execute(batch.number, requests))
-        self._work(frame)
-
-    def cancel(self, call: Call) -> None:
-        """Tell the model that nobody waits for this call any more."""
-        for batch in self._batches.values():
-            if call in batch.calls:
-                index = batch.calls.index(call)
-                self._serve([m.Cancelled(batch.number, index)])
+        frame.append(m.Execute(number, requests))
+        self._send_work(frame)
 
     # Messages from the stub
 
@@ -214,18 +225,21 @@ class Instance:
         of its answers; and its lane gets the next batch before anyone looks at these answers.
         """
         free: list[Action] = []
-        over: list[Batch] = []
         answers: list[Action] = []
+        over: list[Action] = []
         try:
             for message in m.decode_to_host(frame):
                 self._session.step(message)
                 if isinstance(message, m.Respond):
-                    answers.append(self._understand_respond(message))
+                    answers.append(self.work.respond(message))
                 elif isinstance(message, m.BatchDone):
-                    free.append(self._understand_done(message))
-                    over.append(self._batches[message.batch])
+                    finish, settle = self.work.done(message)
+                    free.append(finish)
+                    over.append(settle)
                 elif isinstance(message, m.Ask):
                     answers.append(self._understand_ask(message))
+                elif isinstance(message, m.Released):
+                    free.append(self.work.release(message))
                 else:
                     _HANDLERS[type(message)](self, message)
         except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
@@ -235,8 +249,8 @@ class Instance:
             action()
         for action in answers:
             action()
-        for batch in over:
-            self._fail_unanswered(batch)
+        for action in over:
+            action()
 
     def _broken(self, error: Exception) -> None:
         """A stub that does not keep to the protocol (user code can reach into it) is of no use.
@@ -252,61 +266,39 @@ class Instance:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(message)
 
-    def _understand_respond(self, message: m.Respond) -> Action:
-        call = self._batches[message.batch].calls[message.index]
-        request = call.request
-        response = message.response
-        answer: InferResponse | None = None
-        if response is not None:
-            answer = InferResponse(request.model_name, self.version, request.id)
-            if response.error is not None:
-                answer.error = self._transfer.receive_error(response.error)
-                call.failed = True
-            else:
-                receive = self._transfer.receive_tensor
-                answer.outputs = [receive(output) for output in response.outputs]
-                if self.restore is not None:
-                    answer.outputs = [self.restore(output) for output in answer.outputs]
-                answer.parameters = response.parameters
-        return partial(call.respond, answer, message.final)
-
-    def _understand_done(self, message: m.BatchDone) -> Action:
-        batch = self._batches[message.batch]
-        if message.failure is not None:
-            self._services.model_log(self.label, 2, "executor.py", 0, message.failure)
-        times = Times(message.started, message.inputs_ready, message.outputs_begin, message.ended)
-        return partial(self._finish_batch, batch, times)
-
-    def _finish_batch(self, batch: Batch, times: Times) -> None:
-        self._batches.pop(batch.number, None)
-        batch.done(batch, times)
-        self._tell_idle()
-
-    def _fail_unanswered(self, batch: Batch) -> None:
-        for call in batch.calls:
-            if not call.finished:
-                call.fail(internal(f"instance '{self.name}' ended a batch without answering it"))
-
-    def _tell_idle(self) -> None:
-        if self._idle is not None and not self._batches and not self._idle.done():
-            self._idle.set_result(None)
-
     def _understand_ask(self, message: m.Ask) -> Action:
         request = self._transfer.receive_request(message.request)
-        return partial(self.questions.start, message.number, request, message.blocking)
+        question = Question(
+            message.number, request, message.batch, message.blocking, message.decoupled
+        )
+        return partial(self.questions.start, question)
 
-    def _answer_ask(self, number: int, response: InferResponse, blocking: bool) -> None:
+    def _answer_ask(
+        self, number: int, response: InferResponse | None, final: bool, blocking: bool
+    ) -> None:
         if self._session.state not in (State.SERVING, State.FINALIZING):
             return
         # The main thread waits for work, and an answer that holds up its batch is just that.
         socket = WORK if blocking else SERVICE
         frame: list[m.ToStub] = []
-        wire = self._transfer.send_response(response, socket, frame)
+        wire: m.WireResponse | None = None
+        if response is not None:
+            wire = self._transfer.send_response(response, socket, frame)
         returns = self._transfer.due()
         if returns is not None:
             frame.append(returns)
-        frame.append(m.Answer(number, wire))
-        (self._work if blocking else self._serve)(frame)
+        frame.append(m.Answer(number, wire, final))
+        (self._send_work if blocking else self._send_service)(frame)
+
+    def _tell(self, message: m.ToStub) -> None:
+        self._send_service([message])
+
+    def _complain(self, text: str) -> None:
+        self._services.model_log(self.label, 2, "executor.py", 0, text)
+
+    def drain(self) -> None:
+        """Act on what the stub has said up to now, without waiting for the loop to notice."""
+        self._link.drain()
 
     def _handle_log(self, message: m.LogLine) -> None:
         services = self._services
@@ -331,13 +323,10 @@ class Instance:
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
             self._reply.exception()  # whoever waits gets it; nobody need wait
-        batches, self._batches = self._batches, {}
-        for batch in batches.values():
-            for call in batch.calls:
-                call.fail(unavailable(f"{reason} while it ran this request."))
-            batch.done(batch, None)
-        self._tell_idle()
+        self.work.end(reason)
         self.questions.end()
+        self.readiness.end()
+        self._queries.end()
         self._services.gone(self)
         if not expected:
             self.on_death(reason)
@@ -349,21 +338,21 @@ class Instance:
 
     def _arena_closed(self, number: int) -> None:
         if self._transfer.forget(number) and self.serving:
-            self._serve([m.CloseArena(number)])
+            self._send_service([m.CloseArena(number)])
 
     def _flush_returns(self) -> None:
         returns = self._transfer.due()
         if returns is not None and self._process is not None and self._process.running:
-            self._serve([returns])
+            self._send_service([returns])
 
-    def _work(self, messages: Sequence[m.ToStub]) -> None:
+    def _send_work(self, messages: Sequence[m.ToStub]) -> None:
         if self._session.state in _OVER:
             return
         for message in messages:
             self._session.step(message)
         self._link.send_work(messages)
 
-    def _serve(self, messages: Sequence[m.ToStub]) -> None:
+    def _send_service(self, messages: Sequence[m.ToStub]) -> None:
         if self._session.state in _OVER:
             return
         for message in messages:
@@ -397,4 +386,14 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     m.Finalized: Instance._handle_reply,
     m.LogLine: Instance._handle_log,
     m.Return: Instance._handle_return,
+    m.Withdraw: lambda self, message: self.questions.withdraw(message.number),
+    m.LoadModel: lambda self, message: self._queries.load(message),
+    m.UnloadModel: lambda self, message: self._queries.unload(message),
+    m.IsModelReady: lambda self, message: self._queries.is_ready(message),
+    m.NewMetricFamily: lambda self, message: self._queries.new_family(message),
+    m.NewMetric: lambda self, message: self._queries.new_metric(message),
+    m.ChangeMetric: lambda self, message: self._queries.change(message),
+    m.ReadMetric: lambda self, message: self._queries.read(message),
+    m.DropMetrics: lambda self, message: self._queries.drop(message),
+    m.Checked: lambda self, message: self.readiness.checked(message),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Protocol
 
 from host.inference import Call, InferRequest
@@ -13,11 +14,33 @@ if TYPE_CHECKING:
     from host.instances.instance import Instance
 
 
+class Models(Protocol):
+    """What models ask other models through (BLS)."""
+
+    def check(self, request: InferRequest) -> Awaitable[None] | None:
+        """What must be awaited before that model is asked, if it has a say on being ready.
+
+        Raises HostError, at once or when awaited, if it cannot be asked.
+        """
+
+    def ask(self, request: InferRequest, decoupled: bool) -> Call:
+        """Start a BLS request of a model. Raises HostError if it cannot be started.
+
+        `decoupled`: any number of responses can be taken.
+        """
+
+    def break_circle(self, call: Call) -> None:
+        """Fail a blocking BLS call that could only go on after itself."""
+
+
 class ModelControl(Protocol):
     """Loads and unloads models for models (pb_utils spec 3.14). Every method raises HostError."""
 
-    async def load(self, name: str, config: str, files: dict[str, bytes]) -> None:
-        """Load or reload a model, with overrides if they are not empty; wait until it is done."""
+    async def load(self, name: str, config: str, files: dict[str, bytes], asker: str) -> None:
+        """Load or reload a model, with overrides if they are not empty; wait until it is done.
+
+        `asker` is the model whose own load waits for this, in `initialize`; "" if none does.
+        """
 
     async def unload(self, name: str, dependents: bool) -> None:
         """Begin to unload a model."""
@@ -66,14 +89,10 @@ class HostServices(Protocol):
     channel: Channel
     arenas: Arenas
     launcher: Launcher
+    terminal: Launcher
+    models: Models
     control: ModelControl
     metrics: Metrics
-
-    def ask(self, request: InferRequest) -> Call:
-        """Start a BLS request of a model. Raises HostError if it cannot be started."""
-
-    def break_circle(self, call: Call) -> None:
-        """Fail a blocking BLS call that could only go on after itself."""
 
     def model_log(self, label: str, level: int, file: str, line: int, text: str) -> None:
         """Log what a model logged, level as in pb_utils spec 3.12."""

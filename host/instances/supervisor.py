@@ -48,6 +48,7 @@ class Supervisor:
         self.instance = instance
         self.state = LaneState.SERVING
         self.reason = ""
+        self.restarts = 0
         self._launch = launch
         self._scheduler = scheduler
         self._report = report
@@ -66,23 +67,25 @@ class Supervisor:
 
     def run(self, calls: Sequence[Call]) -> None:
         """Run a batch."""
-        self.instance.execute(Batch(calls, self._done))
+        self.instance.execute(Batch(calls, self._released, self._done))
 
     def cancel(self, call: Call) -> None:
         """Nobody waits any more for a call that runs here."""
-        self.instance.cancel(call)
+        self.instance.work.cancel(call)
 
     @property
     def waiting_for(self) -> Sequence[Call]:
         """The BLS calls that the running batch cannot go on without."""
         return tuple(self.instance.questions.blocking.values())
 
+    def _released(self) -> None:
+        if self.state is LaneState.SERVING:
+            self._scheduler.lane_free(self)
+
     def _done(self, batch: Batch, times: Times | None) -> None:
-        self._report(batch, times)
         if times is not None:
             self._deaths = 0
-            if self.state is LaneState.SERVING:
-                self._scheduler.lane_free(self)
+        self._report(batch, times)
 
     # Life
 
@@ -114,6 +117,7 @@ class Supervisor:
         self.instance = instance
         instance.on_death = self._died
         self.state = LaneState.SERVING
+        self.restarts += 1
         _log.info("restarted", extra={"instance": instance.label})
         self.join()
 

@@ -70,6 +70,7 @@ class Transfer:
             request.timeout_us,
             request.model_name,
             request.model_version,
+            request.trace,
         )
 
     def send_response(
@@ -142,6 +143,7 @@ class Transfer:
             correlation_id=wire.correlation_id,
             flags=wire.flags,
             timeout_us=wire.timeout,
+            trace=wire.trace,
         )
 
     def receive_error(self, wire: WireError) -> HostError:

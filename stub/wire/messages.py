@@ -113,8 +113,8 @@ class Describe(_Message, tag="describe"):
 class Initialize(_Message, tag="init"):
     """Become this instance: import if not done yet, construct, call `initialize(args)`.
 
-    `overlap` is how many batches an `async def execute` may work on at a time; `send_seconds` how
-    long a response waits for a caller that does not take the earlier ones.
+    `overlap` is how many batches an `async def execute` may work on at a time; `window` how many
+    responses to one request may be under way, and `send_seconds` how long the next one waits.
     """
 
     instance_name: str
@@ -123,6 +123,7 @@ class Initialize(_Message, tag="init"):
     outputs: List[str]
     decoupled: bool = False
     overlap: int = 1
+    window: int = 128
     send_seconds: float = 60.0
 
 

@@ -1,0 +1,221 @@
+"""The batches that one stub works on, and the answers that come of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from host.errors import internal, unavailable
+from host.inference import Call, InferResponse, Tensor
+from host.instances.batch import Batch, Times
+from host.instances.transfer import Transfer
+from stub.wire import messages as m
+
+Action = Callable[[], None]
+"""What a message leads to, once all of its frame is understood."""
+
+_TAKEN_COUNT, _TAKEN_BYTES = 32, 1 << 20
+"""Responses taken, or bytes of them, after which the stub is told; below what it may have under
+way, so that a sender never waits for word of what was taken long ago."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Bounds what is under way to one caller: responses, and seconds that a sender waits."""
+
+    window: int = 128
+    seconds: float = 60.0
+
+
+NOT_RESCHEDULED = (
+    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,"
+    " while the model is not configured to handle such a flag."
+)
+
+
+class Work:
+    """`tell` sends a message to the stub's service thread, `complain` logs an error.
+
+    `abandoned` is called with the number of a batch all of whose callers have gone.
+    """
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        tell: Callable[[m.ToStub], None],
+        complain: Callable[[str], None],
+        abandoned: Callable[[int], None],
+    ) -> None:
+        self.name = ""
+        self.version = -1
+        self.decoupled = False
+        self.window = Flow.window
+        self.restore: Callable[[Tensor], Tensor] | None = None  # gives outputs the client's shape
+        self.on_idle: Callable[[], None] | None = None
+        self._transfer = transfer
+        self._tell = tell
+        self._complain = complain
+        self._abandoned = abandoned
+        self._number = 0
+        self._batches: dict[int, Batch] = {}  # running, or with answers to come
+
+    @property
+    def running(self) -> bool:
+        """Whether a batch is inside `execute`."""
+        return any(not batch.free for batch in self._batches.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to come of any batch."""
+        return not self._batches
+
+    def add(self, batch: Batch) -> int:
+        """The batch is about to be sent; its number."""
+        self._number = batch.number = self._number + 1
+        self._batches[batch.number] = batch
+        return batch.number
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for this call any more."""
+        for batch in self._batches.values():
+            if call in batch.calls:
+                self._cancel(batch, batch.calls.index(call), call)
+
+    def _cancel(self, batch: Batch, index: int, call: Call) -> None:
+        self._tell(m.Cancelled(batch.number, index))
+        if all(other.finished or other.cancelled for other in batch.calls):
+            self._abandoned(batch.number)
+
+    # Messages of the stub. Each raises KeyError, IndexError or ValueError if it makes no sense.
+
+    def respond(self, message: m.Respond) -> Action:
+        """A response to one of the calls."""
+        batch, index = self._batches[message.batch], message.index
+        if index < 0 or index in batch.finals:
+            raise ValueError(f"a response to request {index}, which is answered or unknown")
+        call = batch.calls[index]
+        if message.final:
+            batch.finals.append(index)
+            if batch.late and len(batch.finals) == len(batch.calls):
+                self._forget(batch)
+        elif not self.decoupled:
+            raise ValueError("several responses of a model that is not decoupled")
+        answer = self._receive(call, message.response)
+        if not message.final and call.on_taken is None:
+            most = min(_TAKEN_COUNT, max(1, self.window // 2))
+            call.on_taken = _Taken(self._tell, batch.number, index, most).took
+        return partial(call.respond, answer, message.final)
+
+    def _receive(self, call: Call, response: m.WireResponse | None) -> InferResponse | None:
+        if response is None:
+            return None
+        request = call.request
+        answer = InferResponse(request.model_name, self.version, request.id)
+        if response.error is not None:
+            answer.error = self._transfer.receive_error(response.error)
+            call.failed = True
+            return answer
+        receive = self._transfer.receive_tensor
+        answer.outputs = [receive(output) for output in response.outputs]
+        if self.restore is not None:
+            answer.outputs = [self.restore(output) for output in answer.outputs]
+        answer.parameters = response.parameters
+        return answer
+
+    def release(self, message: m.Released) -> Action:
+        """The batch goes on as a coroutine."""
+        batch = self._batches[message.batch]
+        batch.free = True
+        for index, call in enumerate(batch.calls):
+            _leave_lane(call, partial(self._cancel, batch, index))
+        return batch.released
+
+    def done(self, message: m.BatchDone) -> tuple[Action, Action]:
+        """`execute` has returned: what frees the instance, and what is left for the last."""
+        batch = self._batches[message.batch]
+        if message.failure is not None:
+            self._complain(message.failure)
+        finals = set(batch.finals)
+        late = [index for index in message.late if index not in finals]
+        for index in late:
+            _leave_lane(batch.calls[index], partial(self._cancel, batch, index))
+        batch.late = late
+        if late:
+            batch.finals = [index for index in range(len(batch.calls)) if index not in late]
+        else:
+            self._batches.pop(batch.number)
+        times = Times(message.started, message.inputs_ready, message.outputs_begin, message.ended)
+        return (
+            partial(self._finish, batch, times),
+            partial(self._fail_unanswered, batch, message.rescheduled),
+        )
+
+    def _finish(self, batch: Batch, times: Times) -> None:
+        batch.done(batch, times)
+        if not batch.free:
+            batch.free = True
+            batch.released()
+        self._tell_idle()
+
+    def _fail_unanswered(self, batch: Batch, rescheduled: Sequence[int]) -> None:
+        for index, call in enumerate(batch.calls):
+            if index in batch.late or call.finished:
+                continue
+            if index in rescheduled:
+                self._complain(NOT_RESCHEDULED)
+                call.fail(internal(NOT_RESCHEDULED))
+            else:
+                call.fail(internal(f"instance '{self.name}' ended a batch without answering it"))
+
+    def unsent(self, batch: Batch) -> None:
+        """None of its calls could be sent."""
+        now = time.monotonic_ns()
+        batch.free = True
+        batch.done(batch, Times(now, now, now, now))
+        batch.released()
+
+    def end(self, reason: str) -> None:
+        """The stub is gone: fail what it had."""
+        batches, self._batches = self._batches, {}
+        for batch in batches.values():
+            for call in batch.calls:
+                call.fail(unavailable(f"{reason} while it ran this request."))
+            if not batch.late:
+                batch.done(batch, None)
+        self._tell_idle()
+
+    def _forget(self, batch: Batch) -> None:
+        self._batches.pop(batch.number, None)
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        if self.on_idle is not None and not self._batches:
+            self.on_idle()
+
+
+class _Taken:
+    """What the caller of one request has taken and the stub does not know yet."""
+
+    __slots__ = ("_batch", "_bytes", "_count", "_index", "_most", "_tell")
+
+    def __init__(self, tell: Callable[[m.ToStub], None], batch: int, index: int, most: int) -> None:
+        self._tell = tell
+        self._most = most
+        self._batch = batch
+        self._index = index
+        self._count = self._bytes = 0
+
+    def took(self, response: InferResponse) -> None:
+        self._count += 1
+        self._bytes += sum(len(output.data) for output in response.outputs)
+        if self._count >= self._most or self._bytes >= _TAKEN_BYTES:
+            self._tell(m.Taken(self._batch, self._index, self._count))
+            self._count = self._bytes = 0
+
+
+def _leave_lane(call: Call, on_cancel: Callable[[Call], None]) -> None:
+    """The call is under way still, but the lane that it came by is free for others."""
+    call.place = None
+    call.on_cancel = on_cancel

@@ -1,0 +1,210 @@
+"""BLS for the forked children of a model: they ask through the stub that they come from.
+
+A child puts its question into an unnamed file, and passes that and one end of a socket pair to the
+stub; the stub's service thread asks, and passes a file with the answer back. All that children
+share is one socket, which keeps messages apart.
+"""
+
+import os
+import socket
+import sys
+from array import array
+from typing import Callable, List, Mapping, NoReturn, Optional, Sequence
+
+import pb_utils
+from pb_utils._runtime import Receive
+from stub.convert import Unsendable, localised, request_inline, response_from, response_inline
+from stub.memory import Memory
+from stub.runtime import StubRuntime
+from stub.wire.arena import ArenaFull
+from stub.wire.messages import (
+    Answer,
+    Ask,
+    WireError,
+    WireResponse,
+    decode_to_host,
+    decode_to_stub,
+    encode,
+)
+from stub.wire.shared_file import create
+
+_BYTE = b"\0"  # what a message consists of; all else is in its descriptors
+_INTERNAL = 1
+
+
+class Children:
+    """The stub's end. From construction on, every fork of this process is provided for."""
+
+    def __init__(self, runtime: StubRuntime, memory: Memory) -> None:
+        self._runtime = runtime
+        self._memory = memory
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._ours, self._theirs = ours, theirs
+        os.register_at_fork(after_in_child=self._become_child)
+
+    @property
+    def descriptor(self) -> int:
+        """To wait for; then call `serve`."""
+        return self._ours.fileno()
+
+    def _become_child(self) -> None:
+        self._ours.close()
+        pb_utils._runtime.install(ChildRuntime(self._theirs, self._memory, self._runtime))
+
+    def serve(self) -> None:
+        """Take one question, if there is one, and ask it."""
+        try:
+            descriptors = _receive(self._ours, 2)
+        except BlockingIOError:
+            return
+        if len(descriptors) != 2:
+            return
+        question, reply = descriptors
+        try:
+            (ask,) = decode_to_host(_read(question))
+        finally:
+            os.close(question)
+        assert isinstance(ask, Ask)
+
+        def answer(response: Optional[WireResponse], final: bool) -> None:
+            assert response is not None
+            frame = encode([Answer(0, response_inline(response, self._memory))])
+            with socket.socket(fileno=reply) as connection:
+                try:
+                    _send(connection, frame)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # the child has ended meanwhile
+
+        try:
+            request = localised(ask.request, self._memory)
+        except ArenaFull as full:
+            answer(WireResponse([], {}, WireError(_INTERNAL, str(full))), True)
+            return
+        self._runtime.ask_wire(self._runtime.next_number(), request, False, answer)
+
+
+class ChildRuntime:
+    """What `pb_utils` reaches the host through in a forked child: it can ask, and print."""
+
+    def __init__(self, relay: socket.socket, memory: Memory, parent: StubRuntime) -> None:
+        self._relay = relay
+        self._memory = memory
+        self._parent = parent
+
+    def log(self, level: int, filename: str, line: int, message: str) -> None:
+        """Print; the host logs what its stubs print."""
+        sys.stderr.write(f"{filename}:{line}] {message}\n")
+
+    def model_dir(self) -> str:
+        """`<model directory>/<version>`."""
+        return self._parent.model_dir()
+
+    def exec(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
+        """Ask another model and wait, as in the stub itself."""
+        self._parent.check_season()
+        try:
+            frame = encode([Ask(0, request_inline(request), 0, False)])
+        except Unsendable as problem:
+            return pb_utils.InferenceResponse._from_wire(
+                [], pb_utils.TritonError(str(problem)), None
+            )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                _send(self._relay, frame, theirs.fileno())
+            descriptors = _receive(ours, 1)
+        if not descriptors:
+            raise pb_utils.TritonModelException("the stub process that this child asks has ended")
+        try:
+            (answer,) = decode_to_stub(_read(descriptors[0]))
+        finally:
+            os.close(descriptors[0])
+        assert isinstance(answer, Answer) and answer.response is not None
+        return response_from(answer.response, self._memory)
+
+    def ask(
+        self, request: pb_utils.InferenceRequest, decoupled: bool, receive: Receive
+    ) -> Callable[[], None]:
+        """Refuse what `exec` cannot do."""
+        if decoupled:
+            _refuse("A decoupled request to another model (BLS)")
+        receive(self.exec(request), True)
+        return lambda: None
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Refuse."""
+        _refuse("load_model()")
+
+    def unload_model(self, name: str, dependents: bool) -> None:
+        """Refuse."""
+        _refuse("unload_model()")
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Refuse."""
+        _refuse("is_model_ready()")
+
+    def new_metric_family(self, name: str, description: str, kind: int) -> int:
+        """Refuse."""
+        _refuse("MetricFamily")
+
+    def new_metric(
+        self, family: int, labels: Mapping[str, object], buckets: Optional[Sequence[float]]
+    ) -> int:
+        """Refuse."""
+        _refuse("Metric")
+
+    def change_metric(self, metric: int, change: str, value: float) -> None:
+        """Refuse."""
+        _refuse("Metric")
+
+    def read_metric(self, metric: int) -> float:
+        """Refuse."""
+        _refuse("Metric")
+
+    def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
+        """Do nothing: they are the parent's."""
+
+    def refusal(self, text: str) -> str:
+        """As in the stub."""
+        return self._parent.refusal(text)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise pb_utils.TritonModelException(
+        f"{what} is not supported in a forked child of a model; use it in the model's own process"
+    )
+
+
+def _send(connection: socket.socket, frame: bytes, *descriptors: int) -> None:
+    """Pass a frame, in a file, and descriptors."""
+    file = create("pbhost-question", len(frame))
+    try:
+        rest = memoryview(frame)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+        rights = array("i", [file, *descriptors])
+        connection.sendmsg([_BYTE], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    finally:
+        os.close(file)
+
+
+def _receive(connection: socket.socket, count: int) -> List[int]:
+    """The descriptors of one message, none at the end."""
+    descriptors = array("i")
+    _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(count * descriptors.itemsize))
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return list(descriptors)
+
+
+def _read(file: int) -> bytes:
+    size = os.fstat(file).st_size
+    parts: List[bytes] = []
+    offset = 0
+    while offset < size:
+        part = os.pread(file, size - offset, offset)
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)

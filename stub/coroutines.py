@@ -1,0 +1,83 @@
+"""The event loop of a model whose `execute` is a coroutine function."""
+
+import contextvars
+import inspect
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Coroutine, Optional
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+_STOP_SECONDS = 5.0  # for tasks to notice that they are cancelled
+
+current_batch: "contextvars.ContextVar[int]" = contextvars.ContextVar("pbhost_batch", default=0)
+"""The batch on whose behalf a coroutine, and every task that it makes, runs."""
+
+
+class Coroutines:
+    """A loop in a daemon thread; neither exists before the first coroutine."""
+
+    def __init__(self, started: Callable[[int], None]) -> None:
+        """`started` is called once with the identity of the loop's thread."""
+        self._started = started
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._thread: Optional[threading.Thread] = None
+        self._lock = threading.Lock()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Any], batch: int) -> "Future[Any]":
+        """Run a coroutine of a batch on the loop."""
+        import asyncio  # a model without coroutines starts faster without it
+
+        context = contextvars.copy_context()
+        context.run(current_batch.set, batch)
+        loop = self._running_loop()
+        return context.run(asyncio.run_coroutine_threadsafe, coroutine, loop)
+
+    def _running_loop(self) -> "asyncio.AbstractEventLoop":
+        import asyncio
+
+        with self._lock:
+            if self._loop is None:
+                loop = self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._run, args=(loop,), name="pbhost-asyncio", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def _run(self, loop: "asyncio.AbstractEventLoop") -> None:
+        import asyncio
+
+        self._started(threading.get_ident())
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+
+    def stop(self) -> None:
+        """End the loop, and cancel what still runs on it; a task that refuses is left behind."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None or not loop.is_running():
+            return
+        import asyncio
+        from concurrent.futures import TimeoutError as TooLate
+
+        try:
+            asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(_STOP_SECONDS)
+        except TooLate:
+            pass  # the process ends soon, and with it the task
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_STOP_SECONDS)
+
+
+async def _cancel_all() -> None:
+    import asyncio
+
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def is_coroutine(returned: object) -> bool:
+    """Whether `execute`, or `is_ready`, was a coroutine function."""
+    return inspect.iscoroutine(returned)

@@ -1,0 +1,123 @@
+"""What a model asks the host itself: model control and metrics."""
+
+import itertools
+import threading
+from typing import Callable, Dict, Mapping, Optional, Sequence, Union
+
+import pb_utils
+from stub.wire import messages as m
+
+Value = Union[None, bool, int, float]
+Numbered = Callable[[int], m.ToHost]
+
+
+class _Waiting:
+    __slots__ = ("told", "reply")
+
+    def __init__(self) -> None:
+        self.told = threading.Lock()
+        self.told.acquire()
+        self.reply: Optional[m.Told] = None
+
+
+class Queries:
+    """Numbered questions with one reply each; any thread may ask and wait."""
+
+    def __init__(self, send: Callable[[Sequence[m.ToHost]], None]) -> None:
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._own_numbers = itertools.count(1)  # of metrics and families
+        self._waiting: Dict[int, _Waiting] = {}
+        self._name = ""
+        self.allowed = False
+        self.control_allowed = True
+
+    def become(self, name: str) -> None:
+        """The instance is known, and is initialized from now on."""
+        self._name = name
+        self.allowed = True
+
+    def told(self, reply: m.Told) -> None:
+        """Wake whoever asked."""
+        waiting = self._waiting.pop(reply.number)
+        waiting.reply = reply
+        waiting.told.release()
+
+    def refusal(self, text: str) -> str:
+        """How the host's refusal of something that the model asked for reads (spec 3.13)."""
+        return f"Failed to process the request for model '{self._name}', message: {text}"
+
+    def _ask(self, message: Numbered) -> Value:
+        """Send and wait. Raises TritonModelException with the host's refusal."""
+        self._check_season()
+        number = next(self._numbers)
+        waiting = self._waiting[number] = _Waiting()
+        self._send([message(number)])
+        waiting.told.acquire()
+        reply = waiting.reply
+        assert reply is not None
+        if reply.error is not None:
+            raise pb_utils.TritonModelException(self.refusal(reply.error))
+        return reply.value
+
+    def _check_season(self) -> None:
+        if not self.allowed:
+            raise pb_utils.TritonModelException(
+                self.refusal("metrics and model control are not available before 'initialize'")
+            )
+
+    # Model control
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """As the API's runtime."""
+        self._check_control("load_model")
+        self._ask(lambda number: m.LoadModel(number, name, config, dict(files)))
+
+    def unload_model(self, name: str, dependents: bool) -> None:
+        """As the API's runtime."""
+        self._check_control("unload_model")
+        self._ask(lambda number: m.UnloadModel(number, name, dependents))
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """As the API's runtime."""
+        self._check_control("is_model_ready")
+        return bool(self._ask(lambda number: m.IsModelReady(number, name, version)))
+
+    def _check_control(self, function: str) -> None:
+        if not self.control_allowed:
+            raise pb_utils.TritonModelException(
+                self.refusal(f"{function} is not supported in 'finalize'")
+            )
+
+    # Metrics
+
+    def new_metric_family(self, name: str, description: str, kind: int) -> int:
+        """As the API's runtime."""
+        family = next(self._own_numbers)
+        self._ask(lambda number: m.NewMetricFamily(number, family, name, description, kind))
+        return family
+
+    def new_metric(
+        self, family: int, labels: Mapping[str, object], buckets: Optional[Sequence[float]]
+    ) -> int:
+        """As the API's runtime."""
+        texts: Dict[str, str] = {}
+        for name, value in labels.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise pb_utils.TritonModelException(
+                    self.refusal("attempt to access JSON non-string as string")
+                )
+            texts[name] = value
+        metric = next(self._own_numbers)
+        bounds = None if buckets is None else [float(bound) for bound in buckets]
+        self._ask(lambda number: m.NewMetric(number, metric, family, texts, bounds))
+        return metric
+
+    def change_metric(self, metric: int, change: str, value: float) -> None:
+        """As the API's runtime."""
+        self._send([m.ChangeMetric(metric, change, value)])
+
+    def read_metric(self, metric: int) -> float:
+        """As the API's runtime."""
+        value = self._ask(lambda number: m.ReadMetric(number, metric))
+        return float(value or 0.0)

@@ -1,0 +1,232 @@
+"""Answers that leave one by one: the exchanges of a stub, and what senders do with them."""
+
+import threading
+import time
+from collections import deque
+from typing import Callable, Deque, List, Optional, Sequence, Set, Tuple
+from weakref import WeakValueDictionary
+
+import pb_utils
+from pb_utils._sender import Exchange
+from stub.channel import Channel
+from stub.convert import failed, response_to
+from stub.memory import Memory
+from stub.wire.arena import Block
+from stub.wire.messages import Initialize, Respond, ToHost, WireResponse
+
+_MOST_BYTES_UNDER_WAY = 4 << 20
+"""Responses of one request that its caller has not taken yet: a sender waits beyond that."""
+
+_ON_A_LOOP = 16
+"""So many times more for a sender on an event loop: its wait holds up every other coroutine."""
+
+
+class Replies:
+    """Every exchange that may still be answered; any thread may call.
+
+    `wake` has `dropped` called soon, by a thread that may send.
+    """
+
+    def __init__(self, channel: Channel, memory: Memory, wake: Callable[[], None]) -> None:
+        self.channel = channel
+        self.memory = memory
+        self.send_seconds = 60.0
+        self.window = 128  # responses of one request under way
+        self.loop_thread: Optional[int] = None  # where waiting is worst
+        self._name = ""
+        self._wake = wake
+        self._current: Sequence[StubExchange] = ()
+        self._late: WeakValueDictionary[Tuple[int, int], StubExchange] = WeakValueDictionary()
+        self._dropped: Deque[Tuple[int, int]] = deque()
+        self._begun = 0
+        self._early: Set[Tuple[int, int]] = set()  # cancelled before their batch has begun
+
+    def become(self, message: Initialize) -> None:
+        """The instance is known, and how long a sender may wait."""
+        self._name = message.instance_name
+        self.window = max(1, message.window)
+        self.send_seconds = message.send_seconds
+
+    def on_loop(self, thread: int) -> None:
+        """That thread runs an event loop."""
+        self.loop_thread = thread
+
+    def begin(self, batch: int, exchanges: "Sequence[StubExchange]") -> None:
+        """These are answered from now on; those cancelled already are told so."""
+        self._current = exchanges
+        self._begun = batch
+        if self._early:
+            for exchange in exchanges:
+                if (batch, exchange.index) in self._early:
+                    exchange.cancel()
+            self._early = {key for key in self._early if key[0] > batch}
+
+    def end(self, exchanges: "Sequence[StubExchange]") -> List[int]:
+        """The main thread has left the batch; the indexes that are still to be answered."""
+        late: List[int] = []
+        for exchange in exchanges:
+            if not exchange.closed:
+                self._late[exchange.batch, exchange.index] = exchange
+                late.append(exchange.index)
+        if exchanges is self._current:
+            self._current = ()
+        return late
+
+    def cancel(self, batch: int, index: int) -> None:
+        """The caller of that request has gone."""
+        exchange = self._find(batch, index)
+        if exchange is not None:
+            exchange.cancel()
+        elif batch > self._begun:
+            self._early.add((batch, index))
+
+    def taken(self, batch: int, index: int, count: int) -> None:
+        """The caller of that request has taken responses."""
+        exchange = self._find(batch, index)
+        if exchange is not None:
+            exchange.taken(count)
+
+    def _find(self, batch: int, index: int) -> "Optional[StubExchange]":
+        for exchange in self._current:
+            if exchange.batch == batch and exchange.index == index:
+                return exchange
+        return self._late.get((batch, index))
+
+    def drop(self, batch: int, index: int) -> None:
+        """Nobody can answer that request any more. Called by finalisers: waits for nothing."""
+        self._dropped.append((batch, index))
+        self._wake()
+
+    def dropped(self) -> List[ToHost]:
+        """The answers to requests that were dropped since the last call."""
+        answers: List[ToHost] = []
+        while self._dropped:
+            batch, index = self._dropped.popleft()
+            answers.append(Respond(batch, index, self.unanswered()))
+        return answers
+
+    def unanswered(self) -> WireResponse:
+        """The answer to a request for which the model has none."""
+        return failed(
+            f"Model instance '{self._name}' returned no response for this request and let go of"
+            " it: `execute` must return one InferenceResponse for each request, or its response"
+            " sender must send the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+        )
+
+
+class StubExchange(Exchange):
+    """One request of a batch."""
+
+    __slots__ = (
+        "_held",
+        "_replies",
+        "_room",
+        "_sent",
+        "_sent_bytes",
+        "_sizes",
+        "_taken",
+        "_taken_bytes",
+        "batch",
+        "cancelled",
+        "index",
+        "outputs",
+    )
+
+    def __init__(
+        self, replies: Replies, batch: int, index: int, decoupled: bool, outputs: Sequence[str]
+    ) -> None:
+        """`outputs` are those that the caller wants."""
+        super().__init__(decoupled)
+        self.batch = batch
+        self.index = index
+        self.cancelled = False
+        self._replies = replies
+        self.outputs = outputs
+        self._held: Optional[Tuple[WireResponse, List[Block]]] = None
+        # Each figure is changed by one thread only: those of what was sent by whoever has the
+        # lock, those of what was taken by the service thread.
+        self._sent = self._sent_bytes = 0
+        self._taken = self._taken_bytes = 0
+        self._sizes: Optional[Deque[int]] = None
+        self._room: Optional[threading.Event] = None
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self._replies.drop(self.batch, self.index)
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller has gone."""
+        return self.cancelled
+
+    def cancel(self) -> None:
+        """The caller has gone: from now on nothing waits for it."""
+        self.cancelled = True
+        if self._room is not None:
+            self._room.set()
+
+    def taken(self, count: int) -> None:
+        """The caller has taken so many responses; the service thread only."""
+        sizes = self._sizes
+        for _ in range(count if sizes else 0):
+            assert sizes is not None
+            self._taken_bytes += sizes.popleft()
+        self._taken += count
+        if self._room is not None:
+            self._room.set()
+
+    def _make_room(self) -> None:
+        if not self._is_full():
+            return
+        if self._room is None:
+            self._room = threading.Event()
+        seconds = self._replies.send_seconds
+        deadline = time.monotonic() + seconds
+        while True:
+            self._room.clear()
+            if not self._is_full() or self.closed:
+                return
+            if not self._room.wait(max(0.0, deadline - time.monotonic())):
+                raise pb_utils.TritonModelException(
+                    f"Unable to send response. For {seconds:g} seconds the caller has taken none"
+                    f" of {self._sent - self._taken} earlier responses, which are"
+                    f" {self._sent_bytes - self._taken_bytes} bytes."
+                )
+
+    def _is_full(self) -> bool:
+        waiting = self._sent - self._taken
+        if waiting <= 0 or self.cancelled:
+            return False
+        factor = _ON_A_LOOP if threading.get_ident() == self._replies.loop_thread else 1
+        size = self._sent_bytes - self._taken_bytes
+        return waiting >= self._replies.window * factor or size >= _MOST_BYTES_UNDER_WAY * factor
+
+    def _deliver(self, response: Optional[pb_utils.InferenceResponse], final: bool) -> None:
+        placed: List[Block] = []
+        wire: Optional[WireResponse] = None
+        if response is not None:
+            wire = response_to(response, self.outputs, self._replies.memory, placed)
+        if not self.decoupled:
+            # The caller gets one message, and it is the last one.
+            if not final:
+                assert wire is not None
+                self._held = wire, placed
+                return
+            if wire is None and self._held is not None:
+                wire, placed = self._held
+                self._held = None
+        self._replies.memory.tell(placed)
+        if self.decoupled and wire is not None:
+            self._count(sum(len(t.data) if t.data is not None else t.size for t in wire.outputs))
+        try:
+            self._replies.channel.send([Respond(self.batch, self.index, wire, final)])
+        except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
+            raise pb_utils.TritonModelException(
+                f"Unable to send response. It cannot be put into a message: {error!r}"
+            ) from error
+
+    def _count(self, size: int) -> None:
+        if self._sizes is None:
+            self._sizes = deque()
+        self._sizes.append(size)
+        self._sent_bytes += size
+        self._sent += 1
