@@ -6,9 +6,9 @@ import contextvars
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Callable, Protocol
 
 from pb_utils._model_exception import TritonModelException
 
@@ -193,6 +193,7 @@ class NoHost:
 
 
 _installed: Runtime = NoHost()
+_lent: Runtime | None = None  # to threads, which do not know the context that started them
 _override: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar(
     "pb_utils_runtime", default=None
 )
@@ -206,27 +207,34 @@ def install(runtime: Runtime) -> None:
 
 def current() -> Runtime:
     """Return the runtime that answers here: the one in use in this context, or the process's."""
-    return _override.get() or _installed
+    return _override.get() or _lent or _installed
 
 
 @contextmanager
-def use(runtime: Runtime) -> Iterator[None]:
+def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
     """Let ``runtime`` answer within this block, in this context only.
 
     Threads that are started inside have contexts of their own. Without a host they see the
-    runtime of the outermost block.
+    runtime of the outermost block; if it is ``lasting``, also after the block, until ``forget``.
     """
-    global _installed
-    before = _installed
-    if isinstance(before, NoHost):
-        _installed = runtime
+    global _lent
+    before = _lent
+    if isinstance(_installed, NoHost) and _override.get() is None:
+        _lent = runtime
     token = _override.set(runtime)
     try:
         yield
     finally:
         _override.reset(token)
-        if isinstance(before, NoHost):
-            _installed = before
+        if not lasting:
+            _lent = before
+
+
+def forget(runtime: Runtime) -> None:
+    """Let ``runtime`` answer no thread of an earlier block any more."""
+    global _lent
+    if _lent is runtime:
+        _lent = None
 
 
 def get_model_dir() -> str:

@@ -52,7 +52,11 @@ class Stream:
         stream = cls()
         stream.cancelled_by(_runtime.current().ask(request, decoupled, stream.receive))
         if execution_timeout is not None:
-            stream.expires(execution_timeout, request._model_name)
+            text = (
+                f"The request to model '{request._model_name}' was cancelled: it had not come to "
+                f"its end within its execution_timeout of {execution_timeout:g} seconds."
+            )
+            stream.expires(execution_timeout, text)
         return stream
 
     def cancelled_by(self, withdraw: Callable[[], None]) -> None:
@@ -61,12 +65,8 @@ class Stream:
         if self._done:
             self._withdraw = None
 
-    def expires(self, seconds: float, model_name: str) -> None:
-        """End with an error in so many seconds, and cancel the request."""
-        text = (
-            f"The request to model '{model_name}' was cancelled: it had not come to its end "
-            f"within its execution_timeout of {seconds:g} seconds."
-        )
+    def expires(self, seconds: float, text: str) -> InferenceResponse:
+        """In so many seconds cancel the request, and end with this error, UNAVAILABLE."""
         late = InferenceResponse._from_wire([], TritonError(text, TritonError.UNAVAILABLE), None)
 
         def expire() -> None:
@@ -76,6 +76,7 @@ class Stream:
         self._alarm = _timer.after(seconds, expire)
         if self._done:
             self._alarm.stop()
+        return late
 
     def receive(self, response: InferenceResponse | None, final: bool) -> None:
         """Take the next response; an end alone becomes a response without anything."""

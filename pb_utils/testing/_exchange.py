@@ -2,26 +2,91 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pb_utils._datatypes import BF16
 from pb_utils._errors import TritonError
 from pb_utils._model_exception import TritonModelException
-from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
+from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
+from pb_utils._sender import Exchange
 from pb_utils._tensor import Tensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from pb_utils._runtime import Receive
 
-class Incoming(NamedTuple):
-    """What a harness knows about a request that comes in: its handle."""
 
-    cancelled: bool = False
+def failed(message: str) -> InferenceResponse:
+    """Return a response to a request that could not be served."""
+    return InferenceResponse._from_wire([], TritonError(message), None)
+
+
+class Unanswered(InferenceResponse):
+    """What the sender of a request gets in place of an answer that the model does not give."""
+
+    __slots__ = ()
+
+
+class Incoming(Exchange):
+    """One request that a model in a harness has to answer, and who gets its responses.
+
+    ``cancelled`` is set by whoever sent the request. A request that nobody can answer any more is
+    answered by ``Unanswered``, whose text begins with ``subject``.
+    """
+
+    __slots__ = ("_held", "_receive", "_wanted", "cancelled", "subject")
+
+    def __init__(
+        self,
+        decoupled: bool,
+        receive: Receive,
+        cancelled: threading.Event,
+        wanted: Iterable[str] = (),
+        subject: str = "The request",
+    ) -> None:
+        """Begin; the responses have only the ``wanted`` outputs, all if there are none."""
+        super().__init__(decoupled)
+        self.cancelled = cancelled
+        self.subject = subject
+        self._receive = receive
+        self._wanted = frozenset(wanted)
+        self._held: InferenceResponse | None = None
+
+    def is_cancelled(self) -> bool:
+        """Return whether the sender of the request has cancelled it."""
+        return self.cancelled.is_set()
+
+    def fail(self, message: str) -> None:
+        """Answer with an error as the last response, unless the last one has been sent."""
+        if self.close():
+            self._receive(failed(message), True)
+
+    def _deliver(self, response: InferenceResponse | None, final: bool) -> None:
+        sent = None if response is None else answered(response, self._wanted)
+        if self.decoupled:
+            self._receive(sent, final)
+        elif final:
+            self._receive(sent or self._held, True)
+        else:
+            self._held = sent  # one message is all that the caller gets, when all is over
+
+    def __del__(self) -> None:
+        """Tell the caller that no answer will come."""
+        if not self.closed:
+            lacks = "was left without an answer."
+            if self.answered:
+                lacks = (
+                    "was answered without TRITONSERVER_RESPONSE_COMPLETE_FINAL, so that it never "
+                    "ends."
+                )
+            error = TritonError(f"{self.subject} {lacks}")
+            self._receive(Unanswered._from_wire([], error, None), True)
 
 
 def as_tensors(arrays: Mapping[str, npt.ArrayLike | Tensor]) -> list[Tensor]:
@@ -34,6 +99,11 @@ def as_tensors(arrays: Mapping[str, npt.ArrayLike | Tensor]) -> list[Tensor]:
         array = np.asarray(value)
         tensors.append(Tensor(name, array.astype(np.object_) if array.dtype.kind == "U" else array))
     return tensors
+
+
+def message(response: InferenceResponse) -> str:
+    """Return the text of a response's error."""
+    return "" if response._error is None else response._error.message()
 
 
 def as_arrays(response: InferenceResponse) -> dict[str, npt.NDArray[Any]]:
@@ -51,7 +121,9 @@ def as_arrays(response: InferenceResponse) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def incoming(request: InferenceRequest, outputs: Iterable[str]) -> InferenceRequest:
+def incoming(
+    request: InferenceRequest, exchange: Incoming, outputs: Iterable[str]
+) -> InferenceRequest:
     """Return the request as its model receives it; ``outputs`` are meant if it names none."""
     return InferenceRequest._from_wire(
         request_id=request._request_id,
@@ -64,61 +136,29 @@ def incoming(request: InferenceRequest, outputs: Iterable[str]) -> InferenceRequ
         timeout=request._timeout,
         parameters=dict(request._parameters),
         trace=request._trace,
-        handle=request._handle or Incoming(),
+        handle=exchange,
     )
 
 
-def answered(response: InferenceResponse, request: InferenceRequest) -> InferenceResponse:
+def answered(response: InferenceResponse, wanted: Iterable[str]) -> InferenceResponse:
     """Return the response as the sender of the request receives it, less what it did not want."""
     if response._error is not None:
         return InferenceResponse._from_wire([], response._error, None)
-    wanted = request.requested_output_names()
-    tensors = [t for t in response._output_tensors if not wanted or t._name in wanted]
+    names = frozenset(wanted)
+    tensors = [t for t in response._output_tensors if not names or t._name in names]
     return InferenceResponse._from_wire(
         [_sent(tensor) for tensor in tensors], None, response._parameters
     )
 
 
-def failed(message: str) -> InferenceResponse:
-    """Return a response to a request that could not be served."""
-    return InferenceResponse._from_wire([], TritonError(message), None)
+def cancellation(request: InferenceRequest) -> threading.Event:
+    """Return what is set when the sender of the request cancels it."""
+    exchange = request._handle
+    return exchange.cancelled if isinstance(exchange, Incoming) else threading.Event()
 
 
-def checked(returned: Any, requests: list[InferenceRequest]) -> list[InferenceResponse]:
-    """Return what ``execute`` returned if a server would accept it.
-
-    Raises:
-        TritonModelException: it would not, or a request is left without an answer.
-    """
-    if returned is None:
-        returned = [None] * len(requests)
-    elif not isinstance(returned, list):
-        raise TritonModelException(
-            f"Expected a list in the execute return, found type '{type(returned)}'."
-        )
-    if len(returned) != len(requests):
-        raise TritonModelException(
-            "Number of InferenceResponse objects do not match the number of InferenceRequest "
-            f"objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size "
-            f"is:{len(returned)}\n"
-        )
-    responses: list[InferenceResponse] = []
-    for index, (request, response) in enumerate(zip(requests, returned)):
-        rescheduled = request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-        if rescheduled and response is not None:
-            raise TritonModelException(
-                "Expected a None object in the execute function return list for reschduled "
-                f"request, found type '{type(response)}'."
-            )
-        if response is None:
-            raise TritonModelException(f"The request at index {index} was left without an answer.")
-        if not isinstance(response, InferenceResponse):
-            raise TritonModelException(
-                "Expected an 'InferenceResponse' object in the execute function return list, "
-                f"found type '{type(response)}'."
-            )
-        responses.append(response)
-    return responses
+def ignored(response: InferenceResponse | None, final: bool) -> None:
+    """Take a response in which nobody is interested."""
 
 
 def _sent(tensor: Tensor) -> Tensor:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import contextvars
-import inspect
 import json
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from pb_utils import _runtime
-from pb_utils._logger import Logger
+from pb_utils._iterator import ResponseIterator
 from pb_utils._model_exception import TritonModelException
 from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
+from pb_utils._stream import Stream
 from pb_utils.testing import _exchange, _loading
+from pb_utils.testing._instance import Instance
+from pb_utils.testing._metrics import MetricSample
+from pb_utils.testing._others import ModelControl, OtherModels
+from pb_utils.testing._runtime import HarnessRuntime, LogRecord
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,19 +28,15 @@ if TYPE_CHECKING:
     from pb_utils._tensor import Tensor
 
     Arrays = Mapping[str, npt.ArrayLike | Tensor]
-    Fake = Union[Callable[[InferenceRequest], InferenceResponse], Arrays, "ModelHarness"]
+    Responses = Union[InferenceResponse, Iterator[InferenceResponse]]
+    Fake = Union[Callable[[InferenceRequest], Responses], Arrays, "ModelHarness"]
 else:
     Fake = object
-"""Answers the requests of a model under test: a function, constant outputs, or another model."""
+"""Answers the requests of a model under test: a function, constant outputs, or another model.
 
-
-class LogRecord(NamedTuple):
-    """A message that the model wrote by ``Logger``."""
-
-    level: Logger.LogLevel
-    message: str
-    filename: str
-    line: int
+A generator function stands for a decoupled model: it yields any number of responses. It is left
+at the next ``yield`` once the request is cancelled.
+"""
 
 
 def load(
@@ -47,6 +47,7 @@ def load(
     version: int | str | None = None,
     parameters: Mapping[str, str] | None = None,
     models: Mapping[str, Fake] | None = None,
+    response_timeout: float = 60.0,
 ) -> ModelHarness:
     """Import, complete and initialise a model.
 
@@ -58,9 +59,11 @@ def load(
         version: version folder, by default the highest; 1 for a class.
         parameters: the configuration's ``parameters``, by key.
         models: who answers the requests that the model makes (BLS), by model name.
+        response_timeout: seconds that the model, and those that it asks, may take for what the
+            test waits for.
 
     Raises:
-        TritonModelException: there is no such model, or it is decoupled.
+        TritonModelException: there is no such model.
         Exception: whatever the model itself raises.
     """
     given = json.loads(config) if isinstance(config, str) else dict(config or {})
@@ -77,7 +80,7 @@ def load(
         default_name = folder.name
     full = _loading.full_config(given, name or given.get("name") or default_name)
     try:
-        return ModelHarness(source, full, models or {})
+        return ModelHarness(source, full, models or {}, response_timeout)
     except BaseException:
         source.forget()
         raise
@@ -91,6 +94,7 @@ class ModelHarness:
         config: the complete configuration, parsed.
         args: what ``initialize`` was given.
         logs: what the model has logged so far.
+        control: what it has loaded and unloaded so far.
     """
 
     def __init__(
@@ -98,20 +102,43 @@ class ModelHarness:
         source: _loading.Source,
         config: dict[str, Any],
         models: Mapping[str, Fake],
+        response_timeout: float,
     ) -> None:
         """Initialise the model; ``load`` is the way to get here."""
         self.logs: list[LogRecord] = []
+        self.control: list[ModelControl] = []
+        self._instance: Instance
         self._source = source
-        self._closed = False
-        self._runtime = _HarnessRuntime(source, models, self.logs)
-        with _runtime.use(self._runtime):
-            if not config["input"] and hasattr(source.model_class, "auto_complete_config"):
-                config = _loading.completed_config(source.model_class, config)
-            self.config: dict[str, Any] = config
-            self.args: dict[str, str] = _loading.arguments(config, source.directory, source.version)
-            self.model: Any = source.model_class()
-            if hasattr(self.model, "initialize"):
-                self.model.initialize(dict(self.args))
+        self._seconds = response_timeout
+        others = {
+            name: model._instance if isinstance(model, ModelHarness) else model
+            for name, model in models.items()
+        }
+        self._runtime = HarnessRuntime(
+            source.directory / source.version,
+            _loading.instance_name(config),
+            OtherModels(others, self.control),
+            self.logs,
+            response_timeout,
+        )
+        try:
+            with _runtime.use(self._runtime, lasting=True):
+                if not config["input"] and hasattr(source.model_class, "auto_complete_config"):
+                    config = _loading.completed_config(source.model_class, config)
+                self.config: dict[str, Any] = config
+                self.args: dict[str, str] = _loading.arguments(
+                    config, source.directory, source.version
+                )
+                self.model: Any = source.model_class()
+                if hasattr(self.model, "initialize"):
+                    self.model.initialize(dict(self.args))
+        except BaseException:
+            _runtime.forget(self._runtime)
+            raise
+        name = self.args["model_instance_name"]
+        self._instance = Instance(
+            self.model, config, source.file, name, self._runtime, response_timeout
+        )
         self._runtime.bls_allowed = True
 
     def request(
@@ -126,7 +153,7 @@ class ModelHarness:
         requested_outputs: Sequence[str] = (),
         cancelled: bool = False,
     ) -> InferenceRequest:
-        """Return a request of a client, to be passed to ``execute``.
+        """Return a request of a client, to be passed to ``execute`` or ``submit``.
 
         Args:
             inputs: arrays or tensors by input name, of the shapes that the model gets, that is
@@ -153,7 +180,11 @@ class ModelHarness:
             timeout=timeout,
             parameters=parameters,
         )
-        request._handle = _exchange.Incoming(cancelled)
+        gone = threading.Event()
+        if cancelled:
+            gone.set()
+        decoupled = self._instance.decoupled
+        request._handle = _exchange.Incoming(decoupled, _exchange.ignored, gone, requested_outputs)
         return request
 
     def infer(
@@ -186,42 +217,119 @@ class ModelHarness:
     def execute(self, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
         """Send one batch of requests and return the responses, as a client would get them.
 
+        ``execute`` runs in this thread. A response that is not returned may come later, by the
+        request's sender.
+
         Raises:
-            TritonModelException: what ``execute`` returned is refused by a server.
+            TritonModelException: what ``execute`` returned is refused by a server, a request is
+                left without an answer, or the model is decoupled.
             Exception: whatever ``execute`` raises.
         """
-        if self._closed:
-            raise TritonModelException("The model has been finalized.")
-        outputs = [output["name"] for output in self.config["output"]]
-        batch = [_exchange.incoming(request, outputs) for request in requests]
-        if not hasattr(self.model, "execute"):
+        self._check_open()
+        if self._instance.decoupled:
             raise TritonModelException(
-                f"Python model {self._source.file} does not implement `execute` method."
+                f"Model '{self.args['model_name']}' is decoupled, so that it may give any number "
+                "of responses: use stream() or submit()."
             )
-        with _runtime.use(self._runtime):
-            returned = self.model.execute(list(batch))
-            if inspect.iscoroutine(returned):
-                returned = _run_in_thread(returned)
-        responses = _exchange.checked(returned, batch)
-        return [
-            _exchange.answered(response, request) for response, request in zip(responses, batch)
-        ]
+        streams = [Stream() for _ in requests]
+        self._instance.run(requests, [_end_alone(stream) for stream in streams])
+        responses: list[InferenceResponse] = []
+        for stream in streams:
+            late = stream.expires(self._seconds, self._too_late())
+            response = stream.take()
+            assert response is not None
+            if response is late or isinstance(response, _exchange.Unanswered):
+                raise TritonModelException(_exchange.message(response))
+            responses.append(response)
+        return responses
 
-    def close(self) -> None:
-        """Finalise the model and forget its modules. Does nothing the second time.
+    def submit(self, requests: Sequence[InferenceRequest]) -> list[ResponseIterator]:
+        """Send one batch of requests and do not wait; return an iterator for each of them.
+
+        ``execute`` runs in a thread of the model's, and may answer any number of times if the
+        model is decoupled. What it raises becomes error responses, and is logged. ``cancel()`` of
+        an iterator, or dropping it, cancels its request. What does not end in time ends with an
+        error, UNAVAILABLE.
 
         Raises:
+            TritonModelException: the model has been finalized.
+        """
+        self._check_open()
+        streams: list[Stream] = []
+        for request in requests:
+            stream = Stream()
+            stream.cancelled_by(_exchange.cancellation(request).set)
+            stream.expires(self._seconds, self._too_late())
+            streams.append(stream)
+        self._instance.run_later(requests, [_end_alone(stream) for stream in streams])
+        return [ResponseIterator._of(stream) for stream in streams]
+
+    def stream(
+        self,
+        inputs: Arrays,
+        *,
+        request_id: str = "",
+        parameters: dict[str, bool | int | str] | None = None,
+        requested_outputs: Sequence[str] = (),
+    ) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Send one request and return an iterator over its responses, each as by ``infer``.
+
+        It is sent by ``submit``, and the arguments are ``request``'s. The iterator raises
+        TritonModelException for a response with an error.
+
+        Raises:
+            TritonModelException: the model has been finalized.
+        """
+        request = self.request(
+            inputs,
+            request_id=request_id,
+            parameters=parameters,
+            requested_outputs=requested_outputs,
+        )
+        (responses,) = self.submit([request])
+        return (_exchange.as_arrays(response) for response in responses)
+
+    def is_ready(self) -> bool:
+        """Return what the model's ``is_ready`` says; True if it has none.
+
+        Raises:
+            TritonModelException: it returns no bool, which a server takes for "not ready".
+            Exception: whatever it raises, which a server takes for "not ready".
+        """
+        self._check_open()
+        return self._instance.is_ready()
+
+    def metrics(self) -> list[MetricSample]:
+        """Return the model's metrics that a scrape would show now."""
+        return self._runtime.metrics.samples()
+
+    def metric(self, family: str, labels: Mapping[str, str] | None = None) -> MetricSample:
+        """Return the model's metric of that family with exactly these labels.
+
+        Raises:
+            TritonModelException: there is none.
+        """
+        return self._runtime.metrics.sample(family, labels or {})
+
+    def close(self) -> None:
+        """End what runs, finalise the model and forget its modules; once.
+
+        Raises:
+            TritonModelException: a batch does not end within the response_timeout.
             Exception: whatever ``finalize`` raises.
         """
-        if self._closed:
+        if self._instance.closed:
             return
-        self._closed = True
-        self._runtime.bls_allowed = False
+        self._instance.closed = True
         try:
+            self._instance.close()
+            self._runtime.bls_allowed = False
             if hasattr(self.model, "finalize"):
-                with _runtime.use(self._runtime):
+                with _runtime.use(self._runtime, lasting=True):
                     self.model.finalize()
         finally:
+            self._runtime.bls_allowed = False
+            _runtime.forget(self._runtime)
             self._source.forget()
 
     def __enter__(self) -> ModelHarness:
@@ -237,63 +345,24 @@ class ModelHarness:
         """Close."""
         self.close()
 
+    def _check_open(self) -> None:
+        if self._instance.closed:
+            raise TritonModelException("The model has been finalized.")
 
-class _HarnessRuntime:
-    """Answers the model's calls of the API from what the test has given."""
-
-    def __init__(
-        self, source: _loading.Source, models: Mapping[str, Fake], logs: list[LogRecord]
-    ) -> None:
-        self._model_dir = source.directory / source.version
-        self._models = models
-        self._logs = logs
-        self.bls_allowed = False
-
-    def log(self, level: int, filename: str, line: int, message: str) -> None:
-        self._logs.append(LogRecord(Logger.LogLevel(level), message, filename, line))
-
-    def model_dir(self) -> str:
-        return str(self._model_dir)
-
-    def is_cancelled(self, request: InferenceRequest) -> bool:
-        return isinstance(request._handle, _exchange.Incoming) and request._handle.cancelled
-
-    def exec(self, request: InferenceRequest) -> InferenceResponse:
-        if not self.bls_allowed:
-            raise TritonModelException("BLS is only supported during the 'execute' function.")
-        name = request._model_name
-        if name not in self._models:
-            return _exchange.failed(
-                f"Model {name} - Error when running inference: Request for unknown model: "
-                f"'{name}' is not found"
-            )
-        received = _exchange.incoming(request, ())
-        return _exchange.answered(_answer(self._models[name], received), received)
+    def _too_late(self) -> str:
+        return (
+            f"Model '{self.args['model_name']}' has not ended its responses within the "
+            f"response_timeout of {self._seconds:g} seconds."
+        )
 
 
-def _answer(model: Fake, request: InferenceRequest) -> InferenceResponse:
-    if isinstance(model, ModelHarness):
-        try:
-            return model.execute([request])[0]
-        except Exception as error:
-            instance = model.args["model_instance_name"]
-            return _exchange.failed(
-                f"Failed to process the request(s) for model '{instance}', message: "
-                f"{type(error).__name__}: {error}"
-            )
-    if isinstance(model, Mapping):
-        return InferenceResponse(_exchange.as_tensors(model))
-    try:
-        return model(request)
-    except TritonModelException as error:
-        return _exchange.failed(str(error))
+def _end_alone(stream: Stream) -> Callable[[InferenceResponse | None, bool], None]:
+    """Return what puts responses into a stream; an end alone is no response for a client."""
 
+    def receive(response: InferenceResponse | None, final: bool) -> None:
+        if response is None:
+            stream.end()
+        else:
+            stream.receive(response, final)
 
-def _run_in_thread(coroutine: Coroutine[Any, Any, object]) -> object:
-    """Run a coroutine on a loop of its own thread, as a stub does; the test may have a loop."""
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    context = contextvars.copy_context()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(context.run, asyncio.run, coroutine).result()
+    return receive

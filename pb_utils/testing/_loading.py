@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pb_utils._model_config import ModelConfig, using_decoupled_model_transaction_policy
+from pb_utils._model_config import ModelConfig
 from pb_utils._model_exception import TritonModelException
 
 
@@ -174,20 +174,19 @@ def completed_config(model_class: type[Any], config: dict[str, Any]) -> dict[str
 
 
 def arguments(config: Mapping[str, Any], directory: Path, version: str) -> dict[str, str]:
-    """Return what ``initialize`` is given.
-
-    Raises:
-        TritonModelException: the model is decoupled.
-    """
-    if using_decoupled_model_transaction_policy(config):
-        raise TritonModelException("pb_utils.testing does not run decoupled models yet.")
-    groups = config["instance_group"]
+    """Return what ``initialize`` is given."""
     return {
         "model_config": json.dumps(config),
         "model_instance_kind": "CPU",
-        "model_instance_name": f"{(groups and groups[0].get('name')) or config['name']}_0",
+        "model_instance_name": instance_name(config),
         "model_instance_device_id": "0",
         "model_repository": str(directory),
         "model_version": version,
         "model_name": config["name"],
     }
+
+
+def instance_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the model's first instance."""
+    groups = config["instance_group"]
+    return f"{(groups and groups[0].get('name')) or config['name']}_0"

@@ -1,0 +1,281 @@
+"""A model that is initialised in a harness: its batches, run by the rules of a server."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as TooLate
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pb_utils import _runtime
+from pb_utils._model_config import using_decoupled_model_transaction_policy
+from pb_utils._model_exception import TritonModelException
+from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
+from pb_utils._response import InferenceResponse
+from pb_utils._sender import MORE_THAN_ONE
+from pb_utils.testing._exchange import Incoming, cancellation, failed, incoming
+from pb_utils.testing._loop import Loop, Worker
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from pb_utils._runtime import Receive, Runtime
+
+_ERROR = 2
+_NO_RESCHEDULING = (
+    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, "
+    "while the model is not configured to handle such a flag."
+)
+
+
+class BadReturn(Exception):
+    """``execute`` returned something that a server refuses."""
+
+
+class Instance:
+    """Runs one batch at a time, in whatever thread brings it."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: Mapping[str, Any],
+        file: Path,
+        name: str,
+        runtime: Runtime,
+        seconds: float,
+    ) -> None:
+        """Take a model; ``seconds`` bound every wait for it, ``file`` and ``name`` are told."""
+        self.model = model
+        self.name = name
+        self.seconds = seconds
+        self.decoupled = using_decoupled_model_transaction_policy(config)
+        self.closed = False
+        self.worker = Worker()
+        self._file = file
+        self._runtime = runtime
+        self._outputs = [output["name"] for output in config["output"]]
+        batching = config.get("sequence_batching") or {}
+        self._reschedules = bool(batching.get("iterative_sequence"))
+        self._loop = Loop()
+        self._busy = threading.RLock()  # a model may ask itself, by way of another one
+
+    def run(self, requests: Sequence[InferenceRequest], receives: Sequence[Receive]) -> None:
+        """Run a batch, and again what it reschedules; late answers come when they come.
+
+        Raises:
+            TritonModelException: a server would refuse what ``execute`` returned.
+            BaseException: whatever ``execute`` raises. The requests have been failed then.
+        """
+        end = time.monotonic() + self.seconds
+        todo = list(zip(requests, receives))
+        while todo:
+            if time.monotonic() > end:
+                text = f"{self.name} has rescheduled its requests for {self.seconds:g} seconds."
+                for _, receive in todo:
+                    receive(failed(text), True)
+                raise TritonModelException(text)
+            todo = self._round(todo)
+
+    def _round(
+        self, todo: list[tuple[InferenceRequest, Receive]]
+    ) -> list[tuple[InferenceRequest, Receive]]:
+        """Run a batch; return what it reschedules."""
+        batch: list[InferenceRequest] = []
+        exchanges: list[Incoming] = []
+        for index, (request, receive) in enumerate(todo):
+            wanted = request._requested_output_names or self._outputs
+            exchange = Incoming(
+                self.decoupled,
+                receive,
+                cancellation(request),
+                wanted,
+                f"The request at index {index}",
+            )
+            exchanges.append(exchange)
+            batch.append(incoming(request, exchange, self._outputs))
+        if not self._busy.acquire(timeout=self.seconds):
+            text = f"{self.name} still runs another batch after {self.seconds:g} seconds."
+            _fail(exchanges, text)
+            raise TritonModelException(text)
+        try:
+            with _runtime.use(self._runtime, lasting=True):
+                self._execute(batch, exchanges)
+        except BaseException as error:
+            _fail(exchanges, self._told(error))
+            if isinstance(error, BadReturn):
+                raise TritonModelException(str(error)) from error.__cause__
+            raise
+        finally:
+            self._busy.release()
+        return self._rescheduled(todo, batch, exchanges)
+
+    def _execute(self, batch: list[InferenceRequest], exchanges: list[Incoming]) -> None:
+        if self.closed:
+            raise BadReturn("The model has been finalized.")
+        if not hasattr(self.model, "execute"):
+            raise BadReturn(f"Python model {self._file} does not implement `execute` method.")
+        returned = self.model.execute(list(batch))
+        if inspect.iscoroutine(returned):
+            if self.decoupled:
+                refs = [weakref.ref(exchange) for exchange in exchanges]
+                self._loop.submit(returned).add_done_callback(partial(self._finished, refs))
+                return
+            returned = self._awaited("execute", returned)
+        if self.decoupled:
+            if returned is not None:
+                raise BadReturn(
+                    f"Python model '{self.name}' is using the decoupled mode and the execute "
+                    "function must return None."
+                )
+            return
+        for exchange, response in zip(exchanges, _checked(returned, batch)):
+            if response is None:
+                continue
+            try:
+                exchange.respond(response, True)
+            except TritonModelException as error:
+                raise BadReturn(str(error)) from error
+
+    def _finished(self, exchanges: list[weakref.ref[Incoming]], done: Future[Any]) -> None:
+        """Fail what a coroutine of a decoupled model leaves behind when it raises."""
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is not None:
+            self._log(error)
+            _fail([e for e in (ref() for ref in exchanges) if e is not None], self._told(error))
+
+    def _rescheduled(
+        self,
+        todo: list[tuple[InferenceRequest, Receive]],
+        batch: list[InferenceRequest],
+        exchanges: list[Incoming],
+    ) -> list[tuple[InferenceRequest, Receive]]:
+        again = []
+        for (sent, receive), request, exchange in zip(todo, batch, exchanges):
+            if request._release_flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+                continue
+            if not self._reschedules:
+                self._runtime.log(_ERROR, self._file.name, 0, _NO_RESCHEDULING)
+            elif exchange.close():
+                fresh = incoming(sent, exchange, ())
+                fresh._flags = 0
+                again.append((fresh, receive))
+        return again
+
+    def run_later(self, requests: Sequence[InferenceRequest], receives: Sequence[Receive]) -> None:
+        """Run a batch on the model's own thread; what it raises is told and logged."""
+
+        def call() -> None:
+            try:
+                self.run(requests, receives)
+            except BaseException as error:  # as a server does, whose process lives on
+                self._log(error)
+
+        self.worker.submit(call)
+
+    def is_ready(self) -> bool:
+        """Return what the model's ``is_ready`` says, True if it has none.
+
+        Raises:
+            TritonModelException: it says something else, or nothing in time.
+            Exception: whatever it raises.
+        """
+        if not hasattr(self.model, "is_ready"):
+            return True
+        with _runtime.use(self._runtime, lasting=True):
+            ready = self.model.is_ready()
+            if inspect.iscoroutine(ready):
+                ready = self._awaited("is_ready", ready)
+        if not isinstance(ready, bool):
+            raise TritonModelException("is_ready() must return a boolean value")
+        return ready
+
+    def takes_requests(self) -> bool:
+        """Return whether ``is_ready`` says so; what it raises is a no, and is logged."""
+        try:
+            return self.is_ready()
+        except Exception as error:
+            self._log(error)
+            return False
+
+    def close(self) -> None:
+        """Let the batches end, and stop the loop.
+
+        Raises:
+            TritonModelException: a batch does not end.
+        """
+        ended = self.worker.stop(self.seconds)
+        self._loop.stop(self.seconds)
+        if not ended:
+            raise TritonModelException(
+                f"{self.name} still runs a batch after {self.seconds:g} seconds."
+            )
+
+    def _awaited(self, function: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        future = self._loop.submit(coroutine)
+        try:
+            return future.result(self.seconds)
+        except TooLate:
+            if future.done():  # the model itself raised it
+                raise
+            future.cancel()
+            raise TritonModelException(
+                f"{function} of {self.name} has not returned within {self.seconds:g} seconds."
+            ) from None
+        except CancelledError:
+            raise TritonModelException(f"{function} of {self.name} was cancelled.") from None
+
+    def _told(self, error: BaseException) -> str:
+        text = str(error) if isinstance(error, BadReturn) else f"{type(error).__name__}: {error}"
+        return f"Failed to process the request(s) for model '{self.name}', message: {text}"
+
+    def _log(self, error: BaseException) -> None:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self._runtime.log(_ERROR, self._file.name, 0, trace)
+
+
+def _fail(exchanges: Sequence[Incoming], text: str) -> None:
+    for exchange in exchanges:
+        exchange.fail(text)
+
+
+def _checked(returned: Any, requests: list[InferenceRequest]) -> list[InferenceResponse | None]:
+    """Return what ``execute`` of a model that is not decoupled returned, if a server accepts it.
+
+    Raises:
+        BadReturn: it does not (pb_utils spec 2.4).
+    """
+    if returned is None:
+        return [None] * len(requests)
+    if not isinstance(returned, list):
+        raise BadReturn(f"Expected a list in the execute return, found type '{type(returned)}'.")
+    if len(returned) != len(requests):
+        raise BadReturn(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest "
+            f"objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size "
+            f"is:{len(returned)}\n"
+        )
+    for request, response in zip(requests, returned):
+        rescheduled = request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+        if rescheduled and response is not None:
+            raise BadReturn(
+                "Expected a None object in the execute function return list for reschduled "
+                f"request, found type '{type(response)}'."
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise BadReturn(
+                "Expected an 'InferenceResponse' object in the execute function return list, "
+                f"found type '{type(response)}'."
+            )
+        exchange = request._handle
+        if response is not None and exchange is not None and exchange.answered:
+            raise BadReturn(MORE_THAN_ONE)
+    return returned

@@ -1,0 +1,160 @@
+"""What a model in a harness reaches through the API, in place of a server."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, List, NamedTuple
+
+from pb_utils import _runtime
+from pb_utils._logger import Logger
+from pb_utils._model_exception import TritonModelException
+from pb_utils._response import InferenceResponse
+from pb_utils._stream import Stream
+from pb_utils.testing._exchange import failed
+from pb_utils.testing._metrics import Metrics
+from pb_utils.testing._others import OtherModels
+
+if TYPE_CHECKING:
+    from pb_utils._request import InferenceRequest
+    from pb_utils._runtime import Receive
+
+
+class LogRecord(NamedTuple):
+    """A message that the model wrote by ``Logger``, or the harness about it."""
+
+    level: Logger.LogLevel
+    message: str
+    filename: str
+    line: int
+
+
+class HarnessRuntime:
+    """Answers the model's calls of the API from what the test has given."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        instance_name: str,
+        others: OtherModels,
+        logs: List[LogRecord],
+        seconds: float,
+    ) -> None:
+        """Begin before ``initialize``: other models cannot be asked yet."""
+        self.bls_allowed = False
+        self.metrics = Metrics()
+        self._model_dir = model_dir
+        self._instance_name = instance_name
+        self._others = others
+        self._logs = logs
+        self._seconds = seconds
+
+    def log(self, level: int, filename: str, line: int, message: str) -> None:
+        """Keep a message."""
+        self._logs.append(LogRecord(Logger.LogLevel(level), message, filename, line))
+
+    def model_dir(self) -> str:
+        """Return the folder of the model's version."""
+        return str(self._model_dir)
+
+    def exec(self, request: InferenceRequest) -> InferenceResponse:
+        """Have another model answer, in this thread."""
+        self._check_season()
+        stream = Stream()
+        cancelled = threading.Event()
+        stream.cancelled_by(cancelled.set)
+        with _runtime.use(self, lasting=True):
+            self._others.answer(request, False, stream.receive, cancelled)
+        text = (
+            f"Model '{request._model_name}' has not answered within the response_timeout of "
+            f"{self._seconds:g} seconds."
+        )
+        stream.expires(self._seconds, text)
+        response = stream.take()
+        assert response is not None
+        return response
+
+    def ask(
+        self, request: InferenceRequest, decoupled: bool, receive: Receive
+    ) -> Callable[[], None]:
+        """Have another model answer, in a thread of its own."""
+        self._check_season()
+        cancelled = threading.Event()
+
+        def answer() -> None:
+            try:
+                with _runtime.use(self, lasting=True):
+                    self._others.answer(request, decoupled, receive, cancelled)
+            except Exception as error:
+                receive(
+                    failed(
+                        f"what stands for model '{request._model_name}' in this test raised "
+                        f"{type(error).__name__}: {error}"
+                    ),
+                    True,
+                )
+
+        context = contextvars.copy_context()
+        threading.Thread(
+            target=context.run, args=(answer,), name="pb_utils-other", daemon=True
+        ).start()
+        return cancelled.set
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load another model."""
+        try:
+            self._others.load(name, config, files)
+        except TritonModelException as error:
+            raise self._refused(error) from None
+
+    def unload_model(self, name: str, dependents: bool) -> None:
+        """Unload another model."""
+        self._others.unload(name)
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Return whether another model would answer."""
+        try:
+            return self._others.is_ready(name, version)
+        except TritonModelException as error:
+            raise self._refused(error) from None
+
+    def new_metric_family(self, name: str, description: str, kind: int) -> int:
+        """Register a metric family."""
+        try:
+            return self.metrics.new_family(name, kind)
+        except TritonModelException as error:
+            raise self._refused(error) from None
+
+    def new_metric(
+        self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
+    ) -> int:
+        """Make a metric."""
+        try:
+            return self.metrics.new_metric(family, labels, buckets)
+        except TritonModelException as error:
+            raise self._refused(error) from None
+
+    def change_metric(self, metric: int, change: str, value: float) -> None:
+        """Change a metric."""
+        self.metrics.change(metric, change, value)
+
+    def read_metric(self, metric: int) -> float:
+        """Return a metric's value."""
+        return self.metrics.read(metric)
+
+    def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
+        """Forget metrics."""
+        self.metrics.drop(families, metrics)
+
+    def refusal(self, text: str) -> str:
+        """Return a refusal as a server words it."""
+        return f"Failed to process the request for model '{self._instance_name}', message: {text}"
+
+    def _refused(self, error: TritonModelException) -> TritonModelException:
+        return TritonModelException(self.refusal(str(error)))
+
+    def _check_season(self) -> None:
+        if not self.bls_allowed:
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
