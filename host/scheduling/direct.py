@@ -21,6 +21,8 @@ class DirectScheduler(LaneQueue):
         """Give the lane the oldest call, or keep it for the next one."""
         self._join(lane)
         if self._queue:
-            start(lane, [self._queue.popleft()])
+            call = next(iter(self._queue))
+            self._queue.remove(call)
+            start(lane, [call])
         else:
             self._free.append(lane)

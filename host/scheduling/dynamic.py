@@ -1,38 +1,83 @@
-"""Calls that fit together run together, up to the largest batch (configuration spec 4)."""
+"""Calls that fit together run together (configuration spec 4.2 to 4.7)."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 
-from host.inference import Call
+from host.errors import HostError, invalid_argument, unavailable
+from host.inference import Call, FailureReason
+from host.scheduling.clock import Clock, LoopClock, Timer
+from host.scheduling.ordering import OrderedCall, Ordering
+from host.scheduling.policy import Policies
 from host.scheduling.queue import LaneQueue, start
 from host.scheduling.scheduler import Lane
+from host.scheduling.waiting import NEVER, Fifo, PolicyQueue
 
 Compatible = Callable[[Call, Call], bool]
 """Whether two calls may share a batch (configuration spec 4.7)."""
 
+HOLD = "TRITONSERVER_DELAY_SCHEDULER"
+"""Environment variable: how many calls have to wait before the first batch is made."""
+
 
 class DynamicScheduler(LaneQueue):
-    """A free lane takes, in order of arrival, as many calls as may share a batch.
+    """A batch is made when a lane is free for it, of those who wait first in the queue.
 
-    With a queue delay, a batch that is not full waits for company until its oldest call is
-    `delay` seconds old. Preferred sizes below the largest, priorities and queue policies are not
-    used: they shape batches, not answers.
+    It gets the largest preferred size that can be reached (`preferred`; none means the largest
+    there is). One that reaches none waits for company until its oldest call is `delay` seconds
+    old; then it takes all that the largest size has room for. Who cannot join in ends the
+    waiting. With `policies`, calls are served by priority, refused with UNAVAILABLE when too many
+    wait, and dealt with when they have waited too long, whether or not a lane is there. With
+    `keep_order`, calls must be `OrderedCall`s, and respond in the order in which they came.
+    Nothing starts before `hold` calls have waited at the same time once.
     """
 
-    def __init__(self, max_batch_size: int, delay: float, compatible: Compatible) -> None:
-        super().__init__()
-        self._max = max(1, max_batch_size)
-        self._delay = delay
+    def __init__(
+        self,
+        max_batch_size: int,
+        delay: float,
+        compatible: Compatible,
+        *,
+        preferred: Iterable[int] = (),
+        policies: Policies | None = None,
+        keep_order: bool = False,
+        hold: int = 0,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(
+            PolicyQueue(policies) if policies is not None and policies.matter else Fifo()
+        )
+        self._largest = max(1, max_batch_size)
+        self._preferred = frozenset(preferred) or frozenset([self._largest])
+        self._enough = max(self._preferred)
+        self._delay = round(delay * 1e9)
+        self._timed = isinstance(self._queue, PolicyQueue)
         self._compatible = compatible
-        self._timer: asyncio.TimerHandle | None = None
+        self._order = Ordering() if keep_order else None
+        self._hold = hold
+        self._clock = LoopClock() if clock is None else clock
+        self._timer: Timer | None = None
+        self._timer_at = 0
+        self._at_once = hold <= 0 and self._delay <= 0
 
     def submit(self, call: Call) -> None:
-        """Queue the call; it starts when a lane is free and its batch is due."""
+        """Queue the call; it starts when a lane is free and its batch is due.
+
+        Raises HostError if too many wait already.
+        """
+        if self._at_once and self._free and not self._queue:  # nothing to wait for, or to go with
+            if self._order is not None:
+                self._enter(call)
+            start(self._free.pop(), [call])
+            return
         self._enqueue(call)
-        if self._free:
+        if self._order is not None:
+            self._enter(call)
+        if self._free or self._hold:
             self._dispatch()
+        if self._timed:
+            self._wake_at(self._queue.nearest)
 
     def lane_free(self, lane: Lane) -> None:
         """Give the lane a batch if one is due."""
@@ -41,37 +86,100 @@ class DynamicScheduler(LaneQueue):
         if self._queue:
             self._dispatch()
 
+    def fail_queued(self, error: HostError) -> None:
+        """Answer every call that has not started."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        super().fail_queued(error)
+
     def _dispatch(self) -> None:
+        if self._hold and len(self._queue) < self._hold:
+            return
+        if self._hold:
+            self._hold = 0
+            self._at_once = self._delay <= 0
+        now = 0  # without a delay or timeouts it is all the same
+        if self._delay or self._timed:
+            now = self._clock.now()
+            if self._queue.nearest <= now:
+                self._expire(now)
         while self._free and self._queue:
-            count, full = self._next_batch()
-            wait = 0.0 if full else self._due_in()
-            if wait > 0.0:
-                self._wake_in(wait)
+            batch, due = self._next_batch(now)
+            if due > now:
+                self._wake_at(due)
                 return
-            start(self._free.pop(), [self._queue.popleft() for _ in range(count)])
+            for call in batch:
+                self._queue.remove(call)
+            start(self._free.pop(), batch)
 
-    def _next_batch(self) -> tuple[int, bool]:
-        """How many calls from the head of the queue go together, and whether no more can join."""
-        first = self._queue[0]
-        size = count = 0
+    def _next_batch(self, now: int) -> tuple[list[Call], int]:
+        """The calls that go together as things are, and when they should go at the latest."""
+        batch: list[Call] = []
+        size = preferred = 0
+        oldest = now
         for call in self._queue:
-            grown = size + call.request.batch_size
-            if count and (grown > self._max or not self._compatible(first, call)):
-                return count, True
-            size, count = grown, count + 1
-        return count, size >= self._max
+            elements = call.request.batch_size or 1
+            grown = size + elements
+            if batch:
+                if grown > self._enough and not preferred:
+                    preferred = len(batch)
+                if grown > self._largest or not self._compatible(batch[0], call):
+                    closed = True
+                    break
+            batch.append(call)
+            size = grown
+            if call.queued_ns < oldest:
+                oldest = call.queued_ns
+            if size in self._preferred:
+                preferred = len(batch)
+        else:
+            closed = False
+        due = oldest + self._delay
+        if preferred and (due > now or not self._delay):
+            return batch[:preferred], now
+        if closed or size >= self._enough:
+            return batch, now
+        return batch, due
 
-    def _due_in(self) -> float:
-        """Seconds until the oldest call has waited long enough."""
-        if self._delay <= 0.0:
-            return 0.0
-        loop = asyncio.get_running_loop()
-        return self._queue[0].queued_ns / 1e9 + self._delay - loop.time()
+    def _expire(self, now: int) -> None:
+        for call in self._queue.expire(now):
+            call.reason = FailureReason.REJECTED
+            self._refuse(call, unavailable("Request timeout expired"))
 
-    def _wake_in(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._woken)
+    def _wake_at(self, time: int) -> None:
+        """Look again then. One timer is enough: it may come too early, and is then set again."""
+        if time >= NEVER:
+            return
+        if self._timer is not None:
+            if self._timer_at <= time:
+                return
+            self._timer.cancel()
+        self._timer_at = time
+        self._timer = self._clock.call_later(max(1, time - self._clock.now()), self._woken)
 
     def _woken(self) -> None:
         self._timer = None
+        self._expire(self._clock.now())
         self._dispatch()
+        self._wake_at(self._queue.nearest)
+
+    def _enter(self, call: Call) -> None:
+        assert isinstance(call, OrderedCall) and self._order is not None
+        self._order.enter(call)
+
+    def _refuse(self, call: Call, error: HostError) -> None:
+        if isinstance(call, OrderedCall):
+            call.refuse(error)
+        else:
+            call.fail(error)
+
+
+def hold_from_environment() -> int:
+    """The value of `TRITONSERVER_DELAY_SCHEDULER`, 0 if it is not set. Raises HostError."""
+    text = os.environ.get(HOLD, "0")
+    if not text.isdecimal():
+        raise invalid_argument(
+            f"environment variable {HOLD} must be a whole number of requests, got '{text}'"
+        )
+    return int(text)

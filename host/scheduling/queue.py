@@ -1,21 +1,23 @@
-"""What first-come-first-served schedulers share: the lanes, the free ones, and those who wait."""
+"""What schedulers of one queue share: the lanes, the free ones, and those who wait for them."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 
 from host.errors import HostError
 from host.inference import Call
 from host.scheduling.scheduler import Lane
+from host.scheduling.waiting import Fifo, Waiting
 
 
 class LaneQueue:
-    """Calls in order of arrival, and the lanes that will run them."""
+    """Calls that wait, and the lanes that will run them."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: Waiting | None = None) -> None:
         self.lanes: list[Lane] = []
+        self.lane_returns: Callable[[], bool] = lambda: False
         self._free: list[Lane] = []
-        self._queue: deque[Call] = deque()
+        self._queue: Waiting = Fifo() if queue is None else queue
 
     def lane_gone(self, lane: Lane) -> None:
         """Queued calls wait for another lane, or for this one to come back."""
@@ -27,7 +29,9 @@ class LaneQueue:
     def fail_queued(self, error: HostError) -> None:
         """Answer every call that has not started."""
         while self._queue:
-            self._queue.popleft().fail(error)
+            call = next(iter(self._queue))
+            self._queue.remove(call)
+            self._refuse(call, error)
 
     @property
     def queued(self) -> int:
@@ -35,9 +39,14 @@ class LaneQueue:
         return len(self._queue)
 
     def _enqueue(self, call: Call) -> None:
+        """Let the call wait. Raises HostError if there is no room for it."""
+        self._queue.add(call)
         call.place = self
         call.on_cancel = self._queue.remove
-        self._queue.append(call)
+
+    def _refuse(self, call: Call, error: HostError) -> None:
+        """Answer a call that has been taken out of the queue and will not run."""
+        call.fail(error)
 
     def _join(self, lane: Lane) -> None:
         if lane not in self.lanes:

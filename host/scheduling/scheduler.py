@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from host.errors import HostError
@@ -13,7 +13,10 @@ class Lane(Protocol):
     """One place to run batches, one at a time."""
 
     def run(self, calls: Sequence[Call]) -> None:
-        """Run a batch; the scheduler hears `lane_free` when the next one may come."""
+        """Run a batch; the scheduler hears `lane_free` when the next one may come.
+
+        That may be before the calls of this one have ended.
+        """
 
     def cancel(self, call: Call) -> None:
         """Nobody waits any more for a call that runs here."""
@@ -29,8 +32,11 @@ class Scheduler(Protocol):
     lanes: list[Lane]
     """Every lane that is alive, free or busy."""
 
+    lane_returns: Callable[[], bool]
+    """Whether a lane that has gone is on its way back; the model says."""
+
     def submit(self, call: Call) -> None:
-        """Queue a call or start it at once."""
+        """Queue a call or start it at once. Raises HostError if too many are queued."""
 
     def lane_free(self, lane: Lane) -> None:
         """This lane can take a batch; a lane not heard of before joins."""

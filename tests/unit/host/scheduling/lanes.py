@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import SimpleNamespace
-from unittest import mock
+from collections.abc import Callable, Sequence
 
 from host.errors import HostError, unavailable
 from host.inference import Call, InferRequest, InferResponse
 from host.scheduling.scheduler import Scheduler
 
-TICK_NS = 1953125
-"""Nanoseconds of 1/512 s: every time that is a multiple of it is exact in floating point."""
+TICK = 1_000_000
+"""Nanoseconds of the clock's unit."""
 
 
 class Timer:
@@ -27,24 +24,22 @@ class Timer:
 
 
 class Clock:
-    """An event loop's clock and timers, in ticks."""
+    """Time in ticks, and timers that come `early` ticks before they are due."""
 
-    def __init__(self) -> None:
+    def __init__(self, early: int = 0) -> None:
         self.ticks = 1000
-        self._timers: list[tuple[float, int, Timer]] = []
+        self._early = early
+        self._timers: list[tuple[int, int, Timer]] = []
         self._order = itertools.count()
 
-    @property
-    def ns(self) -> int:
-        return self.ticks * TICK_NS
+    def now(self) -> int:
+        return self.ticks * TICK
 
-    def time(self) -> float:
-        return self.ticks / 512
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, delay: int, callback: Callable[[], None]) -> Timer:
         assert delay > 0
         timer = Timer(callback)
-        heapq.heappush(self._timers, (self.time() + delay, next(self._order), timer))
+        at = max(self.now() + 1, self.now() + delay - self._early * TICK)
+        heapq.heappush(self._timers, (at, next(self._order), timer))
         return timer
 
     @property
@@ -59,18 +54,10 @@ class Clock:
             self.run_due()
 
     def run_due(self) -> None:
-        while self._timers and self._timers[0][0] <= self.time():
+        while self._timers and self._timers[0][0] <= self.now():
             timer = heapq.heappop(self._timers)[2]
             if not timer.cancelled:
                 timer.callback()
-
-
-@contextmanager
-def running(clock: Clock) -> Iterator[Clock]:
-    """The clock in place of the running event loop, for the dynamic scheduler."""
-    replaced = SimpleNamespace(get_running_loop=lambda: clock)
-    with mock.patch("host.scheduling.dynamic.asyncio", replaced):
-        yield clock
 
 
 class FakeLane:
@@ -79,6 +66,7 @@ class FakeLane:
     def __init__(self, scheduler: Scheduler, batches: list[list[Call]] | None = None) -> None:
         self.scheduler = scheduler
         self.running: list[Call] = []
+        self.loose: list[Call] = []  # of batches that have let the lane go
         self.batches = [] if batches is None else batches
         self.cancelled: list[Call] = []
         self.waiting_for: Sequence[Call] = ()
@@ -92,7 +80,7 @@ class FakeLane:
         self.batches.append(list(calls))
 
     def cancel(self, call: Call) -> None:
-        assert call in self.running
+        assert call in self.running or call in self.loose
         self.cancelled.append(call)
 
     def finish(self) -> None:
@@ -102,18 +90,37 @@ class FakeLane:
         for call in calls:
             call.respond(InferResponse("m", 1))
 
+    def let_go(self) -> None:
+        """The lane is free, and the batch goes on."""
+        self.loose += self.running
+        self.running = []
+        self.scheduler.lane_free(self)
+
     def die(self) -> None:
         """The process behind it ends, with what it ran."""
         calls, self.running = self.running, []
-        for call in calls:
+        loose, self.loose = self.loose, []
+        for call in calls + loose:
             call.fail(unavailable("died"))
         self.scheduler.lane_gone(self)
 
 
 def call_of(size: int = 1, kind: str = "", now_ns: int = 0) -> Call:
     """A call with a batch dimension; those of one kind fit together."""
-    call = Call(InferRequest("m", [], batch_size=size, id=kind))
-    call.queued_ns = now_ns
+    return prepared(Call(request_of(size, kind)), now_ns)
+
+
+def request_of(size: int = 1, kind: str = "", priority: int = 0, timeout: int = 0) -> InferRequest:
+    """A request; `timeout` in ticks."""
+    microseconds = timeout * TICK // 1000
+    return InferRequest(
+        "m", [], batch_size=size, id=kind, priority=priority, timeout_us=microseconds
+    )
+
+
+def prepared(call: Call, now_ns: int) -> Call:
+    """A call that has just come."""
+    call.received_ns = call.queued_ns = now_ns
     return call
 
 

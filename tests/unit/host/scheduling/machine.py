@@ -3,39 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from host.errors import unavailable
-from host.inference import Call
+from host.errors import ErrorCode, HostError, unavailable
+from host.inference import Call, InferRequest, InferResponse
+from host.scheduling.clock import Clock as AnyClock
+from host.scheduling.policy import Policies, QueuePolicy
 from host.scheduling.scheduler import Scheduler
-from tests.unit.host.scheduling.lanes import Clock, FakeLane, call_of, error_of, running
+from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, prepared, request_of
+
+
+@dataclass
+class Entry:
+    """A call that waits, and what the reference knows of it; times in ticks."""
+
+    call: Call
+    came: int
+    level: int
+    policy: QueuePolicy
+    end: int | None  # it has waited too long afterwards
+    late: int = 0  # the when-th to be moved behind the others of its level
+
+
+@dataclass
+class Heard:
+    """What the asker of a call has heard."""
+
+    responses: list[InferResponse | None] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def error(self) -> HostError | None:
+        last = self.responses[-1]
+        return None if last is None else last.error
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """`largest` and `delay` (in ticks) describe the scheduler that `make` returns."""
+    """The class attributes (times in ticks) describe the scheduler that `make` returns."""
 
     largest = 1
+    preferred: frozenset[int] = frozenset()
     delay = 0
-    make: Callable[[], Scheduler]
+    hold = 0
+    policies = Policies()
+    new_call: Callable[[InferRequest], Call] = Call
+    make: Callable[[AnyClock], Scheduler]
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
-        self._patch = running(self.clock)
-        self._patch.__enter__()
-        self.scheduler = type(self).make()
+        self.clock = Clock(early=1)
+        self.scheduler = type(self).make(self.clock)
         self.batches: list[list[Call]] = []
         self.calls: list[Call] = []
+        self.heard: dict[Call, Heard] = {}
+        self.sent: dict[Call, int] = {}  # responses that were not the last one
         self.lanes: list[FakeLane] = []  # alive
         self.retired: list[FakeLane] = []  # gone, or leaving while they still run something
         # The reference.
-        self.queue: list[Call] = []
+        self.queue: list[Entry] = []
         self.expected: list[list[Call]] = []
-
-    def teardown(self) -> None:
-        self._patch.__exit__(None, None, None)
+        self.refused: set[Call] = set()
+        self.holding = self.hold
+        self.moved = 0
 
     # Events
 
@@ -44,12 +76,49 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.lane_joins()
 
-    @rule(size=st.integers(1, 6), kind=st.sampled_from("ab"))
-    def submit(self, size: int, kind: str) -> None:
-        call = call_of(size, kind, self.clock.ns)
+    @rule(
+        size=st.integers(0, 6),
+        kind=st.sampled_from("ab"),
+        priority=st.integers(0, 4),
+        timeout=st.integers(0, 9),
+    )
+    def submit(self, size: int, kind: str, priority: int, timeout: int) -> None:
+        call = prepared(
+            type(self).new_call(request_of(size, kind, priority, timeout)), self.clock.now()
+        )
+        level = self.level_of(priority)
+        policy = self.policies.own.get(level, self.policies.default)
+        waiting = sum(entry.level == level for entry in self.queue)
+        if policy.max_size and waiting >= policy.max_size:
+            try:
+                self.scheduler.submit(call)
+            except HostError as error:
+                assert error.code is ErrorCode.UNAVAILABLE
+                assert error.message == f"[request id: {kind}] Exceeds maximum queue size"
+                return
+            raise AssertionError("one too many")
+        patience = policy.timeout_us * 1000 // TICK
+        if policy.may_shorten and 0 < timeout < patience:
+            patience = timeout
+        now = self.clock.ticks
+        self.queue.append(Entry(call, now, level, policy, now + patience if patience else None))
         self.calls.append(call)
-        self.queue.append(call)
+        heard = self.heard[call] = Heard()
+
+        def hear(response: InferResponse | None, final: bool) -> None:
+            assert not heard.ended, "answered twice"
+            heard.responses.append(response)
+            heard.ended = final
+
+        call.subscribe(hear)
         self.scheduler.submit(call)
+
+    def level_of(self, priority: int) -> int:
+        if self.policies.levels == 0:
+            return 0
+        if 1 <= priority <= self.policies.levels:
+            return priority
+        return self.policies.default_level
 
     @rule()
     def lane_joins(self) -> None:
@@ -61,6 +130,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def batch_ends(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from([lane for lane in self.lanes if lane.running])).finish()
+
+    @precondition(lambda self: any(lane.running for lane in self.lanes))
+    @rule(data=st.data())
+    def batch_lets_its_lane_go(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from([lane for lane in self.lanes if lane.running])).let_go()
+
+    @precondition(lambda self: self.loose())
+    @rule(data=st.data())
+    def call_without_a_lane_ends(self, data: st.DataObject) -> None:
+        lane, call = data.draw(st.sampled_from(self.loose()))
+        lane.loose.remove(call)
+        call.respond(InferResponse("m", 1))
+
+    @precondition(lambda self: self.loose())
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def call_without_a_lane_responds(self, data: st.DataObject, count: int) -> None:
+        _, call = data.draw(st.sampled_from(self.loose()))
+        for _ in range(count):
+            self.sent[call] = self.sent.get(call, 0) + (not call.finished)
+            call.respond(InferResponse("m", 1), final=False)
+
+    def loose(self) -> list[tuple[FakeLane, Call]]:
+        return [(lane, call) for lane in [*self.lanes, *self.retired] for call in lane.loose]
 
     @precondition(lambda self: self.lanes)
     @rule(data=st.data())
@@ -95,14 +187,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         call = data.draw(st.sampled_from(self.calls))
-        if call in self.queue:
-            self.queue.remove(call)
-        told = {id(lane): len(lane.cancelled) for lane in [*self.lanes, *self.retired]}
+        self.queue = [entry for entry in self.queue if entry.call is not call]
+        everywhere = [*self.lanes, *self.retired]
+        told = {id(lane): len(lane.cancelled) for lane in everywhere}
         ended = call.finished
         call.cancel()
         assert call.finished
-        for lane in [*self.lanes, *self.retired]:
-            runs_here = call in lane.running and not ended
+        for lane in everywhere:
+            runs_here = call in [*lane.running, *lane.loose] and not ended
             assert len(lane.cancelled) - told[id(lane)] == runs_here
 
     @rule(ticks=st.integers(1, 12))
@@ -117,30 +209,63 @@ class SchedulerMachine(RuleBasedStateMachine):
         error = unavailable("no more")
         failed, self.queue = self.queue, []
         self.scheduler.fail_queued(error)
-        assert all(error_of(call) is error for call in failed)
+        assert all(self.heard[entry.call].error is error for entry in failed)
 
     # The reference
 
     def settle(self) -> None:
-        """What the plainest scheduler would start now."""
+        """What the plainest scheduler would do now."""
+        now = self.clock.ticks
+        for entry in list(self.queue):
+            if entry.end is not None and now > entry.end:
+                entry.end = None
+                if entry.policy.delays:
+                    self.moved += 1
+                    entry.late = self.moved
+                else:
+                    self.queue.remove(entry)
+                    self.refused.add(entry.call)
+        if len(self.queue) >= self.holding:
+            self.holding = 0
+        if self.holding:
+            return
         free = sum(not lane.running for lane in self.lanes)
-        started = len(self.batches) - len(self.expected)  # lanes that have just been taken
-        free += max(0, started)
-        while free and self.queue:
-            batch = [self.queue[0]]
-            for call in self.queue[1:]:
-                size = sum(each.request.batch_size for each in [*batch, call])
-                if size > self.largest or call.request.id != batch[0].request.id:
-                    break
-                batch.append(call)
-            full = sum(each.request.batch_size for each in batch) >= self.largest
-            full = full or len(batch) < len(self.queue)
-            due_at = batch[0].queued_ns // 1953125 + self.delay
-            if not full and self.clock.ticks < due_at:
+        free += len(self.batches) - len(self.expected)  # lanes that have just been taken
+        while free > 0 and self.queue:
+            # Python sorts stably: those on time stay in their order.
+            self.queue.sort(key=lambda entry: (entry.level, entry.late))
+            count = self.due_now(now)
+            if not count:
                 return
-            del self.queue[: len(batch)]
-            self.expected.append(batch)
+            self.expected.append([entry.call for entry in self.queue[:count]])
+            del self.queue[:count]
             free -= 1
+
+    def due_now(self, now: int) -> int:
+        """How many calls of the queue make a batch at once (configuration spec 4.3)."""
+        preferred = self.preferred or frozenset([self.largest])
+        best = pending = 0
+        send_now = False
+        candidates: list[Entry] = []
+        for entry in self.queue:
+            elements = max(1, entry.call.request.batch_size)
+            if candidates:
+                if pending + elements > max(preferred) and best == 0:
+                    best = len(candidates)
+                same = entry.call.request.id == candidates[0].call.request.id
+                if pending + elements > self.largest or not same:
+                    send_now = True
+                    break
+            candidates.append(entry)
+            pending += elements
+            if pending in preferred:
+                best = len(candidates)
+        over = self.delay > 0 and now - min(entry.came for entry in candidates) >= self.delay
+        if best and not over:
+            return best
+        if send_now or pending >= max(preferred) or over or self.delay == 0:
+            return len(candidates)
+        return 0
 
     @invariant()
     def batches_are_those_of_the_reference(self) -> None:
@@ -151,20 +276,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sorted(map(id, self.scheduler.lanes)) == sorted(map(id, self.lanes))
 
     @invariant()
+    def those_that_waited_too_long_are_refused(self) -> None:
+        for call in self.refused:
+            error = self.heard[call].error
+            assert error is not None and error.message == "Request timeout expired"
+            assert error.code is ErrorCode.UNAVAILABLE
+
+    @invariant()
     def no_call_is_lost_or_run_twice(self) -> None:
         ran = [call for batch in self.batches for call in batch]
         assert len(ran) == len(set(map(id, ran)))
-        busy = [call for lane in [*self.lanes, *self.retired] for call in lane.running]
+        assert not self.refused & set(ran)
+        busy = [c for lane in [*self.lanes, *self.retired] for c in (*lane.running, *lane.loose)]
+        waiting = {entry.call for entry in self.queue}
         for call in self.calls:
-            assert (call in self.queue) + (call in busy or call.finished) == 1
-            if call in self.queue:
+            assert (call in waiting) + (call in busy or self.has_ended(call)) == 1
+            if call in waiting:
                 assert call.place is self.scheduler
+            assert self.heard[call].ended == call.finished
+
+    def has_ended(self, call: Call) -> bool:
+        """Whether the model is done with it."""
+        return call.finished
 
     @invariant()
     def batches_keep_to_the_rules(self) -> None:
-        order = {id(call): number for number, call in enumerate(self.calls)}
-        ran = [order[id(call)] for batch in self.batches for call in batch]
-        assert ran == sorted(ran)
         for batch in self.batches:
             size = sum(call.request.batch_size for call in batch)
             assert len(batch) == 1 or size <= self.largest

@@ -5,13 +5,16 @@ from __future__ import annotations
 from hypothesis import settings
 
 from host.errors import ErrorCode, unavailable
+from host.scheduling.clock import Clock
 from host.scheduling.direct import DirectScheduler
 from tests.unit.host.scheduling.lanes import FakeLane, call_of, error_of
 from tests.unit.host.scheduling.machine import SchedulerMachine
 
 
 class DirectMachine(SchedulerMachine):
-    make = DirectScheduler
+    @classmethod
+    def make(cls, clock: Clock) -> DirectScheduler:
+        return DirectScheduler()
 
 
 TestDirect = DirectMachine.TestCase

@@ -2,87 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from host.errors import unavailable
-from host.inference import Call
-from host.scheduling.dynamic import DynamicScheduler
-from tests.unit.host.scheduling.lanes import Clock, FakeLane, call_of, running, same_kind
+from host.errors import ErrorCode, HostError, unavailable
+from host.inference import Call, InferRequest, InferResponse
+from host.scheduling.clock import Clock as AnyClock
+from host.scheduling.dynamic import HOLD, DynamicScheduler, hold_from_environment
+from host.scheduling.policy import Policies, QueuePolicy
+from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, call_of, same_kind
 from tests.unit.host.scheduling.machine import SchedulerMachine
 
 DELAY = 50  # ticks
 
 
-class WithoutDelay(SchedulerMachine):
+def scheduler_of(machine: type[SchedulerMachine], clock: AnyClock) -> DynamicScheduler:
+    return DynamicScheduler(
+        machine.largest,
+        machine.delay * TICK / 1e9,
+        same_kind,
+        preferred=machine.preferred,
+        policies=machine.policies,
+        hold=machine.hold,
+        clock=clock,
+    )
+
+
+class DynamicMachine(SchedulerMachine):
     largest = 4
 
-    @staticmethod
-    def make() -> DynamicScheduler:
-        return DynamicScheduler(4, 0.0, same_kind)
+    @classmethod
+    def make(cls, clock: AnyClock) -> DynamicScheduler:
+        return scheduler_of(cls, clock)
 
 
-class WithDelay(SchedulerMachine):
-    largest = 4
+class WithoutDelay(DynamicMachine):
+    pass
+
+
+class WithDelay(DynamicMachine):
     delay = 10
 
-    @staticmethod
-    def make() -> DynamicScheduler:
-        return DynamicScheduler(4, 10 / 512, same_kind)
+
+class WithPreferredSizes(DynamicMachine):
+    largest = 8
+    preferred = frozenset([2, 5])
 
 
-TestWithoutDelay = WithoutDelay.TestCase
-TestWithoutDelay.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
-TestWithDelay = WithDelay.TestCase
-TestWithDelay.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+class WithPreferredSizesAndDelay(WithPreferredSizes):
+    delay = 7
+
+
+class WithRoomAndPatience(DynamicMachine):
+    policies = Policies(
+        default=QueuePolicy(timeout_us=5 * TICK // 1000, may_shorten=True, max_size=3)
+    )
+
+
+class WithPriorities(DynamicMachine):
+    delay = 6
+    policies = Policies(
+        levels=3,
+        default_level=2,
+        default=QueuePolicy(timeout_us=8 * TICK // 1000, delays=True, may_shorten=True),
+        own={1: QueuePolicy(timeout_us=3 * TICK // 1000), 3: QueuePolicy(max_size=2)},
+    )
+
+
+class WithHold(DynamicMachine):
+    hold = 4
+    policies = Policies(default=QueuePolicy(timeout_us=20 * TICK // 1000))
+
+
+def case(machine: type[SchedulerMachine], examples: int) -> Any:
+    test = machine.TestCase
+    test.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
+    return test
+
+
+TestWithoutDelay = case(WithoutDelay, 40)
+TestWithDelay = case(WithDelay, 50)
+TestWithPreferredSizes = case(WithPreferredSizes, 40)
+TestWithPreferredSizesAndDelay = case(WithPreferredSizesAndDelay, 50)
+TestWithRoomAndPatience = case(WithRoomAndPatience, 50)
+TestWithPriorities = case(WithPriorities, 60)
+TestWithHold = case(WithHold, 30)
 
 
 @pytest.fixture
-def clock() -> Iterator[Clock]:
-    with running(Clock()) as clock:
-        yield clock
+def clock() -> Clock:
+    return Clock()
+
+
+def new(clock: Clock, largest: int, delay: int = 0, **options: Any) -> DynamicScheduler:
+    """`delay` in ticks."""
+    return DynamicScheduler(largest, delay * TICK / 1e9, same_kind, clock=clock, **options)
 
 
 def submit(scheduler: DynamicScheduler, clock: Clock, *sizes: int, kind: str = "") -> list[Call]:
-    calls = [call_of(size, kind, clock.ns) for size in sizes]
+    calls = [call_of(size, kind, clock.now()) for size in sizes]
     for call in calls:
         scheduler.submit(call)
     return calls
 
 
-def test_calls_that_waited_for_a_lane_go_together(clock: Clock) -> None:
-    scheduler = DynamicScheduler(8, 0.0, same_kind)
-    calls = submit(scheduler, clock, 3, 3, 2, 1)
+def asked(clock: Clock, **fields: Any) -> Call:
+    """A call with these fields of a request."""
+    call = Call(InferRequest("m", [], **fields))
+    call.queued_ns = clock.now()
+    return call
+
+
+def with_lane(scheduler: DynamicScheduler) -> FakeLane:
     lane = FakeLane(scheduler)
     scheduler.lane_free(lane)
+    return lane
+
+
+def ending(call: Call) -> Callable[[], str]:
+    """Tells how the call has ended: "" if it has not."""
+    heard: list[str] = []
+
+    def hear(response: InferResponse | None, final: bool) -> None:
+        error = response.error if response is not None else None
+        heard.append(f"{error.code.value}: {error.message}" if error is not None else "answered")
+
+    call.subscribe(hear)
+    return lambda: "".join(heard)
+
+
+def test_calls_that_waited_for_a_lane_go_together(clock: Clock) -> None:
+    scheduler = new(clock, 8)
+    calls = submit(scheduler, clock, 3, 3, 2, 1)
+    lane = with_lane(scheduler)
     lane.finish()
     assert lane.batches == [calls[:3], calls[3:]]
 
 
 def test_a_request_larger_than_the_largest_batch_goes_alone(clock: Clock) -> None:
-    scheduler = DynamicScheduler(4, DELAY / 512, same_kind)
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    scheduler = new(clock, 4, DELAY)
+    lane = with_lane(scheduler)
     calls = submit(scheduler, clock, 9, 1)
     assert lane.batches == [calls[:1]]
 
 
+def test_a_request_without_elements_takes_the_room_of_one(clock: Clock) -> None:
+    scheduler = new(clock, 2)
+    calls = submit(scheduler, clock, 0, 0, 0)
+    lane = with_lane(scheduler)
+    assert lane.batches == [calls[:2]]
+
+
 @pytest.mark.parametrize("largest", [0, 1])
 def test_a_model_without_batches_gets_one_call_at_a_time(clock: Clock, largest: int) -> None:
-    scheduler = DynamicScheduler(largest, DELAY / 512, same_kind)
-    lane = FakeLane(scheduler)
+    scheduler = new(clock, largest, DELAY)
     calls = submit(scheduler, clock, 1, 1)
-    scheduler.lane_free(lane)
+    lane = with_lane(scheduler)
     lane.finish()
     assert lane.batches == [[call] for call in calls]
 
 
 def test_what_does_not_fit_together_does_not_wait_for_company(clock: Clock) -> None:
-    scheduler = DynamicScheduler(4, DELAY / 512, same_kind)
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    scheduler = new(clock, 4, DELAY)
+    lane = with_lane(scheduler)
     first = submit(scheduler, clock, 1, kind="a")
     assert lane.batches == []
     submit(scheduler, clock, 1, kind="b")
@@ -90,9 +175,8 @@ def test_what_does_not_fit_together_does_not_wait_for_company(clock: Clock) -> N
 
 
 def test_a_batch_that_is_not_full_waits_until_its_oldest_call_is_old_enough(clock: Clock) -> None:
-    scheduler = DynamicScheduler(8, DELAY / 512, same_kind)
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    scheduler = new(clock, 8, DELAY)
+    lane = with_lane(scheduler)
     calls = submit(scheduler, clock, 1)
     clock.advance(DELAY - 10)
     calls += submit(scheduler, clock, 2)
@@ -104,26 +188,33 @@ def test_a_batch_that_is_not_full_waits_until_its_oldest_call_is_old_enough(cloc
 
 
 def test_a_full_batch_does_not_wait(clock: Clock) -> None:
-    scheduler = DynamicScheduler(4, DELAY / 512, same_kind)
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    scheduler = new(clock, 4, DELAY)
+    lane = with_lane(scheduler)
     calls = submit(scheduler, clock, 1, 3)
     assert lane.batches == [calls]
 
 
 def test_waiting_for_a_lane_counts_as_waiting(clock: Clock) -> None:
-    scheduler = DynamicScheduler(4, DELAY / 512, same_kind)
+    scheduler = new(clock, 4, DELAY)
     calls = submit(scheduler, clock, 1)
     clock.advance(DELAY + 5)
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
-    assert lane.batches == [calls]
+    assert with_lane(scheduler).batches == [calls]
+
+
+def test_a_batch_grows_until_a_lane_takes_it(clock: Clock) -> None:
+    """Also when it has been due for long."""
+    scheduler = new(clock, 8, DELAY)
+    calls = submit(scheduler, clock, 1)
+    clock.advance(DELAY + 5)
+    calls += submit(scheduler, clock, 2)
+    clock.advance(DELAY + 5)
+    calls += submit(scheduler, clock, 4)
+    assert with_lane(scheduler).batches == [calls]
 
 
 def test_the_next_call_waits_its_own_time_when_the_oldest_is_cancelled(clock: Clock) -> None:
-    scheduler = DynamicScheduler(4, DELAY / 512, same_kind)
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    scheduler = new(clock, 4, DELAY)
+    lane = with_lane(scheduler)
     (oldest,) = submit(scheduler, clock, 1)
     clock.advance(30)
     (next_,) = submit(scheduler, clock, 1)
@@ -135,9 +226,8 @@ def test_the_next_call_waits_its_own_time_when_the_oldest_is_cancelled(clock: Cl
 
 
 def test_a_lane_that_dies_while_a_batch_gathers_takes_nothing(clock: Clock) -> None:
-    scheduler = DynamicScheduler(4, DELAY / 512, same_kind)
-    first, second = FakeLane(scheduler), FakeLane(scheduler)
-    scheduler.lane_free(first)
+    scheduler = new(clock, 4, DELAY)
+    first, second = with_lane(scheduler), FakeLane(scheduler)
     calls = submit(scheduler, clock, 1)
     first.die()
     clock.advance(DELAY + 1)
@@ -146,30 +236,283 @@ def test_a_lane_that_dies_while_a_batch_gathers_takes_nothing(clock: Clock) -> N
     assert (first.batches, second.batches) == ([], [calls])
 
 
-def test_a_timer_that_finds_the_queue_empty_does_nothing(clock: Clock) -> None:
-    scheduler = DynamicScheduler(4, DELAY / 512, same_kind)
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+def test_no_timer_outlives_a_queue_that_has_failed(clock: Clock) -> None:
+    scheduler = new(clock, 4, DELAY)
+    lane = with_lane(scheduler)
     submit(scheduler, clock, 1)
     scheduler.fail_queued(unavailable("going"))
-    clock.advance(DELAY + 1)
-    assert lane.batches == []
+    assert clock.armed == 0
     calls = submit(scheduler, clock, 4)
     assert lane.batches == [calls]
 
 
 def test_one_timer_is_enough_for_many_calls(clock: Clock) -> None:
-    scheduler = DynamicScheduler(100, DELAY / 512, same_kind)
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    scheduler = new(clock, 100, DELAY)
+    with_lane(scheduler)
     submit(scheduler, clock, *[1] * 50)
     assert clock.armed == 1
 
 
 def test_every_free_lane_gets_a_batch(clock: Clock) -> None:
-    scheduler = DynamicScheduler(2, 0.0, same_kind)
+    scheduler = new(clock, 2)
     calls = submit(scheduler, clock, 2, 2, 2)
-    lanes = [FakeLane(scheduler) for _ in range(3)]
-    for lane in lanes:
-        scheduler.lane_free(lane)
+    lanes = [with_lane(scheduler) for _ in range(3)]
     assert [lane.running for lane in lanes] == [[call] for call in calls]
+
+
+# Preferred sizes
+
+
+def test_the_largest_preferred_size_that_can_be_reached_is_taken(clock: Clock) -> None:
+    scheduler = new(clock, 16, preferred=[2, 4, 12])
+    calls = submit(scheduler, clock, *[1] * 7)
+    lane = with_lane(scheduler)
+    for _ in range(2):
+        lane.finish()
+    assert lane.batches == [calls[:4], calls[4:6], calls[6:]]
+
+
+def test_a_preferred_size_is_not_waited_for_without_a_delay(clock: Clock) -> None:
+    scheduler = new(clock, 8, preferred=[4])
+    lane = with_lane(scheduler)
+    calls = submit(scheduler, clock, 3)
+    assert lane.batches == [calls]
+
+
+def test_a_preferred_size_that_is_reached_goes_at_once(clock: Clock) -> None:
+    scheduler = new(clock, 8, DELAY, preferred=[2, 6])
+    lane = with_lane(scheduler)
+    calls = submit(scheduler, clock, 1)
+    assert lane.batches == []
+    calls += submit(scheduler, clock, 1)
+    assert lane.batches == [calls]
+
+
+def test_a_batch_stays_below_the_largest_preferred_size_rather_than_exceed_it(
+    clock: Clock,
+) -> None:
+    scheduler = new(clock, 8, DELAY, preferred=[3])
+    calls = submit(scheduler, clock, 2, 2, 1)
+    lane = with_lane(scheduler)
+    lane.finish()
+    assert lane.batches == [calls[:1], calls[1:]]
+
+
+def test_a_batch_whose_time_is_over_takes_all_there_is_room_for(clock: Clock) -> None:
+    scheduler = new(clock, 8, DELAY, preferred=[4])
+    calls = submit(scheduler, clock, 3, 3, 3)
+    clock.advance(DELAY)
+    assert with_lane(scheduler).batches == [calls[:2]]
+
+
+def test_a_single_request_may_exceed_the_largest_preferred_size(clock: Clock) -> None:
+    scheduler = new(clock, 8, DELAY, preferred=[4])
+    lane = with_lane(scheduler)
+    calls = submit(scheduler, clock, 6)
+    assert lane.batches == [calls]
+
+
+# Queue policies
+
+
+def test_a_full_queue_refuses_at_once(clock: Clock) -> None:
+    scheduler = new(clock, 4, policies=Policies(default=QueuePolicy(max_size=2)))
+    lane = with_lane(scheduler)
+    submit(scheduler, clock, 1, 1, 1)  # one runs
+    for identity, name in (("7", "7"), ("", "<id_unknown>")):
+        with pytest.raises(HostError) as caught:
+            scheduler.submit(asked(clock, id=identity))
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert caught.value.message == f"[request id: {name}] Exceeds maximum queue size"
+    assert scheduler.queued == 2
+    lane.finish()
+    submit(scheduler, clock, 1)
+
+
+def test_a_cancelled_call_makes_room(clock: Clock) -> None:
+    scheduler = new(clock, 4, policies=Policies(default=QueuePolicy(max_size=1)))
+    (call,) = submit(scheduler, clock, 1)
+    call.cancel()
+    submit(scheduler, clock, 1)
+
+
+def test_every_level_has_room_of_its_own(clock: Clock) -> None:
+    policies = Policies(
+        levels=2, default_level=2, default=QueuePolicy(max_size=1), own={2: QueuePolicy()}
+    )
+    scheduler = new(clock, 4, policies=policies)
+    scheduler.submit(asked(clock, priority=1))
+    for _ in range(3):
+        scheduler.submit(asked(clock, priority=2))
+    with pytest.raises(HostError, match="Exceeds maximum queue size"):
+        scheduler.submit(asked(clock, priority=1))
+
+
+def test_a_call_is_refused_when_its_time_is_over_and_not_before(clock: Clock) -> None:
+    """Without any lane, and with one that is busy all the time."""
+    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(timeout_us=10 * TICK // 1000)))
+    for _ in range(2):
+        call = asked(clock)
+        scheduler.submit(call)
+        ended = ending(call)
+        clock.advance(10)
+        assert ended() == ""
+        clock.advance(1)
+        assert ended() == "Unavailable: Request timeout expired"
+        assert scheduler.queued == 0
+        with_lane(scheduler)
+        submit(scheduler, clock, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "may_shorten", "over_after"),
+    [(3, True, 3), (3, False, 10), (0, True, 10), (12, True, 10)],
+)
+def test_a_request_may_only_shorten_its_time_and_only_where_that_is_allowed(
+    clock: Clock, asked_for: int, may_shorten: bool, over_after: int
+) -> None:
+    policy = QueuePolicy(timeout_us=10 * TICK // 1000, may_shorten=may_shorten)
+    scheduler = new(clock, 1, policies=Policies(default=policy))
+    call = asked(clock, timeout_us=asked_for * TICK // 1000)
+    scheduler.submit(call)
+    ended = ending(call)
+    clock.advance(over_after)
+    assert ended() == ""
+    clock.advance(1)
+    assert ended() == "Unavailable: Request timeout expired"
+
+
+def test_without_a_timeout_of_the_model_a_request_cannot_set_one(clock: Clock) -> None:
+    policy = QueuePolicy(may_shorten=True, max_size=9)
+    scheduler = new(clock, 1, policies=Policies(default=policy))
+    call = asked(clock, timeout_us=1)
+    scheduler.submit(call)
+    clock.advance(1000)
+    assert not call.finished
+    assert clock.armed == 0
+
+
+def test_a_delayed_call_goes_after_those_on_time_and_has_no_end_any_more(clock: Clock) -> None:
+    policy = QueuePolicy(timeout_us=5 * TICK // 1000, delays=True)
+    scheduler = new(clock, 1, policies=Policies(levels=2, default_level=1, default=policy))
+    late, low = asked(clock, priority=1), asked(clock, priority=2)
+    for call in (late, low):
+        scheduler.submit(call)
+    clock.advance(4)
+    punctual = asked(clock, priority=1)
+    scheduler.submit(punctual)
+    clock.advance(2)
+    assert scheduler.queued == 3
+    lane = with_lane(scheduler)
+    for _ in range(2):
+        lane.finish()
+    assert lane.batches == [[punctual], [late], [low]]
+
+
+def test_a_call_that_runs_is_not_refused(clock: Clock) -> None:
+    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(timeout_us=TICK // 1000)))
+    lane = with_lane(scheduler)
+    (call,) = submit(scheduler, clock, 1)
+    clock.advance(100)
+    assert lane.running == [call]
+
+
+@pytest.mark.parametrize(
+    ("priority", "place"), [(1, 0), (0, 1), (2, 1), (3, 2), (4, 1), (2**64, 1)]
+)
+def test_a_priority_that_does_not_exist_is_the_default_one(
+    clock: Clock, priority: int, place: int
+) -> None:
+    scheduler = new(clock, 1, policies=Policies(levels=3, default_level=2))
+    for level in (3, 1):
+        scheduler.submit(asked(clock, priority=level))
+    call = asked(clock, priority=priority)
+    scheduler.submit(call)
+    lane = with_lane(scheduler)
+    for _ in range(2):
+        lane.finish()
+    place = {0: 1, 1: 1, 2: 2}[place]
+    assert lane.batches[place] == [call]
+
+
+def test_priorities_of_a_model_without_levels_are_not_looked_at(clock: Clock) -> None:
+    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(max_size=9)))
+    calls = [asked(clock, priority=priority) for priority in (3, 1, 2)]
+    for call in calls:
+        scheduler.submit(call)
+    lane = with_lane(scheduler)
+    for _ in range(2):
+        lane.finish()
+    assert lane.batches == [[call] for call in calls]
+
+
+def test_any_number_of_levels_costs_nothing(clock: Clock) -> None:
+    scheduler = new(clock, 1, policies=Policies(levels=2**63, default_level=2**62))
+    low, high = asked(clock, priority=2**63), asked(clock, priority=2**61)
+    for call in (low, high):
+        scheduler.submit(call)
+    assert with_lane(scheduler).running == [high]
+
+
+def test_calls_that_have_left_are_not_remembered(clock: Clock) -> None:
+    """Even if their time would be over in an hour only."""
+    policies = Policies(default=QueuePolicy(timeout_us=3_600_000_000))
+    scheduler = new(clock, 1, policies=policies)
+    for _ in range(1000):
+        (call,) = submit(scheduler, clock, 1)
+        call.cancel()
+    assert len(scheduler._queue._ends) < 100  # type: ignore[attr-defined]
+
+
+def test_a_caller_that_hears_of_its_timeout_may_ask_again_at_once(clock: Clock) -> None:
+    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(timeout_us=TICK // 1000)))
+    first = asked(clock)
+    first.subscribe(lambda response, final: scheduler.submit(asked(clock)))
+    scheduler.submit(first)
+    clock.advance(2)
+    assert scheduler.queued == 1
+
+
+# Holding back
+
+
+def test_nothing_starts_before_so_many_wait_and_everything_does_afterwards(clock: Clock) -> None:
+    scheduler = new(clock, 4, hold=3)
+    lane = with_lane(scheduler)
+    calls = submit(scheduler, clock, 1, 1)
+    assert lane.batches == []
+    calls += submit(scheduler, clock, 1)
+    assert lane.batches == [calls]
+    lane.finish()
+    calls += submit(scheduler, clock, 1)
+    assert lane.batches[1:] == [calls[3:]]
+
+
+def test_holding_back_is_over_once_so_many_have_waited_even_without_a_lane(clock: Clock) -> None:
+    scheduler = new(clock, 4, hold=2)
+    calls = submit(scheduler, clock, 1, 1)
+    calls.pop().cancel()
+    assert with_lane(scheduler).batches == [calls]
+
+
+@pytest.mark.parametrize(("text", "value"), [(None, 0), ("0", 0), ("12", 12)])
+def test_the_environment_says_how_many_are_held_back(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, value: int
+) -> None:
+    monkeypatch.delenv(HOLD, raising=False)
+    if text is not None:
+        monkeypatch.setenv(HOLD, text)
+    assert hold_from_environment() == value
+
+
+@pytest.mark.parametrize("text", ["", "-1", "two", "1.5"])
+def test_an_environment_that_says_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv(HOLD, text)
+    with pytest.raises(HostError) as caught:
+        hold_from_environment()
+    assert caught.value.message == (
+        "environment variable TRITONSERVER_DELAY_SCHEDULER must be a whole number of requests,"
+        f" got '{text}'"
+    )

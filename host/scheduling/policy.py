@@ -1,0 +1,81 @@
+"""What a configuration says about waiting: priorities, how many may wait, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from host.config.schema import ModelConfig
+from host.inference import InferRequest
+
+_DELAY = 1  # ModelQueuePolicy.TimeoutAction
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """The limits of one priority level (configuration spec 4.6).
+
+    `timeout_us` in microseconds and `max_size` in requests, 0 for no limit. `may_shorten`:
+    requests may ask for less time. `delays`: who has waited too long is served after the others
+    of the level, instead of being refused.
+    """
+
+    timeout_us: int = 0
+    may_shorten: bool = False
+    delays: bool = False
+    max_size: int = 0
+
+    def timeout_of(self, request: InferRequest) -> int:
+        """Nanoseconds that the request may wait, 0 for any time."""
+        asked = request.timeout_us
+        if self.may_shorten and 0 < asked < self.timeout_us:
+            return asked * 1000
+        return self.timeout_us * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Priority levels and their limits; `levels` 0 means that priorities are not looked at."""
+
+    levels: int = 0
+    default_level: int = 0
+    default: QueuePolicy = QueuePolicy()
+    own: Mapping[int, QueuePolicy] = field(default_factory=dict)
+
+    def level_of(self, request: InferRequest) -> int:
+        """The level of a request: 1 is served first (configuration spec 4.5)."""
+        if 0 < request.priority <= self.levels:
+            return request.priority
+        return self.default_level if self.levels else 0
+
+    def of(self, level: int) -> QueuePolicy:
+        """The limits of a level."""
+        return self.own.get(level, self.default)
+
+    @property
+    def matter(self) -> bool:
+        """Whether they differ from first come, first served, with room for all."""
+        return self.levels > 0 or self.default.timeout_us > 0 or self.default.max_size > 0
+
+
+def policies_of(batching: ModelConfig) -> Policies:
+    """What a `ModelDynamicBatching` message says."""
+    return Policies(
+        batching.priority_levels,
+        batching.default_priority_level,
+        _policy(batching.default_queue_policy),
+        {
+            level: _policy(policy)
+            for level, policy in batching.priority_queue_policy.items()
+            if batching.priority_levels
+        },
+    )
+
+
+def _policy(message: ModelConfig) -> QueuePolicy:
+    return QueuePolicy(
+        timeout_us=message.default_timeout_microseconds,
+        may_shorten=message.allow_timeout_override,
+        delays=message.timeout_action == _DELAY,
+        max_size=message.max_queue_size,
+    )

@@ -1,0 +1,254 @@
+"""Responses leave in the order of the requests, and nobody waits who need not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import invariant
+
+from host.errors import internal, unavailable
+from host.inference import Call, InferRequest, InferResponse
+from host.scheduling.clock import Clock as AnyClock
+from host.scheduling.dynamic import DynamicScheduler
+from host.scheduling.ordering import OrderedCall, Ordering
+from host.scheduling.policy import Policies, QueuePolicy
+from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, same_kind
+from tests.unit.host.scheduling.machine import SchedulerMachine
+
+
+class Ordered(SchedulerMachine):
+    """Several lanes, batches that leave theirs, deaths, refusals, cancellations."""
+
+    largest = 3
+    policies = Policies(default=QueuePolicy(timeout_us=6 * TICK // 1000))
+    new_call: Callable[[InferRequest], Call] = OrderedCall
+
+    @classmethod
+    def make(cls, clock: AnyClock) -> DynamicScheduler:
+        return DynamicScheduler(
+            cls.largest, 0.0, same_kind, policies=cls.policies, keep_order=True, clock=clock
+        )
+
+    def has_ended(self, call: Call) -> bool:
+        assert isinstance(call, OrderedCall)
+        return call.finished or call.answered
+
+    @invariant()
+    def responses_leave_in_order_and_as_soon_as_they_may(self) -> None:
+        all_before_have_ended = True
+        for call in self.calls:
+            heard = self.heard[call]
+            if heard.ended and heard.error is not None:
+                continue  # refused or cancelled, or failed in its turn
+            if all_before_have_ended:
+                assert call.finished == self.has_ended(call)
+                assert len(heard.responses) == self.sent.get(call, 0) + call.finished
+            else:
+                assert heard.responses == []
+            all_before_have_ended = all_before_have_ended and self.has_ended(call)
+
+
+TestOrdered = Ordered.TestCase
+TestOrdered.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+class Asked:
+    """Calls in an ordering, and what their askers hear: `name:text`, `name.` at the end."""
+
+    def __init__(self, *names: str) -> None:
+        self.order = Ordering()
+        self.heard: list[str] = []
+        self.calls = [self.ask(name) for name in names]
+
+    def ask(self, name: str) -> OrderedCall:
+        call = OrderedCall(InferRequest("m", [], id=name))
+
+        def hear(response: InferResponse | None, final: bool) -> None:
+            if response is not None:
+                text = response.id if response.error is None else response.error.message
+                self.heard.append(f"{name}:{text}")
+            if final:
+                self.heard.append(f"{name}.")
+
+        call.subscribe(hear)
+        self.order.enter(call)
+        return call
+
+
+def answer(text: str = "ok") -> InferResponse:
+    return InferResponse("m", 1, text)
+
+
+def test_an_early_answer_waits_for_those_before_it() -> None:
+    asked = Asked("a", "b", "c")
+    a, b, c = asked.calls
+    c.respond(answer())
+    b.respond(answer())
+    assert asked.heard == []
+    assert not c.finished
+    a.respond(answer())
+    assert asked.heard == ["a:ok", "a.", "b:ok", "b.", "c:ok", "c."]
+    assert a.finished and b.finished and c.finished
+
+
+def test_the_first_of_several_streams_is_heard_as_it_comes() -> None:
+    asked = Asked("a", "b")
+    a, b = asked.calls
+    b.respond(answer("1"), final=False)
+    a.respond(answer("1"), final=False)
+    assert asked.heard == ["a:1"]
+    a.respond(answer("2"), final=False)
+    a.respond(None)
+    assert asked.heard == ["a:1", "a:2", "a.", "b:1"]
+    b.respond(answer("2"), final=False)
+    b.respond(None)
+    assert asked.heard[4:] == ["b:2", "b."]
+
+
+def test_what_is_cancelled_ends_at_once_and_holds_up_nobody() -> None:
+    asked = Asked("a", "b", "c")
+    a, b, c = asked.calls
+    c.respond(answer())
+    b.respond(answer())
+    b.cancel()
+    assert asked.heard == ["b:", "b."]
+    a.cancel()
+    assert asked.heard == ["b:", "b.", "a:", "a.", "c:ok", "c."]
+    assert not asked.order.calls
+
+
+def test_an_answer_that_is_held_need_not_be_told_to_the_model_when_it_is_cancelled() -> None:
+    asked = Asked("a", "b")
+    told: list[Call] = []
+    asked.calls[1].on_cancel = told.append
+    asked.calls[1].respond(answer())
+    asked.calls[1].cancel()
+    assert told == []
+
+
+def test_what_is_refused_ends_out_of_turn() -> None:
+    asked = Asked("a", "b", "c")
+    asked.calls[1].refuse(unavailable("too late"))
+    assert asked.heard == ["b:too late", "b."]
+    asked.calls[2].respond(answer())
+    asked.calls[0].refuse(unavailable("too late"))
+    assert asked.heard[2:] == ["c:ok", "c.", "a:too late", "a."]
+
+
+def test_a_failure_of_the_model_keeps_its_place() -> None:
+    asked = Asked("a", "b")
+    asked.calls[1].fail(internal("broken"))
+    assert asked.heard == []
+    asked.calls[0].respond(answer())
+    assert asked.heard == ["a:ok", "a.", "b:broken", "b."]
+    assert asked.calls[1].failed
+
+
+def test_what_comes_after_the_end_is_dropped_also_while_it_is_held() -> None:
+    asked = Asked("a", "b")
+    a, b = asked.calls
+    b.respond(answer("1"))
+    b.fail(internal("late"))
+    b.respond(answer("2"), final=False)
+    a.respond(answer())
+    assert asked.heard == ["a:ok", "a.", "b:1", "b."]
+
+
+def test_an_asker_that_reacts_to_an_answer_does_not_disturb_the_order() -> None:
+    asked = Asked("a", "b", "c", "d")
+    a, b, c, d = asked.calls
+    for call in (d, b):
+        call.respond(answer())
+    c.respond(answer("1"), final=False)
+
+    def react(call: Call) -> None:
+        c.respond(answer("2"), final=False)
+        d.cancel()
+        asked.calls.append(asked.ask("e"))
+        asked.calls[-1].respond(answer())
+        c.respond(answer("3"))
+
+    a.on_finish = react
+    a.respond(answer())
+    assert asked.heard == [
+        *("d:", "d."),
+        *("a:ok", "a.", "b:ok", "b."),
+        *("c:1", "c:2", "c:3", "c."),
+        *("e:ok", "e."),
+    ]
+
+
+def test_any_number_of_answers_may_wait_for_one() -> None:
+    count = 5000
+    asked = Asked(*map(str, range(count)))
+    for call in reversed(asked.calls):
+        call.respond(answer())
+    assert [text for text in asked.heard if text.endswith(".")] == [f"{n}." for n in range(count)]
+
+
+def test_inputs_are_let_go_when_the_answer_is_there() -> None:
+    asked = Asked("a", "b")
+    inputs = [object()]
+    asked.calls[1].request.inputs = inputs  # type: ignore[assignment]
+    asked.calls[1].respond(answer())
+    assert asked.calls[1].request.inputs == []
+
+
+def test_a_model_may_send_on_while_its_responses_are_held() -> None:
+    """Otherwise it might wait for room, and never get to the request that holds them up."""
+    asked = Asked("a", "b")
+    a, b = asked.calls
+    taken: list[str] = []
+    b.on_taken = lambda response: taken.append(response.id)
+    responses = [answer(str(number)) for number in range(4)]
+    for response in responses[:2]:
+        b.respond(response, final=False)
+    assert taken == ["0", "1"]
+    a.respond(answer())
+    for response in responses[2:]:
+        b.respond(response, final=False)
+    for response in responses:
+        b.took(response)
+    assert taken == ["0", "1", "2", "3"]
+
+
+def test_before_a_call_are_those_that_have_to_end_first() -> None:
+    asked = Asked("a", "b", "c")
+    a, b, c = asked.calls
+    assert list(c.before) == [a, b]
+    b.cancel()
+    assert list(c.before) == [a]
+    a.respond(answer())
+    assert list(c.before) == []
+    c.respond(answer())
+    assert list(c.before) == []
+
+
+def test_outside_of_an_ordering_it_is_a_call_like_any_other() -> None:
+    call = OrderedCall(InferRequest("m", []))
+    call.respond(answer())
+    assert call.finished
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_order_is_kept_over_several_lanes(early: bool) -> None:
+    clock = Clock()
+    scheduler = DynamicScheduler(1, 0.0, same_kind, keep_order=True, clock=clock)
+    lanes = [FakeLane(scheduler) for _ in range(3)]
+    for lane in lanes:
+        scheduler.lane_free(lane)
+    heard: list[int] = []
+    calls = [OrderedCall(InferRequest("m", [])) for _ in range(6)]
+    for number, call in enumerate(calls):
+        call.subscribe(lambda _r, _f, number=number: heard.append(number))  # type: ignore[misc]
+        scheduler.submit(call)
+    while scheduler.queued or any(lane.running or lane.loose for lane in lanes):
+        for lane in lanes:
+            if lane.running:
+                (lane.let_go if early else lane.finish)()
+            for call in reversed(lane.loose):
+                call.respond(answer())
+            lane.loose.clear()
+    assert heard == list(range(6))
