@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from pb_utils import InferenceRequest, InferenceResponse
+from collections.abc import Callable, Mapping, Sequence
+
+from pb_utils import InferenceRequest, InferenceResponse, TritonModelException
+from pb_utils._runtime import Receive
+from pb_utils._sender import Exchange
+
+
+class Question:
+    """A request that was sent without waiting, and how the test answers it."""
+
+    def __init__(self, request: InferenceRequest, decoupled: bool, receive: Receive) -> None:
+        self.request = request
+        self.decoupled = decoupled
+        self.receive = receive
+        self.cancellations = 0
+
+    def cancel(self) -> None:
+        self.cancellations += 1
 
 
 class Recorder:
-    """Answers every call, and remembers it."""
+    """Answers every call, and remembers it; ``refuses`` makes it refuse what it can."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, str, int, str]] = []
         self.requests: list[InferenceRequest] = []
-        self.cancel_answers: list[bool] = []
+        self.questions: list[Question] = []
+        self.asked: Callable[[Question], None] = lambda question: None
         self.response = InferenceResponse()
+        self.calls: list[tuple[object, ...]] = []
+        self.refuses: str | None = None
+        self.value = 0.0
+        self.ready = True
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
         self.lines.append((level, filename, line, message))
@@ -21,8 +43,68 @@ class Recorder:
         self.requests.append(request)
         return self.response
 
+    def ask(
+        self, request: InferenceRequest, decoupled: bool, receive: Receive
+    ) -> Callable[[], None]:
+        self._call()
+        question = Question(request, decoupled, receive)
+        self.questions.append(question)
+        self.asked(question)
+        return question.cancel
+
     def model_dir(self) -> str:
         return "/models/m/1"
 
-    def is_cancelled(self, request: InferenceRequest) -> bool:
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        self._call("load", name, config, dict(files))
+
+    def unload_model(self, name: str, dependents: bool) -> None:
+        self._call("unload", name, dependents)
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        self._call("ready?", name, version)
+        return self.ready
+
+    def new_metric_family(self, name: str, description: str, kind: int) -> int:
+        self._call("family", name, description, kind)
+        return len(self.calls)
+
+    def new_metric(
+        self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
+    ) -> int:
+        self._call("metric", family, dict(labels), buckets and list(buckets))
+        return len(self.calls)
+
+    def change_metric(self, metric: int, change: str, value: float) -> None:
+        self._call(change, metric, value)
+
+    def read_metric(self, metric: int) -> float:
+        self._call("read", metric)
+        return self.value
+
+    def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
+        self.calls.append(("drop", list(families), list(metrics)))
+
+    def refusal(self, text: str) -> str:
+        return f"<{text}>"
+
+    def _call(self, *call: object) -> None:
+        if self.refuses is not None:
+            raise TritonModelException(self.refuses)
+        if call:
+            self.calls.append(call)
+
+
+class RecordedExchange(Exchange):
+    """An incoming request whose answers are kept."""
+
+    def __init__(self, decoupled: bool = False) -> None:
+        super().__init__(decoupled)
+        self.delivered: list[tuple[InferenceResponse | None, bool]] = []
+        self.cancel_answers: list[bool] = []
+
+    def is_cancelled(self) -> bool:
         return self.cancel_answers.pop(0)
+
+    def _deliver(self, response: InferenceResponse | None, final: bool) -> None:
+        self.delivered.append((response, final))

@@ -20,6 +20,10 @@ PUBLIC = {
     "TritonError",
     "TritonModelException",
     "Logger",
+    "MetricFamily",
+    "load_model",
+    "unload_model",
+    "is_model_ready",
     "PreferredMemory",
     "ModelConfig",
     "get_model_dir",
@@ -46,10 +50,15 @@ BOUND = {
     "Tensor",
     "InferenceRequest",
     "InferenceResponse",
+    "InferenceResponseSender",
     "InferenceTrace",
     "Logger",
     "MemoryType",
+    "Metric",
+    "MetricFamily",
+    "MetricKind",
     "PreferredMemory",
+    "ResponseIterator",
     "TritonError",
     "TritonModelException",
 }
@@ -84,6 +93,20 @@ def test_bound_classes_report_the_binding_module(name: str) -> None:
     assert getattr(c_python_backend_utils, name).__module__ == "c_python_backend_utils"
 
 
+@pytest.mark.parametrize(
+    "name", ["InferenceResponseSender", "InferenceTrace", "Logger", "Metric", "ResponseIterator"]
+)
+def test_what_the_api_hands_out_cannot_be_made_by_a_model(name: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        getattr(c_python_backend_utils, name)()
+    assert str(caught.value) == f"c_python_backend_utils.{name}: No constructor defined!"
+
+
+def test_there_is_no_shared_memory_region_to_ask_for_its_free_part() -> None:
+    assert not hasattr(c_python_backend_utils, "SharedMemory")
+    assert not hasattr(c_python_backend_utils, "shared_memory")
+
+
 def test_exceptions_and_enumerations_survive_pickling() -> None:
     error = pickle.loads(pickle.dumps(pb_utils.TritonModelException("boom")))
     assert type(error) is pb_utils.TritonModelException
@@ -92,6 +115,7 @@ def test_exceptions_and_enumerations_survive_pickling() -> None:
         pb_utils.TRITONSERVER_MEMORY_CPU,
         pb_utils.Logger.ERROR,
         pb_utils.TritonError.NOT_FOUND,
+        pb_utils.MetricFamily.HISTOGRAM,
     ):
         assert pickle.loads(pickle.dumps(member)) is member
 

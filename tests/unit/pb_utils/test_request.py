@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,12 @@ from pb_utils import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
-    InferenceResponse,
     PreferredMemory,
     Tensor,
     TritonModelException,
     get_input_tensor_by_name,
 )
-from tests.unit.pb_utils.recording import Recorder
+from tests.unit.pb_utils.recording import RecordedExchange, Recorder
 
 
 def tensor(name: str = "x") -> Tensor:
@@ -39,7 +36,7 @@ def made(**changes: Any) -> InferenceRequest:
 
 
 def incoming(**changes: Any) -> InferenceRequest:
-    arguments: dict[str, Any] = {"inputs": [], "handle": object(), **changes}
+    arguments: dict[str, Any] = {"inputs": [], "handle": RecordedExchange(), **changes}
     return InferenceRequest._from_wire(**arguments)
 
 
@@ -199,13 +196,14 @@ def test_release_flags_are_for_incoming_requests_only() -> None:
         made().set_release_flags(1)
 
 
-def test_cancellation_is_asked_for_until_it_is_true(runtime: Recorder) -> None:
-    request = incoming()
-    runtime.cancel_answers = [False, True]
+def test_cancellation_is_asked_for_until_it_is_true() -> None:
+    exchange = RecordedExchange()
+    request = incoming(handle=exchange)
+    exchange.cancel_answers = [False, True]
     assert [request.is_cancelled() for _ in range(4)] == [False, True, True, True]
 
 
-def test_a_request_made_by_the_model_has_no_cancellation(runtime: Recorder) -> None:
+def test_a_request_made_by_the_model_has_no_cancellation() -> None:
     with pytest.raises(TritonModelException, match="is_cancelled"):
         made().is_cancelled()
 
@@ -221,38 +219,3 @@ def test_exec_goes_to_the_runtime_any_number_of_times(runtime: Recorder) -> None
 def test_decoupled_must_be_a_bool(runtime: Recorder, value: Any) -> None:
     with pytest.raises(TypeError, match=r"^exec\(\): incompatible function arguments\."):
         made().exec(value)
-
-
-def test_decoupled_requests_are_not_supported_yet(runtime: Recorder) -> None:
-    with pytest.raises(TritonModelException, match="not supported by this host yet"):
-        made().exec(decoupled=True)
-    with pytest.raises(TritonModelException, match="not supported by this host yet"):
-        made().exec(np.bool_(True))  # type: ignore[arg-type]
-
-    async def model() -> None:
-        made().async_exec(decoupled=True)
-
-    with pytest.raises(TritonModelException, match="not supported by this host yet"):
-        asyncio.run(model())
-
-
-def test_async_exec_runs_calls_side_by_side(runtime: Recorder) -> None:
-    both = threading.Barrier(2, timeout=30)
-
-    def wait_for_the_other(request: InferenceRequest) -> InferenceResponse:
-        both.wait()
-        return runtime.response
-
-    runtime.exec = wait_for_the_other  # type: ignore[method-assign]
-
-    async def model() -> list[InferenceResponse]:
-        futures = [made().async_exec() for _ in range(2)]
-        assert all(isinstance(future, asyncio.Future) for future in futures)
-        return await asyncio.gather(*futures)
-
-    assert asyncio.run(model()) == [runtime.response] * 2
-
-
-def test_async_exec_needs_a_running_loop(runtime: Recorder) -> None:
-    with pytest.raises(RuntimeError):
-        made().async_exec()

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from pb_utils import InferenceRequest, TritonModelException, _runtime, get_model_dir
+from pb_utils import (
+    InferenceRequest,
+    MetricFamily,
+    TritonModelException,
+    _runtime,
+    get_model_dir,
+    is_model_ready,
+    load_model,
+    unload_model,
+)
 from tests.unit.pb_utils.recording import Recorder
 
 
@@ -23,8 +32,18 @@ def made() -> InferenceRequest:
 
 
 def test_without_a_host_calls_point_at_the_test_harness() -> None:
-    incoming = InferenceRequest._from_wire(inputs=[], handle=object())
-    for call in (get_model_dir, made().exec, incoming.is_cancelled):
+    def family() -> object:
+        return MetricFamily("n", "d", MetricFamily.GAUGE)
+
+    for call in (
+        get_model_dir,
+        made().exec,
+        lambda: made().exec(decoupled=True),
+        family,
+        lambda: load_model("m"),
+        lambda: unload_model("m"),
+        lambda: is_model_ready("m"),
+    ):
         with pytest.raises(TritonModelException, match=r"needs a host.*pb_utils\.testing"):
             call()
 
@@ -61,3 +80,30 @@ def test_threads_of_a_block_see_the_outermost_runtime() -> None:
         thread.start()
         thread.join()
     assert seen == [outer]
+
+
+def seen_by_a_thread() -> object:
+    seen: list[object] = []
+    thread = threading.Thread(target=lambda: seen.append(_runtime.current()))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def test_a_lasting_runtime_answers_threads_after_its_block_until_it_is_forgotten() -> None:
+    lasting, other = Recorder(), Recorder()
+    with _runtime.use(lasting, lasting=True):
+        pass
+    with _runtime.use(other):
+        assert seen_by_a_thread() is other
+    assert seen_by_a_thread() is lasting
+    _runtime.forget(other)
+    assert seen_by_a_thread() is lasting
+    _runtime.forget(lasting)
+    assert isinstance(seen_by_a_thread(), _runtime.NoHost)
+
+
+def test_no_host_has_nothing_to_drop_and_nothing_to_add_to_a_refusal() -> None:
+    host = _runtime.NoHost()
+    host.drop_metrics([1], [2])
+    assert host.refusal("text") == "text"
