@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
+from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
-from host.inference import Call, InferRequest
 from host.instances.arenas import Arenas
 from host.instances.channel import Channel
 from host.instances.instance import Instance
 from host.instances.process import Launcher
+from host.instances.services import Metrics, ModelControl, Models
+from host.instances.terminal import TerminalLauncher
 
 _log = logging.getLogger("pbhost")
 
@@ -22,23 +23,23 @@ _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 
 
 class StubPool:
-    """Fulfils the services that instances need; `ask` starts a BLS request.
+    """Fulfils the services that instances need.
 
-    `arena_limit` is what the tensors of one process may take, in bytes. Raises OSError.
+    `arena_limit` is what the tensors of one process may take, in bytes. `control` is to be set
+    before the first instance is started. Raises OSError.
     """
 
+    control: ModelControl
+
     def __init__(
-        self,
-        launcher: Launcher,
-        arena_limit: int,
-        ask: Callable[[InferRequest], Call],
-        break_circle: Callable[[Call], None],
+        self, launcher: Launcher, arena_limit: int, models: Models, metrics: Metrics
     ) -> None:
         self.channel = Channel()
         self.arenas = Arenas(arena_limit)
         self.launcher = launcher
-        self.ask = ask
-        self.break_circle = break_circle
+        self.terminal: Launcher = TerminalLauncher()
+        self.models = models
+        self.metrics = metrics
         self._alive: set[Instance] = set()
         self._closing = False
         self._empty = asyncio.Event()
@@ -50,12 +51,21 @@ class StubPool:
         self.arenas.host.trim()
         self._timer = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
 
-    async def start(self, name: str, label: str) -> Instance:
-        """A started stub. Raises HostError."""
+    async def start(
+        self,
+        name: str,
+        label: str,
+        environment: Environment | None = None,
+        attached: bool = False,
+    ) -> Instance:
+        """A started stub, in an environment or on the host's Python. Raises HostError.
+
+        `attached`: its standard streams are the host's, so that it can be debugged.
+        """
         if self._closing:
             raise unavailable("the server is stopping")
         try:
-            instance = Instance(name, label, self)
+            instance = Instance(name, label, self, environment, attached)
         except OSError as error:
             raise _no_stub(label, error) from error
         self._alive.add(instance)
@@ -65,10 +75,15 @@ class StubPool:
         except OSError as error:
             self.gone(instance)
             raise _no_stub(label, error) from error
-        except BaseException:
+        except BaseException:  # also if cancelled: nobody else knows of this process yet
             instance.kill()
             raise
         return instance
+
+    def drain(self) -> None:
+        """Act on all that stubs have said up to now."""
+        for instance in list(self._alive):
+            instance.drain()
 
     def gone(self, instance: Instance) -> None:
         """The instance's process has ended."""
@@ -102,7 +117,9 @@ class StubPool:
 
 
 def _no_stub(label: str, error: OSError) -> HostError:
+    what = f"cannot start a stub process for '{label}': {error.strerror or error}"
+    if error.filename:  # the interpreter of an environment
+        return internal(f"{what}: {error.filename}")
     return internal(
-        f"cannot start a stub process for '{label}': {error.strerror or error}; the host may need"
-        " a higher limit of open files (ulimit -n) or more memory"
+        f"{what}; the host may need a higher limit of open files (ulimit -n) or more memory"
     )

@@ -77,7 +77,7 @@ class StubProcess:
         pid: int,
         pidfd: int,
         lifeline: int,
-        outputs: tuple[int, int],
+        outputs: tuple[int, ...],
         output: OutputHandler,
         on_exit: Callable[[int], None],
     ) -> None:

@@ -1,0 +1,91 @@
+"""Stubs on the host's own terminal, so that a debugger in their model can be used there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import stub.wire
+from host.environments.environment import Environment
+from host.instances.process import OutputHandler, StubProcess
+from stub.wire.spawn import Spawn
+
+_ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
+
+
+class TerminalLauncher:
+    """Starts stubs whose stdin, stdout and stderr are the host's; each is a new interpreter."""
+
+    async def launch(
+        self,
+        spawn: Spawn,
+        lifeline: int,
+        output: OutputHandler,
+        on_exit: Callable[[int], None],
+        environment: Environment | None = None,
+    ) -> StubProcess:
+        """As `Launcher.launch`; what the stub prints is not handled, for it is on the terminal."""
+        modes = _modes()
+        pid = _start(spawn, environment)
+        pidfd = os.pidfd_open(pid)
+        process = StubProcess(pid, pidfd, lifeline, (), output, on_exit)
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            _, status = os.waitpid(pid, 0)  # returns at once: its descriptor says that it has ended
+            _restore(modes)
+            process.ended(os.waitstatus_to_exitcode(status))
+
+        loop.add_reader(pidfd, ended)
+        return process
+
+    async def close(self) -> None:
+        """As `Launcher.close`."""
+
+
+def _start(spawn: Spawn, environment: Environment | None) -> int:
+    """The pid of a stub. Raises OSError."""
+    program = [sys.executable, _ENTRY] if environment is None else environment.stub
+    return os.posix_spawn(
+        program[0],
+        [*program, spawn.dump()],
+        os.environ if environment is None else environment.variables(os.environ),
+        # Onto itself: that lets the child inherit it.
+        file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in spawn.descriptors],
+        setsid=True,  # a Ctrl-C at the terminal is for the host alone
+    )
+
+
+def has_terminal() -> bool:
+    """Whether somebody can type something into a debugger."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _modes() -> list[Any] | None:
+    """How the terminal works now, if there is one."""
+    return termios.tcgetattr(0) if has_terminal() else None
+
+
+def _restore(modes: list[Any] | None) -> None:
+    """Undo what a debugger did that was killed at its prompt: nothing typed would be seen."""
+    if modes is None:
+        return
+    try:
+        if _in_front():
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+    except termios.error:
+        pass  # the terminal has been closed
+
+
+def _in_front() -> bool:
+    """Whether the terminal is ours to change, and not another job's."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return True  # it does not control us: there are no jobs
