@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -57,9 +57,16 @@ async def run(
     ProgramFailed. A program that is not awaited any longer is killed.
     """
     name = _name(command)
+    output: deque[str] = deque(maxlen=_LAST_LINES)
+
+    def keep(line: str) -> None:
+        output.append(line[:_LONGEST_LINE])
+        heard(line)
+
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
+        transport, listener = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Listener(keep),
+            *map(str, command),
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
@@ -70,25 +77,45 @@ async def run(
         )
     except OSError as error:
         raise ProgramFailed(f"'{name}' cannot be run: {error.strerror}") from error
-    output: deque[str] = deque(maxlen=_LAST_LINES)
-
-    def keep(line: str) -> None:
-        output.append(line[:_LONGEST_LINE])
-        heard(line)
-
     try:
-        await asyncio.wait_for(_follow(process, keep), seconds)
-    except asyncio.TimeoutError:
+        await asyncio.wait([listener.over], timeout=seconds)
+        in_time = listener.over.done()
+    finally:
+        if not listener.over.done():
+            with suppress(ProcessLookupError):
+                os.killpg(transport.get_pid(), signal.SIGKILL)
+        transport.close()  # should one have left the group, nobody listens to it
+        await listener.over
+    if not in_time:
         raise ProgramFailed(
             f"'{name}' was killed after {seconds:g} s, the limit of --environment-timeout-secs",
             output,
-        ) from None
-    finally:
-        await _end(process)
-    if process.returncode:
-        status = process.returncode
+        )
+    status = transport.get_returncode()
+    if status:
         raise ProgramFailed(f"'{name}' ended with status {status}", output, status)
     return list(output)
+
+
+class _Listener(asyncio.SubprocessProtocol):
+    """Cuts output into lines; `over` is when the program has ended and nobody can print more."""
+
+    def __init__(self, heard: Callable[[str], None]) -> None:
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._heard = heard
+        self._rest = b""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            self._heard(line.decode(errors="replace"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._rest:
+            self._heard(self._rest.decode(errors="replace"))
+        self.over.set_result(None)
 
 
 def under_host(python: Path | str, program: Path | str, *arguments: Path | str) -> list[str]:
@@ -104,25 +131,3 @@ def _name(command: Sequence[str | Path]) -> str:
     """Without the way in which it is run under the host."""
     parts = [str(part) for part in command if part not in ("-I", "-c", _UNDER_HOST)]
     return " ".join(parts[:3])
-
-
-async def _follow(process: Process, heard: Callable[[str], None]) -> None:
-    assert process.stdout is not None
-    rest = b""
-    while data := await process.stdout.read(4096):
-        *lines, rest = (rest + data).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
-            lines, rest = [*lines, rest], b""
-        for line in lines:
-            heard(line.decode(errors="replace"))
-    if rest:
-        heard(rest.decode(errors="replace"))
-    await process.wait()
-
-
-async def _end(process: Process) -> None:
-    assert process.stdout is not None
-    if process.returncode is None or not process.stdout.at_eof():
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()

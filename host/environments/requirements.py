@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 import sysconfig
@@ -76,7 +77,7 @@ def _collect(path: Path, base: Path, files: dict[str, bytes]) -> None:
     for line in data.decode(errors="replace").splitlines():
         included = _INCLUDED.match(line)
         if included and "://" not in included[1]:
-            _collect(path.parent / included[1], base, files)
+            _collect(Path(os.path.normpath(path.parent / included[1])), base, files)
 
 
 def _bytes(path: Path) -> bytes:

@@ -1,0 +1,147 @@
+"""Programs are heard, bounded, and ended with all that they have started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from host.environments.program import ProgramFailed, run, under_host
+from tests.conftest import DEADLINE, wait_until
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def failure(work: Coroutine[Any, Any, list[str]]) -> ProgramFailed:
+    with pytest.raises(ProgramFailed) as caught:
+        asyncio.run(work)
+    return caught.value
+
+
+def test_every_line_is_heard_and_the_last_ones_are_kept() -> None:
+    heard: list[str] = []
+    code = "import sys\nfor i in range(50): print(i)\nsys.stderr.write('no end')"
+    last = asyncio.run(run(python(code), seconds=DEADLINE, heard=heard.append))
+    assert len(heard) == 51
+    assert set(last) <= set(heard)
+    assert len(last) == 20
+
+
+def test_a_line_without_an_end_is_heard_in_pieces() -> None:
+    heard: list[str] = []
+    asyncio.run(run(python("print('x' * 100_000)"), seconds=DEADLINE, heard=heard.append))
+    assert "".join(heard) == "x" * 100_000
+    assert len(heard) > 1
+
+
+def test_another_status_is_a_failure_that_tells_the_output() -> None:
+    error = failure(run(python("print('why'); raise SystemExit(4)"), seconds=DEADLINE))
+    assert error.status == 4
+    assert str(error).endswith("ended with status 4")
+    assert error.told == f"{error}; it printed:\nwhy"
+
+
+def test_what_cannot_be_started_is_a_failure() -> None:
+    error = failure(run(["/nowhere/python"], seconds=DEADLINE))
+    assert error.told == "'/nowhere/python' cannot be run: No such file or directory"
+    assert error.status is None
+
+
+FAMILY = """
+import os, signal, sys
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+{parent}
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("parent", ["", "else: sys.exit(0)"], ids=["waits", "leaves"])
+def test_what_takes_too_long_is_killed_with_its_children(parent: str) -> None:
+    pids: list[int] = []
+    error = failure(
+        run(
+            python(FAMILY.format(parent=parent)),
+            seconds=1.0,
+            heard=lambda line: pids.append(int(line)),
+        )
+    )
+    assert str(error).endswith("was killed after 1 s, the limit of --environment-timeout-secs")
+    assert error.status is None
+    wait_until(lambda: not psutil.pid_exists(pids[0]) or is_zombie(pids[0]), "the child's end")
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_what_is_not_awaited_any_longer_is_killed() -> None:
+    async def main() -> int:
+        pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        running = asyncio.ensure_future(
+            run(
+                python("import os, signal; print(os.getpid(), flush=True); signal.pause()"),
+                seconds=DEADLINE,
+                heard=lambda line: pid.set_result(int(line)),
+            )
+        )
+        number = await pid
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        return number
+
+    assert not psutil.pid_exists(asyncio.run(main()))
+
+
+def test_a_module_or_a_script_runs_without_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('the wrong one')")
+    script = tmp_path / "script"
+    script.write_text("import json, sys\nprint(sys.argv[1:], __name__)")
+
+    async def main() -> list[str]:
+        table = tmp_path / "table.json"
+        table.write_text("{}")
+        module = under_host(sys.executable, "json.tool", table)
+        told = await run(module, seconds=DEADLINE, cwd=tmp_path)
+        return told + await run(
+            under_host(sys.executable, script, "-x"), seconds=DEADLINE, cwd=tmp_path
+        )
+
+    assert asyncio.run(main()) == ["{}", "['-x'] __main__"]
+
+
+def test_a_failure_names_the_program_and_not_how_it_is_run() -> None:
+    error = failure(run(under_host(sys.executable, "json.tool", "/nowhere"), seconds=DEADLINE))
+    assert str(error).startswith(f"'{sys.executable} json.tool /nowhere' ended with status ")
+
+
+def test_it_ends_with_the_process_that_started_it() -> None:
+    code = """
+import asyncio, os, sys
+from host.environments.program import run, under_host
+
+def heard(line):
+    print(line, flush=True)
+    os.kill(os.getpid(), 9)
+
+command = under_host(sys.executable, sys.argv[1])
+asyncio.run(run(command, seconds=60, heard=heard))
+"""
+    script = Path(os.environ["TMPDIR"]) / "endless.py"
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    error = failure(run([*python(code), script], seconds=DEADLINE))
+    assert error.status == -9
+    pid = int(error.output[0])
+    wait_until(lambda: not psutil.pid_exists(pid) or is_zombie(pid), "the program's end")

@@ -1,0 +1,81 @@
+"""Work is done once for all who ask for it while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from host.environments.sharing import Sharing
+from host.errors import HostError, internal
+
+
+class Work:
+    """Counts how often it is begun; ends when told."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go = asyncio.Event()
+
+    async def __call__(self) -> int:
+        self.begun += 1
+        number = self.begun
+        await self.go.wait()
+        return number
+
+
+def test_all_who_ask_meanwhile_get_one_result_and_later_ones_a_new_one() -> None:
+    async def main() -> None:
+        sharing, work = Sharing[int](), Work()
+        first = [asyncio.ensure_future(sharing.get("k", work)) for _ in range(3)]
+        await asyncio.sleep(0)
+        work.go.set()
+        assert await asyncio.gather(*first) == [1, 1, 1]
+        assert await sharing.get("k", work) == 2
+        assert await sharing.get("other", work) == 3
+
+    asyncio.run(main())
+
+
+def test_one_who_gives_up_does_not_stop_the_others() -> None:
+    async def main() -> None:
+        sharing, work = Sharing[int](), Work()
+        one, other = (asyncio.ensure_future(sharing.get("k", work)) for _ in range(2))
+        await asyncio.sleep(0)
+        one.cancel()
+        work.go.set()
+        assert await other == 1
+        assert one.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_failure_is_everybodys_and_is_not_remembered() -> None:
+    async def main() -> None:
+        sharing = Sharing[int]()
+
+        async def fail() -> int:
+            raise internal("broken")
+
+        asked = [sharing.get("k", fail) for _ in range(2)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(result) for result in results] == ["broken", "broken"]
+        work = Work()
+        work.go.set()
+        assert await sharing.get("k", work) == 1
+
+    asyncio.run(main())
+
+
+def test_closing_ends_the_work_and_tells_who_waits() -> None:
+    async def main() -> None:
+        sharing, work = Sharing[int](), Work()
+        asked = asyncio.ensure_future(sharing.get("k", work))
+        await asyncio.sleep(0)
+        await sharing.close()
+        with pytest.raises(HostError, match="the server is stopping"):
+            await asked
+        with pytest.raises(HostError, match="the server is stopping"):
+            await sharing.get("k", work)
+
+    asyncio.run(main())
