@@ -72,7 +72,7 @@ class Recorder:
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
     ) -> int:
-        self._call("metric", family, dict(labels), buckets and list(buckets))
+        self._call("metric", family, dict(labels), None if buckets is None else list(buckets))
         return len(self.calls)
 
     def change_metric(self, metric: int, change: str, value: float) -> None:

@@ -305,11 +305,6 @@ class TestLifecycle:
             "object."
         )
 
-    def test_decoupled_models_are_not_run_yet(self) -> None:
-        config = {"model_transaction_policy": {"decoupled": True}}
-        with pytest.raises(pb_utils.TritonModelException, match="decoupled"):
-            testing.load(Doubler, config)
-
     def test_finalize_runs_once_at_the_end(self) -> None:
         calls: list[str] = []
 
