@@ -27,18 +27,24 @@ class BlockingServer:
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="pbhost-loop", daemon=True
         )
+        self._work: set[asyncio.Task[Any]] = set()
 
     @property
     def grpc_port(self) -> int:
         """Where gRPC clients find it; 0 before the start."""
         return self._server.grpc_port
 
+    @property
+    def metrics_port(self) -> int:
+        """Where the metrics are; 0 before the start."""
+        return self._server.metrics_port
+
     def start(self) -> BlockingServer:
         """As `Server.start`. Raises HostError."""
         self._thread.start()
         try:
             self._run(self._server.start())
-        except BaseException:
+        except BaseException:  # Ctrl-C strikes here, and not in the thread of the loop
             self._end_loop()
             raise
         return self
@@ -73,9 +79,35 @@ class BlockingServer:
             self._end_loop()
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(self._noted(work), self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C: nobody waits any more; a failure is over anyway
+            future.cancel()
+            raise
+
+    async def _noted(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        task = asyncio.current_task()
+        assert task is not None
+        self._work.add(task)
+        try:
+            return await work
+        finally:
+            self._work.discard(task)
+
+    async def _settle(self) -> None:
+        """Let what was begun clean up after itself, then end what nobody waits for."""
+        if self._work:
+            await asyncio.wait(self._work)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest)
+        await self._loop.shutdown_default_executor()
 
     def _end_loop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

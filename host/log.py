@@ -108,7 +108,7 @@ class Log(logging.Handler):
         """Write one record."""
         try:
             self._write(self.format(record) + "\n", record.levelno >= logging.WARNING)
-        except Exception:
+        except Exception:  # as the standard handlers: a log that fails must not fail its writer
             self.handleError(record)
 
     def format(self, record: logging.LogRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,17 @@ class Scan:
     models: dict[str, ModelDirectory] = field(default_factory=dict)
     failures: dict[Path, HostError] = field(default_factory=dict)
 
+    @property
+    def complaints(self) -> list[str]:
+        """What an operator should read of it."""
+        texts = [failure.message for failure in self.failures.values()]
+        texts += [
+            f"failed to poll model '{model.name}': {_NOT_UNIQUE}"
+            for model in self.models.values()
+            if model.duplicated
+        ]
+        return texts
+
 
 class Repository:
     """The directories that models come from."""
@@ -54,7 +66,7 @@ class Repository:
                 raise invalid_argument("repository path is not a valid directory")
 
     def scan(self) -> Scan:
-        """Every model of every repository. What is wrong is logged and reported, not raised."""
+        """Every model of every repository. What is wrong is reported, not raised. Blocks."""
         found: dict[str, ModelDirectory] = {}
         failures: dict[Path, HostError] = {}
         for repository in self.paths:
@@ -63,46 +75,56 @@ class Repository:
             except HostError as error:
                 message = f"failed to poll model repository '{repository}': {error.message}"
                 failures[repository] = HostError(error.code, message)
-                _log.error("%s", message)
                 continue
             for name in names:
                 duplicated = name in found
                 path = found[name].path if duplicated else repository / name
                 found[name] = ModelDirectory(name, path, duplicated)
-        models = {name: found[name] for name in sorted(found)}
-        for name, model in models.items():
-            if model.duplicated:
-                _log.error("failed to poll model '%s': %s", name, _NOT_UNIQUE)
-        return Scan(models, failures)
+        return Scan({name: found[name] for name in sorted(found)}, failures)
 
     def find(self, name: str) -> ModelDirectory:
-        """One model. Raises HostError INTERNAL if it lies nowhere, or in two repositories."""
-        scan = self.scan()
-        for failure in scan.failures.values():
-            raise failure
-        directory = scan.models.get(name)
-        if directory is None:
-            raise internal(
-                f"failed to poll model '{name}': model not found in any model repository."
-            )
-        if directory.duplicated:
+        """One model, whatever state the others are in. Blocks.
+
+        Raises HostError INTERNAL if it lies nowhere, or in two repositories.
+        """
+        holders = [path for path in self.paths if _holds(path, name)]
+        if len(holders) > 1:
             raise internal(f"failed to poll model '{name}': {_NOT_UNIQUE}")
-        return directory
+        if holders:
+            return ModelDirectory(name, holders[0] / name)
+        for path in self.paths:
+            if not path.is_dir():
+                raise internal(
+                    f"failed to poll model repository '{path}': {_stat_failure(path).message}"
+                )
+        raise internal(f"failed to poll model '{name}': model not found in any model repository.")
+
+
+def _holds(repository: Path, name: str) -> bool:
+    """Whether there is a model of this name, which may be any text."""
+    if not name or name != Path(name).name:
+        return False
+    return _may_be_model(name) and (repository / name).is_dir()
+
+
+def _may_be_model(name: str) -> bool:
+    """Hidden directories and `__pycache__` are left by tools (`.git`, `.ipynb_checkpoints`).
+
+    No one means them as models, so they are passed over although other servers report them as
+    broken.
+    """
+    return not name.startswith(".") and name != "__pycache__"
 
 
 def _subdirectories(repository: Path) -> list[str]:
-    """Names of the model directories, sorted.
-
-    Hidden directories and `__pycache__` are left by tools (`.git`, `.ipynb_checkpoints`), no one
-    means them as models, so they are passed over although other servers report them as broken.
-    """
+    """Names of the model directories, sorted."""
     names = []
     try:
         entries = sorted(os.listdir(repository))
     except OSError:
         raise _stat_failure(repository) from None
     for name in entries:
-        if name.startswith(".") or name == "__pycache__":
+        if not _may_be_model(name):
             continue
         try:
             (repository / name).stat()
@@ -147,16 +169,30 @@ def _belongs_to_model(folder: Path) -> bool:
     return hidden or (folder / "__init__.py").exists()
 
 
+_CACHES = frozenset({"__pycache__", ".git", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache"})
+
+_TEMPORARY = re.compile(
+    # Vim: swap files and its probe of the folder; Emacs: locks and auto-saves; backups of both
+    # and of others; JetBrains; GNOME; NFS: deleted but open; macOS: folder views
+    r".*\.sw[a-p]|4913|\.#.*|#.*#|.*~|.*___jb_(tmp|old|bak)___|\.goutputstream-.*"
+    r"|\.nfs.*|\.DS_Store"
+).fullmatch
+"""Files that come and go beside the ones that somebody edits."""
+
 Stamp = frozenset[tuple[str, int, int]]
-"""Every file of a model: path, time of the last change in nanoseconds, size in bytes."""
+"""Every file of a model: path, time of the last change in nanoseconds, size in bytes.
+
+Folders are there with zeros: an empty one may be a version.
+"""
 
 
 def stamp(model_dir: Path) -> Stamp:
-    """What would differ had the model been changed, but for the caches that running it leaves.
+    """What would differ had the model been changed.
 
-    Names are compared as well as times, so that a removed file counts (configuration spec 8.4).
+    What running or editing it leaves beside it is no change. Names are compared as well as times,
+    so that a removed file counts (configuration spec 8.4). Blocks.
     """
-    found = set()
+    found: set[tuple[str, int, int]] = set()
     walked: set[str] = set()
     for folder, folders, files in os.walk(model_dir, followlinks=True):
         real = os.path.realpath(folder)
@@ -164,8 +200,9 @@ def stamp(model_dir: Path) -> Stamp:
             folders.clear()  # links may lead in circles
             continue
         walked.add(real)
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for path in (os.path.join(folder, name) for name in files):
+        folders[:] = [name for name in folders if name not in _CACHES]
+        found.update((os.path.join(folder, name), 0, 0) for name in folders)
+        for path in (os.path.join(folder, name) for name in files if not _TEMPORARY(name)):
             try:
                 status = os.stat(path)
             except OSError:

@@ -4,185 +4,266 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from host.config import model_config as configuration
-from host.config.names import checked_load_name
-from host.errors import HostError, internal, invalid_argument, unavailable
-from host.inference import Parameter
+from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
 from host.models.loader import Loader
+from host.models.override import Files, Override, Uploads
 from host.models.python_model import PythonModel
 from host.models.registry import UNLOADED, Registry, State, Version
-from host.repository import (
-    ModelDirectory,
-    Repository,
-    Stamp,
-    model_file,
-    select_versions,
-    stamp,
-    versions,
-)
+from host.models.slots import Slots
+from host.repository import Repository, Stamp, model_file, select_versions, stamp, versions
 
 _log = logging.getLogger("pbhost")
 
+_OUTDATED = (
+    "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
+)
 
-class Lifecycle:
-    """The only one that changes the registry.
 
-    `strict`: configurations must be complete. `explicit`: clients may load and unload.
-    `grace` and `finalize`: seconds for a stuck batch and for `finalize` at unload.
+class PollFailure(HostError):
+    """A load could not even begin: the model's directory or its configuration is no good."""
+
+
+class VersionFailure(HostError):
+    """Versions of a model could not be brought up; `lines` say which, for the log."""
+
+    def __init__(self, message: str, lines: list[str]) -> None:
+        super().__init__(ErrorCode.INVALID_ARG, message)
+        self.lines = lines
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How models are loaded and unloaded.
+
+    `strict`: configurations must be complete. `threads`: how many versions load at a time.
+    `retries`: how often a version is tried again. `grace` and `finalize`: seconds for a stuck
+    batch and for `finalize` at unload.
     """
 
+    strict: bool
+    threads: int
+    retries: int
+    grace: float
+    finalize: float
+
+
+class Lifecycle:
+    """The only one that changes the registry. Belongs to the event loop; reads disks off it."""
+
     def __init__(
-        self,
-        registry: Registry,
-        repository: Repository,
-        loader: Loader,
-        *,
-        strict: bool,
-        explicit: bool,
-        threads: int,
-        grace: float,
-        finalize: float,
+        self, registry: Registry, repository: Repository, loader: Loader, settings: LoadSettings
     ) -> None:
+        self.slots = Slots(settings.threads)
         self._registry = registry
         self._repository = repository
         self._loader = loader
-        self._strict = strict
-        self._explicit = explicit
-        self._slots = asyncio.Semaphore(threads)
-        self._grace = grace
-        self._finalize = finalize
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._stamps: dict[str, tuple[Stamp, str | None]] = {}
+        self._settings = settings
+        self._grace = settings.grace
+        self._uploads = Uploads()
+        self._closing = False
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._stamps: dict[str, Stamp] = {}  # of models that are loaded without an override
+        self._unloads: dict[str, int] = {}  # how many each model has seen
+        self._reported: dict[str, set[str]] = {}  # failures that polls have met since a success
         self._loads: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
-        self._living: set[PythonModel] = set()
+        self._living: dict[PythonModel, Files] = {}
 
-    def names_on_disk(self) -> list[str]:
-        """Every model directory there is now, by name."""
-        return list(self._repository.scan().models)
+    # Loading
 
-    async def load_all(self, names: Iterable[str] | None = None) -> bool:
-        """Load these models, or all on disk; whether all are ready. Failures are in the log."""
-        wanted = list(self.names_on_disk() if names is None else names)
-        results = await asyncio.gather(*map(self._load_quietly, wanted))
+    async def load_all(self, names: Iterable[str]) -> bool:
+        """Load these models; whether all are ready. Failures are in the log and the registry."""
+        results = await asyncio.gather(*map(self.try_load, names))
         return all(results)
 
-    async def _load_quietly(self, name: str) -> bool:
+    async def try_load(self, name: str, polled: bool = False) -> bool:
+        """As `load`, for a model that is to be served; whether it is."""
         try:
-            await self.load(name)
+            await self.load(name, polled=polled)
         except HostError as error:
-            if not self._registry.versions(name):  # else each version has been reported
+            if not self._registry.versions(name):  # else each version says it
                 self._registry.set_failed(name, error.status_string)
-                _log.error("failed to load '%s': %s", name, error.status_string)
             return False
         return True
 
-    async def load_explicit(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
-        """Load at a client's request. Raises HostError (configuration spec 8.6)."""
-        self._refuse_unless_explicit()
-        name = checked_load_name(name)
-        override = _override(parameters)
-        poll_failure = f"failed to load '{name}', failed to poll from model repository"
-        try:
-            directory = await asyncio.to_thread(self._repository.find, name)
-            await asyncio.to_thread(self._read, directory, override)
-        except HostError as error:
-            _log.error("%s: %s", poll_failure, error.message)
-            raise internal(f"{poll_failure}: {error.message}") from error
-        # A client that goes away does not stop a load half-way.
-        loading = asyncio.get_running_loop().create_task(self.load(name, override))
+    async def load(
+        self, name: str, override: Override | None = None, *, polled: bool = False
+    ) -> None:
+        """Load a model, or bring it up to date. What served before serves until then.
+
+        An override always loads anew, and what it brought is undone by a load without one.
+        `polled`: nobody has asked. Then a failure that was met before is no news for the log, and
+        a model whose instances were given up is left so until its files change.
+
+        Raises HostError; PollFailure if nothing has been tried.
+        """
+        if self._closing:
+            raise unavailable("Server exiting")
+        # Whoever asked may go away; that does not stop a load half-way.
+        loading = asyncio.get_running_loop().create_task(self._load(name, override, polled))
         self._loads.add(loading)
         loading.add_done_callback(self._loads.discard)
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(loading)
+
+    async def _load(self, name: str, override: Override | None, polled: bool) -> None:
+        unloads = self._unloads.get(name, 0)
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        async with lock:
+            try:
+                await self._bring_up_to_date(name, override, polled, unloads)
+            except HostError as error:
+                self._report(name, error, polled)
+                raise
+            self._reported.pop(name, None)
+
+    def _report(self, name: str, error: HostError, polled: bool) -> None:
+        if isinstance(error, VersionFailure):
+            lines = error.lines
+        elif isinstance(error, PollFailure):
+            lines = [
+                f"failed to load '{name}', failed to poll from model repository: {error.message}"
+            ]
+        else:
+            lines = [f"failed to load '{name}': {error.message}"]
+        known = self._reported.setdefault(name, set()) if polled else set()
+        for line in lines:
+            _log.log(logging.DEBUG if line in known else logging.ERROR, "%s", line)
+        known.update(lines)
+
+    async def _bring_up_to_date(
+        self, name: str, override: Override | None, polled: bool, unloads: int
+    ) -> None:
+        files, seen = await self._find(name, override)
         try:
-            await asyncio.shield(loading)
-        except HostError as error:
-            raise invalid_argument(f"load failed for model '{name}': {error.message}\n") from error
-
-    async def load(self, name: str, override: str | None = None) -> None:
-        """Load a model, or bring it up to date. What served before serves until then.
-
-        Raises HostError.
-        """
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            directory = await asyncio.to_thread(self._repository.find, name)
-            seen = (await asyncio.to_thread(stamp, directory.path), override)
-            if seen == self._stamps.get(name) and self._is_ready(name):
+            if seen is not None and seen == self._stamps.get(name) and self._serves(name, polled):
                 return
-            loaded = await asyncio.to_thread(self._read, directory, override)
-            available = await asyncio.to_thread(versions, directory.path)
+            loaded, available = await self._read(name, files, override)
             chosen = select_versions(loaded.config, available)
             for number in chosen:
-                model_file(directory.path, number, loaded.config)
+                model_file(files.path, number, loaded.config)
             self._registry.clear_failed(name)
-            await self._replace(name, directory.path, loaded, chosen)
+            await self._replace(name, files, loaded, chosen, unloads)
+        finally:
+            await self._let_go(files)
+        self._stamps.pop(name, None)
+        if seen is not None:
             self._stamps[name] = seen
-            _log.info("successfully loaded '%s'", name)
+        _log.info("successfully loaded '%s'", name)
 
-    def _read(self, directory: ModelDirectory, override: str | None) -> configuration.LoadedConfig:
-        return configuration.load(directory.path, strict=self._strict, override=override)
+    async def _find(self, name: str, override: Override | None) -> tuple[Files, Stamp | None]:
+        """Where to load from, and for a load without override what that looks like."""
+        try:
+            if override is not None and override.files:
+                path = await asyncio.to_thread(self._uploads.write, override.files)
+                return Files(path, self._uploads), None
+            path = (await asyncio.to_thread(self._repository.find, name)).path
+            seen = await asyncio.to_thread(stamp, path) if override is None else None
+            return Files(path), seen
+        except HostError as error:
+            raise PollFailure(error.code, error.message) from error
 
-    def _is_ready(self, name: str) -> bool:
-        """Whether the model can be asked; one whose instances were given up cannot."""
+    async def _read(
+        self, name: str, files: Files, override: Override | None
+    ) -> tuple[configuration.LoadedConfig, list[int]]:
+        def read() -> tuple[configuration.LoadedConfig, list[int]]:
+            loaded = configuration.load(
+                files.path,
+                strict=self._settings.strict,
+                override=None if override is None else override.config,
+                name=name,
+            )
+            return loaded, versions(files.path)
+
+        try:
+            return await asyncio.to_thread(read)
+        except HostError as error:
+            raise PollFailure(error.code, error.message) from error
+
+    def _serves(self, name: str, polled: bool) -> bool:
+        """Whether the model can be asked; if polled, whether it was once."""
         return any(
-            version.state is State.READY and version.model is not None and version.model.ready
+            version.state is State.READY
+            and version.model is not None
+            and (polled or version.model.ready)
             for version in self._registry.versions(name).values()
         )
 
     async def _replace(
-        self, name: str, path: Path, loaded: configuration.LoadedConfig, chosen: list[int]
+        self,
+        name: str,
+        files: Files,
+        loaded: configuration.LoadedConfig,
+        chosen: list[int],
+        unloads: int,
     ) -> None:
-        """Load the chosen versions; all of them take over, or none."""
+        """Load the chosen versions; all of them take over, or none. Raises HostError."""
         before = self._registry.versions(name)
         serving = {number for number, v in before.items() if v.state is State.READY}
         for number in chosen:
             _log.info("loading: %s:%d", name, number)
             if number not in serving:
                 self._registry.set(name, Version(number, State.LOADING))
-        results = await asyncio.gather(
-            *(self._load_version(path, number, loaded) for number in chosen),
-            return_exceptions=True,
+        results = dict(
+            zip(
+                chosen,
+                await asyncio.gather(
+                    *(self._load_version(name, files, number, loaded) for number in chosen),
+                    return_exceptions=True,
+                ),
+                strict=True,
+            )
         )
-        failures = {
-            number: result
-            for number, result in zip(chosen, results, strict=True)
-            if isinstance(result, BaseException)
-        }
-        if failures:
-            await self._undo(name, serving, chosen, results, failures)
-            return
-        for number, result in zip(chosen, results, strict=True):
+        outdated = self._unloads.get(name, 0) != unloads
+        if outdated or not all(isinstance(result, PythonModel) for result in results.values()):
+            await self._undo(name, serving, results, outdated)
+        for number, result in results.items():
             assert isinstance(result, PythonModel)
-            self._living.add(result)
+            files.hold()
+            self._living[result] = files
+            replaced = before[number].model if number in serving else None
+            if replaced is not None:
+                result.meter.succeed(replaced.meter)
             self._registry.set(name, Version(number, State.READY, model=result))
         for number, version in before.items():
             if number in serving:
                 self._release(name, version, replaced=number in chosen)
-            elif number not in chosen:
+            elif number not in chosen and version.state is State.UNAVAILABLE:
                 self._registry.remove(name, number)  # its failure is of the past
 
     async def _load_version(
-        self, path: Path, number: int, loaded: configuration.LoadedConfig
+        self, name: str, files: Files, number: int, loaded: configuration.LoadedConfig
     ) -> PythonModel:
-        async with self._slots:
-            return await self._loader.load(path, number, loaded)
+        async with self.slots:
+            for left in reversed(range(self._settings.retries)):
+                try:
+                    return await self._loader.load(files.path, number, loaded)
+                except HostError as error:
+                    text = error.status_string
+                    _log.warning(
+                        "failed to load '%s' version %d: %s; tries left: %d",
+                        name, number, text, left + 1,
+                    )  # fmt: skip
+            return await self._loader.load(files.path, number, loaded)
 
     async def _undo(
         self,
         name: str,
         serving: set[int],
-        chosen: list[int],
-        results: list[PythonModel | BaseException],
-        failures: dict[int, BaseException],
+        results: dict[int, PythonModel | BaseException],
+        outdated: bool,
     ) -> None:
-        """A version failed: give up those that came up with it, and say why. Always raises."""
+        """Give up the versions that came up, and say why. Always raises HostError."""
         texts: list[str] = []
-        for number, result in zip(chosen, results, strict=True):
+        lines: list[str] = []
+        for number, result in results.items():
             if isinstance(result, PythonModel):
-                await result.stop(0, self._finalize)
+                await result.stop(0, self._settings.finalize)
                 state, reason = State.UNAVAILABLE, UNLOADED
             else:
                 error = result if isinstance(result, HostError) else internal(repr(result))
@@ -190,21 +271,31 @@ class Lifecycle:
                     _log.error("unexpected failure of a load", exc_info=result)
                 state, reason = State.UNAVAILABLE, error.status_string
                 texts.append(f"version {number} is at {state.value} state: {reason};")
-                _log.error("failed to load '%s' version %d: %s", name, number, reason)
+                lines.append(f"failed to load '{name}' version {number}: {reason}")
             if number not in serving:
                 self._registry.set(name, Version(number, state, reason))
-        raise invalid_argument("".join(texts))
+        if outdated:
+            raise invalid_argument(_OUTDATED)
+        raise VersionFailure("".join(texts), lines)
 
-    async def unload_explicit(self, name: str) -> None:
-        """Begin to unload at a client's request. Raises HostError."""
-        self._refuse_unless_explicit()
-        if not self._registry.versions(name):
-            return  # nothing to unload is success (configuration spec 8.7)
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            self._stamps.pop(name, None)
-            for version in self._registry.versions(name).values():
-                if version.state is State.READY:
-                    self._release(name, version)
+    # Unloading
+
+    def unload(self, name: str) -> None:
+        """Begin to unload a model; a load of it that is under way comes to nothing."""
+        known = self._registry.versions(name).values()
+        if not known and name not in self._locks:
+            return
+        self._unloads[name] = self._unloads.get(name, 0) + 1
+        self._stamps.pop(name, None)
+        for version in known:
+            if version.state is State.READY:
+                self._release(name, version)
+
+    def forget(self, name: str) -> None:
+        """Unload a model that is not to be served any more; that it failed no longer counts."""
+        self.unload(name)
+        self._reported.pop(name, None)
+        self._registry.forget_failures(name)
 
     def _release(self, name: str, version: Version, replaced: bool = False) -> None:
         """Let a version finish its work and go. A replaced one is no longer in the registry."""
@@ -219,17 +310,29 @@ class Lifecycle:
         model = version.model
         assert isinstance(model, PythonModel)
         await model.drain()
-        await model.stop(self._grace, self._finalize)
-        self._living.discard(model)
+        await model.stop(self._grace, self._settings.finalize)
+        await self._let_go(self._living.pop(model))
         version.model = None
         if not replaced:
             version.state, version.reason = State.UNAVAILABLE, UNLOADED
             self._registry.changed()
         _log.info("successfully unloaded '%s' version %d", name, version.number)
 
+    async def _let_go(self, files: Files) -> None:
+        if files.release():
+            await asyncio.to_thread(files.remove)
+
+    # What is there
+
+    def is_current(self, name: str, seen: Stamp) -> bool:
+        """Whether a model was loaded from a directory that looked like this."""
+        return self._stamps.get(name) == seen and self._serves(name, polled=True)
+
     def models(self) -> list[PythonModel]:
         """Every model that is alive, also those that only finish their work."""
         return list(self._living)
+
+    # The end
 
     def abort_all(self, error: HostError) -> None:
         """Stop waiting for what still runs: its callers get this error."""
@@ -239,6 +342,7 @@ class Lifecycle:
 
     async def unload_all(self) -> None:
         """Unload everything and wait until it is gone; loads under way are given up."""
+        self._closing = True
         for loading in self._loads:
             loading.cancel()
         if self._loads:
@@ -250,20 +354,6 @@ class Lifecycle:
         if self._releases:
             await asyncio.wait(self._releases)
 
-    def _refuse_unless_explicit(self) -> None:
-        if not self._explicit:
-            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
-
-
-def _override(parameters: Mapping[str, Parameter | bytes]) -> str | None:
-    """The `config` parameter of a load. Raises HostError for any other parameter."""
-    for key, value in parameters.items():
-        if key != "config":
-            raise invalid_argument(
-                f"Unrecognized load parameter '{key}' with type"
-                f" '{type(value).__name__}', expected 'config' (files cannot be sent yet)"
-            )
-        if not isinstance(value, str):
-            raise invalid_argument("Config parameter 'config' must have string type for its value")
-    config = parameters.get("config")
-    return config if isinstance(config, str) else None
+    def close(self) -> None:
+        """All stubs have ended: remove what they were loaded from, if it came with loads."""
+        self._uploads.close()

@@ -93,6 +93,14 @@ class Arena:
         self._bare: Dict[int, List[int]] = {}  # free, and their memory was given back
         self._drops: Deque[int] = deque()  # a finaliser must not wait for the lock: it may hold it
         self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """No block can be written any more; the memory goes with the last one that is alive."""
+        with self._lock:
+            self._closed = True
+            self._view = memoryview(b"")
+            self._mapping.let_go()
 
     def write(self, data: memoryview) -> Block:
         """Copy `data` (bytes, C-contiguous, format 'B') into a new block. Raises ArenaFull."""
@@ -108,6 +116,8 @@ class Arena:
         Returns whether there may be more to give back later.
         """
         with self._lock:
+            if self._closed:
+                return False
             self._collect()
             peak, self._peak = self._peak, self.used
             self._give_back(max(0, peak - self.used))
@@ -128,6 +138,8 @@ class Arena:
     def _allocate(self, asked: int) -> int:
         size = _size_class(asked)
         with self._lock:
+            if self._closed:
+                raise ArenaFull(asked, self.used, self.limit, "it is closed")
             self._collect()
             stack = self._free.get(size)
             if stack:

@@ -42,6 +42,11 @@ class Mapping:
         self._map = mmap.mmap(fd, size, prot=protection)
         self.view = memoryview(self._map)
 
+    def let_go(self) -> None:
+        """This object no longer keeps the memory mapped; parts of `view` still do."""
+        self.view = memoryview(b"")
+        del self._map
+
     def punch(self, offset: int, size: int) -> None:
         """Give the memory of these bytes (whole pages) back to the system; they read as zero."""
         self._map.madvise(mmap.MADV_REMOVE, offset, size)

@@ -322,9 +322,11 @@ def test_a_load_may_bring_its_own_configuration(
         }
         client.load_model("identity", config=json.dumps(config))
         assert client.get_model_config("identity").config.max_batch_size == 3
-        status, text = failure(client.load_model, "identity", config='{"max_batch": 3}')
-        assert status == "StatusCode.INTERNAL"
-        assert "max_batch" in text
+        assert failure(client.load_model, "identity", config='{"max_batch": 3}') == (
+            "StatusCode.INTERNAL",
+            "failed to load 'identity', failed to poll from model repository",
+        )
+        host.wait_for("failed to poll from model repository: Invalid config override: .*max_batch")
 
 
 def test_loading_is_refused_unless_control_is_explicit(

@@ -551,7 +551,6 @@ def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> 
 
 SAMPLES = {
     "model-config-name": "h100",
-    "model-load-retry-count": "2",
     "model-namespacing": "true",
     "grpc-header-forward-pattern": ".*",
     "grpc-restricted-protocol": "health:k=v",
@@ -588,8 +587,15 @@ def test_refused_flag_may_say_its_default(flag: Flag) -> None:
         options(f"--{flag.name}={flag.default}")
 
 
-def test_polling_is_refused() -> None:
-    assert bad("model-control-mode", "poll") == ("mode 'poll' is not supported yet by this version")
+def test_polls_have_an_interval() -> None:
+    assert options("--model-control-mode=poll").repository_poll_secs == 15
+    made = options("--model-control-mode=poll", "--repository-poll-secs=3")
+    assert made.repository_poll_secs == 3
+    with pytest.raises(UsageError) as caught:
+        Options(model_repository=[HERE], model_control_mode="poll", repository_poll_secs=0)
+    assert caught.value.detail == (
+        "--repository-poll-secs must be greater than 0 with --model-control-mode=poll, got 0"
+    )
 
 
 def test_poll_interval_has_no_effect_in_other_modes() -> None:

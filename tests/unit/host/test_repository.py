@@ -64,9 +64,7 @@ def test_every_directory_is_a_model_and_links_count(tmp_path: Path) -> None:
     assert found.failures == {}
 
 
-def test_a_dangling_link_fails_its_whole_repository_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dangling_link_fails_its_whole_repository_only(tmp_path: Path) -> None:
     broken, whole = tmp_path / "broken", tmp_path / "whole"
     (broken / "a").mkdir(parents=True)
     (broken / "link").symlink_to(tmp_path / "nowhere")
@@ -76,7 +74,8 @@ def test_a_dangling_link_fails_its_whole_repository_only(
     assert list(found.models) == ["b"]
     assert list(found.failures) == [broken]
     assert found.failures[broken].message == message
-    assert caplog.messages == [message]
+    assert found.complaints == [message]
+    assert Repository([broken]).find("a") == ModelDirectory("a", broken / "a")
 
 
 def test_a_repository_that_vanished_is_a_failure(tmp_path: Path) -> None:
@@ -91,9 +90,7 @@ def test_a_repository_that_vanished_is_a_failure(tmp_path: Path) -> None:
     )
 
 
-def test_a_name_in_two_repositories_is_marked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_name_in_two_repositories_is_marked(tmp_path: Path) -> None:
     for name in ("r1/m", "r2/m", "r2/n", "r3/m"):
         (tmp_path / name).mkdir(parents=True)
     repository = Repository([tmp_path / "r3", tmp_path / "r2", tmp_path / "r1", tmp_path / "r1"])
@@ -102,7 +99,9 @@ def test_a_name_in_two_repositories_is_marked(
         "m": True,
         "n": False,
     }
-    assert caplog.messages == ["failed to poll model 'm': not unique across all model repositories"]
+    assert found.complaints == [
+        "failed to poll model 'm': not unique across all model repositories"
+    ]
     assert error(repository.find, "m") == (
         ErrorCode.INTERNAL,
         "failed to poll model 'm': not unique across all model repositories",
@@ -110,7 +109,7 @@ def test_a_name_in_two_repositories_is_marked(
     assert repository.find("n") == ModelDirectory("n", tmp_path / "r2" / "n")
 
 
-@pytest.mark.parametrize("name", ["x", "", ".", "..", "a/b", ".git", "file"])
+@pytest.mark.parametrize("name", ["x", "", ".", "..", "a/b", "a/", "/", ".git", "file", "a\0"])
 def test_what_is_no_model_is_not_found(tmp_path: Path, name: str) -> None:
     (tmp_path / "r" / "a" / "b").mkdir(parents=True)
     (tmp_path / "r" / ".git").mkdir()
@@ -202,15 +201,40 @@ def test_the_stamp_tells_any_change_below(tmp_path: Path) -> None:
     stamps.append(stamp(tmp_path))
     file.unlink()
     stamps.append(stamp(tmp_path))
+    (tmp_path / "2").mkdir()
+    stamps.append(stamp(tmp_path))
     assert len(set(stamps)) == len(stamps)
 
 
-def test_the_stamp_ignores_what_running_the_model_leaves(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "leftover",
+    [
+        "__pycache__/model.cpython-312.pyc",
+        ".git/HEAD",
+        ".model.py.swp",
+        "4913",
+        "model.py~",
+        "#model.py#",
+        ".#model.py",
+        "model.py___jb_tmp___",
+        ".goutputstream-A1B2C3",
+        ".nfs000000000001",
+    ],
+)
+def test_the_stamp_ignores_what_running_and_editing_leaves(tmp_path: Path, leftover: str) -> None:
     (tmp_path / "1").mkdir()
     before = stamp(tmp_path)
-    (tmp_path / "1" / "__pycache__").mkdir()
-    (tmp_path / "1" / "__pycache__" / "model.pyc").touch()
+    path = tmp_path / "1" / leftover
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
     assert stamp(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["model.pyc", ".env", "weights.tmp", "#1", "4914"])
+def test_the_stamp_counts_what_may_belong_to_a_model(tmp_path: Path, name: str) -> None:
+    before = stamp(tmp_path)
+    (tmp_path / name).touch()
+    assert stamp(tmp_path) != before
 
 
 def test_a_model_file_stays_with_its_model(tmp_path: Path) -> None:

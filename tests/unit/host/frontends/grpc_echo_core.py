@@ -116,7 +116,7 @@ class EchoCore:
             )
         ]
 
-    def repository_index(self, ready: bool) -> list[IndexEntry]:
+    async def repository_index(self, ready: bool) -> list[IndexEntry]:
         entries = [IndexEntry("echo", "1", "READY"), IndexEntry("new")]
         return entries[:1] if ready else entries
 

@@ -172,3 +172,17 @@ def test_a_negative_version_is_refused() -> None:
     assert caught.value.message == (
         "invalid model version specified '-1' , version should be an integral value > 0"
     )
+
+
+def test_forgotten_failures_leave_what_was_unloaded_and_what_serves(registry: Registry) -> None:
+    registry.set("m", version(1))
+    registry.set("m", version(2, State.UNAVAILABLE, "Internal: broken"))
+    registry.set("m", version(3, State.UNAVAILABLE, "unloaded"))
+    registry.set_failed("m", "Internal: unreadable")
+    registry.forget_failures("m")
+    assert list(registry.versions("m")) == [1, 3]
+    assert [entry.reason for _, entry in registry.items()] == [""]
+    registry.set_failed("n", "Internal: unreadable")
+    registry.forget_failures("n")
+    registry.forget_failures("nobody")
+    assert registry.names() == {"m"}

@@ -1,0 +1,134 @@
+"""Model control: what clients and models may ask about loading (configuration spec 8.5 to 8.7)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+
+from host.config.names import checked_load_name
+from host.descriptions import IndexEntry
+from host.errors import HostError, internal, invalid_argument, unavailable
+from host.inference import Parameter
+from host.models.lifecycle import Lifecycle, PollFailure
+from host.models.override import parse_override
+from host.models.registry import Registry, State, parse_version
+from host.repository import Repository
+
+_log = logging.getLogger("pbhost")
+
+_DUPLICATED = "model appears in two or more repositories"
+
+
+class Control:
+    """What doors ask, and fulfils the `ModelControl` that models ask.
+
+    `explicit`: loads and unloads may be asked for. `serving`: whether the server takes requests.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        repository: Repository,
+        lifecycle: Lifecycle,
+        *,
+        explicit: bool,
+        serving: Callable[[], bool],
+    ) -> None:
+        self._registry = registry
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._explicit = explicit
+        self._serving = serving
+
+    async def load(self, name: str, config: str, files: dict[str, bytes], asker: str = "") -> None:
+        """As `load_with`, with what `pb_utils.load_model` was given; `files` are by their paths."""
+        parameters: dict[str, Parameter | bytes] = {
+            f"file:{path}": content for path, content in files.items()
+        }
+        if config:
+            parameters["config"] = config
+        await self.load_with(name, parameters, asker)
+
+    async def load_with(
+        self, name: str, parameters: Mapping[str, Parameter | bytes], asker: str = ""
+    ) -> None:
+        """Load or reload a model with overrides (`config`, `file:<path>`); wait until it serves.
+
+        `asker`: the model whose `initialize` waits for this. Raises HostError with the texts of
+        protocol spec 1.5; what they leave out is in the log.
+        """
+        self._refuse_unless_explicit()
+        name = checked_load_name(name)
+        not_polled = f"failed to load '{name}', failed to poll from model repository"
+        try:
+            override = parse_override(parameters)
+        except HostError as error:
+            _log.error("%s: %s", not_polled, error.message)
+            raise internal(not_polled) from error
+        try:
+            with self._lifecycle.slots.lent(asker, name) if asker else nullcontext():
+                await self._lifecycle.load(name, override)
+        except PollFailure as error:
+            raise internal(not_polled) from error
+        except HostError as error:
+            raise invalid_argument(f"load failed for model '{name}': {error.message}\n") from error
+
+    async def unload(self, name: str, dependents: bool) -> None:
+        """Begin to unload a model; one that is not loaded is no error. Raises HostError.
+
+        `dependents` are models that were loaded only because this one needs them: there are none.
+        """
+        self._refuse_unless_explicit()
+        self._lifecycle.unload(name)
+
+    async def is_ready(self, name: str, version: str) -> bool:
+        """Whether a model can be asked. Raises HostError if it is not there (pb_utils 3.14)."""
+        self._refuse_unless_serving()
+        model = self._registry.find(name, _version(version))
+        reason = await model.why_not_ready()
+        if reason:
+            _log.debug("Model '%s' version %d is not ready: %s", name, model.version, reason)
+        return not reason
+
+    async def index(self, ready: bool) -> list[IndexEntry]:
+        """Every model on disk with its versions, or only the ready ones. Raises HostError."""
+        self._refuse_unless_serving()
+        scan = await asyncio.to_thread(self._repository.scan)
+        entries: list[IndexEntry] = []
+        for name, directory in scan.models.items():
+            if directory.duplicated:
+                entries.append(IndexEntry(name, "", State.UNAVAILABLE.value, _DUPLICATED))
+                continue
+            versions = self._registry.versions(name)
+            if not versions and not ready:
+                entries.append(IndexEntry(name))
+            entries += [
+                IndexEntry(name, str(v.number), v.state.value, v.reason)
+                for v in versions.values()
+                if not ready or v.state is State.READY
+            ]
+        return entries
+
+    def _refuse_unless_explicit(self) -> None:
+        self._refuse_unless_serving()
+        if not self._explicit:
+            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    def _refuse_unless_serving(self) -> None:
+        if not self._serving():
+            raise unavailable("Server not ready")
+
+
+def _version(text: str) -> int:
+    """A version as models write it; they are told of a negative one in other words than clients."""
+    try:
+        return parse_version(text)
+    except HostError as error:
+        if "details" in error.message:
+            raise
+        raise invalid_argument(
+            f"failed to get model version from specified version string '{text}', version should"
+            " be an integral value > 0"
+        ) from error
