@@ -192,7 +192,7 @@ class Executor:
         failure: Optional[str],
         rescheduled: Sequence[int],
     ) -> BatchDone:
-        late = self._replies.end(running.exchanges)
+        late = tuple(self._replies.end(running.exchanges))
         return BatchDone(
             running.number,
             running.started,
@@ -201,7 +201,7 @@ class Executor:
             time.monotonic_ns(),
             failure,
             late,
-            rescheduled,
+            tuple(rescheduled),
         )
 
     # Coroutines
@@ -214,7 +214,7 @@ class Executor:
         """
         future = self._coroutines.submit(coroutine, running.number)
         if self._decoupled:
-            late = self._replies.end(running.exchanges)
+            late = tuple(self._replies.end(running.exchanges))
             future.add_done_callback(lambda done: self._ended_decoupled(running, done))
             now = time.monotonic_ns()
             started, ready = running.started, running.inputs_ready

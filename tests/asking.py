@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from typing import Any
 
@@ -50,7 +51,9 @@ class Stream:
     def __init__(self, host: RunningHost, **options: Any) -> None:
         self._client = host.client()
         self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        self._client.start_stream(lambda result, error: self._answers.put((result, error)), **options)
+        self._client.start_stream(
+            lambda result, error: self._answers.put((result, error)), **options
+        )
 
     def send(self, text: str, model: str = "stream", **options: Any) -> None:
         """Send a command."""
@@ -90,3 +93,10 @@ class Stream:
 def is_final(result: Any) -> bool:
     """Whether a result of a stream is its request's last one."""
     return bool(result.get_response().parameters["triton_final_response"].bool_param)
+
+
+def script(client: Client, source: str, model: str = "script", **options: Any) -> Any:
+    """Have `script` run this; what it returned."""
+    array = np.array([source.encode()], dtype=np.object_)
+    result = client.infer(model, [tensor("COMMAND", array)], **options)
+    return json.loads(result.as_numpy("ANSWER")[0])

@@ -67,6 +67,14 @@ class Work:
         return any(not batch.free for batch in self._batches.values())
 
     @property
+    def holding(self) -> list[int]:
+        """Numbers of the batches one of which has to end before the stub can take another."""
+        under_way = [batch for batch in self._batches.values() if not batch.late]
+        if all(batch.free for batch in under_way):
+            return []
+        return [batch.number for batch in under_way]
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is to come of any batch."""
         return not self._batches
@@ -126,6 +134,9 @@ class Work:
 
     def release(self, message: m.Released) -> Action:
         """The batch goes on as a coroutine."""
+        batch = self._batches.get(message.batch)
+        if batch is None and 0 < message.batch <= self._number:
+            return _nothing  # it has come to its end before this was said
         batch = self._batches[message.batch]
         batch.free = True
         for index, call in enumerate(batch.calls):
@@ -213,6 +224,10 @@ class _Taken:
         if self._count >= self._most or self._bytes >= _TAKEN_BYTES:
             self._tell(m.Taken(self._batch, self._index, self._count))
             self._count = self._bytes = 0
+
+
+def _nothing() -> None:
+    pass
 
 
 def _leave_lane(call: Call, on_cancel: Callable[[Call], None]) -> None:

@@ -230,8 +230,8 @@ class BatchDone(_Message, tag="done"):
     outputs_begin: int
     ended: int
     failure: Optional[str] = None
-    late: Sequence[int] = ()
-    rescheduled: Sequence[int] = ()
+    late: Tuple[int, ...] = ()
+    rescheduled: Tuple[int, ...] = ()
 
 
 class Ask(_Message, tag="ask"):

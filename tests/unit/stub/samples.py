@@ -16,6 +16,9 @@ TO_STUB: list[m.ToStub] = [
     m.Execute(1, [REQUEST]),
     m.Answer(1, m.WireResponse([], {})),
     m.Cancelled(1, 0),
+    m.Taken(1, 0, 5),
+    m.Told(1, None),
+    m.CheckReady(1),
     m.Finalize(),
 ]
 TO_HOST: list[m.ToHost] = [
@@ -26,7 +29,18 @@ TO_HOST: list[m.ToHost] = [
     m.LoadFailed("no"),
     m.Respond(1, 0, None),
     m.BatchDone(1, 1, 2, 3, 4),
+    m.Released(1),
     m.Ask(1, REQUEST, 1, True),
+    m.Withdraw(1),
+    m.LoadModel(1, "x", "", {}),
+    m.UnloadModel(1, "x", False),
+    m.IsModelReady(1, "x", ""),
+    m.NewMetricFamily(1, 1, "name", "text", 0),
+    m.NewMetric(1, 2, 1, {}, None),
+    m.ChangeMetric(2, "increment", 1.0),
+    m.ReadMetric(1, 2),
+    m.DropMetrics([1], [2]),
+    m.Checked(1, True, ""),
     m.LogLine(0, "model.py", 3, "text"),
     m.Finalized(None),
 ]

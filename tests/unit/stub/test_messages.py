@@ -38,10 +38,13 @@ requests = st.builds(
     unsigned,
     text,
     st.integers(-1, 1 << 40),
+    st.none() | text,
 )
 errors = st.builds(m.WireError, st.integers(0, 7), text)
 responses = st.builds(m.WireResponse, st.lists(tensors, max_size=3), parameters, st.none() | errors)
-sources = st.builds(m.ModelSource, text, int64, text)
+sources = st.builds(m.ModelSource, text, int64, text, text)
+floats = st.floats(allow_nan=False)
+indexes = st.lists(unsigned, max_size=3).map(tuple)
 grants = st.lists(st.tuples(unsigned, unsigned, unsigned), max_size=3)
 returns = st.builds(m.Return, grants)
 
@@ -56,21 +59,54 @@ to_stub: st.SearchStrategy[m.ToStub] = st.one_of(
         sources,
         st.dictionaries(text, text, max_size=3),
         st.lists(text, max_size=2),
+        st.booleans(),
+        unsigned,
+        unsigned,
+        floats,
     ),
     st.builds(m.Execute, unsigned, st.lists(requests, max_size=3)),
-    st.builds(m.Answer, unsigned, responses),
+    st.builds(m.Answer, unsigned, st.none() | responses, st.booleans()),
     st.builds(m.Cancelled, unsigned, unsigned),
+    st.builds(m.Taken, unsigned, unsigned, unsigned),
+    st.builds(m.Told, unsigned, st.none() | text, st.none() | st.booleans() | int64 | floats),
+    st.builds(m.CheckReady, unsigned),
     st.builds(m.Finalize),
 )
 to_host: st.SearchStrategy[m.ToHost] = st.one_of(
     returns,
     st.builds(m.Hello, unsigned),
     st.builds(m.Described, st.none() | text),
-    st.builds(m.Initialized),
+    st.builds(m.Initialized, st.booleans()),
     st.builds(m.LoadFailed, text),
     st.builds(m.Respond, unsigned, unsigned, st.none() | responses, st.booleans()),
-    st.builds(m.BatchDone, unsigned, unsigned, unsigned, unsigned, unsigned, st.none() | text),
-    st.builds(m.Ask, unsigned, requests, unsigned, st.booleans()),
+    st.builds(
+        m.BatchDone,
+        *[unsigned] * 5,
+        st.none() | text,
+        indexes,
+        indexes,
+    ),
+    st.builds(m.Released, unsigned),
+    st.builds(m.Ask, unsigned, requests, unsigned, st.booleans(), st.booleans()),
+    st.builds(m.Withdraw, unsigned),
+    st.builds(
+        m.LoadModel, unsigned, text, text, st.dictionaries(text, st.binary(max_size=9), max_size=2)
+    ),
+    st.builds(m.UnloadModel, unsigned, text, st.booleans()),
+    st.builds(m.IsModelReady, unsigned, text, text),
+    st.builds(m.NewMetricFamily, unsigned, unsigned, text, text, st.integers(0, 2)),
+    st.builds(
+        m.NewMetric,
+        unsigned,
+        unsigned,
+        unsigned,
+        st.dictionaries(text, text, max_size=2),
+        st.none() | st.lists(floats, max_size=3),
+    ),
+    st.builds(m.ChangeMetric, unsigned, text, floats),
+    st.builds(m.ReadMetric, unsigned, unsigned),
+    st.builds(m.DropMetrics, st.lists(unsigned, max_size=2), st.lists(unsigned, max_size=2)),
+    st.builds(m.Checked, unsigned, st.booleans(), text),
     st.builds(m.LogLine, int64, text, int64, text),
     st.builds(m.Finalized, st.none() | text),
 )
@@ -91,6 +127,7 @@ def test_parameters_keep_their_types() -> None:
     frame = m.encode([m.Answer(1, m.WireResponse([], values))])
     (answer,) = m.decode_to_stub(frame)
     assert isinstance(answer, m.Answer)
+    assert answer.response is not None
     assert [type(value) for value in answer.response.parameters.values()] == [bool, int, float, str]
 
 

@@ -1,0 +1,396 @@
+"""Models that ask several models at once, decoupled ones, and with a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from tests.asking import Client, script
+from tests.conftest import RepositoryBuilder, RunningHost, Serve
+
+
+@pytest.fixture(scope="module")
+def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
+    module_repository.copy("script", "stream", "identity", "misbehave")
+    model = (module_repository.path / "script" / "1" / "model.py").read_text()
+    config = (module_repository.path / "script" / "config.pbtxt").read_text()
+    module_repository.add("other", model, config)
+    return module_serve(module_repository, "--log-verbose=1").wait_started()
+
+
+@pytest.fixture
+def client(host: RunningHost) -> Iterator[Client]:
+    with host.client() as client:
+        yield client
+
+
+# Streams
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ("respond respond last", [0, 1, 2]),
+        ("respond respond final", [0, 1, None]),
+        ("final", [None]),
+        ("thread:many=300 last", list(range(301))),
+        ("respond last_error=gone", [0, "gone"]),
+    ],
+)
+def test_a_model_reads_the_stream_of_another_one(
+    client: Client, steps: str, expected: list[object]
+) -> None:
+    source = f"return numbers(ask('stream', command('{steps}')).exec(decoupled=True))"
+    assert script(client, source) == expected
+
+
+def test_an_end_alone_is_a_response_without_anything(client: Client) -> None:
+    assert script(
+        client,
+        """
+        (last,) = ask('stream', command('final')).exec(decoupled=True)
+        return [len(last.output_tensors()), last.has_error(), last.parameters()]
+        """,
+    ) == [0, False, ""]
+
+
+def test_an_ordinary_model_is_a_stream_of_one(client: Client) -> None:
+    assert script(
+        client,
+        """
+        iterator = ask('identity', tensor('INPUT0', np.arange(4, dtype=np.float32))).exec(
+            decoupled=True
+        )
+        return [len(list(iterator)), len(list(iterator))]
+        """,
+    ) == [1, 1]
+
+
+def test_a_decoupled_model_cannot_be_asked_for_one_response(client: Client) -> None:
+    assert script(client, "return ask('stream', command('last')).exec().error().message()") == (
+        "Model stream - Error when running inference: Model stream is using the decoupled. The"
+        " current BLS request call doesn't support models using the decoupled transaction policy."
+        " Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
+        " models.'"
+    )
+
+
+def test_one_that_cannot_be_asked_is_the_single_item(client: Client) -> None:
+    assert script(client, "return numbers(ask('nobody').exec(decoupled=True))") == [
+        (
+            "Model nobody - Error when running inference: Request for unknown model: 'nobody' is not"
+            " found"
+        )
+    ]
+
+
+def test_a_stream_is_read_again_from_the_start_when_it_was_read_to_its_end(
+    client: Client,
+) -> None:
+    assert script(
+        client,
+        """
+        iterator = ask('stream', command('many=4 last')).exec(decoupled=True)
+        counts = [sum(1 for _ in iterator) for _ in range(3)]
+        for number, _ in enumerate(iterator):
+            if number == 1:
+                break
+        return [*counts, sum(1 for _ in iterator)]
+        """,
+    ) == [5, 5, 5, 3]
+
+
+def test_a_model_asks_hundreds_of_streams_at_once(client: Client) -> None:
+    assert (
+        script(
+            client,
+            """
+        iterators = [
+            ask('stream', command(f'thread:many={n % 7} last')).exec(decoupled=True)
+            for n in range(300)
+        ]
+        return [numbers(iterator) == list(range(n % 7 + 1)) for n, iterator in enumerate(iterators)]
+        """,
+        )
+        == [True] * 300
+    )
+
+
+def test_large_tensors_of_a_stream_stay_valid(client: Client) -> None:
+    assert script(
+        client,
+        """
+        responses = list(ask('stream', command('respond=500000 respond=70000 last')).exec(True))
+        return [len(r.output_tensors()) > 1 and r.output_tensors()[1].as_numpy().size
+                for r in responses]
+        """,
+    ) == [500000, 70000, False]
+
+
+def test_a_dropped_iterator_cancels_its_request(host: RunningHost, client: Client) -> None:
+    assert script(
+        client,
+        """
+        iterator = iter(ask('stream', command('thread:respond cancelled last')).exec(True))
+        next(iterator)
+        del iterator
+        return 'dropped'
+        """,
+    )
+    host.wait_for("was cancelled")
+
+
+def test_a_cancelled_stream_ends_with_an_error(client: Client) -> None:
+    found = script(
+        client,
+        """
+        iterator = ask('stream', command('thread:respond cancelled last')).exec(decoupled=True)
+        first = next(iterator)
+        iterator.cancel()
+        iterator.cancel()
+        rest = list(iterator)
+        iterator.cancel()
+        return [rest[-1].error().code().name, rest[-1].error().message()]
+        """,
+    )
+    assert found == ["CANCELLED", "the model that made the request has cancelled it"]
+
+
+# Coroutines
+
+
+def test_requests_of_a_coroutine_overlap(client: Client) -> None:
+    assert script(
+        client,
+        """
+        import asyncio
+        requests = [
+            ask('identity', tensor('INPUT0', np.full(3000, n, dtype=np.float32)))
+            for n in range(100)
+        ]
+        responses = await asyncio.gather(*(request.async_exec() for request in requests))
+        return [float(r.output_tensors()[0].as_numpy().mean()) for r in responses]
+        """,
+    ) == list(map(float, range(100)))
+
+
+def test_a_coroutine_reads_streams_without_holding_up_others(client: Client) -> None:
+    assert (
+        script(
+            client,
+            """
+        import asyncio
+
+        async def read(count):
+            request = ask('stream', command(f'thread:many={count} last'))
+            found = []
+            async for response in await request.async_exec(decoupled=True):
+                found += numbers([response])
+            return found == list(range(count + 1))
+
+        return await asyncio.gather(*(read(n) for n in range(40)))
+        """,
+        )
+        == [True] * 40
+    )
+
+
+def test_a_future_that_is_given_up_cancels_its_request(host: RunningHost, client: Client) -> None:
+    found = script(
+        client,
+        """
+        import asyncio
+        slow = '''
+        import time
+        pb_utils.Logger.log_info('other waits to be cancelled')
+        while not request.is_cancelled():
+            time.sleep(0.01)
+        pb_utils.Logger.log_info('other was cancelled')
+        '''
+        try:
+            await asyncio.wait_for(ask('other', command(slow)).async_exec(), 0.5)
+        except asyncio.TimeoutError:
+            return 'too late'
+        """,
+    )
+    assert found == "too late"
+    host.wait_for("other was cancelled")
+
+
+@pytest.mark.parametrize(
+    "form", ["exec(execution_timeout=0.3)", "exec(True, execution_timeout=0.3)"]
+)
+def test_a_request_with_a_limit_ends_in_time(client: Client, form: str) -> None:
+    model = "stream" if "True" in form else "other"
+    text = (
+        "thread:cancelled"
+        if "True" in form
+        else "import time\\nwhile not request.is_cancelled(): time.sleep(0.01)"
+    )
+    found = script(
+        client,
+        f"""
+        response = ask('{model}', command('''{text}''')).{form}
+        last = response if hasattr(response, 'error') else list(response)[-1]
+        return [last.error().code().name, last.error().message()]
+        """,
+    )
+    assert found[0] == "UNAVAILABLE"
+    assert model in found[1]
+    assert "0.3 seconds" in found[1]
+
+
+# Cancelled together
+
+
+@pytest.mark.parametrize("awaits", ["exec()", "async_exec()"])
+def test_cancelling_a_request_cancels_what_was_asked_on_its_behalf(
+    host: RunningHost, client: Client, awaits: str
+) -> None:
+    source = f"""
+        slow = '''
+        import time
+        pb_utils.Logger.log_info('child of {awaits} waits')
+        while not request.is_cancelled():
+            time.sleep(0.01)
+        pb_utils.Logger.log_info('child of {awaits} was cancelled')
+        '''
+        response = {"await " if "async" in awaits else ""}ask('other', command(slow)).{awaits}
+        pb_utils.Logger.log_info('parent got ' + response.error().code().name)
+        """
+    with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+        script(client, source, client_timeout=1.0)
+    name = awaits.replace("(", r"\(").replace(")", r"\)")
+    host.wait_for(f"child of {name} was cancelled")
+    host.wait_for("parent got CANCELLED")
+
+
+# Everything that travels along
+
+
+def test_parameters_ids_and_flags_travel_along(client: Client) -> None:
+    assert (
+        script(
+            client,
+            """
+        source = '''
+        import json
+        return [request.request_id(), request.correlation_id(), request.flags(),
+                request.timeout(), json.loads(request.parameters()),
+                sorted(request.requested_output_names())]
+        '''
+        request = ask(
+            'other', command(source), outputs=['ANSWER'], request_id='mine', correlation_id='a-b',
+            flags=3, timeout=2**63, parameters={'text': 'x', 'number': -5, 'truth': True},
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),
+            trace=request.trace(),
+        )
+        import json
+        return [json.loads(request.exec().output_tensors()[0].as_numpy()[0]) for _ in range(2)]
+        """,
+        )
+        == [
+            ["mine", "a-b", 3, 2**63, {"text": "x", "number": -5, "truth": True}, ["ANSWER"]],
+        ]
+        * 2
+    )
+
+
+# Threads and children
+
+
+def test_threads_of_a_model_ask_at_once(client: Client) -> None:
+    assert script(
+        client,
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        def one(n):
+            request = ask('identity', tensor('INPUT0', np.full(2000, n, dtype=np.float32)))
+            return float(request.exec().output_tensors()[0].as_numpy().mean())
+
+        with ThreadPoolExecutor(16) as pool:
+            return list(pool.map(one, range(200)))
+        """,
+    ) == list(map(float, range(200)))
+
+
+FORKS = """
+        import multiprocessing
+
+        def one(n):
+            size = 10 if n % 2 else 100_000
+            request = ask('identity', tensor('INPUT0', np.full(size, n, dtype=np.float32)))
+            array = request.exec().output_tensors()[0].as_numpy()
+            return [float(array.mean()), array.size]
+
+        globals()['one'] = one
+        one.__module__, one.__qualname__ = '__main__', 'one'
+        import __main__
+        __main__.one = one
+        with multiprocessing.get_context('fork').Pool(10) as pool:
+            return pool.map(one, range(40))
+"""
+
+
+def test_forked_children_of_a_model_ask(client: Client) -> None:
+    expected = [[float(n), 10 if n % 2 else 100_000] for n in range(40)]
+    assert script(client, FORKS) == expected
+    assert script(client, FORKS) == expected
+
+
+def test_a_child_gets_errors_and_is_refused_what_it_cannot_do(client: Client) -> None:
+    found = script(
+        client,
+        """
+        import os
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            texts = [ask('nobody').exec().error().message()]
+            for refused in (
+                lambda: ask('stream', command('last')).exec(decoupled=True),
+                lambda: pb_utils.load_model('identity'),
+                lambda: pb_utils.MetricFamily('name', 'text', pb_utils.MetricFamily.COUNTER),
+            ):
+                try:
+                    refused()
+                except pb_utils.TritonModelException as error:
+                    texts.append(str(error))
+            os.write(write, json.dumps(texts).encode())
+            os._exit(0)
+        os.close(write)
+        with open(read) as pipe:
+            texts = json.loads(pipe.read())
+        os.waitpid(pid, 0)
+        return texts
+        """,
+    )
+    assert found[0].endswith("Request for unknown model: 'nobody' is not found")
+    assert len(found) == 4
+    assert all("in a forked child of a model" in text for text in found[1:])
+
+
+# Circles
+
+
+def test_a_coroutine_that_waits_for_itself_gets_an_error(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    """With one request at a time, its own instance could never answer it."""
+    repository.copy("script")
+    config = repository.path / "script" / "config.pbtxt"
+    config.write_text(
+        config.read_text()
+        + 'parameters { key: "ASYNC_EXECUTE_CONCURRENCY" value: { string_value: "1" } }'
+    )
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        text = script(
+            client,
+            "return (await ask('script', command('return 1')).async_exec()).error().message()",
+        )
+        assert "waits for itself" in text
+        assert script(client, "return 1") == 1
