@@ -1,0 +1,1 @@
+"""Numbers for Prometheus: the server's own, and those that models make."""

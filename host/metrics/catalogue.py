@@ -1,0 +1,104 @@
+"""Every family that the server itself exposes: its name, kind and help text."""
+
+from __future__ import annotations
+
+from host.metrics.family import Family, Kind
+
+_COUNTERS = {
+    "nv_inference_request_success": "Number of successful inference requests, all batch sizes",
+    "nv_inference_request_failure": "Number of failed inference requests, all batch sizes",
+    "nv_inference_count": "Number of inferences performed (does not include cached requests)",
+    "nv_inference_exec_count": (
+        "Number of model executions performed (does not include cached requests)"
+    ),
+    "nv_inference_request_duration_us": (
+        "Cumulative inference request duration in microseconds (includes cached requests)"
+    ),
+    "nv_inference_queue_duration_us": (
+        "Cumulative inference queuing duration in microseconds (includes cached requests)"
+    ),
+    "nv_inference_compute_input_duration_us": (
+        "Cumulative compute input duration in microseconds (does not include cached requests)"
+    ),
+    "nv_inference_compute_infer_duration_us": (
+        "Cumulative compute inference duration in microseconds (does not include cached requests)"
+    ),
+    "nv_inference_compute_output_duration_us": (
+        "Cumulative inference compute output duration in microseconds (does not include cached"
+        " requests)"
+    ),
+    "nv_cache_num_hits_per_model": "Number of cache hits per model",
+    "nv_cache_num_misses_per_model": "Number of cache misses per model",
+    "nv_cache_hit_duration_per_model": "Total cache hit duration per model, in microseconds",
+    "nv_cache_miss_duration_per_model": "Total cache miss duration per model, in microseconds",
+    "pbhost_stub_restarts_total": "Stub processes that were started in place of one that died",
+}
+_GAUGES = {
+    "nv_inference_pending_request_count": (
+        "Instantaneous number of pending requests awaiting execution per-model"
+    ),
+    "nv_model_load_duration_secs": "Duration of the last load of the model, in seconds",
+    "nv_pinned_memory_pool_total_bytes": "Pinned memory pool total memory size, in bytes",
+    "nv_pinned_memory_pool_used_bytes": "Pinned memory pool used memory size, in bytes",
+    "nv_cpu_utilization": "CPU utilization rate [0.0 - 1.0]",
+    "nv_cpu_memory_total_bytes": "CPU total memory (RAM), in bytes",
+    "nv_cpu_memory_used_bytes": "CPU used memory (RAM), in bytes",
+    "pbhost_stub_up": "Whether the instance has a stub process that takes requests",
+    "pbhost_arena_used_bytes": "Shared memory that the tensors of the stubs and the host take",
+    "pbhost_arena_limit_bytes": "Shared memory that the tensors of one process may take",
+}
+_HISTOGRAMS = {
+    "nv_inference_first_response_histogram_ms": (
+        "Duration from request to first response in milliseconds"
+    ),
+    "pbhost_batch_size": "Elements per batch that the model executed",
+}
+_SUMMARIES = {
+    "nv_inference_request_summary_us": (
+        "Summary of inference request duration in microseconds (includes cached requests)"
+    ),
+    "nv_inference_queue_summary_us": (
+        "Summary of inference queuing duration in microseconds (includes cached requests)"
+    ),
+    "nv_inference_compute_input_summary_us": (
+        "Summary of compute input duration in microseconds (does not include cached requests)"
+    ),
+    "nv_inference_compute_infer_summary_us": (
+        "Summary of compute inference duration in microseconds (does not include cached requests)"
+    ),
+    "nv_inference_compute_output_summary_us": (
+        "Summary of compute output duration in microseconds (does not include cached requests)"
+    ),
+    "nv_cache_hit_summary_per_model": "Summary of cache hit duration, in microseconds",
+    "nv_cache_miss_summary_per_model": "Summary of cache miss duration, in microseconds",
+}
+
+CATALOGUE = {
+    name: (kind, help)
+    for kind, families in (
+        (Kind.COUNTER, _COUNTERS),
+        (Kind.GAUGE, _GAUGES),
+        (Kind.HISTOGRAM, _HISTOGRAMS),
+        (Kind.SUMMARY, _SUMMARIES),
+    )
+    for name, help in families.items()
+}
+"""Kinds and help texts by name, in the order in which a scrape shows them."""
+
+
+class Sheet:
+    """The server's families while a scrape is made up."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Family] = {}
+
+    def __getitem__(self, name: str) -> Family:
+        family = self._families.get(name)
+        if family is None:
+            kind, help = CATALOGUE[name]
+            family = self._families[name] = Family(name, help, kind)
+        return family
+
+    def families(self) -> list[Family]:
+        """Those that have something to say, in their order."""
+        return [self._families[name] for name in CATALOGUE if name in self._families]

@@ -1,0 +1,127 @@
+"""Families as text: the Prometheus format as Triton writes it, and OpenMetrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.utils import floatToGoString
+
+from host.metrics.family import Family, Kind, Labels, Sample
+
+_TEXT = "text/plain; charset=utf-8"
+_OPEN_METRICS = "application/openmetrics-text"
+
+
+def expose(families: Iterable[Family], accept: str) -> tuple[str, bytes]:
+    """The content type and body of a scrape by a client with this Accept header."""
+    if _prefers_open_metrics(accept):
+        return CONTENT_TYPE_LATEST, _open_metrics(list(families))
+    return _TEXT, "".join(_lines(families)).encode("utf-8", "replace")
+
+
+def _prefers_open_metrics(accept: str) -> bool:
+    wish: dict[str, float] = {}
+    for part in accept.split(","):
+        media, *parameters = (piece.strip() for piece in part.split(";"))
+        quality = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                try:
+                    quality = float(parameter[2:])
+                except ValueError:
+                    quality = 0.0
+        wish[media] = max(quality, wish.get(media, 0.0))
+    offered = wish.get(_OPEN_METRICS, 0.0)
+    return offered > 0.0 and offered >= wish.get("text/plain", 0.0)
+
+
+# The text format
+
+
+def _lines(families: Iterable[Family]) -> Iterator[str]:
+    for family in families:
+        name = family.name
+        yield f"# HELP {name} {_escape_help(family.help)}\n# TYPE {name} {family.kind.value}\n"
+        for sample in family.samples:
+            yield f"{name}{sample.suffix}{_labels(sample)} {number(sample.value)}\n"
+
+
+def _labels(sample: Sample) -> str:
+    parts = [f'{name}="{_escape(value)}"' for name, value in sample.labels]
+    if sample.mark is not None:
+        name, value = sample.mark
+        parts.append(f'{name}="{number(value)}"')
+    return f"{{{','.join(parts)}}}" if parts else ""
+
+
+def number(value: float) -> str:
+    """A value as Triton writes it: `0`, `7.55`, `1e+16`, `+Inf`, `Nan`."""
+    if isinstance(value, int):
+        return str(value)
+    if math.isnan(value):
+        return "Nan"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return f"{value:.16g}"
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _escape(text: str) -> str:
+    return _escape_help(text).replace('"', r"\"")
+
+
+# OpenMetrics
+
+
+class _Families:
+    """What prometheus_client calls a registry."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Sequence[Metric]:
+        return self._metrics
+
+
+def _open_metrics(families: Sequence[Family]) -> bytes:
+    names = {family.name for family in families}
+    text: bytes = generate_latest(_Families([_metric(family, names) for family in families]))  # type: ignore[no-untyped-call]
+    return text
+
+
+def _metric(family: Family, names: set[str]) -> Metric:
+    """A family in OpenMetrics, where every series has the name that it has in the text format.
+
+    The names of counters end in `_total` there. A counter that is not called so is a family of
+    unknown type: Prometheus asks for OpenMetrics where it can, and dashboards made for Triton are
+    to find `nv_inference_count`.
+    """
+    name, kind = family.name, family.kind.value
+    if family.kind is Kind.COUNTER:
+        base = name.removesuffix("_total")
+        if base == name or base in names:
+            kind = "unknown"
+        else:
+            name = base
+    metric = Metric(name, family.help, kind)
+    # A sum that may fall is not to be there, nor then the count; buckets say that as well.
+    falls = any(s.mark is not None and s.mark[0] == "le" and s.mark[1] < 0 for s in family.samples)
+    for sample in family.samples:
+        if not falls or sample.suffix not in ("_sum", "_count"):
+            metric.add_sample(family.name + sample.suffix, _open_labels(sample), sample.value)
+    return metric
+
+
+def _open_labels(sample: Sample) -> dict[str, str]:
+    labels: Labels = sample.labels
+    if sample.mark is not None:
+        name, value = sample.mark
+        text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+        labels = (*labels, (name, text))
+    return dict(labels)

@@ -1,0 +1,91 @@
+"""Metric families as a scrape shows them: plain data between who counts and who writes it down."""
+
+from __future__ import annotations
+
+import enum
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Labels = tuple[tuple[str, str], ...]
+"""Names and values, sorted by name."""
+
+
+class Kind(enum.Enum):
+    """What the numbers of a family mean. The value is the word of the TYPE line."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    SUMMARY = "summary"
+
+
+@dataclass(slots=True)
+class Sample:
+    """One line: the family's name and `suffix`, `labels`, and the value.
+
+    `mark` is the last label of a bucket (`le`) or a quantile; what it says is a number.
+    """
+
+    suffix: str
+    labels: Labels
+    value: float
+    mark: tuple[str, float] | None = None
+
+
+class Histogram:
+    """Counts observations up to each bound, which are in strictly ascending order."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)  # the last one has no bound
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value; a bound belongs to its bucket, and no bucket but the last has NaN."""
+        place = len(self.bounds) if math.isnan(value) else bisect_left(self.bounds, value)
+        self.counts[place] += times
+        self.total += value * times
+
+
+@dataclass(slots=True)
+class Family:
+    """All that a scrape says about one name."""
+
+    name: str
+    help: str
+    kind: Kind
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, labels: Labels, value: float) -> None:
+        """The value of a counter or gauge."""
+        self.samples.append(Sample("", labels, value))
+
+    def add_histogram(self, labels: Labels, histogram: Histogram) -> None:
+        """Count, sum and cumulative buckets, the last one for +Inf."""
+        self._add_head(labels, sum(histogram.counts), histogram.total)
+        below = 0
+        bounds = (*histogram.bounds, math.inf)
+        for bound, count in zip(bounds, histogram.counts, strict=True):
+            below += count
+            self.samples.append(Sample("_bucket", labels, below, ("le", bound)))
+
+    def add_summary(
+        self, labels: Labels, count: int, total: float, quantiles: Iterable[tuple[float, float]]
+    ) -> None:
+        """Count, sum, and (quantile, value) pairs."""
+        self._add_head(labels, count, total)
+        for quantile, value in quantiles:
+            self.samples.append(Sample("", labels, value, ("quantile", quantile)))
+
+    def _add_head(self, labels: Labels, count: int, total: float) -> None:
+        self.samples.append(Sample("_count", labels, count))
+        self.samples.append(Sample("_sum", labels, total))
+
+
+def labels_of(texts: Mapping[str, str]) -> Labels:
+    """The labels in their order."""
+    return tuple(sorted(texts.items()))

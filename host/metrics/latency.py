@@ -1,0 +1,156 @@
+"""How long the requests of a model took: quantiles of the last minute, and a histogram."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from host.config.schema import ModelConfig
+from host.inference import Call
+from host.metrics.family import Histogram
+from host.metrics.settings import MetricsSettings
+
+_log = logging.getLogger("pbhost")
+
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+_FIRST_RESPONSE_BOUNDS = (100.0, 500.0, 2000.0, 5000.0)  # milliseconds
+
+_SLICES, _SLICE_SECONDS = 5, 12.0  # what the quantiles of a summary are about
+_MOST = 10_000  # values of a slice that are kept
+
+
+class _Slice:
+    """The values of some seconds: all of them, or a random sample if there are too many."""
+
+    __slots__ = ("values", "count")
+
+    def __init__(self) -> None:
+        self.values = array("q")
+        self.count = 0
+
+    def add(self, value: int) -> None:
+        self.count += 1
+        if len(self.values) < _MOST:
+            self.values.append(value)
+        elif (place := random.randrange(self.count)) < _MOST:
+            self.values[place] = value
+
+
+class Summary:
+    """Count and sum of all observations, and quantiles of those of the last minute.
+
+    Quantiles are exact as long as no more than 10,000 values come in 12 seconds. Beyond that they
+    are those of a sample: their rank is off by some thousandths.
+    """
+
+    def __init__(
+        self, quantiles: Sequence[float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.count = 0
+        self.total = 0
+        self._quantiles = quantiles
+        self._clock = clock
+        self._slices = deque((_Slice() for _ in range(_SLICES)), maxlen=_SLICES)
+        self._turn = clock() + _SLICE_SECONDS
+
+    def observe(self, value: int) -> None:
+        """Take a value in."""
+        self._turn_over()
+        self.count += 1
+        self.total += value
+        self._slices[-1].add(value)
+
+    def quantiles(self) -> list[tuple[float, float]]:
+        """Each quantile with its value, NaN if nothing was observed lately."""
+        self._turn_over()
+        slices = [part for part in self._slices if part.count]
+        if not slices:
+            return [(wanted, math.nan) for wanted in self._quantiles]
+        values = np.concatenate([np.asarray(part.values) for part in slices])
+        weights = np.repeat(
+            [part.count / len(part.values) for part in slices],
+            [len(part.values) for part in slices],
+        )
+        order = np.argsort(values)
+        ranks = np.cumsum(weights[order])
+        wanted = np.asarray(self._quantiles) * ranks[-1]
+        # Sums of weights are rounded; half an observation is more than that.
+        places = np.searchsorted(ranks, np.maximum(wanted - 0.5, 0.0))
+        found = values[order][np.minimum(places, len(values) - 1)]
+        return list(zip(self._quantiles, map(float, found), strict=True))
+
+    def _turn_over(self) -> None:
+        """Begin the slices that are due."""
+        now = self._clock()
+        if now < self._turn:
+            return
+        due = int((now - self._turn) / _SLICE_SECONDS) + 1
+        self._slices.extend(_Slice() for _ in range(min(due, _SLICES)))
+        self._turn += due * _SLICE_SECONDS
+
+
+class Latencies:
+    """What `--metrics-config` asks for beyond sums, for one version of a model. Microseconds."""
+
+    def __init__(self, config: ModelConfig, settings: MetricsSettings) -> None:
+        def summary() -> Summary | None:
+            return Summary(settings.quantiles) if settings.summary_latencies else None
+
+        self.request, self.queue = summary(), summary()
+        self.compute_input, self.compute_infer = summary(), summary()
+        self.compute_output = summary()
+        self.cache_hit, self.cache_miss = summary(), summary()
+        self.first_response = (
+            Histogram(first_response_bounds(config)) if settings.histogram_latencies else None
+        )
+
+    def answered(
+        self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
+    ) -> None:
+        """A request has succeeded."""
+        for summary, ns in (
+            (self.request, total_ns),
+            (self.queue, queue_ns),
+            (self.compute_input, input_ns),
+            (self.compute_infer, infer_ns),
+            (self.compute_output, output_ns),
+        ):
+            if summary is not None:
+                summary.observe(max(0, ns) // 1000)
+
+    def succeed(self, elder: Latencies) -> None:
+        """Go on with what another one has, as far as both have it."""
+        for name in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+            if getattr(self, name) is not None and getattr(elder, name) is not None:
+                setattr(self, name, getattr(elder, name))
+        mine, other = self.first_response, elder.first_response
+        if mine is not None and other is not None and mine.bounds == other.bounds:
+            self.first_response = other
+
+    def first(self, call: Call) -> None:
+        """A request has got its first response."""
+        if self.first_response is not None and not call.failed:
+            self.first_response.observe((time.monotonic_ns() - call.received_ns) // 1_000_000)
+
+
+def first_response_bounds(config: ModelConfig) -> tuple[float, ...]:
+    """The buckets of the first response's histogram, which a model may choose itself."""
+    bounds = _FIRST_RESPONSE_BOUNDS
+    for control in config.model_metrics.metric_control:
+        family = control.metric_identifier.family
+        if family == FIRST_RESPONSE:
+            bounds = tuple(sorted(set(control.histogram_options.buckets)))
+        else:
+            _log.warning(
+                "Metric family '%s' in 'metric_identifier' is not a customizable metric in Triton"
+                " core.",
+                family,
+            )
+    return bounds

@@ -1,0 +1,65 @@
+"""How busy the machine's processors and its memory are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from host.metrics.catalogue import Sheet
+
+_STAT = Path("/proc/stat")
+_MEMORY = Path("/proc/meminfo")
+
+_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal
+_IDLE = (3, 4)  # idle, iowait
+
+
+class Machine:
+    """Polled gauges (protocol spec 6). The first utilization is that since the machine started.
+
+    `stat` and `memory` are read as `/proc/stat` and `/proc/meminfo`; what cannot be read, or does
+    not say what it should, is left out of the scrape.
+    """
+
+    def __init__(self, stat: Path = _STAT, memory: Path = _MEMORY) -> None:
+        self._stat = stat
+        self._memory = memory
+        self._ticks = (0, 0)  # busy ones, all
+        self._values: dict[str, float] = {}
+
+    def poll(self) -> None:
+        """Measure."""
+        self._values = {}
+        try:
+            ticks = _ticks(self._stat.read_text())
+            total, available = _memory(self._memory.read_text())
+        except (OSError, ValueError, KeyError, IndexError):
+            return
+        busy, every = (now - before for now, before in zip(ticks, self._ticks, strict=True))
+        self._ticks = ticks
+        self._values = {
+            "nv_cpu_utilization": busy / every if every > 0 else 0.0,
+            "nv_cpu_memory_total_bytes": total,
+            "nv_cpu_memory_used_bytes": total - available,
+        }
+
+    def fill(self, sheet: Sheet) -> None:
+        """What was measured last."""
+        for name, value in self._values.items():
+            sheet[name].add((), value)
+
+
+def _ticks(text: str) -> tuple[int, int]:
+    """Busy ticks and all ticks of all processors together."""
+    fields = [int(field) for field in text.splitlines()[0].split()[1:]]
+    busy = sum(fields[place] for place in _BUSY)
+    return busy, busy + sum(fields[place] for place in _IDLE)
+
+
+def _memory(text: str) -> tuple[int, int]:
+    """Bytes: all, and those that can be had."""
+    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return _bytes(lines["MemTotal"]), _bytes(lines["MemAvailable"])
+
+
+def _bytes(text: str) -> int:
+    return int(text.split()[0]) * 1024

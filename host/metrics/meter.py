@@ -1,0 +1,209 @@
+"""What a scrape says about one version of a model (protocol spec 6)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+
+from host.config.schema import ModelConfig
+from host.inference import FailureReason
+from host.metrics.catalogue import Sheet
+from host.metrics.family import Histogram, Labels, labels_of
+from host.metrics.latency import FIRST_RESPONSE, Latencies
+from host.metrics.settings import MetricsSettings
+from host.statistics import Counters
+
+_log = logging.getLogger("pbhost")
+
+_NOT_IN_LABELS = re.compile(r"[^a-zA-Z0-9_]")
+
+_LATENCIES = {
+    "nv_inference_request_duration_us": "request_ns",
+    "nv_inference_queue_duration_us": "queue_ns",
+    "nv_inference_compute_input_duration_us": "input_ns",
+    "nv_inference_compute_infer_duration_us": "infer_ns",
+    "nv_inference_compute_output_duration_us": "output_ns",
+}
+_CACHE_COUNTS = {
+    "nv_cache_num_hits_per_model": "hits",
+    "nv_cache_num_misses_per_model": "misses",
+}
+_CACHE_LATENCIES = {
+    "nv_cache_hit_duration_per_model": "hit_ns",
+    "nv_cache_miss_duration_per_model": "miss_ns",
+}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the life of a series; times in nanoseconds, batches by their size."""
+
+    success: int = 0
+    inferences: int = 0
+    executions: int = 0
+    request_ns: int = 0
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    hits: int = 0
+    hit_ns: int = 0
+    misses: int = 0
+    miss_ns: int = 0
+    failures: Counter[FailureReason] = field(default_factory=Counter)
+    batches: Counter[int] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, counters: Counters) -> Totals:
+        """What has been counted since the version was loaded."""
+        seen = counters.snapshot()
+        spent = seen.inference_stats
+        return cls(
+            success=spent.success.count,
+            inferences=seen.inference_count,
+            executions=seen.execution_count,
+            request_ns=spent.success.ns,
+            queue_ns=spent.queue.ns,
+            input_ns=spent.compute_input.ns,
+            infer_ns=spent.compute_infer.ns,
+            output_ns=spent.compute_output.ns,
+            hits=spent.cache_hit.count,
+            hit_ns=spent.cache_hit.ns,
+            misses=spent.cache_miss.count,
+            miss_ns=spent.cache_miss.ns,
+            failures=Counter(counters.failures),
+            batches=Counter({b.batch_size: b.compute_infer.count for b in seen.batch_stats}),
+        )
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Totals)))
+
+
+class Meter:
+    """The series of one loaded version: fed by its `counters`, read by scrapes.
+
+    `pending` says how many of its requests have not started. A version that is loaded in place of
+    one with the same labels goes on where that one is.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        counters: Counters,
+        pending: Callable[[], int],
+        settings: MetricsSettings,
+    ) -> None:
+        self.labels = model_labels(config, version)
+        self.load_seconds = 0.0
+        self.latencies: Latencies | None = None
+        if settings.summary_latencies or settings.histogram_latencies:
+            self.latencies = Latencies(config, settings)
+            counters.latencies = self.latencies
+        self._counters = counters
+        self._pending = pending
+        self._settings = settings
+        self._cached = bool(config.response_cache.enable)
+        self._max_batch_size: int = config.max_batch_size
+        self._base = Totals()  # of those before that have ended
+        self._elders: list[Meter] = []  # those before that still finish their work
+        self._heir: Meter | None = None
+
+    def succeed(self, elder: Meter) -> None:
+        """Take the series of a version over that is being replaced by this one."""
+        if elder.labels != self.labels:
+            return
+        elder._heir = self
+        self._elders.append(elder)
+        if self.latencies is not None and elder.latencies is not None:
+            self.latencies.succeed(elder.latencies)
+
+    def end(self) -> None:
+        """Nothing more is counted here: leave what was counted to the heir, if there is one."""
+        heir, self._heir = self._heir, None
+        if heir is None:
+            return
+        heir._elders.remove(self)
+        heir._base += self._base + Totals.of(self._counters)
+        for elder in self._elders:
+            heir._elders.append(elder)
+            elder._heir = heir
+        self._elders = []
+
+    def totals(self) -> Totals:
+        """All that was counted under these labels."""
+        total = self._base + Totals.of(self._counters)
+        for elder in self._elders:
+            total += elder.totals()
+        return total
+
+    def fill(self, sheet: Sheet) -> None:
+        """Put every series of this version on the sheet."""
+        labels, totals = self.labels, self.totals()
+        sheet["nv_inference_request_success"].add(labels, totals.success)
+        for reason in FailureReason:
+            failed = labels_of({**dict(labels), "reason": reason.value})
+            sheet["nv_inference_request_failure"].add(failed, totals.failures[reason])
+        sheet["nv_inference_count"].add(labels, totals.inferences)
+        sheet["nv_inference_exec_count"].add(labels, totals.executions)
+        sheet["nv_inference_pending_request_count"].add(labels, self._pending())
+        sheet["nv_model_load_duration_secs"].add(labels, self.load_seconds)
+        if self._settings.counter_latencies:
+            _fill_durations(sheet, labels, totals, _LATENCIES)
+            if self._cached:
+                for name, count in _CACHE_COUNTS.items():
+                    sheet[name].add(labels, getattr(totals, count))
+                _fill_durations(sheet, labels, totals, _CACHE_LATENCIES)
+        sheet["pbhost_batch_size"].add_histogram(
+            labels, _batch_sizes(totals.batches, self._max_batch_size)
+        )
+        if self.latencies is not None:
+            self._fill_latencies(sheet, self.latencies)
+
+    def _fill_latencies(self, sheet: Sheet, latencies: Latencies) -> None:
+        summaries = {
+            "nv_inference_request_summary_us": None if self._cached else latencies.request,
+            "nv_inference_queue_summary_us": latencies.queue,
+            "nv_inference_compute_input_summary_us": latencies.compute_input,
+            "nv_inference_compute_infer_summary_us": latencies.compute_infer,
+            "nv_inference_compute_output_summary_us": latencies.compute_output,
+            "nv_cache_hit_summary_per_model": latencies.cache_hit if self._cached else None,
+            "nv_cache_miss_summary_per_model": latencies.cache_miss if self._cached else None,
+        }
+        for name, summary in summaries.items():
+            if summary is not None:
+                sheet[name].add_summary(
+                    self.labels, summary.count, summary.total, summary.quantiles()
+                )
+        if latencies.first_response is not None:
+            sheet[FIRST_RESPONSE].add_histogram(self.labels, latencies.first_response)
+
+
+def _fill_durations(sheet: Sheet, labels: Labels, totals: Totals, names: dict[str, str]) -> None:
+    for name, attribute in names.items():
+        sheet[name].add(labels, getattr(totals, attribute) // 1000)
+
+
+def _batch_sizes(batches: Counter[int], largest: int) -> Histogram:
+    """Buckets up to each power of two, as far as batches of that model go."""
+    bounds = [1.0]
+    while bounds[-1] < largest:
+        bounds.append(bounds[-1] * 2)
+    histogram = Histogram(bounds)
+    for size, count in batches.items():
+        histogram.observe(size, count)
+    return histogram
+
+
+def model_labels(config: ModelConfig, version: int) -> Labels:
+    """Name, version and `metric_tags`, whose keys may have to be changed to be labels."""
+    tags: dict[str, str] = {}
+    for key, value in config.metric_tags.items():
+        name = "_" + _NOT_IN_LABELS.sub("_", key)
+        if name != f"_{key}":
+            _log.warning("metric tag '%s' of model '%s' becomes '%s'", key, config.name, name)
+        tags[name] = value
+    return labels_of({**tags, "model": config.name, "version": str(version)})

@@ -1,0 +1,392 @@
+"""The metrics of models: shared by name, held by family objects, gone with the last of these."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from host.errors import ErrorCode, HostError
+from host.metrics.custom import DELETED, CustomMetrics
+from host.metrics.family import Family, Kind, Labels, labels_of
+
+COUNTER, GAUGE, HISTOGRAM = range(3)
+BAD_NAMES = ["", "1a", "a-b", "a b", "é", "__a", "a\n"]
+
+
+def scrape(metrics: CustomMetrics) -> dict[str, Family]:
+    return {family.name: family for family in metrics.collect()}
+
+
+def values(metrics: CustomMetrics, name: str) -> dict[Labels, float]:
+    return {sample.labels: sample.value for sample in scrape(metrics)[name].samples}
+
+
+def refusal(error: pytest.ExceptionInfo[HostError]) -> str:
+    assert error.value.code in (ErrorCode.INVALID_ARG, ErrorCode.NOT_FOUND)
+    return error.value.message
+
+
+def with_metric(kind: int, buckets: list[float] | None = None) -> CustomMetrics:
+    """A store in which `owner` has metric 1 of family 1, `name`, without labels."""
+    metrics = CustomMetrics()
+    metrics.new_family("owner", 1, "name", "help", kind)
+    metrics.new_metric("owner", 1, 1, {}, buckets)
+    return metrics
+
+
+# Families
+
+
+def test_families_of_one_name_are_one_and_the_first_description_stays() -> None:
+    metrics = CustomMetrics()
+    metrics.new_family("a", 1, "name", "first", COUNTER)
+    metrics.new_family("a", 2, "name", "second", COUNTER)
+    metrics.new_family("b", 1, "name", "third", COUNTER)
+    (family,) = metrics.collect()
+    assert (family.name, family.help, family.kind) == ("name", "first", Kind.COUNTER)
+
+
+def test_a_family_of_that_name_and_another_kind_is_refused_also_after_the_first_has_gone() -> None:
+    metrics = CustomMetrics()
+    metrics.new_family("a", 1, "name", "", COUNTER)
+    for _ in range(2):
+        with pytest.raises(HostError) as error:
+            metrics.new_family("b", 1, "name", "", GAUGE)
+        assert refusal(error) == "Family name already exists with different type"
+        metrics.forget("a")
+
+
+def test_a_family_stays_registered_when_nobody_holds_anything_of_it() -> None:
+    metrics = with_metric(COUNTER)
+    metrics.drop("owner", [1], [])
+    (family,) = metrics.collect()
+    assert (family.name, family.help, family.samples) == ("name", "help", [])
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_family_name_that_prometheus_does_not_allow_is_refused(name: str) -> None:
+    with pytest.raises(HostError) as error:
+        CustomMetrics().new_family("a", 1, name, "", COUNTER)
+    assert refusal(error) == (
+        f"Invalid metric name '{name}'; it must match [a-zA-Z_:][a-zA-Z0-9_:]* and not begin with"
+        " '__'"
+    )
+
+
+def test_a_family_cannot_have_a_name_of_the_servers_own() -> None:
+    with pytest.raises(HostError) as error:
+        CustomMetrics().new_family("a", 1, "nv_inference_count", "", COUNTER)
+    assert refusal(error) == (
+        "Metric name 'nv_inference_count' is taken by the server's own metrics; choose another one"
+    )
+
+
+@pytest.mark.parametrize("kind", [-1, 3])
+def test_a_kind_that_does_not_exist_is_refused(kind: int) -> None:
+    with pytest.raises(HostError) as error:
+        CustomMetrics().new_family("a", 1, "name", "", kind)
+    expected = f"Unknown metric kind {kind}; expected COUNTER, GAUGE, HISTOGRAM"
+    assert refusal(error) == expected
+
+
+def test_a_number_that_is_in_use_is_refused() -> None:
+    metrics = with_metric(COUNTER)
+    with pytest.raises(HostError, match="number 1 is in use"):
+        metrics.new_family("owner", 1, "other", "", COUNTER)
+    with pytest.raises(HostError, match="number 1 is in use"):
+        metrics.new_metric("owner", 1, 1, {}, None)
+
+
+# Metrics
+
+
+def test_metrics_with_the_same_labels_share_one_value_in_all_stubs() -> None:
+    metrics = CustomMetrics()
+    for owner in ("a", "b"):
+        metrics.new_family(owner, 1, "name", "", COUNTER)
+        metrics.new_metric(owner, 1, 1, {"x": "1", "k": "v"}, None)
+    metrics.new_metric("b", 2, 1, {"k": "v", "x": "1"}, None)
+    metrics.change("a", 1, "increment", 1)
+    metrics.change("b", 1, "increment", 2)
+    metrics.change("b", 2, "increment", 4)
+    assert [metrics.read("a", 1), metrics.read("b", 1), metrics.read("b", 2)] == [7, 7, 7]
+    assert values(metrics, "name") == {(("k", "v"), ("x", "1")): 7}
+
+
+def test_a_label_set_goes_with_the_last_family_object_and_starts_again_from_zero() -> None:
+    metrics = CustomMetrics()
+    for owner in ("a", "b"):
+        metrics.new_family(owner, 1, "name", "", COUNTER)
+        metrics.new_metric(owner, 1, 1, {"k": "v"}, None)
+        metrics.change(owner, 1, "increment", 1)
+    metrics.drop("a", [1], [])
+    assert values(metrics, "name") == {(("k", "v"),): 2}
+    metrics.forget("b")
+    assert values(metrics, "name") == {}
+    metrics.new_family("a", 2, "name", "", COUNTER)
+    metrics.new_metric("a", 2, 2, {"k": "v"}, None)
+    assert values(metrics, "name") == {(("k", "v"),): 0}
+
+
+def test_a_dropped_metric_is_still_shown_as_long_as_its_family_is_there() -> None:
+    metrics = with_metric(COUNTER)
+    metrics.change("owner", 1, "increment", 3)
+    metrics.drop("owner", [], [1])
+    assert values(metrics, "name") == {(): 3}
+    metrics.new_metric("owner", 2, 1, {}, None)
+    assert metrics.read("owner", 2) == 3
+    metrics.drop("owner", [1], [2])
+    assert values(metrics, "name") == {}
+
+
+def test_two_family_objects_of_one_stub_count_as_two() -> None:
+    metrics = with_metric(GAUGE)
+    metrics.new_family("owner", 2, "name", "", GAUGE)
+    metrics.new_metric("owner", 2, 2, {}, None)
+    metrics.drop("owner", [1], [])
+    metrics.change("owner", 2, "set", 5)
+    assert values(metrics, "name") == {(): 5}
+
+
+def test_a_metric_whose_family_was_dropped_is_dead() -> None:
+    metrics = with_metric(COUNTER)
+    metrics.drop("owner", [1], [])
+    metrics.change("owner", 1, "increment", 1)  # may be on its way when the family goes
+    with pytest.raises(HostError) as error:
+        metrics.read("owner", 1)
+    assert refusal(error) == DELETED
+    with pytest.raises(HostError) as error:
+        metrics.new_metric("owner", 2, 1, {}, None)
+    assert refusal(error) == DELETED
+
+
+def test_whoever_lets_go_of_what_it_does_not_have_changes_nothing() -> None:
+    metrics = with_metric(COUNTER)
+    metrics.drop("owner", [7], [7])
+    metrics.drop("stranger", [1], [1])
+    metrics.forget("stranger")
+    metrics.change("stranger", 1, "increment", 1)
+    assert values(metrics, "name") == {(): 0}
+
+
+@pytest.mark.parametrize("name", [*BAD_NAMES, "a:b"])
+def test_a_label_name_that_prometheus_does_not_allow_is_refused(name: str) -> None:
+    metrics = CustomMetrics()
+    metrics.new_family("a", 1, "name", "", COUNTER)
+    with pytest.raises(HostError) as error:
+        metrics.new_metric("a", 1, 1, {name: "v"}, None)
+    assert refusal(error) == (
+        f"Invalid label name '{name}'; it must match [a-zA-Z_][a-zA-Z0-9_]* and not begin with '__'"
+    )
+    assert values(metrics, "name") == {}
+
+
+def test_a_histogram_has_no_label_le_of_its_own() -> None:
+    metrics = CustomMetrics()
+    metrics.new_family("a", 1, "name", "", HISTOGRAM)
+    with pytest.raises(HostError) as error:
+        metrics.new_metric("a", 1, 1, {"le": "1"}, [1.0])
+    assert refusal(error) == "Invalid label name 'le'; histograms name their buckets by it"
+
+
+# Kinds
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (COUNTER, "set"),
+        (COUNTER, "observe"),
+        (GAUGE, "observe"),
+        (HISTOGRAM, "increment"),
+        (HISTOGRAM, "set"),
+    ],
+)
+def test_a_change_that_the_kind_does_not_have_is_refused(kind: int, change: str) -> None:
+    metrics = with_metric(kind, [] if kind == HISTOGRAM else None)
+    with pytest.raises(ValueError) as error:
+        metrics.change("owner", 1, change, 1)
+    name = ("COUNTER", "GAUGE", "HISTOGRAM")[kind]
+    assert str(error.value) == (
+        f"TRITONSERVER_METRIC_KIND_{name} does not support {change.capitalize()}"
+    )
+
+
+def test_a_histogram_has_no_single_value() -> None:
+    with pytest.raises(HostError) as error:
+        with_metric(HISTOGRAM, []).read("owner", 1)
+    assert refusal(error) == "TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Value"
+
+
+def test_a_counter_cannot_fall_and_a_gauge_can() -> None:
+    counter, gauge = with_metric(COUNTER), with_metric(GAUGE)
+    with pytest.raises(ValueError) as error:
+        counter.change("owner", 1, "increment", -0.5)
+    assert str(error.value) == (
+        "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative"
+        " values."
+    )
+    assert counter.read("owner", 1) == 0
+    gauge.change("owner", 1, "increment", -0.5)
+    assert gauge.read("owner", 1) == -0.5
+
+
+def test_an_unknown_change_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        with_metric(COUNTER).change("owner", 1, "double", 1)
+
+
+# Buckets
+
+
+def buckets(metrics: CustomMetrics) -> list[tuple[float, float]]:
+    return [
+        (sample.mark[1], sample.value)
+        for sample in scrape(metrics)["name"].samples
+        if sample.mark is not None
+    ]
+
+
+def test_a_histogram_counts_up_to_each_bound_inclusively() -> None:
+    metrics = with_metric(HISTOGRAM, [0.1, 1.0, 5.0])
+    for value in (0.1, 0.05, 1.5, 6.0, math.nan):
+        metrics.change("owner", 1, "observe", value)
+    assert buckets(metrics) == [(0.1, 2), (1.0, 2), (5.0, 3), (math.inf, 5)]
+
+
+@pytest.mark.parametrize("given", [[], [math.inf]])
+def test_a_histogram_may_have_no_bounds_and_infinity_is_no_second_bucket(
+    given: list[float],
+) -> None:
+    metrics = with_metric(HISTOGRAM, given)
+    metrics.change("owner", 1, "observe", 3)
+    assert buckets(metrics) == [(math.inf, 1)]
+
+
+def test_a_label_set_keeps_the_bounds_that_it_was_made_with() -> None:
+    metrics = with_metric(HISTOGRAM, [1.0])
+    metrics.new_metric("owner", 2, 1, {}, [2.0, 3.0])
+    metrics.change("owner", 2, "observe", 2.5)
+    assert buckets(metrics) == [(1.0, 0), (math.inf, 1)]
+
+
+@pytest.mark.parametrize("given", [[2.0, 1.0], [1.0, 1.0], [math.nan], [0.0, math.nan, 1.0]])
+def test_bounds_must_be_strictly_sorted(given: list[float]) -> None:
+    with pytest.raises(HostError) as error:
+        with_metric(HISTOGRAM, given)
+    assert refusal(error) == "Bucket Boundaries must be strictly sorted"
+
+
+def test_bounds_belong_to_histograms_and_only_to_them() -> None:
+    with pytest.raises(HostError) as error:
+        with_metric(HISTOGRAM, None)
+    assert refusal(error) == "Missing required buckets."
+    with pytest.raises(HostError) as error:
+        with_metric(GAUGE, [])
+    assert refusal(error) == "Unexpected buckets found."
+
+
+# Against a plain model
+
+OWNERS = ("a", "b", "c")
+NAMES = {"counter": COUNTER, "gauge": GAUGE}
+LABELS = ({}, {"k": "1"}, {"k": "2"})
+
+
+class Store(RuleBasedStateMachine):
+    """The store and a model of it: who holds which label sets, and their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = CustomMetrics()
+        self.number = 0
+        self.seen: list[str] = []
+        self.families: dict[tuple[str, int], str] = {}  # (owner, number): name
+        self.made: dict[tuple[str, int], tuple[int, Labels]] = {}  # (owner, number): family, labels
+        self.held: dict[tuple[str, int], set[Labels]] = {}  # (owner, family): label sets
+        self.values: dict[tuple[str, Labels], float] = {}
+
+    def forget_unheld(self) -> None:
+        held = {(self.families[key], labels) for key, sets in self.held.items() for labels in sets}
+        self.values = {key: value for key, value in self.values.items() if key in held}
+
+    @rule(owner=st.sampled_from(OWNERS), name=st.sampled_from(sorted(NAMES)))
+    def new_family(self, owner: str, name: str) -> None:
+        self.number += 1
+        self.metrics.new_family(owner, self.number, name, name, NAMES[name])
+        self.families[owner, self.number] = name
+        self.held[owner, self.number] = set()
+        if name not in self.seen:
+            self.seen.append(name)
+
+    @precondition(lambda self: self.families)
+    @rule(data=st.data(), labels=st.sampled_from(LABELS))
+    def new_metric(self, data: st.DataObject, labels: dict[str, str]) -> None:
+        owner, family = data.draw(st.sampled_from(sorted(self.families)))
+        self.number += 1
+        self.metrics.new_metric(owner, self.number, family, labels, None)
+        key = labels_of(labels)
+        self.made[owner, self.number] = (family, key)
+        self.held[owner, family].add(key)
+        self.values.setdefault((self.families[owner, family], key), 0.0)
+
+    @precondition(lambda self: self.made)
+    @rule(data=st.data(), by=st.integers(0, 100))
+    def increment(self, data: st.DataObject, by: int) -> None:
+        owner, metric = data.draw(st.sampled_from(sorted(self.made)))
+        self.metrics.change(owner, metric, "increment", by)
+        family, labels = self.made[owner, metric]
+        self.values[self.families[owner, family], labels] += by
+
+    @precondition(lambda self: self.made)
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        owner, metric = data.draw(st.sampled_from(sorted(self.made)))
+        family, labels = self.made[owner, metric]
+        expected = self.values[self.families[owner, family], labels]
+        assert self.metrics.read(owner, metric) == expected
+
+    @precondition(lambda self: self.made)
+    @rule(data=st.data())
+    def drop_metric(self, data: st.DataObject) -> None:
+        owner, metric = data.draw(st.sampled_from(sorted(self.made)))
+        self.metrics.drop(owner, [], [metric])
+        del self.made[owner, metric]
+
+    @precondition(lambda self: self.families)
+    @rule(data=st.data())
+    def drop_family(self, data: st.DataObject) -> None:
+        owner, family = data.draw(st.sampled_from(sorted(self.families)))
+        self.metrics.drop(owner, [family], [])
+        self.end(owner, family)
+        self.forget_unheld()
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def forget(self, owner: str) -> None:
+        self.metrics.forget(owner)
+        for who, family in list(self.families):
+            if who == owner:
+                self.end(who, family)
+        self.forget_unheld()
+
+    def end(self, owner: str, family: int) -> None:
+        del self.held[owner, family]
+        for key, (of, _) in list(self.made.items()):
+            if key[0] == owner and of == family:
+                del self.made[key]
+        del self.families[owner, family]
+
+    @invariant()
+    def a_scrape_shows_what_is_held(self) -> None:
+        families = list(self.metrics.collect())
+        assert [family.name for family in families] == self.seen
+        shown = {(f.name, s.labels): s.value for f in families for s in f.samples}
+        assert shown == self.values
+
+
+TestStore = Store.TestCase
+TestStore.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,49 @@
+"""What `--metrics-config` says."""
+
+from __future__ import annotations
+
+import pytest
+
+from host.metrics.settings import DEFAULT_QUANTILES, MetricsSettings
+
+
+def test_defaults() -> None:
+    assert MetricsSettings.of([]) == MetricsSettings(True, False, False, DEFAULT_QUANTILES, ())
+
+
+def test_every_setting_can_be_changed() -> None:
+    made = MetricsSettings.of(
+        [
+            "counter_latencies=false",
+            "summary_latencies=true",
+            "histogram_latencies=true",
+            "summary_quantiles=0.25:0.01,1:0",
+        ]
+    )
+    assert made == MetricsSettings(False, True, True, (0.25, 1.0), ())
+
+
+def test_the_last_value_of_a_setting_counts() -> None:
+    texts = ["summary_latencies=true", "summary_latencies=false"]
+    assert not MetricsSettings.of(texts).summary_latencies
+
+
+@pytest.mark.parametrize("part", ["0.5", "a:b", "0.5:0.1:0.1", "1.1:0.1", "0.5:-1", "nan:0.1"])
+def test_a_malformed_quantile_is_skipped_with_a_warning(part: str) -> None:
+    made = MetricsSettings.of([f"summary_quantiles=0.1:0.01,{part}"])
+    assert made.quantiles == (0.1,)
+    (warning,) = made.warnings
+    assert warning == (
+        f"--metrics-config: summary_quantiles has no use for '{part}'; expected"
+        " <quantile>:<error>, both from 0 to 1"
+    )
+
+
+def test_without_one_good_quantile_there_are_the_default_ones() -> None:
+    assert MetricsSettings.of(["summary_quantiles=x"]).quantiles == DEFAULT_QUANTILES
+
+
+def test_an_unknown_setting_is_warned_about() -> None:
+    assert MetricsSettings.of(["volume=11"]).warnings == (
+        "--metrics-config: setting 'volume' is not used by this version",
+    )
