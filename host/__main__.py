@@ -9,17 +9,25 @@ import sys
 
 import uvloop
 
+from host import foreground
 from host.errors import HostError
 from host.options import Options, UsageError, parse
 from host.server import Server
 
-_USAGE = "Usage: pbhost serve --model-repository=DIR [options]\n       pbhost serve --help\n"
+_USAGE = """\
+Usage: pbhost serve --model-repository=DIR [options]
+       pbhost run MODEL_DIR [--input NAME=VALUE ...] [options]
+       pbhost serve --help
+       pbhost run --help
+"""
 
 
 def main() -> None:
     """Run `pbhost <command> ...`; exits with 0, or 1 after a message on stderr."""
     arguments = sys.argv[1:]
-    if not arguments or arguments[0] != "serve":
+    if arguments[:1] == ["run"]:
+        foreground.main(arguments[1:])
+    if arguments[:1] != ["serve"]:
         sys.stderr.write(_USAGE)
         sys.exit(1)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pb_utils._runtime import Receive
+    from pb_utils._stream import Stream
 
 
 def failed(message: str) -> InferenceResponse:
@@ -155,6 +156,18 @@ def cancellation(request: InferenceRequest) -> threading.Event:
     """Return what is set when the sender of the request cancels it."""
     exchange = request._handle
     return exchange.cancelled if isinstance(exchange, Incoming) else threading.Event()
+
+
+def into(stream: Stream) -> Callable[[InferenceResponse | None, bool], None]:
+    """Return what puts responses into a stream; an end alone is no response for a client."""
+
+    def receive(response: InferenceResponse | None, final: bool) -> None:
+        if response is None:
+            stream.end()
+        else:
+            stream.receive(response, final)
+
+    return receive
 
 
 def ignored(response: InferenceResponse | None, final: bool) -> None:

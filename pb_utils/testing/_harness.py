@@ -48,6 +48,8 @@ def load(
     parameters: Mapping[str, str] | None = None,
     models: Mapping[str, Fake] | None = None,
     response_timeout: float = 60.0,
+    backend: str | os.PathLike[str] | None = None,
+    on_log: Callable[[LogRecord], None] | None = None,
 ) -> ModelHarness:
     """Import, complete and initialise a model.
 
@@ -61,6 +63,9 @@ def load(
         models: who answers the requests that the model makes (BLS), by model name.
         response_timeout: seconds that the model, and those that it asks, may take for what the
             test waits for.
+        backend: the folder of the Python-based backend whose ``model.py`` runs the model; the
+            model's own folder then holds only its data.
+        on_log: is called with each message that the model logs, as it comes.
 
     Raises:
         TritonModelException: there is no such model.
@@ -75,12 +80,15 @@ def load(
         default_name = model.__name__
     else:
         folder = Path(model).resolve()
-        filename = given.get("default_model_filename") or "model.py"
-        source = _loading.from_folder(folder, version, filename)
+        if backend is None:
+            filename = given.get("default_model_filename") or "model.py"
+            source = _loading.from_folder(folder, version, filename)
+        else:
+            source = _loading.from_backend(Path(backend).resolve(), folder, version)
         default_name = folder.name
     full = _loading.full_config(given, name or given.get("name") or default_name)
     try:
-        return ModelHarness(source, full, models or {}, response_timeout)
+        return ModelHarness(source, full, models or {}, response_timeout, on_log)
     except BaseException:
         source.forget()
         raise
@@ -103,6 +111,7 @@ class ModelHarness:
         config: dict[str, Any],
         models: Mapping[str, Fake],
         response_timeout: float,
+        on_log: Callable[[LogRecord], None] | None = None,
     ) -> None:
         """Initialise the model; ``load`` is the way to get here."""
         self.logs: list[LogRecord] = []
@@ -120,6 +129,7 @@ class ModelHarness:
             OtherModels(others, self.control),
             self.logs,
             response_timeout,
+            on_log,
         )
         try:
             with _runtime.use(self._runtime, lasting=True):
@@ -232,7 +242,7 @@ class ModelHarness:
                 "of responses: use stream() or submit()."
             )
         streams = [Stream() for _ in requests]
-        self._instance.run(requests, [_end_alone(stream) for stream in streams])
+        self._instance.run(requests, [_exchange.into(stream) for stream in streams])
         responses: list[InferenceResponse] = []
         for stream in streams:
             late = stream.expires(self._seconds, self._too_late())
@@ -242,6 +252,30 @@ class ModelHarness:
                 raise TritonModelException(_exchange.message(response))
             responses.append(response)
         return responses
+
+    def run(self, request: InferenceRequest, receive: Callable[[InferenceResponse], None]) -> None:
+        """Send one request, and return when the last response to it has come.
+
+        ``execute`` runs in this thread, also if the model is decoupled, so that a debugger and a
+        profiler have it before them. ``receive`` is called with each response as it comes, in the
+        thread that brings it.
+
+        Raises:
+            TritonModelException: what ``execute`` returned is refused by a server.
+            Exception: whatever ``execute`` raises.
+        """
+        self._check_open()
+        stream = Stream()
+        put = _exchange.into(stream)
+
+        def tell(response: InferenceResponse | None, final: bool) -> None:
+            if response is not None:
+                receive(response)
+            put(response, final)
+
+        self._instance.run([request], [tell])
+        while stream.take() is not None:
+            pass
 
     def submit(self, requests: Sequence[InferenceRequest]) -> list[ResponseIterator]:
         """Send one batch of requests and do not wait; return an iterator for each of them.
@@ -261,7 +295,7 @@ class ModelHarness:
             stream.cancelled_by(_exchange.cancellation(request).set)
             stream.expires(self._seconds, self._too_late())
             streams.append(stream)
-        self._instance.run_later(requests, [_end_alone(stream) for stream in streams])
+        self._instance.run_later(requests, [_exchange.into(stream) for stream in streams])
         return [ResponseIterator._of(stream) for stream in streams]
 
     def stream(
@@ -354,15 +388,3 @@ class ModelHarness:
             f"Model '{self.args['model_name']}' has not ended its responses within the "
             f"response_timeout of {self._seconds:g} seconds."
         )
-
-
-def _end_alone(stream: Stream) -> Callable[[InferenceResponse | None, bool], None]:
-    """Return what puts responses into a stream; an end alone is no response for a client."""
-
-    def receive(response: InferenceResponse | None, final: bool) -> None:
-        if response is None:
-            stream.end()
-        else:
-            stream.receive(response, final)
-
-    return receive

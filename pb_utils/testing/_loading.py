@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import sys
@@ -51,17 +52,37 @@ def from_folder(directory: Path, version: int | str | None, filename: str) -> So
     return Source(model_class, directory / chosen / filename, directory, chosen, imports.undo)
 
 
+def from_backend(backend: Path, directory: Path, version: int | str | None) -> Source:
+    """Import ``model.py`` of a Python-based backend's folder, for the model in ``directory``.
+
+    Raises:
+        TritonModelException: there is no such file.
+        Exception: whatever importing it raises.
+    """
+    chosen = str(version or _latest_version(directory))
+    imports = _Imports(backend, "")
+    try:
+        model_class = imports.model_class("model.py")
+    except BaseException:
+        imports.undo()
+        raise
+    return Source(model_class, backend / "model.py", directory, chosen, imports.undo)
+
+
 class _Imports:
-    """Makes the modules of a model importable, and forgets them again."""
+    """Makes the modules of a model importable, and forgets them again.
+
+    Without a version they lie in ``directory`` itself, and are no package.
+    """
 
     def __init__(self, directory: Path, version: str) -> None:
         self._directory = directory
         self._version = version
         self._modules_before = set(sys.modules)
-        self._paths = [str(directory / version), str(directory)]
+        self._paths = [str(directory / version), str(directory)] if version else [str(directory)]
 
     def model_class(self, filename: str) -> type[Any]:
-        """Import ``<version>.<stem>`` and return its ``TritonPythonModel``."""
+        """Import ``<version>.<stem>``, or ``<stem>``, and return its ``TritonPythonModel``."""
         if not filename.endswith(".py"):
             raise TritonModelException(
                 f"Model name must end with '.py'. Model name is \"{filename}\"."
@@ -69,13 +90,17 @@ class _Imports:
         path = self._directory / self._version / filename
         if not path.is_file():
             raise TritonModelException(f"Python model file not found in '{path}'")
-        self._forget(lambda name, module: name.split(".")[0] == self._version)
-        package = types.ModuleType(self._version)
-        package.__path__ = [self._paths[0]]
-        sys.modules[self._version] = package
+        top = self._version or path.stem
+        self._forget(lambda name, module: name.split(".")[0] == top)
         sys.path.extend(self._paths)
         importlib.invalidate_caches()
-        module = importlib.import_module(f"{self._version}.{path.stem}")
+        if self._version:
+            package = types.ModuleType(self._version)
+            package.__path__ = [self._paths[0]]
+            sys.modules[self._version] = package
+            module = importlib.import_module(f"{self._version}.{path.stem}")
+        else:
+            module = _plain_module(path)
         model_class: type[Any] = module.TritonPythonModel
         return model_class
 
@@ -102,6 +127,16 @@ class _Imports:
         for name, module in list(sys.modules.items()):
             if unwanted(name, module):
                 del sys.modules[name]
+
+
+def _plain_module(path: Path) -> types.ModuleType:
+    """Import exactly that file, whatever else on the path has its name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # it is a .py file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _latest_version(directory: Path) -> str:

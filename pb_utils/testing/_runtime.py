@@ -41,8 +41,10 @@ class HarnessRuntime:
         others: OtherModels,
         logs: List[LogRecord],
         seconds: float,
+        on_log: Callable[[LogRecord], None] | None = None,
     ) -> None:
         """Begin before ``initialize``: other models cannot be asked yet."""
+        self._on_log = on_log
         self.bls_allowed = False
         self.metrics = Metrics()
         self._model_dir = model_dir
@@ -53,7 +55,10 @@ class HarnessRuntime:
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
         """Keep a message."""
-        self._logs.append(LogRecord(Logger.LogLevel(level), message, filename, line))
+        record = LogRecord(Logger.LogLevel(level), message, filename, line)
+        self._logs.append(record)
+        if self._on_log is not None:
+            self._on_log(record)
 
     def model_dir(self) -> str:
         """Return the folder of the model's version."""

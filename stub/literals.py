@@ -1,0 +1,186 @@
+"""Tensors from what a user types at the terminal: JSON, files, or anything at all."""
+
+import json
+import math
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
+
+import numpy as np
+
+import pb_utils
+from pb_utils._datatypes import BF16
+
+Value = Union["np.ndarray[Any, Any]", pb_utils.Tensor]
+
+
+class BadInput(Exception):
+    """What was given cannot be an input; the text says which, and what is expected."""
+
+
+def read_inputs(given: Sequence[Tuple[str, str]], config: Mapping[str, Any]) -> Dict[str, Value]:
+    """The inputs that a configuration (parsed) wants, from pairs of a name and a VALUE.
+
+    Raises BadInput.
+    """
+    wanted = {entry["name"]: _Wanted(entry, config["max_batch_size"]) for entry in config["input"]}
+    texts: Dict[str, str] = {}
+    for name, text in given:
+        if name not in wanted:
+            known = "\n".join(f"  {wish}" for wish in wanted.values()) or "  none"
+            raise BadInput(f"the model has no input '{name}'; its inputs are\n{known}")
+        if name in texts:
+            raise BadInput(f"input '{name}' is given twice")
+        texts[name] = text
+    missing = [wish for name, wish in wanted.items() if name not in texts and not wish.optional]
+    if missing:
+        lines = "\n".join(f"  --input {wish.name}=VALUE  for {wish}" for wish in missing)
+        raise BadInput(f"the model wants more inputs:\n{lines}\nVALUE may be 'random'")
+    return {name: wanted[name].read(text) for name, text in texts.items()}
+
+
+class _Wanted:
+    """One input of a configuration, and how a text becomes it."""
+
+    def __init__(self, entry: Mapping[str, Any], max_batch_size: int) -> None:
+        self.name: str = entry["name"]
+        self.optional = bool(entry.get("optional"))
+        self._type: str = entry["data_type"]
+        self._most = max_batch_size
+        dims = entry.get("reshape", {}).get("shape", entry["dims"])
+        self._shape: List[int] = [-1, *dims] if max_batch_size > 0 else list(dims)
+
+    def __str__(self) -> str:
+        batch = f" (the first is the batch, at most {self._most})" if self._most > 0 else ""
+        return f"{self.name} {self._type} {self._shape}{batch}"
+
+    def read(self, text: str) -> Value:
+        """Raises BadInput."""
+        try:
+            array = self._shaped(self._array(text))
+        except (ValueError, OSError, OverflowError) as problem:
+            raise BadInput(f"input {self}: {problem}") from problem
+        if self._type == "TYPE_BF16":
+            data = memoryview(_bfloat16(array).tobytes())
+            return pb_utils.Tensor._from_wire(self.name, BF16, list(array.shape), data, None)
+        return array
+
+    def _array(self, text: str) -> "np.ndarray[Any, Any]":
+        if text == "random":
+            return self._arbitrary()
+        if text.startswith("@"):
+            path = text[1:]
+            if path.endswith(".npy"):
+                return self._loaded(path)
+            if not path.endswith(".json"):
+                raise ValueError(f"'{path}' must end in .npy or .json")
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            if self._type != "TYPE_STRING":
+                raise ValueError(f"{_short(text)} is not JSON ({error}), nor 'random'") from None
+            value = text
+        return self._typed(value)
+
+    def _typed(self, value: Any) -> "np.ndarray[Any, Any]":
+        """Raises ValueError for what the type cannot represent: nothing is rounded to fit."""
+        if self._type == "TYPE_STRING":
+            array = _nested(value)
+            texts = [text for text in array.flat if not isinstance(text, str)]
+            if texts:
+                raise ValueError(f"expected texts, got {_short(texts[0])}")
+            return _objects(
+                [text.encode(errors="surrogatepass") for text in array.flat], array.shape
+            )
+        dtype = self._dtype
+        array = np.array(value)
+        allowed = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
+        if array.size and array.dtype.kind not in allowed:
+            raise ValueError(f"expected {_KINDS[dtype.kind]}, got {_short(value)}")
+        if array.size and dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            if int(array.min()) < limits.min or int(array.max()) > limits.max:
+                raise ValueError(f"expected numbers from {limits.min} to {limits.max}")
+        return array.astype(dtype)
+
+    def _loaded(self, path: str) -> "np.ndarray[Any, Any]":
+        array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
+        if self._type == "TYPE_STRING":
+            if array.dtype.kind not in "SU":
+                raise ValueError(f"expected an array of texts, '{path}' holds {array.dtype}")
+            encoded = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+            return encoded.astype(np.object_)
+        if array.dtype != self._dtype:
+            raise ValueError(f"expected {self._dtype}, '{path}' holds {array.dtype}: convert it")
+        return array
+
+    def _arbitrary(self) -> "np.ndarray[Any, Any]":
+        shape = [1 if size < 0 else size for size in self._shape]
+        random = np.random.default_rng(0)
+        if self._type == "TYPE_STRING":
+            return _objects([b"text %d" % number for number in range(math.prod(shape))], shape)
+        dtype = self._dtype
+        if dtype.kind == "f":
+            return random.random(shape).astype(dtype)
+        return random.integers(0, 2 if dtype.kind == "b" else 10, shape).astype(dtype)
+
+    @property
+    def _dtype(self) -> "np.dtype[Any]":
+        """What numpy has for the type; BF16 is made from 32 bits."""
+        if self._type == "TYPE_BF16":
+            return np.dtype(np.float32)
+        return np.dtype(pb_utils.triton_string_to_numpy(self._type))
+
+    def _shaped(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        """With the dimensions that go without saying. Raises ValueError."""
+        wanted = self._shape
+        shape = list(array.shape)
+        if not shape and wanted:
+            shape = [1] * len(wanted)
+        elif self._most > 0 and len(shape) == len(wanted) - 1:
+            shape = [1, *shape]
+        fits = len(shape) == len(wanted) and all(
+            size in (-1, given) for size, given in zip(wanted, shape)
+        )
+        if not fits or (self._most > 0 and shape[0] > self._most):
+            raise ValueError(f"expected that shape, got {list(array.shape)}")
+        return array.reshape(shape)
+
+
+_KINDS = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}
+
+
+def _nested(value: Any) -> "np.ndarray[Any, Any]":
+    """An array of objects; brackets are dimensions, and must be as many everywhere."""
+    shape: List[int] = []
+    level = [value]
+    while all(isinstance(element, list) for element in level) and level:
+        sizes = {len(element) for element in level}
+        if len(sizes) != 1:
+            raise ValueError("its lists differ in length")
+        shape.append(sizes.pop())
+        level = [part for element in level for part in element]
+    return _objects(level, shape)
+
+
+def _objects(elements: Sequence[Any], shape: Sequence[int]) -> "np.ndarray[Any, Any]":
+    """One by one: numpy would strip texts of zeros at their ends, and look into lists."""
+    array = np.empty(len(elements), dtype=np.object_)
+    for index, element in enumerate(elements):
+        array[index] = element
+    return array.reshape(tuple(shape))
+
+
+def _bfloat16(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The upper half of 32-bit numbers, rounded to even; no number stays none."""
+    bits = np.frombuffer(array.tobytes(), np.uint32)
+    half = np.uint32(16)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> half) & np.uint32(1))
+    quiet = (bits >> half) | np.uint32(0x40)
+    halves: np.ndarray[Any, Any] = np.where(np.isnan(array.ravel()), quiet, rounded >> half)
+    return halves.astype(np.uint16)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return repr(text) if len(text) <= 40 else repr(text[:37]) + "..."

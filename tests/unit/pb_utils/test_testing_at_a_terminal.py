@@ -1,0 +1,100 @@
+"""What a harness offers to somebody who watches: logs and responses as they come, and backends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triton_python_backend_utils as pb_utils
+from pb_utils import testing
+
+DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
+
+
+class Counts:
+    """Answers three times, the last time from a thread of its own."""
+
+    def execute(self, requests: list[Any]) -> None:
+        self.thread = threading.current_thread()
+        sender = requests[0].get_response_sender()
+        for _ in range(2):
+            sender.send(pb_utils.InferenceResponse([]))
+        pb_utils.Logger.log_warn("two of three")
+
+        def last() -> None:
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            sender.send(pb_utils.InferenceResponse([]), flags=final)
+
+        threading.Thread(target=last).start()
+
+
+def test_run_executes_in_this_thread_and_tells_each_response_as_it_comes() -> None:
+    events: list[str] = []
+    with testing.load(
+        Counts, DECOUPLED, on_log=lambda record: events.append(record.message)
+    ) as model:
+        model.run(model.request({}), lambda response: events.append("response"))
+        assert model.model.thread is threading.current_thread()
+    assert events == ["response", "response", "two of three", "response"]
+
+
+def test_run_raises_what_execute_raises() -> None:
+    class Raises:
+        def execute(self, requests: list[Any]) -> None:
+            raise KeyError("own")
+
+    with testing.load(Raises) as model, pytest.raises(KeyError, match="own"):
+        model.run(model.request({}), lambda response: None)
+
+
+def test_run_needs_a_model_that_is_loaded() -> None:
+    with testing.load(Counts, DECOUPLED) as model:
+        request = model.request({})
+    with pytest.raises(pb_utils.TritonModelException, match="has been finalized"):
+        model.run(request, lambda response: None)
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Path:
+    """The folder of a Python-based backend; beside it, its model's, which holds only data."""
+    folder = tmp_path / "backend"
+    folder.mkdir()
+    (folder / "helper.py").write_text("")
+    (folder / "model.py").write_text(
+        "import helper\n"
+        "from pathlib import Path\n"
+        "import triton_python_backend_utils as pb_utils\n"
+        "class TritonPythonModel:\n"
+        "    def execute(self, requests):\n"
+        "        data = Path(pb_utils.get_model_dir(), 'data').read_text()\n"
+        "        parameters = {'data': data, 'name': __name__}\n"
+        "        return [pb_utils.InferenceResponse([], parameters=parameters) for _ in requests]\n"
+    )
+    for version in ("1", "2"):
+        (tmp_path / "model" / version).mkdir(parents=True)
+        (tmp_path / "model" / version / "data").write_text(f"of {version}")
+    return folder
+
+
+def test_a_models_backend_may_be_written_in_python(backend: Path) -> None:
+    before = list(sys.path), set(sys.modules)
+    with testing.load(backend.parent / "model", backend=backend) as model:
+        (response,) = model.execute([model.request({})])
+        assert response.parameters() == '{"data":"of 2","name":"model"}'
+    with testing.load(backend.parent / "model", version=1, backend=backend) as model:
+        (response,) = model.execute([model.request({})])
+        assert response.parameters() == '{"data":"of 1","name":"model"}'
+    assert sys.path == before[0]
+    assert {"model", "helper"} & (set(sys.modules) - before[1]) == set()
+
+
+def test_a_backend_without_code_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    paths = list(sys.path)
+    with pytest.raises(pb_utils.TritonModelException, match="not found in .*/none/model.py"):
+        testing.load(tmp_path / "model", backend=tmp_path / "none")
+    assert sys.path == paths
