@@ -34,7 +34,7 @@ LAYERS = [
     ["host.core"],
     ["host.frontends", "host.inprocess", "host.progress"],
     ["host.server"],
-    ["host.blocking", "host.__main__"],
+    ["host.blocking", "host.foreground", "host.__main__"],
 ]
 """Lower ones know nothing of higher ones."""
 
