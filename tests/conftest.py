@@ -191,6 +191,8 @@ def _serving() -> Iterator[Serve]:
             f"--model-repository={path}",
             "--grpc-port=0",
             "--grpc-address=127.0.0.1",
+            "--metrics-port=0",
+            "--metrics-address=127.0.0.1",
             *flags,
             env=env,
         )
