@@ -40,7 +40,8 @@ def ours(repository: Path) -> Iterator[RunningServer]:
     """This project's host."""
     port = _free_port()
     command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository}"]
-    with _running([*command, f"--grpc-port={port}", "--grpc-address=127.0.0.1"], port) as server:
+    command += [f"--grpc-port={port}", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
+    with _running(command, port) as server:
         yield server
 
 

@@ -31,7 +31,7 @@ def lines_until_started(host: subprocess.Popen[str]) -> Iterator[str]:
 def main() -> None:
     command = [sys.executable, "-m", "host", "serve"]
     command += [f"--model-repository={ROOT / 'model_repository'}", "--grpc-port=0"]
-    command += ["--grpc-address=127.0.0.1"]
+    command += ["--grpc-address=127.0.0.1", "--allow-metrics=false"]
     print("$ pbhost serve --model-repository=model_repository")
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -135,7 +135,8 @@ class Bench:
 
 @asynccontextmanager
 async def serving(repository: RepositoryBuilder, **more: object) -> AsyncIterator[Bench]:
-    settings = {"allow_grpc": False, "log_info": False, "log_error": False, **more}
+    quiet = {"log_info": False, "log_error": False}
+    settings = {"allow_grpc": False, "allow_metrics": False, **quiet, **more}
     options = host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]
     async with host.Server(options) as server:
         bench = Bench(server)
