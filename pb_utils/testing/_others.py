@@ -81,14 +81,7 @@ class OtherModels:
             )
         _check_version(version)
         model = self._models.get(name)
-        if not isinstance(model, Instance):
-            return True
-        try:
-            return model.is_ready()
-        except (
-            Exception
-        ):  # as a server does: a check that fails is a no, and the log has the reason
-            return False
+        return model.takes_requests() if isinstance(model, Instance) else True
 
     def answer(
         self,
