@@ -9,6 +9,14 @@ import numpy as np
 from typing_extensions import assert_type, reveal_type
 
 import triton_python_backend_utils as pb_utils
+from c_python_backend_utils import (
+    InferenceResponseSender,
+    InferenceTrace,
+    MemoryType,
+    Metric,
+    MetricKind,
+    ResponseIterator,
+)
 
 
 class TritonPythonModel:
@@ -32,6 +40,15 @@ class TritonPythonModel:
         assert_type(pb_utils.get_model_dir(), str)
         pb_utils.Logger.log("ready", pb_utils.Logger.VERBOSE)
         pb_utils.Logger.log_info(b"ready")
+        self.family = pb_utils.MetricFamily("n", "help", pb_utils.MetricFamily.HISTOGRAM)
+        self.metric = self.family.Metric(labels={"model": args["model_name"]}, buckets=[0.1, 1])
+        reveal_type(self.metric)
+        assert_type(self.metric, Metric)
+        assert_type(self.metric.value(), float)
+        assert_type(pb_utils.MetricFamily.COUNTER, MetricKind)
+        pb_utils.load_model("other", config="{}", files={"file:1/model.py": b""})
+        pb_utils.unload_model("other", unload_dependents=True)
+        assert_type(pb_utils.is_model_ready("other", model_version="1"), bool)
 
     def execute(
         self, requests: list[pb_utils.InferenceRequest]
@@ -76,6 +93,36 @@ class TritonPythonModel:
         responses = [await future for future in pending]
         reveal_type(responses)
         return [response.parameters() for response in responses]
+
+    def ask_for_many(self, request: pb_utils.InferenceRequest) -> list[str]:
+        responses = request.exec(decoupled=True, execution_timeout=1.5)
+        reveal_type(responses)
+        assert_type(responses, ResponseIterator)
+        assert_type(next(responses), pb_utils.InferenceResponse)
+        responses.cancel()
+        assert_type(request.exec(execution_timeout=2), pb_utils.InferenceResponse)
+        assert_type(request.exec(False), pb_utils.InferenceResponse)
+        assert_type(request.exec(decoupled=bool(1)), pb_utils.InferenceResponse | ResponseIterator)
+        return [response.parameters() for response in responses]
+
+    async def ask_for_many_on_a_loop(self, request: pb_utils.InferenceRequest) -> list[str]:
+        responses = await request.async_exec(decoupled=True)
+        reveal_type(responses)
+        assert_type(await request.async_exec(execution_timeout=2), pb_utils.InferenceResponse)
+        return [response.parameters() async for response in responses]
+
+    def answer_later(self, request: pb_utils.InferenceRequest) -> None:
+        sender = request.get_response_sender()
+        reveal_type(sender)
+        assert_type(sender, InferenceResponseSender)
+        if sender.is_cancelled() or request.is_cancelled():
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        sender.send(pb_utils.InferenceResponse([]))
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        assert_type(request.trace(), InferenceTrace)
+        assert_type(request.trace().get_context(), str | None)
+        memory: MemoryType = pb_utils.TRITONSERVER_MEMORY_GPU
+        pb_utils.PreferredMemory(memory, preferred_device_id=0)
 
     def finalize(self) -> None:
         pb_utils.Logger.log_info("done")

@@ -15,17 +15,28 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 REVEALED = {
     "author_model.py": [
+        "Metric",
         "str",
         "set[str]",
         "list[int]",
         "InferenceResponse",
         "list[InferenceResponse]",
+        "ResponseIterator",
+        "ResponseIterator",
+        "InferenceResponseSender",
     ],
     "author_harness.py": [
         "ModelHarness",
         "tuple[Any, ...]",
         "list[InferenceResponse]",
         "list[str]",
+        "list[dtype[Any]]",
+        "ResponseIterator",
+        "InferenceResponse",
+        "float",
+        "list[list[float]]",
+        "list[tuple[str, dict[str, bytes]]]",
+        "bool",
     ],
 }
 MISTAKES = """
@@ -41,6 +52,15 @@ pb_utils.InferenceRequest(inputs=[], model_name="m")  # WRONG
 pb_utils.Logger.log("m", 1)  # WRONG
 pb_utils.TritonError("m", 1)  # WRONG
 pb_utils.PreferredMemory(1)  # WRONG
+pb_utils.MetricFamily("n", "d", 0)  # WRONG
+pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.GAUGE).Metric(labels=["a"])  # WRONG
+pb_utils.is_model_ready("m", 1)  # WRONG
+pb_utils.load_model("m", {"backend": "python"})  # WRONG
+request = pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="m")
+request.exec(False, 1.0)  # WRONG
+request.exec(decoupled=True).has_error()  # WRONG
+request.get_response_sender().send("text")  # WRONG
+print(pb_utils.ResponseIterator)  # WRONG
 print(pb_utils.Tensor("x", np.zeros(1)).shape())
 print(pb_utils.NoSuchName)  # WRONG
 """

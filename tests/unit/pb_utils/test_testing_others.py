@@ -125,8 +125,8 @@ class TestDecoupledQuestions:
         ]
         assert within(lambda: several("nobody"), models=models) == [
             (
-                "Model nobody - Error when running inference: Request for unknown model: 'nobody' is "
-                "not found"
+                "Model nobody - Error when running inference: Request for unknown model: 'nobody' "
+                "is not found"
             )
         ]
 
@@ -326,8 +326,8 @@ class TestModelControl:
         assert within(act) == [
             True,
             (
-                "Model new - Error when running inference: pb_utils.testing has nobody to answer for "
-                "'new', give it in models="
+                "Model new - Error when running inference: pb_utils.testing has nobody to answer "
+                "for 'new', give it in models="
             ),
         ]
 
@@ -358,16 +358,16 @@ class TestModelControl:
                 "other",
                 "x",
                 (
-                    "failed to get model version from specified version string 'x' (details: stoll), "
-                    "version should be an integral value > 0"
+                    "failed to get model version from specified version string 'x' (details: "
+                    "stoll), version should be an integral value > 0"
                 ),
             ),
             (
                 "other",
                 "-1",
                 (
-                    "failed to get model version from specified version string '-1', version should "
-                    "be an integral value > 0"
+                    "failed to get model version from specified version string '-1', version "
+                    "should be an integral value > 0"
                 ),
             ),
         ],
@@ -470,14 +470,14 @@ class TestMetrics:
 
         assert within(act) == [
             (
-                f"Error when creating MetricFamily: {SERVER}Family name already exists with different "
-                "type"
+                f"Error when creating MetricFamily: {SERVER}Family name already exists with "
+                "different type"
             ),
             f"Error when creating Metric: {SERVER}attempt to access JSON non-string as string",
             f"Error when creating Metric: {SERVER}Bucket Boundaries must be strictly sorted",
             (
-                f"Failed to increment metric value: {SERVER}TRITONSERVER_METRIC_KIND_COUNTER can only "
-                "be incremented monotonically by non-negative values."
+                f"Failed to increment metric value: {SERVER}TRITONSERVER_METRIC_KIND_COUNTER can "
+                "only be incremented monotonically by non-negative values."
             ),
             (
                 f"Failed to set metric value: {SERVER}TRITONSERVER_METRIC_KIND_COUNTER does not "
