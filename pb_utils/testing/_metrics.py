@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 from pb_utils._metrics import MetricKind
 from pb_utils._model_exception import TritonModelException
@@ -19,20 +19,20 @@ class MetricSample(NamedTuple):
 
     family: str
     kind: MetricKind
-    labels: Dict[str, str]
+    labels: dict[str, str]
     value: float
-    observations: List[float]
+    observations: list[float]
 
 
 class _Series:
     """What all metrics with the same labels of one family share."""
 
-    def __init__(self, family: str, kind: MetricKind, labels: Dict[str, str]) -> None:
+    def __init__(self, family: str, kind: MetricKind, labels: dict[str, str]) -> None:
         self.family = family
         self.kind = kind
         self.labels = labels
         self.value = 0.0
-        self.observations: List[float] = []
+        self.observations: list[float] = []
 
 
 class Metrics:
@@ -42,9 +42,9 @@ class Metrics:
         """Begin without a family."""
         self._numbers = count(1)
         self._lock = threading.Lock()
-        self._kinds: Dict[str, MetricKind] = {}
-        self._families: Dict[int, str] = {}
-        self._series: Dict[int, _Series] = {}
+        self._kinds: dict[str, MetricKind] = {}
+        self._families: dict[int, str] = {}
+        self._series: dict[int, _Series] = {}
 
     def new_family(self, name: str, kind: int) -> int:
         """Register a family.
@@ -67,7 +67,7 @@ class Metrics:
         Raises:
             TritonModelException: the labels or the buckets are not as they must be.
         """
-        texts: Dict[str, str] = {}
+        texts: dict[str, str] = {}
         for label, value in labels.items():
             if not isinstance(value, str):
                 raise TritonModelException("attempt to access JSON non-string as string")
@@ -108,9 +108,9 @@ class Metrics:
         for metric in metrics:
             self._series.pop(metric, None)
 
-    def samples(self) -> List[MetricSample]:
+    def samples(self) -> list[MetricSample]:
         """Return all metrics that a scrape would show."""
-        different: Dict[int, _Series] = {id(s): s for s in list(self._series.values())}
+        different: dict[int, _Series] = {id(s): s for s in list(self._series.values())}
         return [
             MetricSample(s.family, s.kind, dict(s.labels), s.value, list(s.observations))
             for s in different.values()
@@ -126,7 +126,7 @@ class Metrics:
         for sample in samples:
             if (sample.family, sample.labels) == (family, dict(labels)):
                 return sample
-        there: List[Tuple[str, Any]] = [(sample.family, sample.labels) for sample in samples]
+        there: list[tuple[str, Any]] = [(sample.family, sample.labels) for sample in samples]
         raise TritonModelException(
             f"The model has no metric '{family}' with the labels {dict(labels)}; it has {there}."
         )

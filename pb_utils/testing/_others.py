@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Set, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from pb_utils._model_exception import TritonModelException
 from pb_utils._response import InferenceResponse
@@ -32,18 +32,18 @@ class ModelControl(NamedTuple):
     action: str
     name: str
     config: str
-    files: Dict[str, bytes]
+    files: dict[str, bytes]
 
 
 class OtherModels:
     """Stands for a server's repository: all models are loaded at first. Refusals are a server's."""
 
-    def __init__(self, models: Mapping[str, Other], control: List[ModelControl]) -> None:
+    def __init__(self, models: Mapping[str, Other], control: list[ModelControl]) -> None:
         """Take the models by name, and where to record what is loaded and unloaded."""
         self._models = models
         self._control = control
-        self._unloaded: Set[str] = set()
-        self._added: Set[str] = set()
+        self._unloaded: set[str] = set()
+        self._added: set[str] = set()
 
     def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """Load a model; one that the test does not know needs a configuration and files.

@@ -6,7 +6,7 @@ import contextvars
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, List, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pb_utils import _runtime
 from pb_utils._logger import Logger
@@ -39,7 +39,7 @@ class HarnessRuntime:
         model_dir: Path,
         instance_name: str,
         others: OtherModels,
-        logs: List[LogRecord],
+        logs: list[LogRecord],
         seconds: float,
         on_log: Callable[[LogRecord], None] | None = None,
     ) -> None:
