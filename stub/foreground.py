@@ -73,12 +73,17 @@ def run(job: Job) -> int:
     except bdb.BdbQuit:
         return FAILED  # `q` at a breakpoint: whoever typed it knows
     except (Exception, SystemExit) as error:
-        trace = _of_the_model(error.__traceback__)
-        traceback.print_exception(type(error), error, trace)
-        if job.debug:
-            pdb.post_mortem(trace)
+        _tell(error, job)
         return FAILED
     return ANSWERED
+
+
+def _tell(error: BaseException, job: Job) -> None:
+    """Show what the model has raised, and where."""
+    trace = _of_the_model(error.__traceback__)
+    traceback.print_exception(type(error), error, trace)
+    if job.debug:
+        pdb.post_mortem(trace)
 
 
 def _execute(model: testing.ModelHarness, inputs: Dict[str, Any], job: Job) -> None:
@@ -93,6 +98,11 @@ def _execute(model: testing.ModelHarness, inputs: Dict[str, Any], job: Job) -> N
         started = time.perf_counter()
         try:
             model.run(request, responses)
+        except bdb.BdbQuit:
+            raise
+        except (Exception, SystemExit) as error:
+            _tell(error, job)  # here, while the model is still as it was
+            raise Failed from error
         finally:
             times.append(time.perf_counter() - started)
             if profile is not None:
