@@ -98,9 +98,10 @@ class Builder:
         variables = environment.variables(os.environ)
         variables.pop("PYTHONPATH", None)
 
-        async def step(command: Sequence[str]) -> None:
+        async def step(name: str, command: Sequence[str]) -> None:
             await run(
                 command,
+                name=name,
                 seconds=self._seconds,
                 variables=variables,
                 cwd=source.parent,  # relative paths in the file are meant from there
@@ -110,11 +111,11 @@ class Builder:
 
         try:
             await asyncio.to_thread(shutil.rmtree, root, True)
-            await step(under_host(sys.executable, "venv", root))
+            await step("python -m venv", under_host(sys.executable, "venv", root))
             if requirements.python:
                 await _check_python(step, environment, requirements)
             pip = ["pip", "install", *_QUIETLY, *requirements.arguments]
-            await step(under_host(environment.python, *pip))
+            await step("pip install", under_host(environment.python, *pip))
             await asyncio.to_thread(_finish, environment, requirements)
         except BaseException as error:
             await asyncio.to_thread(shutil.rmtree, root, True)
@@ -152,14 +153,15 @@ def _finish(environment: Environment, requirements: Requirements) -> None:
 
 
 async def _check_python(
-    step: Callable[[Sequence[str]], Awaitable[None]],
+    step: Callable[[str, Sequence[str]], Awaitable[None]],
     environment: Environment,
     requirements: Requirements,
 ) -> None:
     """Raise HostError INVALID_ARG if a project does not want the Python that it would get."""
     allowed = requirements.python
     try:
-        await step([str(environment.python), "-I", "-c", _ALLOWS, allowed])
+        look = [str(environment.python), "-I", "-c", _ALLOWS, allowed]
+        await step("the look at requires-python", look)
     except ProgramFailed as failure:
         if failure.status != _WRONG_PYTHON:
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,13 @@ from host.environments.sources import Sources
 class Environment:
     """A venv or an unpacked conda environment in the folder `root`.
 
-    Its stubs import this project from `sources`; `holds` is what must outlive them.
+    Its stubs import this project from `sources`. Whoever has got this calls `release` once, when no
+    stub is to start here any more.
     """
 
     root: Path
     sources: Sources
-    holds: object = None
+    release: Callable[[], None] = lambda: None
 
     @property
     def python(self) -> Path:

@@ -55,14 +55,14 @@ class Environments:
                 " an environment is either there or built, remove one of them"
             )
         if path:
-            return await self._existing(path.replace(_KEYWORD, str(directory)))
+            return await self._existing(path.replace(_KEYWORD, str(directory)), directory)
         if file:
             return await self._built(config.name, file, directory)
         return None
 
-    async def _existing(self, path: str) -> Environment:
+    async def _existing(self, path: str, directory: Path) -> Environment:
         _log.info("Using Python execution env %s", path)
-        canonical, status = await asyncio.to_thread(_canonical, path)
+        canonical, status = await asyncio.to_thread(_canonical, path, directory)
         if stat.S_ISDIR(status.st_mode):
             _log.debug(
                 "Returning canonical path since %s does not contain compressed path. Path: %s",
@@ -74,13 +74,12 @@ class Environments:
         else:
             environment = await self._extractions.open(canonical, status.st_mtime_ns)
             advice = f"Install it before packing {canonical}: pip install {{packages}}"
-        activate = environment.root / "bin" / "activate"
-        if not await asyncio.to_thread(activate.exists):
-            raise internal(
-                f"Path {activate} does not exist. The Python environment should contain an"
-                " 'activate' script."
-            )
-        await interpreter.check(environment, self._seconds, advice)
+        try:
+            await asyncio.to_thread(_check_activate, environment.root)
+            await interpreter.check(environment, self._seconds, advice)
+        except BaseException:
+            environment.release()
+            raise
         return environment
 
     async def _built(self, model: str, value: str, directory: Path) -> Environment:
@@ -107,12 +106,25 @@ def _parameter(config: ModelConfig, name: str) -> str:
     return str(config.parameters[name].string_value) if name in config.parameters else ""
 
 
-def _canonical(path: str) -> tuple[Path, os.stat_result]:
+def _check_activate(root: Path) -> None:
+    activate = root / "bin" / "activate"
+    if not activate.exists():
+        raise internal(
+            f"Path {activate} does not exist. The Python environment should contain an 'activate'"
+            " script."
+        )
+
+
+def _canonical(path: str, directory: Path) -> tuple[Path, os.stat_result]:
+    """Where a path leads, seen from the working directory, and what is there."""
     try:
         canonical = Path(path).resolve(strict=True)
         return canonical, canonical.stat()
     except (OSError, RuntimeError, ValueError):
-        raise internal(f"Failed to get the canonical path for {path}.") from None
+        hint = ""
+        if not os.path.isabs(path) and os.path.exists(directory / path):
+            hint = f" It is in the model's directory: write {_KEYWORD}/{path}"
+        raise internal(f"Failed to get the canonical path for {path}.{hint}") from None
 
 
 def _inside(model: str, value: str, directory: Path) -> Path:

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import sys
-import weakref
+from functools import partial
 from pathlib import Path
 
 from host.environments import archive as unpacker
@@ -21,11 +21,13 @@ _log = logging.getLogger("pbhost")
 
 
 class Extraction:
-    """An unpacked archive; its folder goes when nobody holds this any more."""
+    """An unpacked archive. `changed` is when the archive was, in nanoseconds."""
 
-    def __init__(self, root: Path, changed: int) -> None:
-        self.root = root
+    def __init__(self, archive: Path, changed: int, root: Path) -> None:
+        self.archive = archive
         self.changed = changed
+        self.root = root
+        self.users = 0
 
 
 class Extractions:
@@ -39,7 +41,6 @@ class Extractions:
         self._current: dict[Path, Extraction] = {}
         self._sharing: Sharing[Extraction] = Sharing()
         self._removals: set[asyncio.Future[None]] = set()
-        self._finalizers: dict[Path, weakref.finalize[..., Extraction]] = {}
 
     async def open(self, archive: Path, changed: int) -> Environment:
         """The environment in an archive, given by its canonical path. Raises HostError.
@@ -53,7 +54,8 @@ class Extractions:
             extraction = await self._sharing.get(
                 (archive, changed), lambda: self._extract(archive, changed)
             )
-        return Environment(extraction.root, self._sources, extraction)
+        extraction.users += 1
+        return Environment(extraction.root, self._sources, partial(self._release, extraction))
 
     async def _extract(self, archive: Path, changed: int) -> Extraction:
         _log.debug("Extracting Python execution env %s", archive)
@@ -71,14 +73,16 @@ class Extractions:
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, root, True)
             raise
-        extraction = self._current[archive] = Extraction(root, changed)
-        self._remove_when_unused(extraction)
+        before = self._current.get(archive)
+        extraction = self._current[archive] = Extraction(archive, changed, root)
+        if before is not None:
+            self._remove_unless_needed(before)
         return extraction
 
     async def _unpack(self, archive: Path, root: Path) -> None:
         command = under_host(sys.executable, unpacker.__file__, archive, root)
         try:
-            await run(command, seconds=self._seconds)
+            await run(command, name="the unpacking", seconds=self._seconds)
         except ProgramFailed as failure:
             if failure.status == 1 and len(failure.output) == 1:
                 raise ProgramFailed(failure.output[0]) from None  # it says it best itself
@@ -90,29 +94,25 @@ class Extractions:
         if script.is_file():
             await run(
                 under_host(environment.python, script),
+                name=str(script),
                 seconds=self._seconds,
                 variables=environment.variables(os.environ),
             )
 
-    def _remove_when_unused(self, extraction: Extraction) -> None:
-        loop = asyncio.get_running_loop()
-        # A finaliser runs anywhere, in any thread: it only leaves word.
-        finalizer = weakref.finalize(
-            extraction, loop.call_soon_threadsafe, self._remove, extraction.root
-        )
-        finalizer.atexit = False
-        self._finalizers[extraction.root] = finalizer
+    def _release(self, extraction: Extraction) -> None:
+        extraction.users -= 1
+        self._remove_unless_needed(extraction)
 
-    def _remove(self, root: Path) -> None:
-        del self._finalizers[root]
-        removal = asyncio.ensure_future(asyncio.to_thread(shutil.rmtree, root, True))
+    def _remove_unless_needed(self, extraction: Extraction) -> None:
+        """The newest one is kept for models to come."""
+        if extraction.users or self._current[extraction.archive] is extraction:
+            return
+        removal = asyncio.ensure_future(asyncio.to_thread(shutil.rmtree, extraction.root, True))
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
 
     async def close(self) -> None:
         """Give up what is under way; the folder is its owner's to remove."""
         await self._sharing.close()
-        for finalizer in self._finalizers.values():
-            finalizer.detach()
         if self._removals:
             await asyncio.wait(self._removals)

@@ -45,6 +45,7 @@ class ProgramFailed(Exception):
 async def run(
     command: Sequence[str | Path],
     *,
+    name: str = "",
     seconds: float,
     variables: Mapping[str, str] | None = None,
     cwd: Path | None = None,
@@ -53,10 +54,11 @@ async def run(
 ) -> list[str]:
     """Run a program to its end; its last lines of output.
 
+    `name` is what a failure calls it, if not by its first word.
     `heard` gets every line as it comes; `inherited` are descriptors that it keeps open. Raises
     ProgramFailed. A program that is not awaited any longer is killed.
     """
-    name = _name(command)
+    name = name or str(command[0])
     output: deque[str] = deque(maxlen=_LAST_LINES)
 
     def keep(line: str) -> None:
@@ -125,9 +127,3 @@ def under_host(python: Path | str, program: Path | str, *arguments: Path | str) 
     that Python can be imported.
     """
     return [str(part) for part in (python, "-I", "-c", _UNDER_HOST, program, *arguments)]
-
-
-def _name(command: Sequence[str | Path]) -> str:
-    """Without the way in which it is run under the host."""
-    parts = [str(part) for part in command if part not in ("-I", "-c", _UNDER_HOST)]
-    return " ".join(parts[:3])
