@@ -80,9 +80,14 @@ class Questions:
 
         self._open[number] = question, call
         call.subscribe(answer)
-        if question.blocking and not call.finished:
-            self.blocking[number] = call
+        if question.batch and not call.finished:
+            if question.blocking:
+                self.blocking[number] = call
             self._services.models.break_circle(call)
+
+    def of(self, batch: int) -> list[Call]:
+        """What is open on behalf of a batch."""
+        return [call for question, call in self._open.values() if question.batch == batch]
 
     def _refuse(self, question: Question, error: HostError) -> None:
         response = InferResponse(question.request.model_name, -1, error=error)

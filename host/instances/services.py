@@ -30,7 +30,7 @@ class Models(Protocol):
         """
 
     def break_circle(self, call: Call) -> None:
-        """Fail a blocking BLS call that could only go on after itself."""
+        """Fail a BLS call that could only go on after itself, now or when it turns out so."""
 
 
 class ModelControl(Protocol):

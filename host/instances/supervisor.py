@@ -78,6 +78,12 @@ class Supervisor:
         """The BLS calls that the running batch cannot go on without."""
         return tuple(self.instance.questions.blocking.values())
 
+    @property
+    def may_wait_for(self) -> Sequence[Sequence[Call]]:
+        """What each batch that has not ended has asked for."""
+        instance = self.instance
+        return [instance.questions.of(number) for number in instance.work.holding]
+
     def _released(self) -> None:
         if self.state is LaneState.SERVING:
             self._scheduler.lane_free(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 
 from host.errors import HostError
 from host.inference import Call, InferRequest, InferResponse
@@ -66,13 +65,10 @@ class OrderedCall(Call):
             self.order.leave(self)
 
     @property
-    def before(self) -> Iterator[Call]:
-        """The calls that have to end before this one may respond."""
-        if self.order is not None:
-            for call in self.order.calls:
-                if call is self:
-                    return
-                yield call
+    def behind(self) -> Call | None:
+        """The call that may respond now, if this one has to wait for it."""
+        order = self.order
+        return order.first if order is not None and order.first is not self else None
 
 
 class Ordering:

@@ -25,6 +25,13 @@ class Lane(Protocol):
     def waiting_for(self) -> Sequence[Call]:
         """The calls that must end before the batch that runs here can go on."""
 
+    @property
+    def may_wait_for(self) -> Sequence[Sequence[Call]]:
+        """What each batch that has not ended has asked for without being held up by it as yet.
+
+        One of these batches has to end before the lane is free; none if it is free.
+        """
+
 
 class Scheduler(Protocol):
     """Calls in, batches out to free lanes. Nothing is lost and nothing runs twice."""

@@ -67,7 +67,7 @@ class _Level:
     def __init__(self, number: int, policy: QueuePolicy) -> None:
         self.number = number
         self.policy = policy
-        self.live: OrderedDict[Call, int] = OrderedDict()
+        self.live: OrderedDict[Call, None] = OrderedDict()
         self.late: OrderedDict[Call, None] = OrderedDict()
 
 
@@ -89,14 +89,14 @@ class PolicyQueue:
         if policy.max_size and len(level.live) + len(level.late) >= policy.max_size:
             name = call.request.id or "<id_unknown>"
             raise unavailable(f"[request id: {name}] Exceeds maximum queue size")
-        timeout = policy.timeout_of(call.request)
-        end = call.queued_ns + timeout + 1 if timeout else NEVER
-        level.live[call] = end
+        level.live[call] = None
         self._count += 1
+        timeout = policy.timeout_of(call.request)
         if timeout:
+            end = call.queued_ns + timeout + 1
             heapq.heappush(self._ends, (end, next(self._numbers), call))
             if len(self._ends) > 2 * self._count + 64:
-                self._ends = [each for each in self._ends if self._runs(each[2], each[0])]
+                self._ends = [each for each in self._ends if self._is_live(each[2])]
                 heapq.heapify(self._ends)
 
     def remove(self, call: Call) -> None:
@@ -112,8 +112,8 @@ class PolicyQueue:
         """Those whose time is over go to the end of their level, or are removed and returned."""
         refused: list[Call] = []
         while self._ends and self._ends[0][0] <= now:
-            end, _, call = heapq.heappop(self._ends)
-            if not self._runs(call, end):
+            call = heapq.heappop(self._ends)[2]
+            if not self._is_live(call):
                 continue
             level = self._level(call)
             if level.policy.delays:
@@ -128,7 +128,7 @@ class PolicyQueue:
     def nearest(self) -> int:
         """When the next call's time is over."""
         ends = self._ends
-        while ends and not self._runs(ends[0][2], ends[0][0]):
+        while ends and not self._is_live(ends[0][2]):
             heapq.heappop(ends)
         return ends[0][0] if ends else NEVER
 
@@ -140,9 +140,9 @@ class PolicyQueue:
     def __len__(self) -> int:
         return self._count
 
-    def _runs(self, call: Call, end: int) -> bool:
-        """Whether the call still waits with this end of its time before it."""
-        return self._level(call).live.get(call) == end
+    def _is_live(self, call: Call) -> bool:
+        """Whether the call still waits, and has not waited too long."""
+        return call in self._level(call).live
 
     def _level(self, call: Call) -> _Level:
         number = self._policies.level_of(call.request)

@@ -15,6 +15,11 @@ from host.scheduling.policy import Policies, QueuePolicy
 from host.scheduling.scheduler import Scheduler
 from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, prepared, request_of
 
+REQUESTS = st.tuples(
+    st.integers(0, 6), st.sampled_from("aab"), st.integers(0, 4), st.integers(0, 9)
+)
+"""Size, kind, priority, timeout in ticks."""
+
 
 @dataclass
 class Entry:
@@ -71,17 +76,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # Events
 
-    @initialize(count=st.integers(0, 3))
+    @initialize(count=st.integers(0, 2))
     def begin(self, count: int) -> None:
         for _ in range(count):
             self.lane_joins()
 
-    @rule(
-        size=st.integers(0, 6),
-        kind=st.sampled_from("ab"),
-        priority=st.integers(0, 4),
-        timeout=st.integers(0, 9),
-    )
+    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
+    def requests_come(self, requests: list[tuple[int, str, int, int]]) -> None:
+        for request in requests:
+            self.submit(*request)
+            self.settle()
+
     def submit(self, size: int, kind: str, priority: int, timeout: int) -> None:
         call = prepared(
             type(self).new_call(request_of(size, kind, priority, timeout)), self.clock.now()
@@ -120,6 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return priority
         return self.policies.default_level
 
+    @precondition(lambda self: len(self.lanes) < 2)
     @rule()
     def lane_joins(self) -> None:
         lane = FakeLane(self.scheduler, self.batches)

@@ -18,7 +18,7 @@ class DirectMachine(SchedulerMachine):
 
 
 TestDirect = DirectMachine.TestCase
-TestDirect.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestDirect.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 def test_a_call_starts_at_once_on_a_free_lane() -> None:

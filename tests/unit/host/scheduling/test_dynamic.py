@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from host.errors import ErrorCode, HostError, unavailable
-from host.inference import Call, InferRequest, InferResponse
+from host.inference import Call, FailureReason, InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.dynamic import HOLD, DynamicScheduler, hold_from_environment
 from host.scheduling.policy import Policies, QueuePolicy
@@ -83,13 +83,13 @@ def case(machine: type[SchedulerMachine], examples: int) -> Any:
     return test
 
 
-TestWithoutDelay = case(WithoutDelay, 40)
-TestWithDelay = case(WithDelay, 50)
-TestWithPreferredSizes = case(WithPreferredSizes, 40)
-TestWithPreferredSizesAndDelay = case(WithPreferredSizesAndDelay, 50)
-TestWithRoomAndPatience = case(WithRoomAndPatience, 50)
-TestWithPriorities = case(WithPriorities, 60)
-TestWithHold = case(WithHold, 30)
+TestWithoutDelay = case(WithoutDelay, 25)
+TestWithDelay = case(WithDelay, 30)
+TestWithPreferredSizes = case(WithPreferredSizes, 25)
+TestWithPreferredSizesAndDelay = case(WithPreferredSizesAndDelay, 30)
+TestWithRoomAndPatience = case(WithRoomAndPatience, 40)
+TestWithPriorities = case(WithPriorities, 50)
+TestWithHold = case(WithHold, 25)
 
 
 @pytest.fixture
@@ -336,6 +336,15 @@ def test_a_cancelled_call_makes_room(clock: Clock) -> None:
     submit(scheduler, clock, 1)
 
 
+def test_calls_that_are_late_take_room(clock: Clock) -> None:
+    policy = QueuePolicy(timeout_us=TICK // 1000, delays=True, max_size=1)
+    scheduler = new(clock, 4, policies=Policies(default=policy))
+    submit(scheduler, clock, 1)
+    clock.advance(2)
+    with pytest.raises(HostError, match="Exceeds maximum queue size"):
+        submit(scheduler, clock, 1)
+
+
 def test_every_level_has_room_of_its_own(clock: Clock) -> None:
     policies = Policies(
         levels=2, default_level=2, default=QueuePolicy(max_size=1), own={2: QueuePolicy()}
@@ -390,6 +399,27 @@ def test_without_a_timeout_of_the_model_a_request_cannot_set_one(clock: Clock) -
     clock.advance(1000)
     assert not call.finished
     assert clock.armed == 0
+
+
+def test_a_call_whose_time_is_over_does_not_run_even_if_the_timer_is_late(clock: Clock) -> None:
+    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(timeout_us=TICK // 1000)))
+    call = asked(clock)
+    scheduler.submit(call)
+    ended = ending(call)
+    clock.ticks += 2
+    assert with_lane(scheduler).batches == []
+    assert ended() == "Unavailable: Request timeout expired"
+    assert call.reason is FailureReason.REJECTED
+
+
+def test_less_time_than_that_of_earlier_calls_is_kept_to(clock: Clock) -> None:
+    policy = QueuePolicy(timeout_us=90 * TICK // 1000, may_shorten=True)
+    scheduler = new(clock, 1, policies=Policies(default=policy))
+    patient, hasty = asked(clock), asked(clock, timeout_us=5 * TICK // 1000)
+    for call in (patient, hasty):
+        scheduler.submit(call)
+    clock.advance(6)
+    assert (patient.finished, hasty.finished) == (False, True)
 
 
 def test_a_delayed_call_goes_after_those_on_time_and_has_no_end_any_more(clock: Clock) -> None:
@@ -458,6 +488,7 @@ def test_calls_that_have_left_are_not_remembered(clock: Clock) -> None:
     """Even if their time would be over in an hour only."""
     policies = Policies(default=QueuePolicy(timeout_us=3_600_000_000))
     scheduler = new(clock, 1, policies=policies)
+    submit(scheduler, clock, 1)
     for _ in range(1000):
         (call,) = submit(scheduler, clock, 1)
         call.cancel()
