@@ -129,6 +129,12 @@ class RunningHost:
         """For clients."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def metrics_url(self) -> str:
+        """Host and port of its metrics."""
+        port = self.wait_for(r"Started Metrics Service at \S+:(\d+)").group(1)
+        return f"127.0.0.1:{port}"
+
     def client(self) -> grpcclient.InferenceServerClient:
         """A new client; use it as a context manager."""
         return grpcclient.InferenceServerClient(self.url)

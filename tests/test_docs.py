@@ -12,8 +12,8 @@ they print calls /srv:
 * Any other `text` block is an illustration, and `<!-- not run: REASON -->` makes one of any block.
 
 `...` stands for any text, and on a line of its own for any lines. Clients find the host although
-they are told `localhost:8001`. What differs from run to run (times, process ids, ports, folders) is
-not compared.
+they are told `localhost:8001`, or `localhost:8002` for metrics. What differs from run to run
+(times, process ids, ports, folders) is not compared.
 """
 
 from __future__ import annotations
@@ -168,7 +168,10 @@ class Story:
     def _run(self, command: str, expected: str) -> None:
         if self.host is not None:
             for name, text in self._scripts.items():
-                (self.folder / name).write_text(text.replace("localhost:8001", self.host.url))
+                text = text.replace("localhost:8001", self.host.url)
+                if "localhost:8002" in text:
+                    text = text.replace("localhost:8002", self.host.metrics_url)
+                (self.folder / name).write_text(text)
         binaries = os.path.dirname(sys.executable)
         done = subprocess.run(
             ["bash", "-c", command],

@@ -25,13 +25,9 @@ from tests.asking import Client, Stream, command, failure, script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 
-def metrics_port(host: RunningHost) -> int:
-    return int(host.wait_for(r"Started Metrics Service at \S+:(\d+)").group(1))
-
-
 def scrape(host: RunningHost, accept: str = "") -> str:
     """The text of one scrape."""
-    connection = http.client.HTTPConnection("127.0.0.1", metrics_port(host), timeout=DEADLINE)
+    connection = http.client.HTTPConnection(host.metrics_url, timeout=DEADLINE)
     with closing(connection):
         connection.request("GET", "/metrics", headers={"accept": accept} if accept else {})
         response = connection.getresponse()
@@ -49,7 +45,7 @@ def value(host: RunningHost, series: str) -> float | None:
 SCRAPE = """
 def scrape():
     from urllib.request import urlopen
-    return urlopen("http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
+    return urlopen("http://{url}/metrics", timeout=60).read().decode()
 
 def error(call, *arguments, **options):
     try:
@@ -68,7 +64,7 @@ class Scripted:
     def __init__(self, host: RunningHost, client: Client) -> None:
         self.host = host
         self._client = client
-        self._head = SCRAPE.format(port=metrics_port(host))
+        self._head = SCRAPE.format(url=host.metrics_url)
 
     def run(self, source: str, model: str = "script") -> Any:
         return script(self._client, self._head + dedent(source), model)
@@ -616,6 +612,8 @@ class TritonPythonModel:
     )
     host = serve(repository).wait_started()
     with host.client() as client:
-        client.infer("lasting", [tensor("X", np.array([metrics_port(host)], np.float32))])
+        client.infer(
+            "lasting", [tensor("X", np.array([int(host.metrics_url.split(":")[1])], np.float32))]
+        )
     assert host.stop() == 0
     host.wait_for("finalize scraped 1")

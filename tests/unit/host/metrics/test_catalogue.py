@@ -1,0 +1,31 @@
+"""The list of the server's own families."""
+
+from __future__ import annotations
+
+import pytest
+
+from host.metrics.catalogue import CATALOGUE, Sheet
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_family_is_documented_with_its_kind(name: str) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = (line.split(" | ") for line in page.splitlines() if line.startswith(("| `nv_", "| `pb")))
+    (row,) = (row for row in rows if f"`{name}`" in row[0])
+    kind, _ = CATALOGUE[name]
+    assert row[1] == kind.value
+
+
+def test_a_sheet_shows_only_what_was_put_there_and_in_the_order_of_the_catalogue() -> None:
+    sheet = Sheet()
+    assert sheet.families() == []
+    sheet["nv_cpu_utilization"].add((), 1)
+    sheet["nv_inference_count"].add((), 2)
+    sheet["nv_cpu_utilization"].add((("k", "v"),), 3)
+    assert [family.name for family in sheet.families()] == [
+        "nv_inference_count",
+        "nv_cpu_utilization",
+    ]
+    with pytest.raises(KeyError):
+        sheet["nobody"]
