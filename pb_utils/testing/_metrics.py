@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -9,6 +11,9 @@ from typing import Any, NamedTuple
 
 from pb_utils._metrics import MetricKind
 from pb_utils._model_exception import TritonModelException
+
+_NAME = "[a-zA-Z_:][a-zA-Z0-9_:]*"
+_LABEL = "[a-zA-Z_][a-zA-Z0-9_]*"
 
 
 class MetricSample(NamedTuple):
@@ -50,8 +55,9 @@ class Metrics:
         """Register a family.
 
         Raises:
-            TritonModelException: there is one of that name and of another kind.
+            TritonModelException: there is one of that name and of another kind, or it is no name.
         """
+        _check_name("metric", name, _NAME)
         with self._lock:
             if self._kinds.setdefault(name, MetricKind(kind)) is not MetricKind(kind):
                 raise TritonModelException("Family name already exists with different type")
@@ -71,9 +77,10 @@ class Metrics:
         for label, value in labels.items():
             if not isinstance(value, str):
                 raise TritonModelException("attempt to access JSON non-string as string")
+            _check_name("label", label, _LABEL)
             texts[label] = value
         bounds = list(buckets or ())
-        if any(not low < high for low, high in zip(bounds, bounds[1:])):
+        if any(map(math.isnan, bounds)) or any(a >= b for a, b in zip(bounds, bounds[1:])):
             raise TritonModelException("Bucket Boundaries must be strictly sorted")
         name = self._families[family]
         with self._lock:
@@ -129,4 +136,11 @@ class Metrics:
         there: list[tuple[str, Any]] = [(sample.family, sample.labels) for sample in samples]
         raise TritonModelException(
             f"The model has no metric '{family}' with the labels {dict(labels)}; it has {there}."
+        )
+
+
+def _check_name(what: str, name: str, pattern: str) -> None:
+    if name.startswith("__") or not re.fullmatch(pattern, name):
+        raise TritonModelException(
+            f"Invalid {what} name '{name}'; it must match {pattern} and not begin with '__'"
         )

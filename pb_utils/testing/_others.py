@@ -181,6 +181,6 @@ def _check_version(version: str) -> None:
     try:
         number = int(version)
     except ValueError:
-        raise TritonModelException(f"{text} (details: stoll){ends}") from None
+        raise TritonModelException(f"{text} (details: stol){ends}") from None
     if number <= 0:
         raise TritonModelException(f"{text}{ends}")

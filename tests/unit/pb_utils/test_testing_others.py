@@ -359,7 +359,7 @@ class TestModelControl:
                 "x",
                 (
                     "failed to get model version from specified version string 'x' (details: "
-                    "stoll), version should be an integral value > 0"
+                    "stol), version should be an integral value > 0"
                 ),
             ),
             (
@@ -464,6 +464,9 @@ class TestMetrics:
                 refusal_of(lambda: family("n", "d", family.GAUGE))(),
                 refusal_of(lambda: counter.Metric({"a": 5}))(),  # type: ignore[dict-item]
                 refusal_of(lambda: histogram.Metric(buckets=[1, 1]))(),
+                refusal_of(lambda: histogram.Metric(buckets=[float("nan")]))(),
+                refusal_of(lambda: family("no name", "d", family.GAUGE))(),
+                refusal_of(lambda: counter.Metric({"__a": "b"}))(),
                 refusal_of(lambda: counter.Metric().increment(-1))(),
                 refusal_of(lambda: counter.Metric().set(1))(),
             ]
@@ -475,6 +478,15 @@ class TestMetrics:
             ),
             f"Error when creating Metric: {SERVER}attempt to access JSON non-string as string",
             f"Error when creating Metric: {SERVER}Bucket Boundaries must be strictly sorted",
+            f"Error when creating Metric: {SERVER}Bucket Boundaries must be strictly sorted",
+            (
+                f"Error when creating MetricFamily: {SERVER}Invalid metric name 'no name'; it must "
+                "match [a-zA-Z_:][a-zA-Z0-9_:]* and not begin with '__'"
+            ),
+            (
+                f"Error when creating Metric: {SERVER}Invalid label name '__a'; it must match "
+                "[a-zA-Z_][a-zA-Z0-9_]* and not begin with '__'"
+            ),
             (
                 f"Failed to increment metric value: {SERVER}TRITONSERVER_METRIC_KIND_COUNTER can "
                 "only be incremented monotonically by non-negative values."
