@@ -230,7 +230,7 @@ def test_loading_shows_its_progress_on_a_terminal(repository: RepositoryBuilder)
     with subprocess.Popen(
         [
             *(sys.executable, "-m", "host", "serve", f"--model-repository={repository.path}"),
-            *("--grpc-port=0", "--grpc-address=127.0.0.1"),
+            *("--grpc-port=0", "--grpc-address=127.0.0.1", "--metrics-port=0"),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from host.flags import Flag, Status
 from host.options import DEPRECATED, FLAGS, Options, UsageError, parse, usage
 
 HERE = os.path.dirname(__file__)
-UNSERVED = "HTTP and metrics are not served yet: their options have no effect."
+UNSERVED = "HTTP is not served yet: its options have no effect."
 
 
 def options(*argv: str) -> Options:
@@ -612,16 +612,31 @@ def test_trace_settings_are_fine_while_no_level_is_on(text: str) -> None:
     [
         ["--allow-http=false"],
         ["--http-port=8000"],
-        ["--metrics-port", "9002", "--allow-metrics=false", "--http-restricted-api=health:k=v"],
-        ["--metrics-config=summary_latencies=true"],
+        ["--http-thread-count", "9", "--http-restricted-api=health:k=v"],
     ],
 )
-def test_options_of_http_and_metrics_are_accepted_with_one_warning(argv: list[str]) -> None:
+def test_options_of_http_are_accepted_with_one_warning(argv: list[str]) -> None:
     assert options(*argv).warnings == [UNSERVED]
 
 
+def test_metrics_settings_are_read_and_complained_about() -> None:
+    made = options(
+        "--metrics-config=summary_latencies=true",
+        "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01",
+        "--metrics-config=volume=11",
+    )
+    assert made.metrics_settings.summary_latencies
+    assert made.metrics_settings.quantiles == (0.5, 0.9)
+    assert made.warnings == ["--metrics-config: setting 'volume' is not used by this version"]
+
+
+def test_metrics_are_where_http_is_unless_told_otherwise() -> None:
+    assert options("--http-address=127.0.0.1").metrics_host == "127.0.0.1"
+    assert options("--metrics-address=127.0.0.2").metrics_host == "127.0.0.2"
+
+
 def test_program_is_warned_too() -> None:
-    assert Options(http_port=9000, metrics_port=9002).warnings == [UNSERVED]
+    assert Options(http_port=9000).warnings == [UNSERVED]
 
 
 @pytest.mark.parametrize(
