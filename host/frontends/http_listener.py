@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from host.errors import HostError, unavailable
 
@@ -19,7 +21,18 @@ App = Callable[
 ]
 """An ASGI 3 application."""
 
+_log = logging.getLogger("pbhost")
+
 _BACKLOG = 2048
+
+
+class _Connection(HttpToolsProtocol):
+    """Logs where we do: uvicorn's own loggers may be those of a program that a host is part of."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.logger = _log
+        self.access_log = False
 
 
 class HttpListener:
@@ -35,12 +48,11 @@ class HttpListener:
         self._reuse_port = reuse_port
         self._config = uvicorn.Config(
             app,
-            http="httptools",
+            http=_Connection,
             ws="none",
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            access_log=False,
             proxy_headers=False,
             server_header=False,
             date_header=False,

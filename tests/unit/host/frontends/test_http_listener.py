@@ -245,9 +245,30 @@ def test_a_request_that_does_not_end_is_cut_off() -> None:
 
 
 def test_signals_and_loggers_of_the_process_are_left_alone() -> None:
+    def state() -> list[object]:
+        loggers = [logging.getLogger(name) for name in ("", "uvicorn.access", "uvicorn.error")]
+        return [[*log.handlers, log.level, log.propagate, log.disabled] for log in loggers]
+
     async def work(port: int, _: HttpListener) -> object:
+        await asyncio.to_thread(ask, port, "/metrics")
         return signal.getsignal(signal.SIGTERM)
 
-    handlers = list(logging.getLogger().handlers)
+    before = state()
     assert serving(MetricsApp(metrics), work) == signal.getsignal(signal.SIGTERM)
-    assert logging.getLogger().handlers == handlers
+    assert state() == before
+
+
+def test_what_is_no_http_is_refused_and_said_in_the_hosts_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work(port: int, _: HttpListener) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    assert serving(MetricsApp(metrics), work).startswith(b"HTTP/1.1 400 ")
+    assert [(r.name, r.getMessage()) for r in caplog.records if r.levelno >= logging.WARNING] == [
+        ("pbhost", "Invalid HTTP request received.")
+    ]
