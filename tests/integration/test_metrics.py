@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
 import re
@@ -427,6 +428,45 @@ def test_a_whole_scrape_is_read_by_other_libraries(host: RunningHost) -> None:
 
 
 # Other hosts
+
+
+def test_a_scrape_takes_in_what_stubs_have_said_before_anything_else_does(
+    repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    repository.copy("script")
+    started, go, done = (tmp_path / name for name in ("started", "go", "done"))
+    source = f"""
+        import pathlib, time
+        self.family = pb_utils.MetricFamily("said", "", pb_utils.MetricFamily.COUNTER)
+        metric = self.family.Metric()
+        pathlib.Path({str(started)!r}).touch()
+        while not pathlib.Path({str(go)!r}).exists():
+            time.sleep(0.01)
+        metric.increment(1)
+        pathlib.Path({str(done)!r}).touch()
+    """
+    options = host_package.Options(
+        model_repository=[str(repository.path)],
+        allow_grpc=False,
+        metrics_port=0,
+        metrics_address="127.0.0.1",
+        log_info=False,
+    )
+
+    async def main() -> list[float]:
+        async with host_package.Server(options) as server:
+            inputs = {"COMMAND": np.array([dedent(source).encode()], dtype=np.object_)}
+            running = asyncio.create_task(server.infer("script", inputs))
+            await asyncio.to_thread(wait_until, started.exists, "the start")
+            go.touch()
+            wait_until(done.exists, "the change")  # meanwhile the loop reads nothing
+            assert server._scrape is not None
+            families = {family.name: family for family in server._scrape.families()}
+            await running
+            return [sample.value for sample in families["said"].samples]
+
+    assert asyncio.run(main()) == [1]
+
 
 BATCHING = """
 backend: "python"

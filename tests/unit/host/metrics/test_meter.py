@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from host.config.schema import ModelConfig, new_config
@@ -175,6 +178,15 @@ def test_versions_may_end_in_any_order(order: tuple[int, int]) -> None:
         alive.remove(generations[place])
         generations[place].meter.end()
         assert successes(generations[-1]) == counted
+
+
+def test_a_version_that_has_ended_is_not_kept() -> None:
+    generations = [Metered(), Metered()]
+    succeeded(*generations)
+    ended = weakref.ref(generations[0].meter)
+    generations.pop(0).meter.end()
+    gc.collect()
+    assert ended() is None
 
 
 def test_a_version_with_other_tags_has_series_of_its_own() -> None:
