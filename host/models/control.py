@@ -65,7 +65,7 @@ class Control:
         try:
             override = parse_override(parameters)
         except HostError as error:
-            _log.error("%s: %s", not_polled, error.message)
+            _log.error("failed to load '%s': %s", name, error.status_string)
             raise internal(not_polled) from error
         try:
             with self._lifecycle.slots.lent(asker, name) if asker else nullcontext():

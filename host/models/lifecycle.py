@@ -123,14 +123,9 @@ class Lifecycle:
             self._reported.pop(name, None)
 
     def _report(self, name: str, error: HostError, polled: bool) -> None:
+        lines = [f"failed to load '{name}': {error.status_string}"]
         if isinstance(error, VersionFailure):
             lines = error.lines
-        elif isinstance(error, PollFailure):
-            lines = [
-                f"failed to load '{name}', failed to poll from model repository: {error.message}"
-            ]
-        else:
-            lines = [f"failed to load '{name}': {error.message}"]
         known = self._reported.setdefault(name, set()) if polled else set()
         for line in lines:
             _log.log(logging.DEBUG if line in known else logging.ERROR, "%s", line)

@@ -326,7 +326,7 @@ def test_a_load_may_bring_its_own_configuration(
             "StatusCode.INTERNAL",
             "failed to load 'identity', failed to poll from model repository",
         )
-        host.wait_for("failed to poll from model repository: Invalid config override: .*max_batch")
+        host.wait_for("failed to load 'identity': .*Invalid config override: .*max_batch")
 
 
 def test_loading_is_refused_unless_control_is_explicit(

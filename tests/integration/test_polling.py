@@ -95,7 +95,7 @@ def test_a_model_that_fails_serves_on_and_holds_up_nobody(
     assert host.output.count("failed to load 'x'") == 1, "what is known is no news"
 
     (repository.path / "x" / "config.pbtxt").write_text("no such thing")
-    host.wait_for("failed to load 'x', failed to poll from model repository: ")
+    host.wait_for("failed to load 'x': Internal: failed to read text proto")
     two_polls(repository, client)
     assert command(client, "pid", "x") == pid
 
