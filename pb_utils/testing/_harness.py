@@ -349,7 +349,7 @@ class ModelHarness:
         """End what runs, finalise the model and forget its modules; once.
 
         Raises:
-            TritonModelException: a batch does not end within the response_timeout.
+            TritonModelException: a batch does not end within the response_timeout, or 5 seconds.
             Exception: whatever ``finalize`` raises.
         """
         if self._instance.closed:

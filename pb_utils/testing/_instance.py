@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pb_utils._runtime import Receive, Runtime
 
 _ERROR = 2
+_TO_END = 5.0  # seconds at least for threads to end, however short a test's own timeout is
 _NO_RESCHEDULING = (
     "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, "
     "while the model is not configured to handle such a flag."
@@ -212,12 +213,11 @@ class Instance:
         Raises:
             TritonModelException: a batch does not end.
         """
-        ended = self.worker.stop(self.seconds)
-        self._loop.stop(self.seconds)
+        seconds = max(self.seconds, _TO_END)
+        ended = self.worker.stop(seconds)
+        self._loop.stop(seconds)
         if not ended:
-            raise TritonModelException(
-                f"{self.name} still runs a batch after {self.seconds:g} seconds."
-            )
+            raise TritonModelException(f"{self.name} still runs a batch after {seconds:g} seconds.")
 
     def _awaited(self, function: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
         future = self._loop.submit(coroutine)
