@@ -1,22 +1,26 @@
-"""DLPack in and out: capsules made by numpy, and read from any producer of CPU memory."""
+"""DLPack in and out: capsules made by numpy, and read from producers on the CPU and on GPUs."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pb_utils import _datatypes
+from pb_utils import _datatypes, _gpu
 from pb_utils._model_exception import TritonModelException
 from pb_utils._storage import address_of, borrow
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
 CPU_DEVICE = (1, 0)
-_CPU, _CUDA, _CUDA_HOST = 1, 2, 3
+CUDA = 2
+_CPU, _CUDA_HOST = 1, 3
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
 _READ_ONLY = 1
 _LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
@@ -35,6 +39,7 @@ _RELABELLED = {_datatypes.BOOL: _BOOL, _datatypes.BF16: _BFLOAT}  # exported as 
 _TENSOR = "PiiiBBHPPQ"  # the fields of _DLTensor
 _MANAGED = struct.Struct(f"@{_TENSOR}PP")  # tensor, context, deleter
 _MANAGED_VERSIONED = struct.Struct(f"@IIPPQ{_TENSOR}")  # version, context, deleter, flags, tensor
+_DEVICE_OFFSET = struct.calcsize("@P")
 _DTYPE_CODE_OFFSET = struct.calcsize("@Piii")
 
 # Prototypes of our own: argtypes set on ctypes.pythonapi would be seen by everybody.
@@ -54,11 +59,14 @@ _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # called with the GIL held
 
 
 class Received(NamedTuple):
-    """What a capsule held: an array over the producer's memory, which lives as long as it."""
+    """What a capsule held: an array over the producer's memory, which lives as long as it.
+
+    If that memory is on a GPU, ``array`` is a region instead.
+    """
 
     code: int
     shape: list[int]
-    array: npt.NDArray[Any]
+    array: npt.NDArray[Any] | _gpu.Region
 
 
 def export(owner: object, storage: npt.NDArray[Any], code: int, shape: list[int]) -> Any:
@@ -67,12 +75,23 @@ def export(owner: object, storage: npt.NDArray[Any], code: int, shape: list[int]
     numpy makes the capsule, so that its deleter is native code: it may run on any thread, and
     after the interpreter has gone. Types that numpy cannot export are relabelled afterwards.
     """
+    return _capsule(address_of(storage), (owner, storage), code, shape)
+
+
+def export_from_gpu(owner: object, region: _gpu.Region, code: int, shape: list[int]) -> Any:
+    """Return a capsule as ``export`` does. numpy never looks at what lies at the address."""
+    capsule = _capsule(region.address, (owner, region), code, shape)
+    address = _get_pointer(capsule, _LEGACY) + _DEVICE_OFFSET
+    (ctypes.c_int32 * 2).from_address(address)[:] = [CUDA, region.device]
+    return capsule
+
+
+def _capsule(address: int, owner: object, code: int, shape: list[int]) -> Any:
     dtype = np.dtype(np.uint8) if code == _datatypes.BOOL else _datatypes.STORAGE[code]
-    array = borrow(address_of(storage), dtype, shape, owner, writable=True)
-    capsule = array.__dlpack__()
+    capsule = borrow(address, dtype, shape, owner, writable=True).__dlpack__()
     if code in _RELABELLED:
-        address = _get_pointer(capsule, _LEGACY) + _DTYPE_CODE_OFFSET
-        ctypes.c_uint8.from_address(address).value = _RELABELLED[code]
+        place = _get_pointer(capsule, _LEGACY) + _DTYPE_CODE_OFFSET
+        ctypes.c_uint8.from_address(place).value = _RELABELLED[code]
     return capsule
 
 
@@ -80,8 +99,8 @@ def receive(obj: Any) -> Received:
     """Take over the memory behind a capsule or a producer.
 
     Raises:
-        TritonModelException: not a producer, not CPU memory, no data type of Triton, not
-            contiguous in C order, or a capsule that was consumed before.
+        TritonModelException: not a producer, no memory of the CPU or of a usable GPU, no data
+            type of Triton, not contiguous in C order, or a capsule that was consumed before.
     """
     capsule = obj if type(obj).__name__ == "PyCapsule" else _ask(obj)
     name = next((name for name in (_LEGACY, _VERSIONED) if _is_valid(capsule, name)), None)
@@ -94,11 +113,13 @@ def receive(obj: Any) -> Received:
     _check_device(tensor.device_type)
     shape = _integers(tensor.shape, tensor.ndim)
     strides = _integers(tensor.strides, tensor.ndim) if tensor.strides else None
-    _check_contiguous(shape, strides)
+    _check_contiguous(shape, strides, tensor.device_type)
     code = _code_of(tensor)
     _set_name(capsule, ctypes.addressof(_USED))
     _set_destructor(capsule, None)
     keeper = _Keeper(address, deleter)
+    if tensor.device_type == CUDA:
+        return Received(code, shape, _as_region(tensor, code, shape, strides, keeper))
     return Received(code, shape, _as_array(tensor, code, shape, strides, keeper, writable))
 
 
@@ -151,33 +172,69 @@ def _ask(producer: Any) -> Any:
             "Provided tensor is not supported. Tensor must be a DLPack capsule"
             "         or have `__dlpack__` and `__dlpack_device__` attributes"
         )
-    _check_device(int(producer.__dlpack_device__()[0]))
+    kind, device = map(int, producer.__dlpack_device__())
+    _check_device(kind)
+    return _ask_on_gpu(producer, device) if kind == CUDA else _call(producer, None)
+
+
+def _ask_on_gpu(producer: Any, device: int) -> Any:
+    """Let the producer make its memory ready for a stream of ours, and wait until it is.
+
+    The producer's GPU is the current one meanwhile: libraries look for pending work there.
+    """
+    with _failing_as("Failed to get current CUDA device id."):
+        gpu = _gpu.gpu(device)
+        gpu.__enter__()
     try:
-        return producer.__dlpack__(stream=None)
+        with _failing_as("Failed to create a CUDA stream for a DLPack call."):
+            stream = gpu.stream
+        capsule = _call(producer, stream)
+        with _failing_as(f"Failed to synchronize CUDA device with id {device}"):
+            gpu.synchronise()
+    finally:
+        gpu.__exit__()
+    return capsule
+
+
+def _call(producer: Any, stream: int | None) -> Any:
+    try:
+        return producer.__dlpack__(stream=stream)
     except BufferError as refusal:  # read-only memory needs the newer protocol's flag
         try:
-            return producer.__dlpack__(stream=None, max_version=(1, 0))
+            return producer.__dlpack__(stream=stream, max_version=(1, 0))
         except TypeError:
             raise refusal from None
 
 
+@contextmanager
+def _failing_as(text: str) -> Iterator[None]:
+    try:
+        yield
+    except _gpu.CudaError as error:
+        raise TritonModelException(text) from error
+
+
 def _check_device(kind: int) -> None:
-    if kind == _CUDA:
+    if kind == CUDA and not _gpu.count():
         raise TritonModelException(
             "DLPack capsule passed pointer to memory allocated on GPU device,"
             "           when GPU is not available"
         )
-    if kind not in (_CPU, _CUDA_HOST):
+    if kind not in (_CPU, CUDA, _CUDA_HOST):
         raise TritonModelException(f"DLDevice type {kind} is not support by Python backend.")
 
 
-def _check_contiguous(shape: list[int], strides: list[int] | None) -> None:
-    """Check all strides but the first dimension's, which a copy takes care of."""
+def _check_contiguous(shape: list[int], strides: list[int] | None, kind: int) -> None:
+    """Check all strides but the first dimension's, which a copy takes care of.
+
+    On a GPU that copy cannot repeat rows nor reverse their order.
+    """
     expected = 1
-    for size, stride in list(zip(shape, strides or ()))[:0:-1]:
-        if size == 1:
+    for index, (size, stride) in reversed(list(enumerate(zip(shape, strides or ())))):
+        if size == 1 or 0 in shape:
             continue
-        if stride != expected and 0 not in shape:
+        gap = index == 0 and (kind != CUDA or stride > expected)
+        if stride != expected and not gap:
             raise TritonModelException(
                 "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored "
                 "in C-Order are supported."
@@ -214,3 +271,26 @@ def _as_array(
         writable=writable,
     )
     return array if array.flags.c_contiguous else array.copy()
+
+
+def _as_region(
+    tensor: _DLTensor, code: int, shape: list[int], strides: list[int] | None, keeper: _Keeper
+) -> _gpu.Region:
+    size = _datatypes.STORAGE[code].itemsize
+    address = tensor.data + tensor.byte_offset
+    for length in shape:
+        size *= length
+    if not size:
+        return _gpu.Region(tensor.device_id, 0, 0, None)
+    if not strides or shape[0] == 1:
+        return _gpu.Region(tensor.device_id, address, size, keeper)
+    row, pitch = size // shape[0], strides[0] * _datatypes.STORAGE[code].itemsize
+    if row == pitch:
+        return _gpu.Region(tensor.device_id, address, size, keeper)
+    try:
+        return _gpu.gather(tensor.device_id, address, shape[0], row, pitch)
+    except _gpu.CudaError as error:
+        raise TritonModelException(
+            f"The rows of a DLPack tensor on GPU {tensor.device_id} cannot be moved together: "
+            f"{error}"
+        ) from error

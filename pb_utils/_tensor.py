@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pb_utils import _arguments, _bytes_codec, _dlpack
+from pb_utils import _arguments, _bytes_codec, _dlpack, _gpu
 from pb_utils._datatypes import BF16, BYTES, INVALID, NAMES, STORAGE, code_of
 from pb_utils._model_exception import TritonModelException
-from pb_utils._storage import byte_view, read_only_view
+from pb_utils._storage import address_of, byte_view, read_only_view
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
 
@@ -25,6 +28,8 @@ class Tensor:
     * ``_data`` are the bytes to send. None means: those of ``_array``, whatever they are then.
     * ``_owner`` keeps the memory of ``_data`` alive while it is borrowed; None if it is ours.
     * ``_received`` are data and owner as they came, once an export by DLPack has replaced them.
+    * ``_on_gpu`` is None on the CPU. Else it is memory of a GPU, and ``_data`` only what a send has
+      captured from it; or the number of the GPU to which ``_data`` goes at the first export.
     """
 
     __slots__ = (
@@ -33,6 +38,7 @@ class Tensor:
         "_code",
         "_data",
         "_name",
+        "_on_gpu",
         "_owner",
         "_received",
         "_shape",
@@ -45,6 +51,7 @@ class Tensor:
     _data: memoryview | bytes | None
     _owner: object
     _received: tuple[memoryview | bytes, object] | None
+    _on_gpu: _gpu.Region | int | None
 
     @_arguments.checked
     def __init__(self, name: str | bytes | bytearray, numpy_array: npt.NDArray[Any]) -> None:
@@ -71,7 +78,7 @@ class Tensor:
         self._array = numpy_array
         self._shape = list(numpy_array.shape)
         self._data = _bytes_codec.encode(numpy_array) if self._code == BYTES else None
-        self._owner = self._received = None
+        self._owner = self._received = self._on_gpu = None
 
     @classmethod
     def _from_wire(
@@ -84,13 +91,16 @@ class Tensor:
         tensor._shape = shape
         tensor._data = data
         tensor._owner = owner
-        tensor._array = tensor._received = None
+        tensor._array = tensor._received = tensor._on_gpu = None
         return tensor
 
     @staticmethod
     @_arguments.checked
     def from_dlpack(name: str | bytes | bytearray, obj: object) -> Tensor:
-        """Make a tensor over the CPU memory of another library, which is held until it dies.
+        """Make a tensor over the memory of another library, which is held until the tensor dies.
+
+        Memory on a GPU stays there; work that is pending on it is waited for, unless it comes in
+        a bare capsule.
 
         Args:
             name: name of the tensor.
@@ -100,15 +110,24 @@ class Tensor:
 
         Raises:
             TypeError: ``name`` is no text.
-            TritonModelException: the name is empty, or the object is not supported: no DLPack, not
-                on the CPU, an unknown type, not contiguous in C order, or consumed before.
+            TritonModelException: the name is empty, or the object is not supported: no DLPack, on
+                another device than the CPU or a GPU of CUDA that works, an unknown type, not
+                contiguous in C order, or consumed before.
         """
         name = _checked_name("from_dlpack", name)
         received = _dlpack.receive(obj)
-        data = byte_view(received.array)
-        tensor = Tensor._from_wire(name, received.code, received.shape, data, None)
+        memory = received.array
+        tensor = Tensor.__new__(Tensor)
+        tensor._name = name
+        tensor._code = received.code
+        tensor._shape = received.shape
+        tensor._data = tensor._owner = tensor._array = tensor._received = tensor._on_gpu = None
+        if isinstance(memory, _gpu.Region):
+            tensor._on_gpu = memory
+            return tensor
+        tensor._data = byte_view(memory)
         if received.code != BF16:
-            tensor._array = received.array.copy()  # as_numpy() shows the content as it is now
+            tensor._array = memory.copy()  # as_numpy() shows the content as it is now
         return tensor
 
     def name(self) -> str:
@@ -124,8 +143,8 @@ class Tensor:
         return self._code
 
     def is_cpu(self) -> bool:
-        """Return whether the content lies in host memory, which is always so."""
-        return True
+        """Return whether the content lies in host memory, also if that is pinned."""
+        return self._on_gpu is None
 
     def as_numpy(self, copy: bool = True) -> npt.NDArray[Any]:
         """Return the content as an array of the tensor's shape.
@@ -136,8 +155,9 @@ class Tensor:
                 view of the content without a copy. BYTES are an object array of ``bytes`` always.
 
         Raises:
-            TritonModelException: the tensor is BF16, which numpy does not know.
+            TritonModelException: the tensor is BF16, which numpy does not know, or on a GPU.
         """
+        self._check_on_cpu()
         if self._code == BF16:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and "
@@ -157,8 +177,9 @@ class Tensor:
 
         Raises:
             ImportError: the package ml_dtypes is not installed.
-            TritonModelException: the tensor has another data type.
+            TritonModelException: the tensor has another data type, or is on a GPU.
         """
+        self._check_on_cpu()
         if self._code != BF16:
             raise TritonModelException(f"Tensor dtype is {NAMES[self._code]}, not BF16.")
         try:
@@ -174,11 +195,15 @@ class Tensor:
     def to_dlpack(self) -> Any:
         """Return a DLPack capsule over the tensor's own storage; it keeps the tensor alive.
 
-        Changes made through it are sent along with the tensor, and seen by nobody else.
+        What a consumer writes there is what the tensor sends from then on, unless it was on a GPU
+        and has been sent. Received content is replaced by a private copy first (decision 4).
 
         Raises:
-            TritonModelException: the tensor is BYTES.
+            TritonModelException: the tensor is BYTES, or there is no room on the GPU where the
+                content was wished for.
         """
+        if self._on_gpu is not None:
+            return _dlpack.export_from_gpu(self, self._region(), self._code, self._shape)
         return _dlpack.export(self, self._writable_storage(), self._code, self._shape)
 
     def __dlpack__(
@@ -189,23 +214,40 @@ class Tensor:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
     ) -> Any:
-        """Return a DLPack capsule like ``to_dlpack``, or over a copy of it if ``copy`` is True.
+        """Return a DLPack capsule like ``to_dlpack``, or over a copy of it.
+
+        Args:
+            stream: is not looked at; nothing of ours is pending on what is exported.
+            copy: True asks for a copy, False forbids it.
+            max_version: is not looked at; every consumer understands the capsule.
+            dl_device: ``(1, 0)`` asks for a tensor on a GPU as a copy in host memory.
 
         Raises:
-            BufferError: another device than the CPU is asked for.
-            TritonModelException: the tensor is BYTES.
+            BufferError: the content would have to be copied to a GPU, or must not be copied.
+            TritonModelException: as for ``to_dlpack``, or the copy fails.
         """
-        if dl_device is not None and tuple(map(int, dl_device)) != _dlpack.CPU_DEVICE:
-            raise BufferError("The tensor is in host memory and cannot be exported elsewhere.")
-        if not copy:
+        here = self.__dlpack_device__()
+        wanted = here if dl_device is None else tuple(map(int, dl_device))
+        if wanted == here and not copy:
             return self.to_dlpack()
         self._check_exportable()
+        if wanted == here and self._on_gpu is not None:
+            with self._saying("copied on"):
+                region = self._region().duplicate()
+            return _dlpack.export_from_gpu(region, region, self._code, self._shape)
+        if wanted != _dlpack.CPU_DEVICE or (wanted != here and copy is False):
+            raise BufferError(
+                f"The tensor is in {'host memory' if self.is_cpu() else 'memory of a GPU'} and "
+                "cannot be exported elsewhere" + (" without a copy." if copy is False else ".")
+            )
         storage = np.frombuffer(self._wire_data(), np.uint8).copy()
         return _dlpack.export(storage, storage, self._code, self._shape)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return device type and id; ``(1, 0)`` is the CPU."""
-        return _dlpack.CPU_DEVICE
+        """Return device type and id; ``(1, 0)`` is the CPU, ``(2, id)`` a GPU."""
+        if self._on_gpu is None:
+            return _dlpack.CPU_DEVICE
+        return _dlpack.CUDA, self._on_gpu if isinstance(self._on_gpu, int) else self._on_gpu.device
 
     def __repr__(self) -> str:
         """Show name, data type and shape."""
@@ -215,8 +257,52 @@ class Tensor:
         """Return the bytes to send: contiguous, one-dimensional, of exactly the tensor's size."""
         if self._data is not None:
             return self._data
-        assert self._array is not None
-        return byte_view(self._array)
+        if self._array is not None:
+            return byte_view(self._array)
+        region = self._uncaptured()
+        assert region is not None
+        room: npt.NDArray[Any] = np.empty(region.nbytes, np.uint8)
+        self._fetch(room.data)
+        return room.data
+
+    def _uncaptured(self) -> _gpu.Region | None:
+        """Return the memory of a GPU that holds what is to be sent, if nothing else does."""
+        if self._data is None and isinstance(self._on_gpu, _gpu.Region):
+            return self._on_gpu
+        return None
+
+    def _fetch(self, room: memoryview) -> None:
+        """Copy the content from the GPU into host memory. Raises TritonModelException."""
+        with self._saying("copied from"):
+            self._region().copy_to_host(address_of(np.frombuffer(room, np.uint8)))
+
+    def _prefer_gpu(self, device: int) -> None:
+        """Let received content be on a GPU, if there is that GPU; it is copied when exported."""
+        if self._code != BYTES and 0 <= device < _gpu.count():
+            self._on_gpu = device
+
+    def _region(self) -> _gpu.Region:
+        """Return the content as memory of the GPU; what is written there is sent from now on."""
+        data, place = self._data, self._on_gpu
+        if not isinstance(place, int):
+            assert place is not None
+            return place
+        with self._saying("copied to"):
+            source = np.frombuffer(data or b"", np.uint8)
+            region = _gpu.upload(place, address_of(source), source.nbytes)
+        self._on_gpu = region  # before the data goes: another thread may be here, too
+        self._data = self._owner = None
+        return region
+
+    @contextmanager
+    def _saying(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except _gpu.CudaError as error:
+            device = self.__dlpack_device__()[1]
+            raise TritonModelException(
+                f"Tensor '{self._name}' cannot be {done} GPU {device}: {error}"
+            ) from error
 
     def _adopt(self, data: memoryview, owner: object) -> None:
         """Let bytes captured by a first send be what later sends carry."""
@@ -251,6 +337,10 @@ class Tensor:
             self._data, self._owner = private.data, None
             return private
         return np.frombuffer(data, np.uint8)
+
+    def _check_on_cpu(self) -> None:
+        if self._on_gpu is not None:
+            raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
 
     def _check_exportable(self) -> None:
         if self._code == BYTES:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pb_utils import Tensor, TritonModelException
+from pb_utils import Tensor, TritonModelException, _gpu
 from tests.unit.pb_utils.tensors import BFLOAT16, NUMERIC, Block, received, wire_tensor
 
 NOT_CONTIGUOUS = (
@@ -96,6 +96,14 @@ class TestExport:
         del tensor
         gc.collect()
         assert Tensor.from_dlpack("y", capsule).as_numpy().tolist() == [0, 1, 2]
+
+    def test_a_capsule_keeps_its_memory_when_the_tensor_is_sent(self) -> None:
+        tensor = wire_tensor(np.arange(1000.0))
+        array = np.from_dlpack(tensor)
+        tensor._adopt(memoryview(bytes(tensor._wire_data())), Block())
+        others = [np.full(1000, -1.0) for _ in range(10)]  # take memory that is free
+        assert array.tolist() == list(range(1000))
+        assert len(others) == 10
 
     def test_an_array_is_exported_without_a_copy(self) -> None:
         array = np.zeros(3)
@@ -240,7 +248,12 @@ class TestImport:
         text = f"DLDevice type {kind} is not support by Python backend."
         assert refusal(patched(np.zeros(1), 8, ctypes.c_int32, kind)) == text
 
-    def test_gpu_memory_is_refused_before_it_is_exported(self) -> None:
+    def test_gpu_memory_is_refused_before_it_is_exported(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_gpu, "LIBRARY", "libcuda-is-not-here.so")
+        _gpu._driver.cache_clear()
+
         class OnGpu:
             def __dlpack_device__(self) -> tuple[int, int]:
                 return (2, 0)
