@@ -12,6 +12,7 @@ from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
 from host.errors import invalid_argument, not_found, unavailable
 from host.inference import Call, InferRequest
+from host.metrics.meter import Meter
 
 
 class Model(Protocol):
@@ -20,6 +21,7 @@ class Model(Protocol):
     name: str
     version: int
     config: ModelConfig
+    meter: Meter
 
     def infer(self, request: InferRequest) -> Call:
         """Start a request. Raises HostError if it is not valid for this model."""
@@ -27,6 +29,13 @@ class Model(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request would be run now."""
+
+    @property
+    def has_say(self) -> bool:
+        """Whether it is asked itself if it is ready."""
+
+    async def why_not_ready(self) -> str:
+        """Why a request should not come now, "" if it may (pb_utils spec 2.11)."""
 
     def statistics(self) -> ModelStatistics:
         """What it has done so far."""
@@ -108,10 +117,26 @@ class Registry:
         """The model's load got as far as its versions."""
         self._entries.setdefault(name, Entry()).reason = ""
 
+    def forget_failures(self, name: str) -> None:
+        """Nobody wants this model any more, so that it failed is no matter."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return
+        entry.reason = ""
+        for number, version in list(entry.versions.items()):
+            if version.state is State.UNAVAILABLE and version.reason != UNLOADED:
+                del entry.versions[number]
+        if not entry.versions:
+            del self._entries[name]
+
     def versions(self, name: str) -> dict[int, Version]:
         """The known versions of a model, none if it is unknown."""
         entry = self._entries.get(name)
         return dict(sorted(entry.versions.items())) if entry is not None else {}
+
+    def names(self) -> frozenset[str]:
+        """Every known model's name."""
+        return frozenset(self._entries)
 
     def items(self) -> Iterator[tuple[str, Entry]]:
         """Every known model, by name."""
