@@ -497,6 +497,38 @@ def one() -> list[Any]:
     return [tensor("X", np.zeros((1, 1), np.float32))]
 
 
+COUNTING = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.family = pb_utils.MetricFamily("starts", "", pb_utils.MetricFamily.COUNTER)
+        self.family.Metric({"model": args["model_name"]}).increment(1)
+        self.family.Metric({"instance": args["model_instance_name"]}).increment(1)
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+
+def test_instances_of_a_model_share_a_label_set_that_outlives_one_of_them(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.add("counting", COUNTING, BATCHING + "instance_group [ { count: 2 } ]")
+    flags = ("--model-control-mode=explicit", "--load-model=counting")
+    host = serve(repository, *flags).wait_started()
+    assert value(host, 'starts{model="counting"}') == 2
+    (stub,) = host.stubs("counting_0_0")
+    os.kill(stub.pid, signal.SIGKILL)
+    wait_until(lambda: value(host, 'starts{model="counting"}') == 3, "the one that takes its place")
+    assert value(host, 'starts{instance="counting_0_0"}') == 1  # it began anew
+    assert value(host, 'starts{instance="counting_0_1"}') == 1
+    with host.client() as client:
+        client.unload_model("counting")
+    wait_until(lambda: "starts{" not in scrape(host), "the end of both")
+    assert "# TYPE starts counter" in scrape(host)
+
+
 def test_a_request_whose_time_in_the_queue_is_over_counts_as_rejected(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
