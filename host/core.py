@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Awaitable, Mapping
 
 from host.config.model_config import ModelConfig
 from host.descriptions import (
@@ -14,14 +15,25 @@ from host.descriptions import (
 )
 from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
 from host.inference import Call, InferRequest, Parameter
-from host.models.lifecycle import Lifecycle
+from host.instances.regions import Regions
+from host.models.control import Control
 from host.models.registry import UNLOADED, Model, Registry, State, Version, parse_version
-from host.models.wait_graph import is_stuck
+from host.models.wait_graph import CircleWatch
 
 VERSION = "2.73.0"
 """Version of Triton whose behaviour is followed; clients may look at it."""
 
-EXTENSIONS = ["model_repository", "statistics"]
+_log = logging.getLogger("pbhost")
+
+EXTENSIONS = [
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "parameters",
+    "statistics",
+]
 """Protocol extensions that are served."""
 
 
@@ -32,17 +44,34 @@ class Core:
         self._name = name
         self._registry = registry
         self._strict = strict_readiness
-        self._lifecycle: Lifecycle | None = None
+        self._control: Control | None = None
         self._started = False
         self._exiting = False
+        self._circles = CircleWatch()
+        self._regions: Regions | None = None
 
-    def connect(self, lifecycle: Lifecycle) -> None:
-        """The lifecycle is there (it needs the core for BLS, so it comes second)."""
-        self._lifecycle = lifecycle
+    def connect(self, control: Control | None) -> None:
+        """Model control is there (it needs the core for BLS, so it comes second), or gone."""
+        self._control = control
+
+    def connect_regions(self, regions: Regions) -> None:
+        """Clients' shared memory is there; doors open after that."""
+        self._regions = regions
+
+    @property
+    def regions(self) -> Regions:
+        """Clients' shared memory."""
+        assert self._regions is not None
+        return self._regions
 
     def start(self) -> None:
         """Start-up is over: requests are served."""
         self._started = True
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests are served: start-up is over, and the end has not begun."""
+        return self._started and not self._exiting
 
     def begin_exit(self) -> None:
         """From now on the server says that it is leaving."""
@@ -64,36 +93,50 @@ class Core:
             )
         return model.infer(request)
 
-    def ask(self, request: InferRequest) -> Call:
+    def check(self, request: InferRequest) -> Awaitable[None] | None:
+        """What a model that asks another one (BLS) must await first, if that has a say.
+
+        Raises HostError (pb_utils spec 5.3), at once or when awaited.
+        """
+        try:
+            model = self._find_for_model(request)
+        except HostError as error:
+            raise _not_asked(request, error) from error
+        return self._check_say(request, model) if model.has_say else None
+
+    async def _check_say(self, request: InferRequest, model: Model) -> None:
+        reason = await model.why_not_ready()
+        if reason:
+            _log_not_ready(model, reason)
+            raise _not_asked(request, _not_ready(request.model_name))
+
+    def ask(self, request: InferRequest, decoupled: bool) -> Call:
         """Start a request of a model (BLS). Raises HostError (pb_utils spec 5.3)."""
         name = request.model_name
         try:
-            if not self._started:
-                raise unavailable("Server not ready")
-            model = self._registry.find(name, request.model_version)
-            if not model.ready:
+            model = self._find_for_model(request)
+            if not decoupled and model.config.model_transaction_policy.decoupled:
                 raise internal(
-                    f"Failed for execute the inference request. Model '{name}' is not ready."
+                    f"Model {name} is using the decoupled. The current BLS request call doesn't"
+                    " support models using the decoupled transaction policy. Please use"
+                    " 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
+                    " models.'"
                 )
             return model.infer(request)
         except HostError as error:
-            raise internal(
-                f"Model {name} - Error when running inference: {error.message}"
-            ) from error
+            raise _not_asked(request, error) from error
+
+    def _find_for_model(self, request: InferRequest) -> Model:
+        if not self._started:
+            raise unavailable("Server not ready")
+        model = self._registry.find(request.model_name, request.model_version)
+        if not model.ready:
+            raise _not_ready(request.model_name)
+        return model
 
     def break_circle(self, call: Call) -> None:
-        """Fail a BLS call that could only go on after itself."""
-        if not is_stuck(call):
-            return
-        name = call.request.model_name
-        call.abandon(
-            internal(
-                f"Model {name} - Error when running inference: the request waits for itself: every"
-                f" instance of model '{name}' is busy with a request that waits for this one."
-                f" Raise the instance_group count of '{name}', or do not call it from a model"
-                " that it calls"
-            )
-        )
+        """Fail a BLS call that could only go on after itself, now or when it turns out so."""
+        self._circles.add(call)
 
     # Health
 
@@ -102,7 +145,7 @@ class Core:
         self._refuse_exiting()
         return True
 
-    def ready(self) -> bool:
+    async def ready(self) -> bool:
         """Whether every model can be asked; with lax readiness, whether the server is up.
 
         Raises HostError while it exits.
@@ -110,23 +153,28 @@ class Core:
         self._refuse_exiting()
         if not self._started:
             return False
-        return not self._strict or all(
-            entry.versions and not entry.reason and all(map(_is_fine, entry.versions.values()))
-            for _, entry in self._registry.items()
-        )
+        if not self._strict:
+            return True
+        for entry in [entry for _, entry in self._registry.items()]:
+            if not entry.versions or entry.reason:
+                return False
+            for version in list(entry.versions.values()):
+                if not await _is_fine(version):
+                    return False
+        return True
 
-    def model_ready(self, name: str, version: str) -> bool:
+    async def model_ready(self, name: str, version: str) -> bool:
         """Whether this model can be asked. Raises HostError if it is not known."""
         self._refuse_exiting()
         number = parse_version(version)
         versions = self._registry.versions(name)
         if not versions or (number != -1 and number not in versions):
             self._registry.find(name, number)  # says what is not known
-        return any(
-            known.state is State.READY and known.model is not None and known.model.ready
-            for known in versions.values()
-            if number in (-1, known.number)
-        )
+        for known in versions.values():
+            if number in (-1, known.number) and known.state is State.READY:
+                if await _can_be_asked(known.model):
+                    return True
+        return False
 
     def _refuse_exiting(self) -> None:
         if self._exiting:
@@ -186,37 +234,55 @@ class Core:
 
     # Model control
 
-    def repository_index(self, ready: bool) -> list[IndexEntry]:
-        """Every model on disk with its versions; only the ready ones if asked so."""
-        assert self._lifecycle is not None
-        entries: list[IndexEntry] = []
-        for name in self._lifecycle.names_on_disk():
-            versions = self._registry.versions(name)
-            if not versions and not ready:
-                entries.append(IndexEntry(name))
-            entries += [
-                IndexEntry(name, str(v.number), v.state.value, v.reason)
-                for v in versions.values()
-                if not ready or v.state is State.READY
-            ]
-        return entries
+    async def repository_index(self, ready: bool) -> list[IndexEntry]:
+        """Every model on disk with its versions; only the ready ones if asked so.
+
+        Raises HostError.
+        """
+        return await self._controlled().index(ready)
 
     async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         """Load or reload a model. Raises HostError (configuration spec 8.6)."""
-        assert self._lifecycle is not None
-        await self._lifecycle.load_explicit(name, parameters)
+        await self._controlled().load_with(name, parameters)
 
     async def unload_model(self, name: str, unload_dependents: bool) -> None:
         """Begin to unload a model. Raises HostError (configuration spec 8.7)."""
-        assert self._lifecycle is not None
-        await self._lifecycle.unload_explicit(name)
+        await self._controlled().unload(name, unload_dependents)
+
+    def _controlled(self) -> Control:
+        if self._control is None:
+            raise unavailable("Server not ready")
+        return self._control
 
 
-def _is_fine(version: Version) -> bool:
+async def _is_fine(version: Version) -> bool:
     """Whether a version does not keep a strict server from being ready."""
     if version.state is State.READY:
-        return version.model is not None and version.model.ready
+        return await _can_be_asked(version.model)
     return version.state is State.UNAVAILABLE and version.reason == UNLOADED
+
+
+async def _can_be_asked(model: Model | None) -> bool:
+    if model is None:
+        return False
+    if model.ready and not model.has_say:
+        return True
+    reason = await model.why_not_ready()
+    if reason:
+        _log_not_ready(model, reason)
+    return not reason
+
+
+def _log_not_ready(model: Model, reason: str) -> None:
+    _log.debug("Model '%s' version %d is not ready: %s", model.name, model.version, reason)
+
+
+def _not_ready(name: str) -> HostError:
+    return internal(f"Failed for execute the inference request. Model '{name}' is not ready.")
+
+
+def _not_asked(request: InferRequest, error: HostError) -> HostError:
+    return internal(f"Model {request.model_name} - Error when running inference: {error.message}")
 
 
 def _tensors(config: ModelConfig, tensors: object) -> list[TensorMetadata]:

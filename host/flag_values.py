@@ -36,10 +36,8 @@ VERBOSITY = Kind("integer", _read_verbosity)
 
 
 def control_mode(mode: str) -> None:
-    """none or explicit; poll is to come."""
+    """none, poll or explicit."""
     one_of("invalid argument for --model-control-mode", "none", "poll", "explicit")(mode)
-    if mode == "poll":
-        raise BadValue("mode 'poll' is not supported yet by this version")
 
 
 def not_negative(number: float) -> None:
@@ -104,8 +102,8 @@ def _split(text: str) -> tuple[str, str, str] | None:
 def metrics_config(settings: Sequence[str]) -> None:
     """`<setting>=<value>` each."""
     for text in settings:
-        parts = _split(text)
-        if parts is None or parts[0]:
+        setting, _, value = text.partition("=")  # only the value may have commas
+        if not setting or not value or "," in setting:
             raise BadValue(f"--metrics-config option format is <setting>=<value>. Got {text}")
 
 

@@ -22,7 +22,9 @@ from host.errors import HostError, invalid_argument
 from host.models.backends import Backends
 from host.options import Options
 from host.repository import select_versions, versions
-from stub.wire.messages import ModelSource
+from stub.wire.messages import (
+    ModelSource,
+)
 
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
 _FAILED = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
@@ -49,6 +50,9 @@ class InferRequest:
     flags: int = 0
     priority: int = 0
     timeout_us: int = 0
+    trace: str | None = None  # propagation headers as JSON, if the request is part of a trace
+    slots: dict[str, object] | None = None
+    """Outputs by name that are to be written to the client's memory, and where: blocks."""
     batch_size: int = 1  # filled by validation: first dimension of the inputs of a batching model
 
 
@@ -62,6 +66,15 @@ class InferResponse:
     outputs: list[Tensor] = field(default_factory=list)
     parameters: dict[str, Parameter] = field(default_factory=dict)
     error: HostError | None = None
+
+
+class FailureReason(enum.Enum):
+    """Why a request failed that had been accepted, as metrics tell it (protocol spec 6)."""
+
+    REJECTED = "REJECTED"  # its time in the queue was over
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"  # in the model, or reported by it
+    OTHER = "OTHER"
 
 
 ResponseCallback = Callable[[InferResponse | None, bool], None]
@@ -81,8 +94,11 @@ class Call:
         "finished",
         "failed",
         "cancelled",
+        "reason",
         "on_cancel",
+        "on_first",
         "on_finish",
+        "on_taken",
         "place",
         "_callback",
         "_responses",
@@ -96,8 +112,11 @@ class Call:
         self.finished = False
         self.failed = False  # it ended, or will end, with an error
         self.cancelled = False
+        self.reason: FailureReason | None = None  # if it is known to be neither BACKEND nor OTHER
         self.on_cancel: Callable[[Call], None] | None = None
+        self.on_first: Callable[[Call], None] | None = None  # its first response is there
         self.on_finish: Callable[[Call], None] | None = None
+        self.on_taken: Callable[[InferResponse], None] | None = None
         self.place: object = None  # the scheduler it waits in, or the lane it runs on
         self._callback: ResponseCallback | None = None
         self._responses: deque[tuple[InferResponse | None, bool]] = deque()
@@ -109,11 +128,15 @@ class Call:
             return
         if response is not None and response.error is not None:
             self.failed = True
+        if self.on_first is not None and response is not None:
+            told, self.on_first = self.on_first, None
+            told(self)
         if final:
             self.finished = True
             # An error's traceback may keep the request alive until the next collection; what
             # it occupies in shared memory is not to wait for that.
             self.request.inputs = []
+            self.request.slots = None
             if self.on_finish is not None:
                 self.on_finish(self)
         if self._callback is not None:
@@ -123,6 +146,11 @@ class Call:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def took(self, response: InferResponse) -> None:
+        """The asker is done with a response that was not the last one: the next may come."""
+        if self.on_taken is not None and not self.finished:
+            self.on_taken(response)
 
     def fail(self, error: HostError) -> None:
         """End the call with an error response."""
@@ -140,6 +168,8 @@ class Call:
         if self.finished or self.cancelled:
             return
         self.cancelled = True
+        if error.code is ErrorCode.CANCELLED:
+            self.reason = FailureReason.CANCELED
         if self.on_cancel is not None:
             self.on_cancel(self)
         self.fail(error)
@@ -157,7 +187,10 @@ class Call:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._responses.popleft()
+        response, final = self._responses.popleft()
+        if response is not None:
+            self.took(response)
+        return response, final
 
     def __await__(self) -> Generator[object, None, InferResponse]:
         return self._single().__await__()

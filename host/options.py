@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from host import flag_values as values
@@ -26,6 +27,7 @@ from host.flags import (
     integer,
 )
 from host.flags import usage as usage_text
+from host.metrics.settings import MetricsSettings
 
 StrPath = str | os.PathLike[str]
 
@@ -34,7 +36,7 @@ _logging = Group("Logging")
 _models = Group("Model Repository")
 _http = Group("HTTP", Status.UNSERVED)
 _grpc = Group("GRPC")
-_metrics = Group("Metrics", Status.UNSERVED)
+_metrics = Group("Metrics")
 _tracing = Group("Tracing", Status.REFUSED)
 _backend = Group("Backend")
 _agent = Group("Repository Agent", Status.REFUSED)
@@ -84,12 +86,12 @@ class Options:
     model_control_mode: str = _models(
         "none", "none: load all models at start-up. poll: and follow changes on disk. explicit:"
         " load those of --load-model, then as clients ask.", check=values.control_mode)
-    repository_poll_secs: int = _models(15, "Interval of polls.", integer(0), _IGNORED)
+    repository_poll_secs: int = _models(15, "Seconds between polls, in mode poll.", integer(0))
     load_model: list[str] = _models(
         [], "Model to load at start-up, * for all; explicit mode only. May be given several times.")
     model_config_name: str = _models("", "Use configs/<name>.pbtxt of models.", status=_REFUSED)
     model_load_thread_count: int = _models(4, "How many models may load at a time.")
-    model_load_retry_count: int = _models(0, "Further attempts to load.", status=_REFUSED)
+    model_load_retry_count: int = _models(0, "Further attempts to load a model version.")
     model_namespacing: bool = _models(False, "Models may share a name.", status=_REFUSED)
     enable_peer_access: bool = _models(True, "GPU peer access.", status=_IGNORED)
 
@@ -117,8 +119,8 @@ class Options:
         2, "Threads for inference.", status=_IGNORED, check=values.grpc_threads)
     grpc_infer_allocation_pool_size: int = _grpc(8, "Reused messages.", status=_IGNORED)
     grpc_max_response_pool_size: int = _grpc(
-        2147483647, "Most responses that wait for one stream.",
-        status=_REFUSED, check=values.grpc_response_pool)
+        2147483647, "Most responses to one request that a client has not taken yet; this host"
+        " keeps at most 128.", check=values.grpc_response_pool)
     grpc_use_ssl: bool = _grpc(False, "Use TLS.")
     grpc_use_ssl_mutual: bool = _grpc(False, "Use TLS, and require client certificates.")
     grpc_server_cert: str = _grpc("", "PEM file with the server certificate.")
@@ -137,12 +139,16 @@ class Options:
     grpc_max_connection_age_grace: int = _grpc(0, "Milliseconds for its calls after that.")
 
     allow_metrics: bool = _metrics(True, "Whether to serve metrics.")
-    allow_gpu_metrics: bool = _metrics(True, "Whether to serve metrics of GPUs.")
+    allow_gpu_metrics: bool = _metrics(
+        True, "Whether to serve metrics of GPUs.", status=_IGNORED)
     allow_cpu_metrics: bool = _metrics(True, "Whether to serve metrics of the CPU.")
     metrics_address: str = _metrics("", "Address to listen on; as for HTTP if not given.")
     metrics_port: int = _metrics(8002, "Port to listen on, 0 for a free one.", PORT)
-    metrics_interval_ms: int = _metrics(2000, "Milliseconds between measurements.")
-    metrics_config: list[str] = _metrics([], "<setting>=<value>", check=values.metrics_config)
+    metrics_interval_ms: int = _metrics(
+        2000, "The machine is measured twice in so many milliseconds.", integer(1))
+    metrics_config: list[str] = _metrics(
+        [], "<setting>=<value>: counter_latencies, summary_latencies, histogram_latencies (true or"
+        " false), summary_quantiles.", check=values.metrics_config)
 
     trace_config: list[str] = _tracing(
         [], "[<mode>,]<setting>=<value>, the mode triton or opentelemetry.",
@@ -163,7 +169,8 @@ class Options:
     rate_limit_resource: list[str] = _rate(
         [], "<name>:<count>[:<device>]; may be given several times.", check=values.rate_resource)
 
-    allow_client_shm: bool = _shm(False, "Whether clients may pass tensors by shared memory.")
+    allow_client_shm: bool = _shm(
+        False, "Whether clients may pass tensors by shared memory.", status=Status.HONOURED)
 
     pinned_memory_pool_byte_size: int = _device(268435456, "Pinned memory.", SIZE)
     cuda_memory_pool_byte_size: list[str] = _device(
@@ -192,9 +199,21 @@ class Options:
     stub_start: str = _own(
         "fork", "fork: stubs are forks of a process with its imports done; spawn: each is a new"
         " interpreter.", check=values.stub_start)
+    environment_cache_dir: str = _own(
+        "", "Where environments built for PYTHON_REQUIREMENTS are kept;"
+        " as a rule ~/.cache/pbhost/environments.")
+    environment_timeout_secs: float = _own(
+        1800.0, "How long each step of unpacking or building an environment may take.",
+        check=values.not_negative)
+    debug_model: str = _own(
+        "", "Run one instance of this model on the terminal: breakpoint() works in it, and while"
+        " it waits there, nothing but the exit of the server ends it.")
     stub_grace_secs: float = _own(
         10.0, "How long a stub whose callers have all gone may keep running at unload before it"
         " is killed.", check=values.not_negative)
+    response_send_timeout_secs: float = _own(
+        60.0, "How long a model's response sender waits for a client that takes none of the"
+        " responses before it.", check=values.not_negative)
 
     # fmt: on
     warnings: list[str] = field(default_factory=list, init=False, compare=False)
@@ -217,7 +236,13 @@ class Options:
         self.model_load_thread_count = max(1, self.model_load_thread_count)
         if self.model_control_mode != "poll":
             self.repository_poll_secs = 0
+        elif self.repository_poll_secs <= 0:
+            raise UsageError(
+                "--repository-poll-secs must be greater than 0 with --model-control-mode=poll, got"
+                f" {self.repository_poll_secs}"
+            )
         self.warnings += values.unused_settings(self.backend_config)
+        self.warnings += self.metrics_settings.warnings
         self._warn_unserved(f.name for f in FLAGS if getattr(self, f.field) != f.default)
 
     @property
@@ -227,9 +252,25 @@ class Options:
         return self.arena_byte_size or pages
 
     @property
+    def environment_cache(self) -> Path:
+        """The folder of built environments."""
+        user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return Path(os.path.abspath(self.environment_cache_dir or f"{user}/pbhost/environments"))
+
+    @property
     def python_settings(self) -> PythonSettings:
         """The settings of `--backend-config=python,...`."""
         return PythonSettings.of(self.backend_config.get("python", {}))
+
+    @property
+    def metrics_settings(self) -> MetricsSettings:
+        """What `--metrics-config` says."""
+        return MetricsSettings.of(self.metrics_config)
+
+    @property
+    def metrics_host(self) -> str:
+        """The address of the metrics port."""
+        return self.metrics_address or self.http_address
 
     def _check_together(self) -> None:
         if self.load_model and self.model_control_mode != "explicit":
@@ -252,13 +293,12 @@ class Options:
 
     def _listeners(self) -> list[tuple[str, str, int]]:
         """What would listen where. What is not served yet stays out unless its port was chosen."""
-        metrics_address = self.metrics_address or self.http_address
         return [
             (service, address, port)
             for service, allowed, address, port, default in (
                 ("HTTP", self.allow_http, self.http_address, self.http_port, 8000),
                 ("GRPC", self.allow_grpc, self.grpc_address, self.grpc_port, None),
-                ("metrics", self.allow_metrics, metrics_address, self.metrics_port, 8002),
+                ("metrics", self.allow_metrics, self.metrics_host, self.metrics_port, None),
             )
             if allowed and port not in (0, default)
         ]
@@ -273,7 +313,7 @@ class Options:
 FLAGS = flags_of(Options)
 """Every flag but the deprecated ones, in the order of the usage text."""
 
-_UNSERVED = "HTTP and metrics are not served yet: their options have no effect."
+_UNSERVED = "HTTP is not served yet: its options have no effect."
 
 
 def _trace(setting: str) -> Any:

@@ -5,26 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 
 from host.core import Core
+from host.environments.environments import Environments
 from host.errors import HostError, internal, unavailable
 from host.frontends.grpc_aio import GrpcAioFrontend
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import GrpcService
+from host.frontends.http_listener import HttpListener
+from host.frontends.metrics_app import MetricsApp
 from host.inference import InferRequest, InferResponse
 from host.inprocess import Arrays, Result, to_request, to_result
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
+from host.instances.terminal import has_terminal
+from host.instances.work import Flow
 from host.log import Log, configure, table
+from host.metrics.custom import CustomMetrics
+from host.metrics.machine import Machine
 from host.models.backends import Backends
-from host.models.lifecycle import Lifecycle
+from host.models.control import Control
+from host.models.lifecycle import Lifecycle, LoadSettings
 from host.models.loader import Loader
+from host.models.poller import Poller
 from host.models.registry import Registry, State
 from host.options import Options
 from host.progress import Progress
 from host.repository import Repository
+from host.scrape import Scrape
 
 _log = logging.getLogger("pbhost")
 
@@ -40,11 +51,17 @@ class Server:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.grpc_port = 0
+        self.metrics_port = 0
         self._registry = Registry()
         self.core = Core(options.id, self._registry, options.strict_readiness)
         self._pool: StubPool | None = None
+        self._environments: Environments | None = None
         self._lifecycle: Lifecycle | None = None
+        self._poller: Poller | None = None
         self._grpc: GrpcAioFrontend | None = None
+        self._custom_metrics = CustomMetrics()
+        self._scrape: Scrape | None = None
+        self._metrics: HttpListener | None = None
         self._log: Log | None = None
 
     async def start(self) -> Server:
@@ -62,7 +79,9 @@ class Server:
             self.core.start()
             if options.allow_grpc:
                 await self._open_grpc()
-        except BaseException:
+            if options.allow_metrics:
+                await self._open_metrics()
+        except BaseException:  # a cancelled start (Ctrl-C) must not leave processes behind either
             await self.stop()
             raise
         return self
@@ -72,7 +91,15 @@ class Server:
         repository = Repository(Path(path) for path in options.model_repository)
         launcher = ForkLauncher() if options.stub_start == "fork" else SpawnLauncher()
         pool = self._pool = StubPool(
-            launcher, options.arena_limit, self.core.ask, self.core.break_circle
+            launcher,
+            options.arena_limit,
+            self.core,
+            self._custom_metrics,
+            options.allow_client_shm,
+        )
+        self.core.connect_regions(pool.regions)
+        environments = self._environments = Environments(
+            options.environment_cache, options.environment_timeout_secs
         )
         lifecycle = self._lifecycle = Lifecycle(
             self._registry,
@@ -80,32 +107,58 @@ class Server:
             Loader(
                 pool,
                 Backends(Path(options.backend_directory)),
+                environments,
                 auto_complete=not options.disable_auto_complete_config,
+                flow=Flow(
+                    min(Flow.window, options.grpc_max_response_pool_size),
+                    options.response_send_timeout_secs,
+                ),
+                debugged=options.debug_model,
+                metrics=options.metrics_settings,
             ),
-            strict=options.disable_auto_complete_config,
-            explicit=options.model_control_mode == "explicit",
-            threads=options.model_load_thread_count,
-            grace=options.stub_grace_secs,
-            finalize=max(1.0, float(options.exit_timeout_secs)),
+            LoadSettings(
+                strict=options.disable_auto_complete_config,
+                threads=options.model_load_thread_count,
+                retries=options.model_load_retry_count,
+                grace=options.stub_grace_secs,
+                finalize=max(1.0, float(options.exit_timeout_secs)),
+            ),
         )
-        self.core.connect(lifecycle)
-        names = self._startup_models(lifecycle)
-        with Progress(self._registry, names):
-            sound = await lifecycle.load_all(names)
+        pool.control = control = Control(
+            self._registry,
+            repository,
+            lifecycle,
+            explicit=options.model_control_mode == "explicit",
+            serving=lambda: self.core.serving,
+        )
+        self.core.connect(control)
+        names, sound = await self._startup_models(repository)
+        if options.debug_model:
+            _warn_debugging(options.debug_model, names)
+        # A line that is painted anew would run over what a debugger asks.
+        with nullcontext() if options.debug_model else Progress(self._registry, names):
+            sound = await lifecycle.load_all(names) and sound
         _log.info("%s", self.model_table(), extra={"table": True})
         if not sound:
             error = internal("failed to load all models")
             if options.exit_on_error:
                 raise error
             _log.error("%s", error.status_string)
+        if options.model_control_mode == "poll":
+            self._poller = Poller(
+                self._registry, repository, lifecycle, options.repository_poll_secs
+            )
 
-    def _startup_models(self, lifecycle: Lifecycle) -> Sequence[str]:
+    async def _startup_models(self, repository: Repository) -> tuple[list[str], bool]:
+        """What is to be loaded at the start, and whether every repository could be read."""
         options = self.options
-        if options.model_control_mode != "explicit":
-            return lifecycle.names_on_disk()
-        if "*" in options.load_model:
-            return lifecycle.names_on_disk()
-        return list(dict.fromkeys(options.load_model))
+        if options.model_control_mode == "explicit" and "*" not in options.load_model:
+            return list(dict.fromkeys(options.load_model)), True
+        scan = await asyncio.to_thread(repository.scan)
+        for text in scan.complaints:
+            _log.error("%s", text)
+        names = [name for name, directory in scan.models.items() if not directory.duplicated]
+        return names, not scan.failures
 
     async def _open_grpc(self) -> None:
         options = self.options
@@ -118,6 +171,27 @@ class Server:
             _log.error("failed to start GRPC service: %s - %s", error.code.value, error.message)
             raise
         _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
+
+    async def _open_metrics(self) -> None:
+        options = self.options
+        assert self._pool is not None
+        scrape = self._scrape = Scrape(
+            self._registry,
+            self._pool,
+            self._custom_metrics,
+            machine=Machine() if options.allow_cpu_metrics else None,
+            interval=options.metrics_interval_ms / 1000,
+            pinned=options.pinned_memory_pool_byte_size,
+        )
+        app = MetricsApp(scrape.families)
+        listener = HttpListener(app, options.metrics_host, options.metrics_port)
+        try:
+            self.metrics_port = await listener.start()
+        except HostError as error:
+            _log.error("failed to start Metrics service: %s - %s", error.code.value, error.message)
+            raise
+        self._metrics = listener
+        _log.info("Started Metrics Service at %s:%d", options.metrics_host, self.metrics_port)
 
     def model_table(self) -> str:
         """Every known version, with READY or the reason why not."""
@@ -162,20 +236,38 @@ class Server:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max(0, self.options.exit_timeout_secs)
         self.core.begin_exit()
-        if self._grpc is not None:
-            await self._grpc.stop(max(0.0, deadline - loop.time()))
-            self._grpc = None
         in_time = True
-        if self._lifecycle is not None:
-            in_time = await self._unload(self._lifecycle, deadline)
-            self._lifecycle = None
-        if self._pool is not None:
-            await self._pool.close()
-            self._pool = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        try:
+            if self._poller is not None:
+                await self._poller.close()
+            if self._grpc is not None:
+                await self._grpc.stop(max(0.0, deadline - loop.time()))
+            if self._lifecycle is not None:
+                in_time = await self._unload(self._lifecycle, deadline)
+        finally:  # also if this is cancelled: no process outlives the server
+            await self._give_back()
         return in_time
+
+    async def _give_back(self) -> None:
+        """End what is left, and keep no reference to it: a stopped server holds no memory."""
+        self.core.connect(None)
+        pool, lifecycle, log = self._pool, self._lifecycle, self._log
+        environments, self._environments = self._environments, None
+        metrics, self._metrics = self._metrics, None
+        scrape, self._scrape = self._scrape, None
+        self._poller = self._grpc = self._lifecycle = self._pool = self._log = None
+        if metrics is not None:
+            await metrics.stop(_LAST_SECONDS)
+        if scrape is not None:
+            scrape.close()
+        if pool is not None:
+            await pool.close()
+        if environments is not None:
+            await environments.close()
+        if lifecycle is not None:
+            await asyncio.to_thread(lifecycle.close)
+        if log is not None:
+            log.close()
 
     async def _unload(self, lifecycle: Lifecycle, deadline: float) -> bool:
         loop = asyncio.get_running_loop()
@@ -207,6 +299,17 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
+
+
+def _warn_debugging(model: str, names: Sequence[str]) -> None:
+    if not has_terminal():
+        _log.warning(
+            "--debug-model: stdin is not a terminal, so a debugger in '%s' finds nobody to ask and"
+            " quits; start pbhost at a terminal (in a container: docker run -it)",
+            model,
+        )
+    if model not in names:
+        _log.warning("--debug-model: '%s' is none of the models that are loaded now", model)
 
 
 def _grpc_options(options: Options) -> GrpcOptions:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from host.descriptions import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
-from host.inference import Call
+from host.inference import Call, FailureReason
 
 
 class Times(Protocol):
@@ -19,6 +19,15 @@ class Times(Protocol):
     ended: int
 
 
+class Latencies(Protocol):
+    """Whoever wants to know of each request how long it took."""
+
+    def answered(
+        self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
+    ) -> None:
+        """A request was answered by the model."""
+
+
 class Counters:
     """The statistics of one model version since it was loaded (protocol spec 5.1, 5.2).
 
@@ -27,6 +36,8 @@ class Counters:
     """
 
     __slots__ = (
+        "failures",
+        "latencies",
         "_name",
         "_version",
         "_last_inference",
@@ -49,6 +60,8 @@ class Counters:
     )
 
     def __init__(self, name: str, version: str) -> None:
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self.latencies: Latencies | None = None
         self._name = name
         self._version = version
         self._last_inference = 0
@@ -59,18 +72,19 @@ class Counters:
         self._hits = self._hit_ns = self._misses = self._miss_ns = 0
         self._batches: dict[int, list[int]] = {}  # size: count, input, infer and output ns
 
-    def batch(self, calls: Sequence[Call], times: Times) -> None:
+    def batch(self, calls: Sequence[Call], times: Times, late: int = 0) -> None:
         """One execution has ended: count it, and those of its calls that did not fail.
 
         Each of them bears the full times of the batch. Calls that failed are reported one by one,
-        with `failure`.
+        with `failure`; those that are answered later, of `late` batch elements, with `answered`.
         """
         started = times.started
         input_ns = times.inputs_ready - started
         infer_ns = times.outputs_begin - times.inputs_ready
         output_ns = times.ended - times.outputs_begin
         now = time.monotonic_ns()
-        size = answered = inferences = total_ns = queue_ns = 0
+        size = late
+        answered = inferences = total_ns = queue_ns = 0
         for call in calls:
             elements = call.request.batch_size
             size += elements
@@ -81,6 +95,10 @@ class Counters:
                 waited = started - (call.queued_ns or call.received_ns)
                 if waited > 0:
                     queue_ns += waited
+                if self.latencies is not None:
+                    self.latencies.answered(
+                        now - call.received_ns, waited, input_ns, infer_ns, output_ns
+                    )
         self._inferences += inferences
         self._success += answered
         self._success_ns += total_ns
@@ -122,9 +140,23 @@ class Counters:
         self._input_ns += input_ns
         self._infer_ns += infer_ns
         self._output_ns += output_ns
+        if self.latencies is not None:
+            self.latencies.answered(total_ns, queue_ns, input_ns, infer_ns, output_ns)
 
-    def failure(self, total_ns: int) -> None:
+    def answered(self, call: Call, times: Times) -> None:
+        """A call has got its last answer after its execution had ended."""
+        self.success(
+            call.request.batch_size,
+            time.monotonic_ns() - call.received_ns,
+            times.started - (call.queued_ns or call.received_ns),
+            times.inputs_ready - times.started,
+            times.outputs_begin - times.inputs_ready,
+            times.ended - times.outputs_begin,
+        )
+
+    def failure(self, total_ns: int, reason: FailureReason = FailureReason.OTHER) -> None:
         """A request that had been queued ended with an error."""
+        self.failures[reason] += 1
         self._fail += 1
         self._fail_ns += total_ns
 

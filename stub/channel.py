@@ -12,7 +12,13 @@ from typing import List, Optional, Sequence
 
 import zmq
 
-from stub.wire.messages import Hello, ToHost, ToStub, decode_to_stub, encode
+from stub.wire.messages import (
+    Hello,
+    ToHost,
+    ToStub,
+    decode_to_stub,
+    encode,
+)
 from stub.wire.ring import RingReader, RingWriter, map_file
 from stub.wire.session import Session, State
 from stub.wire.spawn import Spawn

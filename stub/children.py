@@ -20,11 +20,13 @@ from stub.wire.arena import ArenaFull
 from stub.wire.messages import (
     Answer,
     Ask,
-    WireError,
-    WireResponse,
     decode_to_host,
     decode_to_stub,
     encode,
+)
+from stub.wire.payload import (
+    WireError,
+    WireResponse,
 )
 from stub.wire.shared_file import create
 

@@ -7,18 +7,20 @@ from pb_utils._sender import Exchange
 from pb_utils._trace import NO_TRACE, InferenceTrace
 from stub.memory import Memory
 from stub.wire.arena import ArenaFull, Block
-from stub.wire.messages import (
+from stub.wire.payload import (
     INLINE_LIMIT,
     Parameter,
+    Slot,
     WireError,
     WireRequest,
     WireResponse,
     WireTensor,
+    slot_too_small,
 )
 
 
 class Unsendable(Exception):
-    """A parameter that no message can carry."""
+    """A parameter that no message can carry, or an output that its caller has no room for."""
 
 
 def tensor_from(wire: WireTensor, memory: Memory) -> pb_utils.Tensor:
@@ -152,10 +154,12 @@ def response_to(
     requested: Sequence[str],
     memory: Memory,
     placed: List[Block],
+    slots: Optional[Mapping[str, Slot]] = None,
 ) -> WireResponse:
     """A model's answer, without the outputs that nobody asked for; `placed` as in `tensor_to`.
 
-    What does not fit into shared memory becomes an error of this response alone.
+    Those in `slots` are written there. What does not fit into shared memory becomes an error of
+    this response alone.
     """
     error = response._error
     if error is not None:
@@ -164,7 +168,9 @@ def response_to(
     try:
         parameters = _parameters(response._parameters)
         outputs = [
-            tensor_to(tensor, memory, own)
+            _put(tensor, slots[tensor._name], memory)
+            if slots is not None and tensor._name in slots
+            else tensor_to(tensor, memory, own)
             for tensor in response._output_tensors
             if tensor._name in requested
         ]
@@ -174,6 +180,17 @@ def response_to(
         return failed(str(problem))
     placed.extend(own)
     return WireResponse(outputs, parameters)
+
+
+def _put(tensor: pb_utils.Tensor, slot: Slot, memory: Memory) -> WireTensor:
+    """Write an output into a client's memory. Raises Unsendable if the client left too little."""
+    data = memoryview(tensor._wire_data())
+    arena, offset, room = slot
+    size = data.nbytes
+    if size > room:
+        raise Unsendable(slot_too_small(tensor._name, room, size))
+    memory.put(data, slot)
+    return WireTensor(tensor._name, tensor._code, tensor._shape, None, arena, offset, size)
 
 
 def failed(text: str) -> WireResponse:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, Sequ
 
 import pb_utils
 from pb_utils._sender import MORE_THAN_ONE
-from stub.convert import failed, request_from, response_to
+from stub.convert import failed, request_from
 from stub.coroutines import Coroutines, is_coroutine
 from stub.memory import Memory
 from stub.replies import Replies, StubExchange
@@ -95,7 +95,9 @@ class Executor:
     def _receive(self, running: Running, batch: Execute) -> None:
         for index, wire in enumerate(batch.requests):
             wanted = wire.outputs or self._outputs
-            exchange = StubExchange(self._replies, batch.batch, index, self._decoupled, wanted)
+            exchange = StubExchange(
+                self._replies, batch.batch, index, self._decoupled, wanted, wire.slots
+            )
             running.exchanges.append(exchange)
         self._replies.begin(running.number, running.exchanges)
         running.requests = [
@@ -118,9 +120,7 @@ class Executor:
         responses = self._checked(running, returned)
         placed: List[Block] = []
         answers = [
-            None
-            if response is None
-            else response_to(response, exchange.outputs, self._memory, placed)
+            None if response is None else exchange.wire(response, placed)
             for response, exchange in zip(responses, running.exchanges)
         ]
         self._memory.tell(placed)

@@ -2,10 +2,21 @@
 
 import os
 from collections import Counter, deque
-from typing import Callable, Deque, Dict, Iterable, Optional, Tuple
+from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Union
 
-from stub.wire.arena import Arena, ArenaReader, Block, Ledger
-from stub.wire.messages import Return, WireTensor
+from stub.wire.arena import Arena, ArenaReader, Block, Ledger, RegionMap
+from stub.wire.messages import (
+    OpenArena,
+    Return,
+)
+from stub.wire.payload import (
+    Slot,
+    WireTensor,
+)
+
+
+class MemoryGone(Exception):
+    """A process that has ended, or a client, had a tensor in memory that is no longer there."""
 
 
 class Memory:
@@ -15,7 +26,7 @@ class Memory:
         self.own = own
         self.lent = Ledger()
         self._wake = wake
-        self._readers: Dict[int, ArenaReader] = {}
+        self._readers: Dict[int, Union[ArenaReader, RegionMap]] = {}
         self._ended: Deque[Tuple[int, int]] = deque()
         self.batch_open = False  # the batch's last frame carries the returns: no need to wake
 
@@ -23,23 +34,42 @@ class Memory:
         """Read an arena whose descriptor was inherited."""
         self._readers[number] = ArenaReader(fd, limit)
 
-    def open(self, number: int, path: str, limit: int) -> None:
-        """Read another process's arena. Raises OSError if that process is gone."""
+    def open(self, message: OpenArena) -> None:
+        """Read another process's arena, or a client's region. Raises OSError if it is gone."""
+        number = message.arena
         if number in self._readers:
             return
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        access = os.O_RDWR if message.region else os.O_RDONLY
+        fd = os.open(message.path, access | os.O_CLOEXEC)
         try:
-            self._readers[number] = ArenaReader(fd, limit)
+            if message.region:
+                self._readers[number] = RegionMap(fd, message.offset, message.limit)
+            else:
+                self._readers[number] = ArenaReader(fd, message.limit)
         finally:
             os.close(fd)
+
+    def put(self, data: memoryview, slot: Slot) -> None:
+        """Write an output where the client wants it. Raises ValueError if there is no room."""
+        arena, offset, room = slot
+        region = self._readers[arena]
+        if not isinstance(region, RegionMap) or data.nbytes > room:
+            raise ValueError(f"{data.nbytes} bytes do not fit into {room}")
+        region.writable(offset, data.nbytes)[:] = data
 
     def close(self, number: int) -> None:
         """Forget an arena; its mapping goes with the last tensor that lies in it."""
         self._readers.pop(number, None)
 
     def borrow(self, tensor: WireTensor) -> Block:
-        """The block that the tensor names, on loan until the returned object dies."""
-        view = self._readers[tensor.arena].slice(tensor.offset, tensor.size)
+        """The block that the tensor names, on loan until the returned object dies.
+
+        Raises MemoryGone.
+        """
+        reader = self._readers.get(tensor.arena)
+        if reader is None:
+            raise MemoryGone(f"the shared memory in which tensor '{tensor.name}' lay is gone")
+        view = reader.slice(tensor.offset, tensor.size)
         return Block(tensor.arena, tensor.offset, tensor.size, view, self._end)
 
     def place(self, data: memoryview) -> Block:

@@ -5,7 +5,10 @@ from typing import Callable, Sequence
 
 from stub.coroutines import Coroutines, is_coroutine
 from stub.user_model import UserModel, describe_exception
-from stub.wire.messages import Checked, ToHost
+from stub.wire.messages import (
+    Checked,
+    ToHost,
+)
 
 
 class Readiness:

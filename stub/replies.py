@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Deque, List, Mapping, Optional, Sequence, Set, Tuple
 from weakref import WeakValueDictionary
 
 import pb_utils
@@ -12,7 +12,15 @@ from stub.channel import Channel
 from stub.convert import failed, response_to
 from stub.memory import Memory
 from stub.wire.arena import Block
-from stub.wire.messages import Initialize, Respond, ToHost, WireResponse
+from stub.wire.messages import (
+    Initialize,
+    Respond,
+    ToHost,
+)
+from stub.wire.payload import (
+    Slot,
+    WireResponse,
+)
 
 _MOST_BYTES_UNDER_WAY = 4 << 20
 """Responses of one request that its caller has not taken yet: a sender waits beyond that."""
@@ -130,18 +138,26 @@ class StubExchange(Exchange):
         "cancelled",
         "index",
         "outputs",
+        "slots",
     )
 
     def __init__(
-        self, replies: Replies, batch: int, index: int, decoupled: bool, outputs: Sequence[str]
+        self,
+        replies: Replies,
+        batch: int,
+        index: int,
+        decoupled: bool,
+        outputs: Sequence[str],
+        slots: Optional[Mapping[str, Slot]] = None,
     ) -> None:
-        """`outputs` are those that the caller wants."""
+        """`outputs` are those that the caller wants, `slots` where it wants some of them."""
         super().__init__(decoupled)
         self.batch = batch
         self.index = index
         self.cancelled = False
         self._replies = replies
         self.outputs = outputs
+        self.slots = slots
         self._held: Optional[Tuple[WireResponse, List[Block]]] = None
         # Each figure is changed by one thread only: those of what was sent by whoever has the
         # lock, those of what was taken by the service thread.
@@ -153,6 +169,10 @@ class StubExchange(Exchange):
     def __del__(self) -> None:
         if not self.closed:
             self._replies.drop(self.batch, self.index)
+
+    def wire(self, response: pb_utils.InferenceResponse, placed: List[Block]) -> WireResponse:
+        """A response as the caller is to get it; `placed` as in `tensor_to`."""
+        return response_to(response, self.outputs, self._replies.memory, placed, self.slots)
 
     def is_cancelled(self) -> bool:
         """Whether the caller has gone."""
@@ -204,7 +224,7 @@ class StubExchange(Exchange):
         placed: List[Block] = []
         wire: Optional[WireResponse] = None
         if response is not None:
-            wire = response_to(response, self.outputs, self._replies.memory, placed)
+            wire = self.wire(response, placed)
         if not self.decoupled:
             # The caller gets one message, and it is the last one.
             if not final:

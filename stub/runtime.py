@@ -20,9 +20,11 @@ from stub.wire.messages import (
     LogLine,
     ToHost,
     ToStub,
+    Withdraw,
+)
+from stub.wire.payload import (
     WireRequest,
     WireResponse,
-    Withdraw,
 )
 
 WireReceive = Callable[[Optional[WireResponse], bool], None]

@@ -24,14 +24,15 @@ LAYERS = [
     ["host.errors"],
     ["host.inference", "host.descriptions"],
     ["host.config"],
-    ["host.repository", "host.log", "host.statistics"],
+    ["host.repository", "host.log", "host.statistics", "host.private_folder"],
+    ["host.environments", "host.metrics"],
     ["host.flags"],
     ["host.flag_values"],
     ["host.options"],
     ["host.scheduling"],
     ["host.instances"],
     ["host.models"],
-    ["host.core"],
+    ["host.core", "host.scrape"],
     ["host.frontends", "host.inprocess", "host.progress"],
     ["host.server"],
     ["host.blocking", "host.foreground", "host.__main__"],
@@ -44,6 +45,8 @@ ONE_PLACE = {
     "subprocess": {"host.instances.launchers"},
     "mmap": {"stub.wire.shared_file"},
     "uvloop": {"host.__main__"},
+    "uvicorn": {"host.frontends.http_listener"},
+    "prometheus_client": {"host.metrics.exposition"},
 }
 """A library, and the only modules that may import it."""
 
@@ -164,7 +167,7 @@ def test_heavy_libraries_are_not_imported_by_the_host() -> None:
 def test_names_of_shared_places_start_with_the_projects_name() -> None:
     arenas = Path(ROOT, "host/instances/arenas.py").read_text()
     link = Path(ROOT, "host/instances/link.py").read_text()
-    folder = Path(ROOT, "host/instances/folder.py").read_text()
+    folder = Path(ROOT, "host/private_folder.py").read_text()
     assert arenas.count('create_file("pbhost-') == 2
     assert 'create_file("pbhost-rings")' in link
     assert '_PREFIX = "pbhost-"' in folder

@@ -11,7 +11,6 @@ from host.config.source import Source
 from host.errors import ErrorCode
 
 _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
-_ENVIRONMENT = "EXECUTION_ENV_PATH"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
@@ -35,11 +34,6 @@ _REFUSALS = (
     ),
     _Refusal("model_warmup", "warm-up is not supported", lambda config: bool(config.model_warmup)),
     _Refusal(
-        "model_transaction_policy.decoupled",
-        "decoupled models are not supported",
-        lambda config: bool(config.model_transaction_policy.decoupled),
-    ),
-    _Refusal(
         "model_repository_agents",
         "repository agents are not supported",
         lambda config: bool(config.model_repository_agents.agents),
@@ -48,34 +42,6 @@ _REFUSALS = (
         f"parameters[{_STRATEGY}]",
         "batching strategies from shared libraries are not supported",
         lambda config: _STRATEGY in config.parameters,
-    ),
-    _Refusal(
-        f"parameters[{_ENVIRONMENT}]",
-        "execution environments are not supported",
-        lambda config: _ENVIRONMENT in config.parameters,
-    ),
-    _Refusal(
-        "dynamic_batching.priority_levels",
-        "priorities are not supported",
-        lambda config: config.dynamic_batching.priority_levels > 0,
-    ),
-    _Refusal(
-        "dynamic_batching.default_queue_policy",
-        "queue policies are not supported",
-        lambda config: bool(config.dynamic_batching.HasField("default_queue_policy")),
-    ),
-    _Refusal(
-        "dynamic_batching.priority_queue_policy",
-        "queue policies are not supported",
-        lambda config: bool(config.dynamic_batching.priority_queue_policy),
-    ),
-    _Refusal(
-        "dynamic_batching.preserve_ordering",
-        "the order of responses is only preserved by a single instance",
-        lambda config: (
-            config.dynamic_batching.preserve_ordering
-            and sum(max(1, group.count) for group in config.instance_group) > 1
-        ),
     ),
     _Refusal(
         "batch_input",

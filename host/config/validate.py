@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from itertools import chain
 
+from host.config.execution import check_overlap
 from host.config.findings import Finding, Findings, raise_first
 from host.config.resolve import PLATFORMS_OF_BACKEND
 from host.config.schema import ENSEMBLE, ModelConfig
@@ -28,6 +29,7 @@ def validate(config: ModelConfig, source: Source | None = None) -> None:
             check_ensemble(config),
             _check_response_cache(config),
             _check_metrics(config),
+            check_overlap(config),
         ),
         source,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -10,28 +10,52 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from host.descriptions import IndexEntry, ModelMetadata, ModelStatistics, ServerMetadata
-from host.errors import invalid_argument, not_found, unsupported
+from host.errors import invalid_argument, unsupported
+from host.frontends.grpc_codec import Regions as InferRegions
 from host.frontends.grpc_methods import Context, Method, UnaryHandler, UnaryMethod
 from host.inference import Parameter
+from host.instances.regions import RegionStatus
 
-_NO_SHARED_MEMORY = (
-    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-)
+
+class Regions(InferRegions, Protocol):
+    """Clients' shared memory (protocol spec 4). Every method may raise HostError."""
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Map a client's object."""
+
+    def unregister(self, name: str) -> None:
+        """Forget one region, or all without a name."""
+
+    def status(self, name: str) -> Sequence[RegionStatus]:
+        """One region, or all without a name."""
+
+    def cuda_status(self, name: str) -> None:
+        """The same of CUDA memory, of which there is none."""
+
+    def register_cuda(self, name: str) -> None:
+        """Map CUDA memory."""
+
+    def refuse_if_off(self) -> None:
+        """Raise unless regions may be registered."""
 
 
 class AdminCore(Protocol):
     """What these RPCs ask of the host. Every method may raise HostError."""
 
+    @property
+    def regions(self) -> Regions:
+        """Clients' shared memory."""
+
     def live(self) -> bool:
         """Whether the server works at all."""
 
-    def ready(self) -> bool:
+    async def ready(self) -> bool:
         """Whether it can take requests for everything it should serve."""
 
     def server_metadata(self) -> ServerMetadata:
         """Name, version and extensions."""
 
-    def model_ready(self, name: str, version: str) -> bool:
+    async def model_ready(self, name: str, version: str) -> bool:
         """Whether a model can take requests; an empty version means the latest ready one."""
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
@@ -43,7 +67,7 @@ class AdminCore(Protocol):
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         """Of one model, or of all if the name is empty."""
 
-    def repository_index(self, ready: bool) -> list[IndexEntry]:
+    async def repository_index(self, ready: bool) -> list[IndexEntry]:
         """What is in the repositories, or only what is ready."""
 
     async def load_model(self, name: str, parameters: dict[str, Parameter | bytes]) -> None:
@@ -69,10 +93,10 @@ def admin_methods(core: AdminCore) -> list[Method]:
         pb.RepositoryModelUnloadRequest: admin.repository_model_unload,
         pb.SystemSharedMemoryStatusRequest: admin.system_shared_memory_status,
         pb.CudaSharedMemoryStatusRequest: admin.cuda_shared_memory_status,
-        pb.SystemSharedMemoryRegisterRequest: admin.no_shared_memory,
-        pb.SystemSharedMemoryUnregisterRequest: admin.no_shared_memory,
-        pb.CudaSharedMemoryRegisterRequest: admin.no_shared_memory,
-        pb.CudaSharedMemoryUnregisterRequest: admin.no_shared_memory,
+        pb.SystemSharedMemoryRegisterRequest: admin.system_shared_memory_register,
+        pb.SystemSharedMemoryUnregisterRequest: admin.system_shared_memory_unregister,
+        pb.CudaSharedMemoryRegisterRequest: admin.cuda_shared_memory_register,
+        pb.CudaSharedMemoryUnregisterRequest: admin.cuda_shared_memory_unregister,
         pb.TraceSettingRequest: admin.trace_setting,
         pb.LogSettingsRequest: admin.log_settings,
     }
@@ -110,13 +134,14 @@ class _Admin:
         return pb.ServerLiveResponse(live=self._core.live())
 
     async def server_ready(self, request: Any) -> Any:
-        return pb.ServerReadyResponse(ready=self._core.ready())
+        return pb.ServerReadyResponse(ready=await self._core.ready())
 
     async def server_metadata(self, request: Any) -> Any:
         return pb.ServerMetadataResponse(**asdict(self._core.server_metadata()))
 
     async def model_ready(self, request: Any) -> Any:
-        return pb.ModelReadyResponse(ready=self._core.model_ready(request.name, request.version))
+        ready = await self._core.model_ready(request.name, request.version)
+        return pb.ModelReadyResponse(ready=ready)
 
     async def model_metadata(self, request: Any) -> Any:
         metadata = self._core.model_metadata(request.name, request.version)
@@ -132,7 +157,7 @@ class _Admin:
 
     async def repository_index(self, request: Any) -> Any:
         _refuse_repository_name(request)
-        entries = self._core.repository_index(request.ready)
+        entries = await self._core.repository_index(request.ready)
         return pb.RepositoryIndexResponse(models=[asdict(entry) for entry in entries])
 
     async def repository_model_load(self, request: Any) -> Any:
@@ -158,17 +183,31 @@ class _Admin:
         return pb.RepositoryModelUnloadResponse()
 
     async def system_shared_memory_status(self, request: Any) -> Any:
-        if request.name:
-            raise not_found(f"Unable to find system shared memory region: '{request.name}'")
-        return pb.SystemSharedMemoryStatusResponse()
+        response = pb.SystemSharedMemoryStatusResponse()
+        for status in self._core.regions.status(request.name):
+            region = response.regions[status.name]
+            region.name, region.key = status.name, status.key
+            region.offset, region.byte_size = status.offset, status.byte_size
+        return response
+
+    async def system_shared_memory_register(self, request: Any) -> Any:
+        self._core.regions.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def system_shared_memory_unregister(self, request: Any) -> Any:
+        self._core.regions.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_shared_memory_status(self, request: Any) -> Any:
-        if request.name:
-            raise not_found(f"Unable to find cuda shared memory region: '{request.name}'")
+        self._core.regions.cuda_status(request.name)
         return pb.CudaSharedMemoryStatusResponse()
 
-    async def no_shared_memory(self, request: Any) -> Any:
-        raise unsupported(_NO_SHARED_MEMORY)
+    async def cuda_shared_memory_register(self, request: Any) -> Any:
+        self._core.regions.register_cuda(request.name)
+
+    async def cuda_shared_memory_unregister(self, request: Any) -> Any:
+        self._core.regions.refuse_if_off()  # none exist, and unregistering such is a success
+        return pb.CudaSharedMemoryUnregisterResponse()
 
     async def trace_setting(self, request: Any) -> Any:
         raise unsupported("trace settings are not supported by this server")

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from host.errors import invalid_argument
+from host.errors import invalid_argument, not_found
 from host.frontends.grpc_contents import contents_bytes
 from host.frontends.grpc_parameters import (
     EMPTY_FINAL,
+    RegionPart,
     apply_parameters,
-    check_output_parameters,
-    region_name,
-    unknown_region,
+    output_part,
+    region_part,
 )
 from host.inference import Buffer, InferRequest, Tensor
 from host.models.registry import parse_version
+from stub.wire.arena import Block
 
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 _LENGTH_DELIMITED = 2
@@ -72,6 +73,31 @@ class InferMessage:
         """Whether a decoupled request without a last response is to be ended by an empty one."""
         value = self.parameters.get(EMPTY_FINAL)
         return value is not None and bool(value.bool_param)
+
+
+class Regions(Protocol):
+    """Clients' shared memory (protocol spec 4). Every method raises HostError."""
+
+    def find(self, name: str, offset: int, byte_size: int) -> Block:
+        """A part of a region, by reference."""
+
+    def read(self, name: str, offset: int, byte_size: int) -> bytes:
+        """A copy of a part of a region."""
+
+
+class NoRegions:
+    """Stands in where no region can be registered."""
+
+    def find(self, name: str, offset: int, byte_size: int) -> Block:
+        """Refuse."""
+        raise not_found(f"Unable to find shared memory region: '{name}'")
+
+    def read(self, name: str, offset: int, byte_size: int) -> bytes:
+        """Refuse."""
+        raise not_found(f"Unable to find shared memory region: '{name}'")
+
+
+NO_REGIONS = NoRegions()
 
 
 def decode_infer_request(data: bytes) -> InferRequest:
@@ -176,7 +202,7 @@ def _parsed_output(data: bytes) -> OutputHead:
 _remembered_output = functools.lru_cache(_REMEMBERED)(_parsed_output)
 
 
-def to_request(message: InferMessage) -> InferRequest:
+def to_request(message: InferMessage, regions: Regions = NO_REGIONS) -> InferRequest:
     """Interpret a message. Raises HostError, see `decode_infer_request`."""
     version = parse_version(message.model_version) if message.model_version else -1
     request = InferRequest(message.model_name, [], version, message.id)
@@ -188,10 +214,13 @@ def to_request(message: InferMessage) -> InferRequest:
         request.requested_outputs = [head[0] for head in message.outputs]
         if len(message.outputs) > 1:
             _refuse_duplicates("output", request.requested_outputs, message.id)
-    _add_inputs(message, request)
+    _add_inputs(message, request, regions)
     for name, output in message.outputs:
         if output is not None:
-            check_output_parameters(name, output.parameters)
+            part = output_part(name, output.parameters)
+            if part is not None:
+                request.slots = request.slots or {}
+                request.slots[name] = regions.find(*part)
     return request
 
 
@@ -206,18 +235,19 @@ def _refuse_duplicates(kind: str, names: list[str], request_id: str) -> None:
         seen.add(name)
 
 
-def _add_inputs(message: InferMessage, request: InferRequest) -> None:
+def _add_inputs(message: InferMessage, request: InferRequest, regions: Regions) -> None:
     model, raw, taken = message.model_name, message.raw, 0
     for name, datatype, shape, special in message.inputs:
         if special is not None:
-            region = region_name(name, special.parameters)
-            if region is not None:
+            part = region_part(name, special.parameters)
+            if part is not None:
                 if special.HasField("contents"):
                     raise invalid_argument(
                         "unexpected 'content' provided when using shared memory for input tensor "
                         f"'{name}' for model '{model}'"
                     )
-                raise unknown_region(region)
+                request.inputs.append(_shared_input(name, datatype, list(shape), part, regions))
+                continue
             if special.HasField("contents"):
                 if raw:
                     raise invalid_argument(
@@ -233,3 +263,16 @@ def _add_inputs(message: InferMessage, request: InferRequest) -> None:
             )
         request.inputs.append(Tensor(name, datatype, list(shape), raw[taken]))
         taken += 1
+
+
+def _shared_input(
+    name: str, datatype: str, shape: list[int], part: RegionPart, regions: Regions
+) -> Tensor:
+    """An input that lies in a client's memory.
+
+    The elements of BYTES are checked by the host, so these it takes out of the client's reach.
+    """
+    if datatype == "BYTES":
+        return Tensor(name, datatype, shape, regions.read(*part))
+    block = regions.find(*part)
+    return Tensor(name, datatype, shape, block.data, block)

@@ -6,14 +6,15 @@ Texts and codes are those of protocol spec 2.2, 2.3 and 1.11.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from host.errors import HostError, invalid_argument, not_found, unsupported
+from host.errors import HostError, invalid_argument, unsupported
 from host.inference import InferRequest, Parameter
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 MAX_CORRELATION_ID_LENGTH = 128  # characters
 
+_OFFSET = "shared_memory_offset"
 _UINT64 = 0xFFFFFFFFFFFFFFFF
 
 
@@ -81,13 +82,21 @@ def _wrong_type(key: str, expected: str) -> HostError:
     return invalid_argument(f"invalid value type for '{key}' parameter, expected {expected}.")
 
 
-def region_name(tensor: str, parameters: Mapping[str, Any]) -> str | None:
-    """Name of the shared-memory region that a tensor lies in, if any; HostError INVALID_ARG."""
+class RegionPart(NamedTuple):
+    """A part of a client's shared memory: offset and size in bytes."""
+
+    name: str
+    offset: int
+    byte_size: int
+
+
+def region_part(tensor: str, parameters: Mapping[str, Any]) -> RegionPart | None:
+    """Where in shared memory a tensor lies, if it does; HostError INVALID_ARG."""
     region = None
     if "shared_memory_region" in parameters:
         _require_kind(tensor, parameters, "shared_memory_region", "string_param")
         region = str(parameters["shared_memory_region"].string_param)
-    for key in ("shared_memory_offset", "shared_memory_byte_size"):
+    for key in (_OFFSET, "shared_memory_byte_size"):
         if key in parameters:
             if region is None:
                 raise invalid_argument(
@@ -100,7 +109,10 @@ def region_name(tensor: str, parameters: Mapping[str, Any]) -> str | None:
             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' "
             f"parameter for tensor '{tensor}'"
         )
-    return region
+    if region is None:
+        return None
+    offset = parameters["shared_memory_offset"].int64_param if _OFFSET in parameters else 0
+    return RegionPart(region, offset, parameters["shared_memory_byte_size"].int64_param)
 
 
 def _require_kind(tensor: str, parameters: Mapping[str, Any], key: str, kind: str) -> None:
@@ -110,14 +122,12 @@ def _require_kind(tensor: str, parameters: Mapping[str, Any], key: str, kind: st
         )
 
 
-def unknown_region(region: str) -> HostError:
-    """The answer for any region: none can be registered while client shared memory is off."""
-    return not_found(f"Unable to find shared memory region: '{region}'")
+def output_part(name: str, parameters: Mapping[str, Any]) -> RegionPart | None:
+    """Where in shared memory output `name` is to be written, if it is; HostError.
 
-
-def check_output_parameters(name: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse classification and regions for output `name`: neither is served yet."""
-    region = region_name(name, parameters)
+    Classification is not served yet.
+    """
+    part = region_part(name, parameters)
     if "classification" in parameters:
         value = parameters["classification"]
         if value.WhichOneof("parameter_choice") != "int64_param":
@@ -126,10 +136,9 @@ def check_output_parameters(name: str, parameters: Mapping[str, Any]) -> None:
             )
         if value.int64_param <= 0:
             raise invalid_argument("invalid value for 'classification' parameter, expected >= 0")
-        if region is not None:
+        if part is not None:
             raise invalid_argument(
                 "output can't set both 'shared_memory_region' and 'classification'"
             )
         raise unsupported(f"classification of output '{name}' is not supported by this server")
-    if region is not None:
-        raise unknown_region(region)
+    return part

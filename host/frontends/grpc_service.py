@@ -126,7 +126,7 @@ class GrpcService:
         if self._drained is not None:
             raise unavailable(STOPPING)
         try:
-            request = to_request(message)
+            request = to_request(message, self._core.regions)
         except HostError:
             # The version is checked before the model is looked up, all else after that (spec 2.2).
             parse_version(message.model_version)
@@ -165,7 +165,7 @@ class GrpcService:
             self.settled()
 
     async def _health_check(self, data: bytes, context: Context) -> bytes:
-        return _SERVING if self._core.ready() else _NOT_SERVING
+        return _SERVING if await self._core.ready() else _NOT_SERVING
 
 
 def _single_answer(response: InferResponse | None, final: bool) -> bytes | HostError:

@@ -6,11 +6,30 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable
+from typing import Protocol
 
 from stub.wire.arena import Arena, ArenaReader, Block, create_file
+from stub.wire.messages import (
+    OpenArena,
+)
 
 HOST = 0
 """Number of the host's own arena."""
+
+
+class Region(Protocol):
+    """A client's shared memory, in which tensors may lie as in an arena."""
+
+    number: int
+
+    def announcement(self) -> OpenArena:
+        """What a stub is told before it hears of blocks in here."""
+
+    def block(self, offset: int, size: int) -> Block:
+        """A part of it. Raises ValueError if it lies outside."""
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write to it."""
 
 
 class ArenaFile:
@@ -47,6 +66,7 @@ class Arenas:
         self.host = Arena(HOST, self.host_fd, limit)
         self._numbers = itertools.count(HOST + 1)
         self._files: dict[int, str] = {}
+        self._regions: dict[int, Region] = {}
         self._loop = asyncio.get_running_loop()
         self.on_closed: list[Callable[[int], None]] = []
 
@@ -56,9 +76,29 @@ class Arenas:
         self._files[file.number] = file.path
         return file
 
-    def path(self, number: int) -> str:
-        """Where a stub opens an arena. Raises KeyError if it is gone."""
-        return self._files[number]
+    def number(self) -> int:
+        """A number that no arena has had."""
+        return next(self._numbers)
+
+    def adopt(self, region: Region) -> None:
+        """Tensors may lie in this region from now on."""
+        self._regions[region.number] = region
+
+    def abandon(self, region: Region) -> None:
+        """No tensor lies in this region any more."""
+        del self._regions[region.number]
+        self._forget(region.number)
+
+    def region(self, number: int) -> Region | None:
+        """The client's region of that number, if it is one."""
+        return self._regions.get(number)
+
+    def announcement(self, number: int) -> OpenArena:
+        """What a stub is told before it hears of blocks there. Raises KeyError if it is gone."""
+        region = self._regions.get(number)
+        if region is not None:
+            return region.announcement()
+        return OpenArena(number, self._files[number], self.limit)
 
     def _gone(self, number: int) -> None:
         """A file was closed, maybe by the collector: in any thread, in the middle of anything."""
@@ -70,9 +110,21 @@ class Arenas:
         for callback in list(self.on_closed):
             callback(number)
 
+    def taken(self) -> tuple[int, int]:
+        """Bytes of memory that the host's arena takes, and those of all stubs together."""
+        return _taken(self.host_fd), sum(map(_taken, self._files.values()))
+
     def close(self) -> None:
         """Give the host's arena up; its memory goes with the last block in it."""
+        self.host.close()
         os.close(self.host_fd)
+
+
+def _taken(file: int | str) -> int:
+    try:
+        return os.stat(file).st_blocks * 512  # stat's blocks are that large everywhere
+    except FileNotFoundError:  # its last block has just gone
+        return 0
 
 
 def is_block(owner: object) -> bool:

@@ -25,6 +25,7 @@ from host.instances.transfer import ReturnsDue, Transfer, no_room
 from host.instances.work import Action, Work
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull
+from stub.wire.payload import WireRequest, WireResponse
 from stub.wire.session import ProtocolError, Session, State
 from stub.wire.spawn import Spawn
 
@@ -196,7 +197,7 @@ class Instance:
         """Run a batch. Calls whose tensors find no room fail, and the others go ahead."""
         frame: list[m.ToStub] = []
         transfer = self._transfer
-        requests: list[m.WireRequest] = []
+        requests: list[WireRequest] = []
         calls: list[Call] = []
         for call in batch.calls:
             try:
@@ -281,7 +282,7 @@ class Instance:
         # The main thread waits for work, and an answer that holds up its batch is just that.
         socket = WORK if blocking else SERVICE
         frame: list[m.ToStub] = []
-        wire: m.WireResponse | None = None
+        wire: WireResponse | None = None
         if response is not None:
             wire = self._transfer.send_response(response, socket, frame)
         returns = self._transfer.due()

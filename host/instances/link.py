@@ -9,7 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from host.instances.channel import SERVICE, WORK, Channel
-from stub.wire.messages import ToStub, encode
+from stub.wire.messages import (
+    ToStub,
+    encode,
+)
 from stub.wire.ring import RingError, RingReader, RingWriter, create_file, map_file
 
 

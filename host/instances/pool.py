@@ -11,6 +11,7 @@ from host.instances.arenas import Arenas
 from host.instances.channel import Channel
 from host.instances.instance import Instance
 from host.instances.process import Launcher
+from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
 
@@ -25,17 +26,24 @@ _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 class StubPool:
     """Fulfils the services that instances need.
 
-    `arena_limit` is what the tensors of one process may take, in bytes. `control` is to be set
-    before the first instance is started. Raises OSError.
+    `arena_limit` is what the tensors of one process may take, in bytes; `client_memory` whether
+    clients may register shared memory. `control` is to be set before the first instance is
+    started. Raises OSError.
     """
 
     control: ModelControl
 
     def __init__(
-        self, launcher: Launcher, arena_limit: int, models: Models, metrics: Metrics
+        self,
+        launcher: Launcher,
+        arena_limit: int,
+        models: Models,
+        metrics: Metrics,
+        client_memory: bool,
     ) -> None:
         self.channel = Channel()
         self.arenas = Arenas(arena_limit)
+        self.regions = Regions(self.arenas if client_memory else None)
         self.launcher = launcher
         self.terminal: Launcher = TerminalLauncher()
         self.models = models
@@ -49,6 +57,7 @@ class StubPool:
     def _trim(self) -> None:
         """Give back tensor memory that was not needed of late."""
         self.arenas.host.trim()
+        self.regions.sweep()
         self._timer = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
 
     async def start(
@@ -113,6 +122,7 @@ class StubPool:
         self._timer.cancel()
         await self.launcher.close()
         self.channel.close()
+        self.regions.close()
         self.arenas.close()
 
 

@@ -13,14 +13,17 @@ from host.instances.arenas import ArenaFile, Arenas
 from stub.wire.arena import ArenaFull, Block, Ledger
 from stub.wire.datatypes import CODES, NAMES
 from stub.wire.messages import (
-    INLINE_LIMIT,
-    OpenArena,
     Return,
     ToStub,
+)
+from stub.wire.payload import (
+    INLINE_LIMIT,
+    Slot,
     WireError,
     WireRequest,
     WireResponse,
     WireTensor,
+    slot_too_small,
 )
 
 # Numbers of TritonError codes (pb_utils spec 3.11), in order.
@@ -71,6 +74,7 @@ class Transfer:
             request.model_name,
             request.model_version,
             request.trace,
+            self._slots(request, socket, frame),
         )
 
     def send_response(
@@ -105,15 +109,29 @@ class Transfer:
         if not isinstance(block, Block):
             return WireTensor(tensor.name, code, tensor.shape, bytes(tensor.data))
         if block.arena not in (0, self._own.number):
-            opened = self._opened.setdefault(socket, set())
-            if block.arena not in opened:
-                opened.add(block.arena)
-                path = self._arenas.path(block.arena)
-                frame.append(OpenArena(block.arena, path, self._arenas.limit))
+            self._announce(block.arena, socket, frame)
         self._lent.lend(block)
         return WireTensor(
             tensor.name, code, tensor.shape, None, block.arena, block.offset, block.size
         )
+
+    def _announce(self, arena: int, socket: bytes, frame: list[ToStub]) -> None:
+        opened = self._opened.setdefault(socket, set())
+        if arena not in opened:
+            opened.add(arena)
+            frame.append(self._arenas.announcement(arena))
+
+    def _slots(
+        self, request: InferRequest, socket: bytes, frame: list[ToStub]
+    ) -> dict[str, Slot] | None:
+        if not request.slots:
+            return None
+        slots: dict[str, Slot] = {}
+        for name, block in request.slots.items():
+            assert isinstance(block, Block)
+            self._announce(block.arena, socket, frame)
+            slots[name] = block.arena, block.offset, block.size
+        return slots
 
     # From the stub
 
@@ -122,7 +140,10 @@ class Transfer:
         datatype = NAMES[wire.code]
         if wire.data is not None:
             return Tensor(wire.name, datatype, wire.shape, wire.data)
-        if wire.arena == self._own.number:
+        region = self._arenas.region(wire.arena)
+        if region is not None and any(wire.arena in opened for opened in self._opened.values()):
+            block = region.block(wire.offset, wire.size)
+        elif wire.arena == self._own.number:
             view = self._own.slice(wire.offset, wire.size)
             block = Block(wire.arena, wire.offset, wire.size, view, self._drop)
         else:
@@ -130,6 +151,31 @@ class Transfer:
             if block.size != wire.size:
                 raise ValueError(f"a lent block of {block.size} bytes came back as {wire.size}")
         return Tensor(wire.name, datatype, wire.shape, block.data, block)
+
+    def deliver(self, request: InferRequest, outputs: list[Tensor]) -> HostError | None:
+        """See to it that outputs are where the client wants them; what stands against it.
+
+        The stub has written there what it would otherwise have put into shared memory.
+        """
+        for index, output in enumerate(outputs):
+            slot = request.slots.get(output.name) if request.slots else None
+            if slot is None:
+                continue
+            assert isinstance(slot, Block)
+            owner = output.owner
+            written = isinstance(owner, Block) and (
+                owner.arena == slot.arena and owner.offset == slot.offset
+            )
+            if not written:
+                size = len(output.data)
+                if size > slot.size:
+                    return internal(slot_too_small(output.name, slot.size, size))
+                region = self._arenas.region(slot.arena)
+                if region is None:
+                    return internal(f"the region of output '{output.name}' is gone")
+                region.write(slot.offset, output.data)
+            outputs[index] = Tensor(output.name, output.datatype, output.shape, b"")
+        return None
 
     def receive_request(self, wire: WireRequest) -> InferRequest:
         """A BLS request. Raises as `receive_tensor`."""

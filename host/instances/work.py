@@ -12,6 +12,7 @@ from host.inference import Call, InferResponse, Tensor
 from host.instances.batch import Batch, Times
 from host.instances.transfer import Transfer
 from stub.wire import messages as m
+from stub.wire.payload import WireResponse
 
 Action = Callable[[], None]
 """What a message leads to, once all of its frame is understood."""
@@ -116,7 +117,7 @@ class Work:
             call.on_taken = _Taken(self._tell, batch.number, index, most).took
         return partial(call.respond, answer, message.final)
 
-    def _receive(self, call: Call, response: m.WireResponse | None) -> InferResponse | None:
+    def _receive(self, call: Call, response: WireResponse | None) -> InferResponse | None:
         if response is None:
             return None
         request = call.request
@@ -130,6 +131,9 @@ class Work:
         if self.restore is not None:
             answer.outputs = [self.restore(output) for output in answer.outputs]
         answer.parameters = response.parameters
+        if request.slots:
+            answer.error = self._transfer.deliver(request, answer.outputs)
+            call.failed = answer.error is not None
         return answer
 
     def release(self, message: m.Released) -> Action:

@@ -5,51 +5,109 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
+from host.environments.environment import Environment
+from host.environments.environments import Environments
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
 from host.instances.supervisor import Supervisor
+from host.instances.work import Flow
+from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
 from host.models.python_model import PythonModel
-from stub.wire.messages import ModelSource
+from stub.wire.messages import (
+    Initialize,
+    ModelSource,
+)
 
 _Result = TypeVar("_Result")
+_Start = Callable[[str, str], Awaitable[Instance]]
+"""Starts a stub of one model; its name, and what stands before its lines in the log."""
 
 
 class Loader:
-    """`auto_complete`: whether models may complete their configuration."""
+    """`auto_complete`: whether models may complete their configuration. `flow`: when a
+    response sender must wait. `debugged`: the model whose one instance is on the terminal.
+    """
 
-    def __init__(self, pool: StubPool, backends: Backends, *, auto_complete: bool) -> None:
+    def __init__(
+        self,
+        pool: StubPool,
+        backends: Backends,
+        environments: Environments,
+        *,
+        auto_complete: bool,
+        flow: Flow,
+        metrics: MetricsSettings | None = None,
+        debugged: str = "",
+    ) -> None:
+        self._debugged = debugged
+        self._metrics = metrics
         self._pool = pool
+        self._environments = environments
+        self._flow = flow
         self._backends = backends
         self._auto_complete = auto_complete
 
     async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> PythonModel:
         """A model whose instances are all initialised. Raises HostError."""
-        name: str = loaded.config.name
+        begun = time.monotonic()
         source, loaded = await asyncio.to_thread(self._backends.find, directory, version, loaded)
-        # Auto-completion cannot change the number of instances, so all can start at once.
-        count = len(configuration.instances(loaded.config))
-        stubs = await _all(self._pool.start("", name) for _ in range(count))
+        environment = await self._environments.find(loaded.config, directory)
         try:
-            config = await self._complete(loaded, source, stubs)
-            specs = configuration.instances(config)
-            arguments = Arguments(directory, version, config)
-            await self._initialize(specs, stubs, source, arguments)
+            model = await self._load(directory, version, loaded, source, environment)
         except BaseException:
+            if environment is not None:
+                environment.release()
+            raise
+        model.environment = environment
+        model.meter.load_seconds = time.monotonic() - begun
+        return model
+
+    async def _load(
+        self,
+        directory: Path,
+        version: int,
+        loaded: LoadedConfig,
+        source: ModelSource,
+        environment: Environment | None,
+    ) -> PythonModel:
+        name: str = loaded.config.name
+        # Auto-completion cannot change the number of instances, so all can start at once.
+        count = len(self._instances(loaded.config))
+        attached = name == self._debugged
+        start = partial(self._pool.start, environment=environment, attached=attached)
+        stubs = await _all(start("", name) for _ in range(count))
+        try:
+            config = await self._complete(loaded, source, stubs, start)
+            specs = self._instances(config)
+            arguments = Arguments(directory, version, config, self._flow)
+            await self._initialize(specs, stubs, source, arguments)
+        except BaseException:  # also if cancelled: nobody else would end these processes
             for stub in stubs:
                 stub.kill()
             raise
-        return self._assemble(config, version, specs, stubs, source, arguments)
+        return self._assemble(config, version, specs, stubs, source, arguments, start)
+
+    def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
+        """Those to run: nobody can answer the debuggers of several at one terminal."""
+        specs = configuration.instances(config)
+        return specs[:1] if config.name == self._debugged else specs
 
     async def _complete(
-        self, loaded: LoadedConfig, source: ModelSource, stubs: list[Instance]
+        self,
+        loaded: LoadedConfig,
+        source: ModelSource,
+        stubs: list[Instance],
+        start: _Start,
     ) -> ModelConfig:
         """The final configuration, with the model's own additions.
 
@@ -63,7 +121,7 @@ class Loader:
         config = configuration.finish(loaded, completed)
         if completed is not None:
             described = stubs[0]
-            stubs[0] = await self._pool.start("", loaded.config.name)
+            stubs[0] = await start("", loaded.config.name)
             await described.stop(0, 5.0)
         return config
 
@@ -91,23 +149,24 @@ class Loader:
         stubs: list[Instance],
         source: ModelSource,
         arguments: Arguments,
+        start: _Start,
     ) -> PythonModel:
-        model = PythonModel(config, version)
+        model = PythonModel(config, version, self._metrics)
 
         restore = model.signature.restore
 
         def lane(stub: Instance, spec: InstanceSpec) -> Supervisor:
-            stub.restore = restore
+            stub.work.restore = restore
             label = stub.label  # and not the stub itself, which may die long before its lane
 
             async def launch() -> Instance:
-                fresh = await self._pool.start(spec.name, label)
+                fresh = await start(spec.name, label)
                 try:
                     await _become(fresh, spec, source, arguments)
-                except BaseException:
+                except BaseException:  # also if cancelled, as above
                     fresh.kill()
                     raise
-                fresh.restore = restore
+                fresh.work.restore = restore
                 return fresh
 
             return Supervisor(stub, launch, model.scheduler, model.report)
@@ -121,8 +180,13 @@ class Loader:
 class Arguments:
     """What `initialize` is called with (pb_utils spec 2.3)."""
 
-    def __init__(self, directory: Path, version: int, config: ModelConfig) -> None:
+    def __init__(
+        self, directory: Path, version: int, config: ModelConfig, flow: Flow
+    ) -> None:
         self.outputs = [output.name for output in config.output]
+        self.decoupled = bool(config.model_transaction_policy.decoupled)
+        self.overlap = configuration.overlap(config)
+        self.flow = flow
         self._common = {
             "model_config": to_json(config),
             "model_repository": str(directory),
@@ -145,7 +209,18 @@ async def _become(
 ) -> None:
     stub.name = spec.name
     stub.label = f"{arguments.of(spec)['model_name']}/{spec.name}"
-    await stub.initialize(source, arguments.of(spec), arguments.outputs)
+    await stub.initialize(
+        Initialize(
+            spec.name,
+            source,
+            arguments.of(spec),
+            arguments.outputs,
+            arguments.decoupled,
+            arguments.overlap,
+            arguments.flow.window,
+            arguments.flow.seconds,
+        )
+    )
 
 
 async def _all(steps: Iterable[Awaitable[_Result]]) -> list[_Result]:

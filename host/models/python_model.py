@@ -7,13 +7,18 @@ import time
 
 from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
+from host.environments.environment import Environment
 from host.errors import HostError, unavailable
-from host.inference import Call, InferRequest
+from host.inference import Call, FailureReason, InferRequest
 from host.instances.batch import Batch, Times
 from host.instances.supervisor import LaneState, Supervisor
+from host.metrics.meter import Meter
+from host.metrics.settings import MetricsSettings
 from host.models.signature import Signature
 from host.scheduling.direct import DirectScheduler
-from host.scheduling.dynamic import DynamicScheduler
+from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
+from host.scheduling.ordering import OrderedCall
+from host.scheduling.policy import policies_of
 from host.scheduling.scheduler import Scheduler
 from host.statistics import Counters
 
@@ -21,15 +26,28 @@ from host.statistics import Counters
 class PythonModel:
     """Ready once its lanes have joined; see the loader."""
 
-    def __init__(self, config: ModelConfig, version: int) -> None:
+    def __init__(
+        self, config: ModelConfig, version: int, metrics: MetricsSettings | None = None
+    ) -> None:
         self.name: str = config.name
         self.version = version
         self.config = config
         self.lanes: list[Supervisor] = []
+        self.environment: Environment | None = None  # that of its stubs, released at the end
         self.signature = Signature(config)
         self.scheduler = make_scheduler(config, self.signature)
-        self._counters = Counters(self.name, str(version))
+        self.scheduler.lane_returns = self._lane_returns
+        self._new_call = OrderedCall if config.dynamic_batching.preserve_ordering else Call
+        self.counters = Counters(self.name, str(version))
+        self.meter = Meter(
+            config,
+            version,
+            self.counters,
+            lambda: self.scheduler.queued,
+            metrics or MetricsSettings(),
+        )
         self._calls: set[Call] = set()  # under way, queued ones included
+        self._late: dict[Call, Times] = {}  # those whose batch has ended before them
         self._drained: asyncio.Event | None = None
 
     def infer(self, request: InferRequest) -> Call:
@@ -37,11 +55,17 @@ class PythonModel:
         self.signature.check(request)
         if not self.scheduler.lanes or self._drained is not None:
             self._refuse_if_hopeless(request)
-        call = Call(request)
+        call = self._new_call(request)
         call.queued_ns = call.received_ns
         call.on_finish = self._finished
+        if self.meter.latencies is not None:
+            call.on_first = self.meter.latencies.first
         self._calls.add(call)
-        self.scheduler.submit(call)
+        try:
+            self.scheduler.submit(call)
+        except HostError:
+            self._calls.discard(call)  # it was never under way, and is not counted
+            raise
         return call
 
     @property
@@ -49,14 +73,38 @@ class PythonModel:
         """Whether at least one instance is alive."""
         return any(lane.state is LaneState.SERVING for lane in self.lanes)
 
+    @property
+    def has_say(self) -> bool:
+        """Whether the model itself is asked if it is ready."""
+        return any(lane.instance.readiness.defined for lane in self.lanes)
+
+    async def why_not_ready(self) -> str:
+        """Why a request should not come now, "" if it may (pb_utils spec 2.11)."""
+        serving = [lane for lane in self.lanes if lane.state is LaneState.SERVING]
+        if not serving:
+            return "; ".join(lane.reason for lane in self.lanes)
+        for lane in serving:
+            if lane.instance.readiness.defined:
+                reason = await lane.instance.readiness.check()
+                if reason:
+                    return reason
+        return ""
+
     def statistics(self) -> ModelStatistics:
         """What it has done so far."""
-        return self._counters.snapshot()
+        return self.counters.snapshot()
 
     def report(self, batch: Batch, times: Times | None) -> None:
         """A batch has ended; without times, because its stub died; without calls, unsent."""
-        if times is not None and batch.calls:
-            self._counters.batch(batch.calls, times)
+        if times is None or not batch.calls:
+            return
+        if not batch.late:
+            self.counters.batch(batch.calls, times)
+            return
+        late = [batch.calls[index] for index in batch.late]
+        done = [call for index, call in enumerate(batch.calls) if index not in batch.late]
+        self.counters.batch(done, times, sum(call.request.batch_size for call in late))
+        self._late.update((call, times) for call in late if not call.finished)
 
     async def drain(self) -> None:
         """Refuse new calls and wait until those under way have ended."""
@@ -73,6 +121,9 @@ class PythonModel:
         """End every lane; seconds as for `Instance.stop`."""
         self.scheduler.fail_queued(unavailable(f"model '{self.name}' is being unloaded"))
         await asyncio.gather(*(lane.stop(grace, finalize) for lane in self.lanes))
+        if self.environment is not None:
+            self.environment.release()
+        self.meter.end()
 
     @property
     def in_flight(self) -> int:
@@ -81,10 +132,23 @@ class PythonModel:
 
     def _finished(self, call: Call) -> None:
         self._calls.discard(call)
+        times = self._late.pop(call, None)
         if call.failed:
-            self._counters.failure(time.monotonic_ns() - call.received_ns)
+            self.counters.failure(time.monotonic_ns() - call.received_ns, self._reason(call))
+        elif times is not None:
+            self.counters.answered(call, times)
         if self._drained is not None and not self._calls:
             self._drained.set()
+
+    def _reason(self, call: Call) -> FailureReason:
+        if call.reason is not None:
+            return call.reason
+        started = call.place is not self.scheduler
+        return FailureReason.BACKEND if started else FailureReason.OTHER
+
+    def _lane_returns(self) -> bool:
+        coming = (LaneState.RESTARTING, LaneState.PAUSING)
+        return any(lane.state in coming for lane in self.lanes)
 
     def _refuse_if_hopeless(self, request: InferRequest) -> None:
         """A stub that is being replaced is worth waiting for; anything else is not."""
@@ -98,8 +162,16 @@ class PythonModel:
 
 
 def make_scheduler(config: ModelConfig, signature: Signature) -> Scheduler:
-    """The scheduler that the configuration asks for."""
+    """The scheduler that the configuration asks for. Raises HostError."""
     if config.WhichOneof("scheduling_choice") != "dynamic_batching":
         return DirectScheduler()
-    delay = config.dynamic_batching.max_queue_delay_microseconds / 1e6
-    return DynamicScheduler(config.max_batch_size, delay, signature.compatible)
+    batching = config.dynamic_batching
+    return DynamicScheduler(
+        config.max_batch_size,
+        batching.max_queue_delay_microseconds / 1e6,
+        signature.compatible,
+        preferred=batching.preferred_batch_size,
+        policies=policies_of(batching),
+        keep_order=batching.preserve_ordering,
+        hold=hold_from_environment(),
+    )

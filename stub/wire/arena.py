@@ -207,6 +207,23 @@ class ArenaReader:
         return self._view[offset : offset + size]
 
 
+class RegionMap:
+    """A client's shared memory: read in place, and written to where the client asked for it."""
+
+    def __init__(self, fd: int, offset: int, size: int) -> None:
+        self._view = Mapping(fd, size, True, offset).view
+
+    def slice(self, offset: int, size: int) -> memoryview:
+        """The bytes at `offset`, read-only. Raises ValueError if they lie outside."""
+        return self.writable(offset, size).toreadonly()
+
+    def writable(self, offset: int, size: int) -> memoryview:
+        """The bytes at `offset`. Raises ValueError if they lie outside."""
+        if offset < 0 or size < 0 or offset + size > len(self._view):
+            raise ValueError(f"{size} bytes at {offset} lie outside the region")
+        return self._view[offset : offset + size]
+
+
 class Ledger:
     """Blocks that a peer has been told of: they live until it returns them, once per telling."""
 

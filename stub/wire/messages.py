@@ -8,56 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import msgspec
 
-Parameter = Union[bool, int, float, str]
-
-INLINE_LIMIT = 2048
-"""Tensors of at most this many bytes travel inside the message. A block in shared memory costs
-two messages' worth of bookkeeping (allocate, return), which a copy of 2 kB does not."""
-
-
-class WireTensor(msgspec.Struct, array_like=True, gc=False):
-    """A tensor: its bytes inline in `data`, or a block `(arena, offset, size)` in shared memory.
-
-    `code` is Triton's data-type number; `size` is in bytes.
-    """
-
-    name: str
-    code: int
-    shape: List[int]
-    data: Optional[bytes] = None
-    arena: int = 0
-    offset: int = 0
-    size: int = 0
-
-
-class WireError(msgspec.Struct, array_like=True, gc=False):
-    """An error as data: the number of a `TritonError` code (pb_utils spec 3.11), and the text."""
-
-    code: int
-    message: str
-
-
-class WireRequest(msgspec.Struct, array_like=True):
-    """An inference request. No `outputs` means all that the model's configuration lists."""
-
-    id: str
-    inputs: List[WireTensor]
-    outputs: List[str]
-    parameters: Dict[str, Parameter]
-    correlation_id: Union[int, str] = 0
-    flags: int = 0
-    timeout: int = 0
-    model: str = ""
-    version: int = -1
-    trace: Optional[str] = None
-
-
-class WireResponse(msgspec.Struct, array_like=True):
-    """An inference response; with an `error`, nothing else counts."""
-
-    outputs: List[WireTensor]
-    parameters: Dict[str, Parameter]
-    error: Optional[WireError] = None
+from stub.wire.payload import WireRequest, WireResponse
 
 
 class _Message(msgspec.Struct, tag_field="t", array_like=True):
@@ -77,11 +28,16 @@ class Return(_Message, tag="ret"):
 
 
 class OpenArena(_Message, tag="open"):
-    """Blocks of another process may follow: its file is at `path`; `limit` as for `Arena`."""
+    """Blocks of another process may follow: its file is at `path`, `limit` as for `Arena`.
+
+    A client's `region` starts at `offset` of its file, has `limit` bytes and may be written to.
+    """
 
     arena: int
     path: str
     limit: int
+    offset: int = 0
+    region: bool = False
 
 
 class CloseArena(_Message, tag="close"):

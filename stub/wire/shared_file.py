@@ -37,9 +37,9 @@ def _create_named(name: str) -> int:
 class Mapping:
     """A file in this process's memory, for as long as `view` or a part of it is used."""
 
-    def __init__(self, fd: int, size: int, writable: bool) -> None:
+    def __init__(self, fd: int, size: int, writable: bool, offset: int = 0) -> None:
         protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-        self._map = mmap.mmap(fd, size, prot=protection)
+        self._map = mmap.mmap(fd, size, prot=protection, offset=offset)
         self.view = memoryview(self._map)
 
     def let_go(self) -> None:

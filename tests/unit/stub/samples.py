@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from stub.wire import messages as m
+from stub.wire.payload import WireRequest, WireResponse
 
 SOURCE = m.ModelSource("/models/x", 1, "model.py")
-REQUEST = m.WireRequest("id", [], [], {})
+REQUEST = WireRequest("id", [], [], {})
 
 TO_STUB: list[m.ToStub] = [
     m.Return([(0, 4096, 1)]),
@@ -14,7 +15,7 @@ TO_STUB: list[m.ToStub] = [
     m.Describe("x_0", SOURCE, "{}"),
     m.Initialize("x_0", SOURCE, {"model_name": "x"}, ["OUTPUT0"]),
     m.Execute(1, [REQUEST]),
-    m.Answer(1, m.WireResponse([], {})),
+    m.Answer(1, WireResponse([], {})),
     m.Cancelled(1, 0),
     m.Taken(1, 0, 5),
     m.Told(1, None),

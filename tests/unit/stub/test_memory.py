@@ -15,7 +15,13 @@ import pb_utils
 from stub.convert import request_from, response_to, tensor_from, tensor_to
 from stub.memory import Memory
 from stub.wire.arena import Arena, Block, create_file
-from stub.wire.messages import INLINE_LIMIT, WireRequest, WireResponse, WireTensor
+from stub.wire.messages import OpenArena
+from stub.wire.payload import (
+    INLINE_LIMIT,
+    WireRequest,
+    WireResponse,
+    WireTensor,
+)
 from stub.wire.shared_file import PAGE
 
 LIMIT = 64 * PAGE
@@ -207,7 +213,7 @@ def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: Bench) -> No
     wire = WireTensor("x", 2, [9000], None, 9, block.offset, 9000)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):  # the second announcement, on the other socket, changes nothing
-        bench.memory.open(9, f"/proc/{os.getpid()}/fd/{fd}", LIMIT)
+        bench.memory.open(OpenArena(9, f"/proc/{os.getpid()}/fd/{fd}", LIMIT))
     os.close(fd)
     tensor = tensor_from(wire, bench.memory)
     assert tensor.as_numpy(copy=False).tobytes() == b"z" * 9000
@@ -221,4 +227,4 @@ def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: Bench) -> No
 
 def test_the_arena_of_a_process_that_is_gone_cannot_be_opened(bench: Bench) -> None:
     with pytest.raises(OSError, match="No such file"):
-        bench.memory.open(9, "/proc/self/fd/999999", LIMIT)
+        bench.memory.open(OpenArena(9, "/proc/self/fd/999999", LIMIT))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stub.wire import messages as m
+from stub.wire.payload import Parameter, WireError, WireRequest, WireResponse, WireTensor
 from stub.wire.spawn import Spawn
 from tests.unit.stub.samples import TO_HOST, TO_STUB
 
@@ -18,7 +19,7 @@ parameters = st.dictionaries(
     text, st.one_of(st.booleans(), int64, st.floats(allow_nan=False), text), max_size=3
 )
 tensors = st.builds(
-    m.WireTensor,
+    WireTensor,
     text,
     st.integers(1, 14),
     st.lists(int64, max_size=4),
@@ -28,7 +29,7 @@ tensors = st.builds(
     unsigned,
 )
 requests = st.builds(
-    m.WireRequest,
+    WireRequest,
     text,
     st.lists(tensors, max_size=3),
     st.lists(text, max_size=2),
@@ -40,8 +41,8 @@ requests = st.builds(
     st.integers(-1, 1 << 40),
     st.none() | text,
 )
-errors = st.builds(m.WireError, st.integers(0, 7), text)
-responses = st.builds(m.WireResponse, st.lists(tensors, max_size=3), parameters, st.none() | errors)
+errors = st.builds(WireError, st.integers(0, 7), text)
+responses = st.builds(WireResponse, st.lists(tensors, max_size=3), parameters, st.none() | errors)
 sources = st.builds(m.ModelSource, text, int64, text, text)
 floats = st.floats(allow_nan=False)
 indexes = st.lists(unsigned, max_size=3).map(tuple)
@@ -123,8 +124,8 @@ def test_what_a_stub_says_arrives(frame: list[m.ToHost]) -> None:
 
 
 def test_parameters_keep_their_types() -> None:
-    values: dict[str, m.Parameter] = {"b": True, "i": 1, "f": 1.0, "s": "1"}
-    frame = m.encode([m.Answer(1, m.WireResponse([], values))])
+    values: dict[str, Parameter] = {"b": True, "i": 1, "f": 1.0, "s": "1"}
+    frame = m.encode([m.Answer(1, WireResponse([], values))])
     (answer,) = m.decode_to_stub(frame)
     assert isinstance(answer, m.Answer)
     assert answer.response is not None

@@ -184,22 +184,6 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
             'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "b.so" } }',
             "parameters[TRITON_BATCH_STRATEGY_PATH]",
         ),
-        (
-            'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } }',
-            "parameters[EXECUTION_ENV_PATH]",
-        ),
-        (
-            "max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
-            "dynamic_batching.priority_levels",
-        ),
-        (
-            "max_batch_size: 4 dynamic_batching { default_queue_policy { max_queue_size: 3 } }",
-            "dynamic_batching.default_queue_policy",
-        ),
-        (
-            "dynamic_batching { preserve_ordering: true } instance_group [ { count: 2 } ]",
-            "dynamic_batching.preserve_ordering",
-        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(model: Path, text: str, field: str) -> None:
@@ -273,11 +257,20 @@ def test_a_name_to_load_stays_in_its_repository(name: str, expected: str) -> Non
     assert caught.value.message == expected
 
 
-def test_one_instance_preserves_the_order_anyway(model: Path) -> None:
-    (model / "config.pbtxt").write_text(
-        'backend: "python" dynamic_batching { preserve_ordering: true }'
+@pytest.mark.parametrize(
+    "text",
+    [
+        "priority_levels: 2 default_priority_level: 1",
+        "default_queue_policy { max_queue_size: 3 timeout_action: DELAY }",
+        "priority_levels: 1 default_priority_level: 1 priority_queue_policy { key: 1 }",
+        "preserve_ordering: true",
+        "preferred_batch_size: [ 2, 4 ]",
+    ],
+)
+def test_every_setting_of_the_dynamic_batcher_is_honoured(model: Path, text: str) -> None:
+    configured(
+        model, f"max_batch_size: 4 dynamic_batching {{ {text} }} instance_group {{ count: 2 }}"
     )
-    assert load(model, strict=False).config.dynamic_batching.preserve_ordering
 
 
 def test_a_wrong_choice_about_input_memory_is_refused(model: Path) -> None:

@@ -18,6 +18,7 @@ from host.descriptions import (
 )
 from host.errors import internal, invalid_argument, not_found, unavailable, unsupported
 from host.inference import Call, InferRequest, InferResponse, Parameter, Tensor
+from host.instances.regions import Regions
 
 MODELS = ("echo", "hold", "fail", "silent", "bug", "repeat")
 
@@ -40,6 +41,7 @@ class EchoCore:
 
     def __init__(self) -> None:
         self.is_ready = True
+        self.regions = Regions(None)
         self.exiting = False
         self.held: queue.Queue[Call] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
@@ -81,13 +83,13 @@ class EchoCore:
             raise unavailable("Server exiting")
         return True
 
-    def ready(self) -> bool:
+    async def ready(self) -> bool:
         return self.live() and self.is_ready
 
     def server_metadata(self) -> ServerMetadata:
         return ServerMetadata("triton", "1.2.3", ["statistics", "parameters"])
 
-    def model_ready(self, name: str, version: str) -> bool:
+    async def model_ready(self, name: str, version: str) -> bool:
         self._look_up(name)
         return version != "9"
 

@@ -16,10 +16,12 @@ from host.instances.channel import SERVICE, WORK
 from host.instances.transfer import ReturnsDue, Transfer, no_room
 from stub.wire.arena import Arena, ArenaFull
 from stub.wire.messages import (
-    INLINE_LIMIT,
     OpenArena,
     Return,
     ToStub,
+)
+from stub.wire.payload import (
+    INLINE_LIMIT,
     WireError,
     WireRequest,
     WireTensor,
@@ -279,7 +281,7 @@ def test_an_arena_is_closed_with_the_last_tensor_in_it_and_everybody_hears_of_it
         del other
         gc.collect()
         assert closed == []
-        assert bench.arenas.path(number)
+        assert bench.arenas.announcement(number)
         del tensor
         await asyncio.wait_for(flushed.wait(), 20)  # the timer that tells the stub knows it too
         await asyncio.sleep(0)
@@ -287,7 +289,7 @@ def test_an_arena_is_closed_with_the_last_tensor_in_it_and_everybody_hears_of_it
         await asyncio.sleep(0)  # the collector only asks the loop to spread the word
         assert closed == [number]
         with pytest.raises(KeyError):
-            bench.arenas.path(number)
+            bench.arenas.announcement(number)
         bench.arenas.close()
 
     asyncio.run(main())

@@ -1,0 +1,237 @@
+"""Shared memory that clients have made and registered (protocol spec 4)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from dataclasses import dataclass
+
+import posix_ipc
+
+from host.errors import (
+    ErrorCode,
+    HostError,
+    internal,
+    invalid_argument,
+    not_found,
+    unsupported,
+)
+from host.instances.arenas import Arenas
+from stub.wire.arena import Block
+from stub.wire.messages import (
+    OpenArena,
+)
+from stub.wire.shared_file import PAGE, Mapping
+
+_RESERVED = "triton_python_backend_shm_region_"
+_UINT64 = 0xFFFFFFFFFFFFFFFF
+_OFF = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionStatus:
+    """A registered region: `offset` and `byte_size` are those of the registration."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class Region:
+    """One registration. Its blocks are references: the host itself does not touch the memory.
+
+    A client that made its object smaller would otherwise take the host along (SIGBUS).
+    """
+
+    def __init__(self, status: RegionStatus, number: int, descriptor: int) -> None:
+        self.status = status
+        self.number = number
+        self.leaving = False
+        self._descriptor = descriptor
+        self._view = Mapping(descriptor, status.byte_size, True, status.offset).view
+        self._taken = 0
+        self._dropped: deque[None] = deque()  # by finalisers, in any thread
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a tensor lies here that somebody still needs."""
+        return self._taken > len(self._dropped)
+
+    def announcement(self) -> OpenArena:
+        """What a stub is told before it hears of blocks in here."""
+        status = self.status
+        path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        return OpenArena(self.number, path, status.byte_size, status.offset, True)
+
+    def block(self, offset: int, size: int) -> Block:
+        """A part of the region. Raises ValueError if it lies outside."""
+        if offset < 0 or size < 0 or offset + size > self.status.byte_size:
+            raise ValueError(f"{size} bytes at {offset} lie outside region '{self.status.name}'")
+        self._taken += 1
+        return Block(self.number, offset, size, self._view[offset : offset + size], self._drop)
+
+    def _drop(self, arena: int, offset: int) -> None:
+        self._dropped.append(None)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of the bytes; fewer if the object has become smaller."""
+        return os.pread(self._descriptor, size, self.status.offset + offset)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Raises HostError if the object has become smaller."""
+        os.pwrite(self._descriptor, data, self.status.offset + offset)
+
+    def close(self) -> None:
+        """The memory goes with the last block."""
+        self._view = memoryview(b"")
+        os.close(self._descriptor)
+
+
+class Regions:
+    """All regions of one server. Names are shared with those of CUDA memory, of which none exist.
+
+    `arenas` gets to know each; None where clients may register none.
+    """
+
+    def __init__(self, arenas: Arenas | None) -> None:
+        self._arenas = arenas
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Map a client's object. Raises HostError."""
+        arenas = self._known()
+        self.sweep()
+        if name in self._regions:
+            raise HostError(
+                ErrorCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager"
+            )
+        bare = key.lstrip("/")
+        if not bare:
+            raise invalid_argument(
+                f"cannot register shared memory region '{name}' - invalid shm key '{key}'"
+            )
+        if bare.startswith(_RESERVED):
+            raise invalid_argument(
+                f"cannot register shared memory region '{name}' with key '{key}' as the key"
+                f" contains the reserved prefix '{_RESERVED}'"
+            )
+        descriptor = _open(bare, key)
+        try:
+            status = RegionStatus(name, key, offset, byte_size)
+            region = _map(status, arenas.number(), descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._regions[name] = region
+        arenas.adopt(region)
+
+    def refuse_if_off(self) -> None:
+        """Raise HostError unless clients may register regions."""
+        self._known()
+
+    def _known(self) -> Arenas:
+        if self._arenas is None:
+            raise unsupported(_OFF)
+        return self._arenas
+
+    def unregister(self, name: str) -> None:
+        """Forget a region, all without a name; one in use goes with its last user."""
+        self.refuse_if_off()
+        for region in [self._regions.get(name)] if name else list(self._regions.values()):
+            if region is not None:
+                region.leaving = True
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Let go of what was unregistered and is no longer in use."""
+        for name, region in list(self._regions.items()):
+            if region.leaving and not region.in_use:
+                del self._regions[name]
+                self._known().abandon(region)
+                region.close()
+
+    def status(self, name: str) -> list[RegionStatus]:
+        """One region, or all without a name. Raises HostError NOT_FOUND."""
+        self.sweep()
+        if not name:
+            return [region.status for region in self._regions.values()]
+        if name not in self._regions:
+            raise not_found(f"Unable to find system shared memory region: '{name}'")
+        return [self._regions[name].status]
+
+    def cuda_status(self, name: str) -> None:
+        """CUDA regions do not exist here. Raises HostError NOT_FOUND for any name."""
+        if name in self._regions:
+            raise not_found(
+                f"The region named '{name}' is registered as system shared memory, not CUDA shared"
+                " memory"
+            )
+        if name:
+            raise not_found(f"Unable to find cuda shared memory region: '{name}'")
+
+    def register_cuda(self, name: str) -> None:
+        """Refuse: there is no GPU. Raises HostError."""
+        self.refuse_if_off()
+        raise invalid_argument(
+            f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
+        )
+
+    def find(self, name: str, offset: int, byte_size: int) -> Block:
+        """Where a tensor lies, or is to lie. Raises HostError."""
+        region = self._regions.get(name)
+        if region is None:
+            raise not_found(f"Unable to find shared memory region: '{name}'")
+        size = region.status.byte_size
+        if byte_size < 0 or offset < 0 or byte_size + offset > _UINT64:
+            # As unsigned numbers, which they are on the other end of the wire.
+            raise invalid_argument(
+                f"Integer overflow detected: byte_size ({byte_size & _UINT64}) + offset"
+                f" ({offset & _UINT64}) exceeds maximum value ({_UINT64}) for region '{name}'"
+            )
+        if offset >= size:
+            raise invalid_argument(f"Invalid offset for shared memory region: '{name}'")
+        if offset + byte_size > size:
+            raise invalid_argument(f"Invalid offset + byte size for shared memory region: '{name}'")
+        return region.block(offset, byte_size)
+
+    def read(self, name: str, offset: int, byte_size: int) -> bytes:
+        """A copy of the bytes there now. Raises HostError."""
+        block = self.find(name, offset, byte_size)
+        data = self._regions[name].read(block.offset, block.size)
+        if len(data) < byte_size:
+            raise internal(f"shared memory region '{name}' has become too small")
+        return data
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for region in self._regions.values():
+            self._known().abandon(region)
+            region.close()
+        self._regions.clear()
+
+
+def _open(bare: str, key: str) -> int:
+    try:
+        memory = posix_ipc.SharedMemory(f"/{bare}")
+    except (OSError, ValueError, posix_ipc.Error) as error:
+        raise internal(f"Unable to open shared memory region: '{key}'") from error
+    return int(memory.fd)
+
+
+def _map(status: RegionStatus, number: int, descriptor: int) -> Region:
+    failed = f"failed to register shared memory region '{status.name}'"
+    if status.offset + status.byte_size > os.fstat(descriptor).st_size:
+        raise invalid_argument(f"{failed}: invalid args")
+    if not status.byte_size or status.offset % PAGE:
+        reason = os.strerror(errno.EINVAL)
+        raise invalid_argument(f"{failed}: unable to process address space{reason}")
+    try:
+        return Region(status, number, descriptor)
+    except OSError as error:
+        raise invalid_argument(
+            f"{failed}: unable to process address space{error.strerror or error}"
+        ) from error

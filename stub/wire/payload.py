@@ -1,0 +1,71 @@
+"""What messages carry between host and stub: tensors, requests, responses."""
+
+from typing import Dict, List, Optional, Tuple, Union
+
+import msgspec
+
+Parameter = Union[bool, int, float, str]
+
+INLINE_LIMIT = 2048
+"""Tensors of at most this many bytes travel inside the message. A block in shared memory costs
+two messages' worth of bookkeeping (allocate, return), which a copy of 2 kB does not."""
+
+
+class WireTensor(msgspec.Struct, array_like=True, gc=False):
+    """A tensor: its bytes inline in `data`, or a block `(arena, offset, size)` in shared memory.
+
+    `code` is Triton's data-type number; `size` is in bytes.
+    """
+
+    name: str
+    code: int
+    shape: List[int]
+    data: Optional[bytes] = None
+    arena: int = 0
+    offset: int = 0
+    size: int = 0
+
+
+Slot = Tuple[int, int, int]
+"""Where in a client's region an output is to be written: (arena, offset, room in bytes)."""
+
+
+def slot_too_small(output: str, room: int, size: int) -> str:
+    """The documented text (protocol spec 4)."""
+    return (
+        f"shared memory size specified with the request for output '{output}' ({room} bytes)"
+        f" should be at least {size} bytes to hold the results"
+    )
+
+
+class WireError(msgspec.Struct, array_like=True, gc=False):
+    """An error as data: the number of a `TritonError` code (pb_utils spec 3.11), and the text."""
+
+    code: int
+    message: str
+
+
+class WireRequest(msgspec.Struct, array_like=True):
+    """An inference request. No `outputs` means all that the model's configuration lists; those in
+    `slots` are written there.
+    """
+
+    id: str
+    inputs: List[WireTensor]
+    outputs: List[str]
+    parameters: Dict[str, Parameter]
+    correlation_id: Union[int, str] = 0
+    flags: int = 0
+    timeout: int = 0
+    model: str = ""
+    version: int = -1
+    trace: Optional[str] = None
+    slots: Optional[Dict[str, Slot]] = None
+
+
+class WireResponse(msgspec.Struct, array_like=True):
+    """An inference response; with an `error`, nothing else counts."""
+
+    outputs: List[WireTensor]
+    parameters: Dict[str, Parameter]
+    error: Optional[WireError] = None

@@ -1,0 +1,293 @@
+"""Environments that the host builds from what a model wants installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.asking import command, failure
+from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.pythons import EVALUATES, config, need_index, touch
+
+EXPLICIT = "--model-control-mode=explicit"
+WANTS = config(PYTHON_REQUIREMENTS="requirements.txt")
+BUILDING = "building the Python environment "
+BUILD_SECONDS = 300.0
+"""What a build may take here: an index far away, a machine under load."""
+
+pytestmark = pytest.mark.timeout(3 * BUILD_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Somewhere to get packages from."""
+    need_index(tmp_path_factory.mktemp("downloads"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that has been used before; what the tests of this module want is built once."""
+    return tmp_path_factory.mktemp("cache") / "environments"
+
+
+def add(repository: RepositoryBuilder, name: str, requirements: str) -> Path:
+    return repository.add(name, EVALUATES, WANTS, files={"requirements.txt": requirements})
+
+
+def started(host: RunningHost) -> RunningHost:
+    """The host, once it has built what it needs."""
+    host.wait_for("Started GRPCInferenceService", BUILD_SECONDS)
+    return host.wait_started()
+
+
+def built(cache: Path) -> list[Path]:
+    """The environments that were finished."""
+    return sorted(path.parent for path in cache.glob("*/pbhost.json"))
+
+
+@pytest.mark.usefixtures("index")
+def test_what_a_model_requires_is_installed_once_and_found_by_later_servers(
+    repository: RepositoryBuilder, serve: Serve, cache: Path
+) -> None:
+    add(repository, "m", "six==1.16.0\n")
+    add(repository, "n", "six==1.16.0\n")
+    host = started(serve(repository, f"--environment-cache-dir={cache}"))
+    (environment,) = built(cache)
+    with host.client() as client:
+        for model in ("m", "n"):
+            assert command(client, "__import__('six').__version__", model) == "1.16.0"
+            assert command(client, "sys.prefix", model) == str(environment)
+        path = command(client, "sys.path", "m")
+        assert f"{os.path.dirname(os.path.dirname(sys.executable))}/lib" not in path
+    assert host.output.count(BUILDING) == 1
+    host.wait_for(r"\[[mn]\] Successfully installed .*six-1.16.0")
+    assert environment.stat().st_mode & 0o077 == 0 or cache.stat().st_mode & 0o077 == 0
+    assert host.stop() == 0
+
+    again = serve(repository, f"--environment-cache-dir={cache}").wait_started()
+    assert BUILDING not in again.output
+    with again.client() as client:
+        assert command(client, "sys.prefix", "m") == str(environment)
+    stub = again.stubs("m_0")[0]
+    os.kill(stub.pid, signal.SIGKILL)
+    again.wait_for(r"\[m/m_0\] restarted")
+    with again.client() as client:
+        assert command(client, "sys.prefix", "m") == str(environment)
+
+
+@pytest.mark.usefixtures("index")
+def test_two_servers_at_once_build_one_environment(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    add(repository, "m", "six\n")
+    cache = tmp_path / "cache"
+    hosts = [serve(repository, f"--environment-cache-dir={cache}") for _ in range(2)]
+    for host in hosts:
+        started(host)
+    assert sum(host.output.count(BUILDING) for host in hosts) == 1
+    assert len(built(cache)) == 1
+
+
+@pytest.mark.usefixtures("index")
+def test_a_change_of_the_requirements_leads_to_another_environment(
+    repository: RepositoryBuilder, serve: Serve, cache: Path
+) -> None:
+    folder = repository.add(
+        "m",
+        EVALUATES,
+        config(PYTHON_REQUIREMENTS="$$TRITON_MODEL_DIRECTORY/pyproject.toml"),
+        files={"pyproject.toml": "[project]\nname = 'm'\ndependencies = ['six==1.16.0']\n"},
+    )
+    flags = (EXPLICIT, "--load-model=m", f"--environment-cache-dir={cache}")
+    host = started(serve(repository, *flags))
+    version = "__import__('six').__version__"
+    with host.client() as client:
+        assert command(client, version, "m") == "1.16.0"
+        project = folder / "pyproject.toml"
+        project.write_text(project.read_text().replace("six==1.16.0", "six==1.15.0"))
+        client.load_model("m")
+        assert command(client, version, "m") == "1.15.0"
+        touch(project, 10)
+        client.load_model("m")
+        assert host.output.count(BUILDING) <= 2
+
+
+@pytest.mark.usefixtures("index")
+def test_a_build_that_was_killed_is_begun_again(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    add(repository, "m", "six\n")
+    flag = f"--environment-cache-dir={tmp_path}/cache"
+    host = serve(repository, flag)
+    host.wait_for(BUILDING)
+    wait_until(lambda: bool(list(tmp_path.glob("cache/*/bin/python"))), "a half-made environment")
+    host.stop(signal.SIGKILL)
+    assert not built(tmp_path / "cache")
+    again = started(serve(repository, flag))
+    again.wait_for(BUILDING)
+    with again.client() as client:
+        assert command(client, "sys.prefix", "m") == str(built(tmp_path / "cache")[0])
+
+
+def test_a_stop_ends_a_build_and_leaves_no_half_of_it(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    add(repository, "m", "--no-index\nsix\n")
+    host = serve(repository, f"--environment-cache-dir={tmp_path}/cache")
+    host.wait_for(BUILDING)
+    wait_until(lambda: bool(list(tmp_path.glob("cache/*/bin/python"))), "a half-made environment")
+    family = psutil.Process(host.process.pid).children(recursive=True)
+    assert host.stop() == 0
+    wait_until(lambda: not any(child.is_running() for child in family), "the end of the build")
+    assert not list(tmp_path.glob("cache/*/bin"))
+
+
+class Refusals:
+    """One host that is asked to load one bad model after the other."""
+
+    def __init__(self, host: RunningHost, repository: RepositoryBuilder) -> None:
+        self._host = host
+        self._repository = repository
+
+    def of(self, config: str, code: str = "Invalid argument", **files: str) -> tuple[Path, str]:
+        """The model's folder, and why it does not load."""
+        name = f"bad{len(list(self._repository.path.iterdir()))}"
+        texts = {file.replace("_", "."): text for file, text in files.items()}
+        folder = self._repository.add(name, EVALUATES, config, files=texts)
+        with self._host.client() as client:
+            _, text = failure(client.load_model, name)
+        start = f"load failed for model '{name}': version 1 is at UNAVAILABLE state: {code}: "
+        assert text.startswith(start), text
+        return folder, text[len(start) :].rstrip("\n").removesuffix(";")
+
+
+@pytest.fixture(scope="module")
+def refusals(module_repository: RepositoryBuilder, module_serve: Serve, cache: Path) -> Refusals:
+    flags = (EXPLICIT, f"--environment-cache-dir={cache}")
+    return Refusals(module_serve(module_repository, *flags).wait_started(), module_repository)
+
+
+def test_what_cannot_be_installed_is_told_with_pips_last_lines(
+    refusals: Refusals, cache: Path
+) -> None:
+    before = built(cache)
+    folder, text = refusals.of(
+        WANTS, "Internal", requirements_txt="--no-index\nno-such-package==7\n"
+    )
+    assert text.startswith(
+        f"cannot build the environment of model '{folder.name}' from {folder}/requirements.txt:"
+        " 'pip install' ended with status 1; it printed:\n"
+    )
+    assert text.splitlines()[-1].startswith("ERROR: No matching distribution found for ")
+    assert built(cache) == before
+    assert len(list(cache.glob("*/bin"))) == len(before)
+
+
+def test_a_missing_file_is_named(refusals: Refusals) -> None:
+    folder, text = refusals.of(WANTS)
+    assert text == (
+        f"cannot read the requirements {folder}/requirements.txt: No such file or directory"
+    )
+
+
+@pytest.mark.parametrize(
+    "value", ["../requirements.txt", "/etc/hosts", "$$TRITON_MODEL_DIRECTORY/../x.txt", "."]
+)
+def test_a_file_outside_the_models_folder_is_refused(refusals: Refusals, value: str) -> None:
+    folder, text = refusals.of(config(PYTHON_REQUIREMENTS=value))
+    assert text == (
+        f"PYTHON_REQUIREMENTS of model '{folder.name}' must name a file in the model's directory"
+        f" {folder}, not '{value}'"
+    )
+
+
+def test_a_project_that_cannot_be_understood_is_refused(refusals: Refusals) -> None:
+    wants = config(PYTHON_REQUIREMENTS="pyproject.toml")
+    folder, text = refusals.of(wants, pyproject_toml="[tool]\n")
+    assert text == (
+        f"cannot use the requirements {folder}/pyproject.toml: it has no list 'dependencies' in"
+        " [project]"
+    )
+
+
+def test_a_project_for_another_python_is_refused(refusals: Refusals) -> None:
+    wants = config(PYTHON_REQUIREMENTS="pyproject.toml")
+    project = "[project]\ndependencies = []\nrequires-python = '<3.9'\n"
+    folder, text = refusals.of(wants, pyproject_toml=project)
+    version = ".".join(map(str, sys.version_info[:3]))
+    assert text == (
+        f"cannot use the requirements {folder}/pyproject.toml: requires-python is '<3.9', and"
+        f" environments are built with the host's Python {version}"
+    )
+
+
+def test_one_model_has_one_environment(refusals: Refusals) -> None:
+    both = config(PYTHON_REQUIREMENTS="requirements.txt", EXECUTION_ENV_PATH="/env")
+    folder, text = refusals.of(both, requirements_txt="")
+    assert text == (
+        f"model '{folder.name}' has both parameters EXECUTION_ENV_PATH and PYTHON_REQUIREMENTS; an"
+        " environment is either there or built, remove one of them"
+    )
+
+
+def test_a_cache_that_cannot_be_written_to_is_named(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    add(repository, "m", "six\n")
+    host = serve(
+        repository, f"--environment-cache-dir={tmp_path}/file/cache", "--exit-on-error=false"
+    )
+    host.wait_for(
+        f"cannot build environments in {tmp_path}/file/cache: Not a directory;"
+        " --environment-cache-dir chooses another folder"
+    )
+
+
+def test_a_build_that_takes_too_long_is_ended(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    add(repository, "m", "six\n")
+    flags = (f"--environment-cache-dir={tmp_path}/cache", "--environment-timeout-secs=0.2")
+    host = serve(repository, *flags, "--exit-on-error=false").wait_started()
+    host.wait_for(
+        "'python -m venv' was killed after 0.2 s, the limit of --environment-timeout-secs"
+    )
+    assert not built(tmp_path / "cache")
+
+
+def test_the_wait_for_another_server_that_builds_is_bounded(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    add(repository, "m", "--no-index\nsix\n")
+    flag = f"--environment-cache-dir={tmp_path}/cache"
+    first = serve(repository, flag)
+    first.wait_for(BUILDING)
+    wait_until(lambda: bool(list(tmp_path.glob("cache/*/bin/python"))), "a half-made environment")
+    (builder, *others) = _builders(first)
+    for process in (builder, *others):
+        process.suspend()
+    second = serve(repository, flag, "--environment-timeout-secs=0.5", "--exit-on-error=false")
+    second.wait_for(
+        r"another server has been building \S+ for 0.5 s, the limit of --environment-timeout-secs"
+    )
+    for process in (builder, *others):
+        process.resume()
+
+
+def _builders(host: RunningHost) -> list[psutil.Process]:
+    return psutil.Process(host.process.pid).children(recursive=True)
+
+
+def test_without_a_flag_the_cache_is_the_users(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    add(repository, "m", "--no-index\nsix\n")
+    host = serve(repository, env={"XDG_CACHE_HOME": str(tmp_path / "xdg")})
+    host.wait_for(f"{BUILDING}{tmp_path}/xdg/pbhost/environments/")
+    assert host.stop() == 0

@@ -1,0 +1,372 @@
+"""System shared memory of clients: tensors that are not sent, but lie where both can reach them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import posix_ipc
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import serialize_byte_tensor
+from tritonclient.utils import shared_memory as shm
+
+from tests.asking import Client, failure, tensor
+from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+
+SIZE = 1 << 20
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())])
+                for r in requests]
+"""
+CONFIG = """
+backend: "python"
+input [ {{ name: "INPUT0" data_type: {0} dims: [ -1 ] }} ]
+output [ {{ name: "OUTPUT0" data_type: {0} dims: [ -1 ] }} ]
+"""
+
+
+@pytest.fixture(scope="module")
+def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
+    module_repository.copy("script", "identity", "ask")
+    module_repository.add("strings", MODEL, CONFIG.format("TYPE_STRING"))
+    module_repository.add("bytes", MODEL, CONFIG.format("TYPE_UINT8"))
+    return module_serve(module_repository, "--allow-client-shm=true").wait_started()
+
+
+@pytest.fixture
+def client(host: RunningHost) -> Iterator[Client]:
+    with host.client() as client:
+        yield client
+        client.unregister_system_shared_memory()
+
+
+class Memory:
+    """A client's shared memory object, registered as `name`."""
+
+    def __init__(self, client: Client, byte_size: int = SIZE, registered: bool = True) -> None:
+        self.name = f"region-{uuid.uuid4().hex}"
+        self.key = f"/test-{uuid.uuid4().hex}"
+        self.size = byte_size
+        self.handle = shm.create_shared_memory_region(self.name, self.key, byte_size)
+        if registered:
+            client.register_system_shared_memory(self.name, self.key, byte_size)
+
+    def write(self, array: npt.NDArray[Any], offset: int = 0) -> None:
+        shm.set_shared_memory_region(self.handle, [array], offset)
+
+    def read(self, datatype: Any, shape: list[int], offset: int = 0) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = shm.get_contents_as_numpy(self.handle, datatype, shape, offset)
+        return found
+
+    def close(self) -> None:
+        shm.destroy_shared_memory_region(self.handle)
+
+
+@pytest.fixture
+def memory(client: Client) -> Iterator[Memory]:
+    memory = Memory(client)
+    yield memory
+    memory.close()
+
+
+def lies_in(
+    memory: Memory, shape: list[int], datatype: str, byte_size: int, offset: int = 0
+) -> grpcclient.InferInput:
+    given = grpcclient.InferInput("INPUT0", shape, datatype)
+    given.set_shared_memory(memory.name, byte_size, offset)
+    return given
+
+
+def goes_to(memory: Memory, byte_size: int, offset: int = 0) -> grpcclient.InferRequestedOutput:
+    wanted = grpcclient.InferRequestedOutput("OUTPUT0")
+    wanted.set_shared_memory(memory.name, byte_size, offset)
+    return wanted
+
+
+@pytest.mark.parametrize("count", [1, 100, 10_000, 100_000])
+@pytest.mark.parametrize("model", ["identity", "bytes"])
+def test_tensors_are_read_and_written_in_place(
+    client: Client, memory: Memory, count: int, model: str
+) -> None:
+    kind, datatype = (np.float32, "FP32") if model == "identity" else (np.uint8, "UINT8")
+    array = (np.arange(count) % 251).astype(kind)
+    half = SIZE // 2
+    memory.write(array)
+    result = client.infer(
+        model,
+        [lies_in(memory, [count], datatype, array.nbytes)],
+        outputs=[goes_to(memory, half, half)],
+    )
+    output = result.get_output("OUTPUT0")
+    assert (list(output.shape), output.datatype) == ([count], datatype)
+    assert result.get_response().raw_output_contents == [b""]
+    np.testing.assert_array_equal(memory.read(kind, [count], half), array)
+
+
+def test_strings_travel_in_shared_memory_too(client: Client, memory: Memory) -> None:
+    array = np.array([b"one", b"", b"drei", b"\x00" * 5000], dtype=np.object_)
+    data = serialize_byte_tensor(array)
+    size = data.item().__len__()
+    memory.write(np.frombuffer(data.item(), dtype=np.uint8))
+    client.infer(
+        "strings",
+        [lies_in(memory, [4], "BYTES", size)],
+        outputs=[goes_to(memory, 10_000, 100_000)],
+    )
+    np.testing.assert_array_equal(memory.read(np.object_, [4], 100_000), array)
+
+
+def test_input_in_memory_and_output_in_the_message(client: Client, memory: Memory) -> None:
+    array = np.arange(50_000, dtype=np.float32)
+    memory.write(array, 4096)
+    result = client.infer("identity", [lies_in(memory, [50_000], "FP32", array.nbytes, 4096)])
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_a_tensor_that_is_handed_on_stays_where_it_is(client: Client, memory: Memory) -> None:
+    """Over BLS, by reference, and back into the same region."""
+    array = np.arange(100_000, dtype=np.float32)
+    memory.write(array)
+    given = lies_in(memory, [100_000], "FP32", array.nbytes)
+    named = np.array([b"identity"], dtype=np.object_)
+    half = SIZE // 2
+    client.infer("ask", [tensor("MODEL", named), given], outputs=[goes_to(memory, half, half)])
+    np.testing.assert_array_equal(memory.read(np.float32, [100_000], half), array)
+
+
+def test_requests_may_share_one_place_in_different_sizes(client: Client, memory: Memory) -> None:
+    array = np.arange(SIZE // 8, dtype=np.float32)
+    memory.write(array)
+
+    def ask(count: int) -> None:
+        given = lies_in(memory, [count], "FP32", count * 4)
+        result = client.infer("identity", [given])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array[:count])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, (100_000, 10, 3000, 99_999) * 5))
+
+
+@pytest.mark.parametrize("count", [100, 50_000])
+def test_an_output_that_finds_no_room_fails_its_request_alone(
+    client: Client, memory: Memory, count: int
+) -> None:
+    array = np.zeros(count, dtype=np.float32)
+    memory.write(array)
+    given = lies_in(memory, [count], "FP32", array.nbytes)
+    assert failure(client.infer, "identity", [given], outputs=[goes_to(memory, 16, 0)]) == (
+        "StatusCode.INTERNAL",
+        (
+            "shared memory size specified with the request for output 'OUTPUT0' (16 bytes) should"
+            f" be at least {array.nbytes} bytes to hold the results"
+        ),
+    )
+    client.infer("identity", [given], outputs=[goes_to(memory, array.nbytes, 0)])
+
+
+def test_the_place_of_a_tensor_is_checked(client: Client, memory: Memory) -> None:
+    def ask(byte_size: int, offset: int) -> tuple[str, str]:
+        given = lies_in(memory, [4], "FP32", byte_size, offset)
+        return failure(client.infer, "identity", [given])
+
+    name = memory.name
+    assert ask(16, SIZE) == (
+        "StatusCode.INVALID_ARGUMENT",
+        f"Invalid offset for shared memory region: '{name}'",
+    )
+    assert ask(16, SIZE - 8)[1] == f"Invalid offset + byte size for shared memory region: '{name}'"
+    assert ask(16, -16)[1] == (
+        "Integer overflow detected: byte_size (16) + offset (18446744073709551600) exceeds maximum"
+        f" value (18446744073709551615) for region '{name}'"
+    )
+    assert "Expected 16, got 8" in ask(8, 0)[1]
+    given = grpcclient.InferInput("INPUT0", [4], "FP32")
+    given.set_shared_memory("unheard-of", 16)
+    assert failure(client.infer, "identity", [given]) == (
+        "StatusCode.NOT_FOUND",
+        "Unable to find shared memory region: 'unheard-of'",
+    )
+
+
+# Registration
+
+
+def test_regions_are_listed_and_forgotten(client: Client) -> None:
+    first, second = Memory(client), Memory(client, 2 * SIZE)
+    try:
+        regions = client.get_system_shared_memory_status(as_json=True)["regions"]
+        assert regions[second.name] == {
+            "name": second.name,
+            "key": second.key,
+            "byte_size": str(2 * SIZE),
+        }
+        one = client.get_system_shared_memory_status(first.name).regions
+        assert list(one) == [first.name]
+        client.unregister_system_shared_memory(first.name)
+        client.unregister_system_shared_memory(first.name)
+        assert list(client.get_system_shared_memory_status().regions) == [second.name]
+        client.unregister_system_shared_memory()
+        assert not client.get_system_shared_memory_status().regions
+        assert failure(client.get_system_shared_memory_status, first.name) == (
+            "StatusCode.NOT_FOUND",
+            f"Unable to find system shared memory region: '{first.name}'",
+        )
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_registration_may_start_inside_the_object(client: Client) -> None:
+    memory = Memory(client, registered=False)
+    try:
+        client.register_system_shared_memory(memory.name, memory.key, 8192, 4096)
+        array = np.arange(500, dtype=np.float32)
+        memory.write(array, 4096 + 100)
+        result = client.infer("identity", [lies_in(memory, [500], "FP32", 2000, 100)])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+    finally:
+        memory.close()
+
+
+def test_what_cannot_be_registered_is_refused(client: Client, memory: Memory) -> None:
+    register = client.register_system_shared_memory
+    assert failure(register, memory.name, memory.key, SIZE) == (
+        "StatusCode.ALREADY_EXISTS",
+        f"shared memory region '{memory.name}' already in manager",
+    )
+    assert failure(register, "r", "//", SIZE) == (
+        "StatusCode.INVALID_ARGUMENT",
+        "cannot register shared memory region 'r' - invalid shm key '//'",
+    )
+    reserved = "/triton_python_backend_shm_region_1"
+    assert failure(register, "r", reserved, SIZE)[1] == (
+        f"cannot register shared memory region 'r' with key '{reserved}' as the key contains the"
+        " reserved prefix 'triton_python_backend_shm_region_'"
+    )
+    assert failure(register, "r", "/no-such-object", SIZE) == (
+        "StatusCode.INTERNAL",
+        "Unable to open shared memory region: '/no-such-object'",
+    )
+    for key in ("/../../etc/passwd", "/a/b", "/" + "x" * 300):
+        assert failure(register, "r", key, SIZE) == (
+            "StatusCode.INTERNAL",
+            f"Unable to open shared memory region: '{key}'",
+        )
+    assert failure(register, "r", memory.key, SIZE + 1) == (
+        "StatusCode.INVALID_ARGUMENT",
+        "failed to register shared memory region 'r': invalid args",
+    )
+    for byte_size, offset in ((0, 0), (100, 100)):
+        assert failure(register, "r", memory.key, byte_size, offset)[1] == (
+            "failed to register shared memory region 'r': unable to process address space"
+            "Invalid argument"
+        )
+    assert not client.get_system_shared_memory_status().regions.get("r")
+
+
+def test_cuda_memory_is_refused_where_there_is_no_gpu(client: Client, memory: Memory) -> None:
+    assert failure(client.register_cuda_shared_memory, "c", b"aGFuZGxl", 0, 64) == (
+        "StatusCode.INVALID_ARGUMENT",
+        "failed to register CUDA shared memory region: 'c', GPUs not supported",
+    )
+    assert failure(client.get_cuda_shared_memory_status, "c")[1] == (
+        "Unable to find cuda shared memory region: 'c'"
+    )
+    assert failure(client.get_cuda_shared_memory_status, memory.name)[1] == (
+        f"The region named '{memory.name}' is registered as system shared memory, not CUDA shared"
+        " memory"
+    )
+    assert not client.get_cuda_shared_memory_status().regions
+    client.unregister_cuda_shared_memory("c")
+
+
+def test_a_region_in_use_goes_with_its_last_user(host: RunningHost, client: Client) -> None:
+    """The model holds the request back; meanwhile the region is unregistered."""
+    memory = Memory(client)
+    try:
+        text = b"""
+            import time
+            pb_utils.Logger.log_info("the region is in use")
+            while not request.is_cancelled():
+                time.sleep(0.01)
+            """
+        given = tensor("COMMAND", np.array([text], dtype=np.object_))
+        wanted = grpcclient.InferRequestedOutput("ANSWER")
+        wanted.set_shared_memory(memory.name, 1000)
+        call = client.async_infer("script", [given], lambda result, error: None, outputs=[wanted])
+        host.wait_for("the region is in use")
+        client.unregister_system_shared_memory(memory.name)
+        assert memory.name in client.get_system_shared_memory_status().regions
+        assert failure(client.register_system_shared_memory, memory.name, memory.key, SIZE)[0] == (
+            "StatusCode.ALREADY_EXISTS"
+        )
+        call.cancel()
+        wait_until(
+            lambda: memory.name not in client.get_system_shared_memory_status().regions,
+            "the region to be let go of",
+        )
+    finally:
+        memory.close()
+
+
+def test_client_memory_is_off_unless_it_is_asked_for(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    host = serve(repository).wait_started()
+    off = (
+        "StatusCode.UNIMPLEMENTED",
+        (
+            "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to"
+            " enable."
+        ),
+    )
+    with host.client() as client:
+        assert failure(client.register_system_shared_memory, "r", "/key", 64) == off
+        assert failure(client.unregister_system_shared_memory, "r") == off
+        assert failure(client.register_cuda_shared_memory, "r", b"aGFuZGxl", 0, 64) == off
+        assert not client.get_system_shared_memory_status().regions
+
+
+def test_a_client_that_shrinks_its_memory_harms_nobody_else(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    repository.add("strings", MODEL, CONFIG.format("TYPE_STRING"))
+    host = serve(repository, "--allow-client-shm=true").wait_started()
+    with host.client() as client:
+        memory = Memory(client)
+        try:
+            file = posix_ipc.SharedMemory(memory.key).fd
+            os.ftruncate(file, 0)
+            os.close(file)
+            status, _ = failure(client.infer, "strings", [lies_in(memory, [1], "BYTES", 100)])
+            assert status == "StatusCode.INTERNAL"
+            given = lies_in(memory, [100_000], "FP32", 400_000)
+            _, text = failure(client.infer, "identity", [given])
+            assert "the shared memory in which tensor 'INPUT0' lay is gone" in text
+            memory.close()
+            memory = Memory(client)
+            given = lies_in(memory, [100_000], "FP32", 400_000)
+            client.infer("identity", [given])
+            file = posix_ipc.SharedMemory(memory.key).fd
+            os.ftruncate(file, 0)
+            os.close(file)
+            _, text = failure(client.infer, "identity", [given])
+            assert "Stub process 'identity_0' is not healthy. It was ended by SIGBUS" in text
+        finally:
+            memory.close()
+        wait_until(lambda: client.is_model_ready("identity"), "the model to be back")
+        array = np.ones(4, dtype=np.float32)
+        sent = grpcclient.InferInput("INPUT0", [4], "FP32").set_data_from_numpy(array)
+        np.testing.assert_array_equal(client.infer("identity", [sent]).as_numpy("OUTPUT0"), array)
