@@ -20,7 +20,9 @@ from stub.wire.payload import (
 
 
 class Unsendable(Exception):
-    """A parameter that no message can carry, or an output that its caller has no room for."""
+    """A parameter that no message can carry, an output that its caller has no room for, or a
+    tensor that a GPU does not give.
+    """
 
 
 def tensor_from(wire: WireTensor, memory: Memory) -> pb_utils.Tensor:
@@ -38,10 +40,14 @@ def tensor_to(tensor: pb_utils.Tensor, memory: Memory, placed: List[Block]) -> W
 
     From here on the tensor sends these same bytes, whatever happens to its array (pb_utils spec
     4.2). Blocks that the host must be lent when the message is complete are added to `placed`.
-    Raises ArenaFull.
+    Raises ArenaFull, and TritonModelException if the content cannot be copied from a GPU.
     """
     owner = tensor._owner
-    if not isinstance(owner, Block):
+    region = tensor._uncaptured() if tensor._on_gpu is not None else None
+    if region is not None and region.nbytes > INLINE_LIMIT:
+        owner = memory.place_from(region.nbytes, tensor._fetch)
+        tensor._adopt(owner.data, owner)
+    elif not isinstance(owner, Block):
         data = memoryview(tensor._wire_data())
         if data.nbytes <= INLINE_LIMIT:
             inline = data.tobytes()
@@ -78,7 +84,10 @@ def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireReques
     """An outgoing (BLS) request. Raises ArenaFull or Unsendable, and has then lent nothing."""
     placed: List[Block] = []
     parameters = _parameters(request._parameters)
-    inputs = [tensor_to(tensor, memory, placed) for tensor in request._inputs]
+    try:
+        inputs = [tensor_to(tensor, memory, placed) for tensor in request._inputs]
+    except pb_utils.TritonModelException as problem:
+        raise Unsendable(str(problem)) from problem
     memory.tell(placed)
     return _request(request, inputs, parameters)
 
@@ -88,10 +97,13 @@ def request_inline(request: pb_utils.InferenceRequest) -> WireRequest:
 
     Raises Unsendable.
     """
-    inputs = [
-        WireTensor(tensor._name, tensor._code, tensor._shape, bytes(tensor._wire_data()))
-        for tensor in request._inputs
-    ]
+    try:
+        inputs = [
+            WireTensor(tensor._name, tensor._code, tensor._shape, bytes(tensor._wire_data()))
+            for tensor in request._inputs
+        ]
+    except pb_utils.TritonModelException as problem:
+        raise Unsendable(str(problem)) from problem
     return _request(request, inputs, _parameters(request._parameters))
 
 
@@ -128,13 +140,18 @@ def _request(
     )
 
 
-def response_from(wire: WireResponse, memory: Memory) -> pb_utils.InferenceResponse:
-    """The answer to a BLS request."""
+def response_from(
+    wire: WireResponse, memory: Memory, preferred: Optional[pb_utils.PreferredMemory] = None
+) -> pb_utils.InferenceResponse:
+    """The answer to a BLS request, in the memory that is preferred for its outputs."""
     if wire.error is not None:
         code = pb_utils.TritonError.ErrorCode(wire.error.code)
         error = pb_utils.TritonError(wire.error.message, code)
         return pb_utils.InferenceResponse._from_wire([], error, None)
     outputs = [tensor_from(tensor, memory) for tensor in wire.outputs]
+    if preferred is not None and preferred._type is pb_utils.TRITONSERVER_MEMORY_GPU:
+        for output in outputs:
+            output._prefer_gpu(preferred._device_id)
     return pb_utils.InferenceResponse._from_wire(outputs, None, wire.parameters)
 
 
@@ -176,7 +193,7 @@ def response_to(
         ]
     except ArenaFull as full:
         return failed(no_room(full))
-    except Unsendable as problem:
+    except (Unsendable, pb_utils.TritonModelException) as problem:
         return failed(str(problem))
     placed.extend(own)
     return WireResponse(outputs, parameters)
@@ -184,12 +201,16 @@ def response_to(
 
 def _put(tensor: pb_utils.Tensor, slot: Slot, memory: Memory) -> WireTensor:
     """Write an output into a client's memory. Raises Unsendable if the client left too little."""
-    data = memoryview(tensor._wire_data())
+    region = tensor._uncaptured()
+    data = memoryview(tensor._wire_data()) if region is None else memoryview(b"")
     arena, offset, room = slot
-    size = data.nbytes
+    size = data.nbytes if region is None else region.nbytes
     if size > room:
         raise Unsendable(slot_too_small(tensor._name, room, size))
-    memory.put(data, slot)
+    if region is None:
+        memory.room(size, slot)[:] = data
+    else:
+        tensor._fetch(memory.room(size, slot))
     return WireTensor(tensor._name, tensor._code, tensor._shape, None, arena, offset, size)
 
 

@@ -49,13 +49,13 @@ class Memory:
         finally:
             os.close(fd)
 
-    def put(self, data: memoryview, slot: Slot) -> None:
-        """Write an output where the client wants it. Raises ValueError if there is no room."""
+    def room(self, size: int, slot: Slot) -> memoryview:
+        """Where the client wants an output, writable. Raises ValueError if there is no room."""
         arena, offset, room = slot
         region = self._readers[arena]
-        if not isinstance(region, RegionMap) or data.nbytes > room:
-            raise ValueError(f"{data.nbytes} bytes do not fit into {room}")
-        region.writable(offset, data.nbytes)[:] = data
+        if not isinstance(region, RegionMap) or size > room:
+            raise ValueError(f"{size} bytes do not fit into {room}")
+        return region.writable(offset, size)
 
     def close(self, number: int) -> None:
         """Forget an arena; its mapping goes with the last tensor that lies in it."""
@@ -75,6 +75,10 @@ class Memory:
     def place(self, data: memoryview) -> Block:
         """Write bytes into the own arena. Raises ArenaFull."""
         return self.own.write(data)
+
+    def place_from(self, size: int, fill: Callable[[memoryview], None]) -> Block:
+        """As `place`, of bytes that `fill` writes. Raises what it raises as well."""
+        return self.own.fill(size, fill)
 
     def tell(self, blocks: Iterable[Block]) -> None:
         """The host is about to be told of these blocks: keep each until it is returned.

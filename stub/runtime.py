@@ -105,10 +105,11 @@ class StubRuntime:
         wire = self._to_wire(request)
         if isinstance(wire, pb_utils.InferenceResponse):
             return wire
+        preferred = request._preferred_memory
         number = next(self._numbers)
         if self._batch and threading.get_ident() == self._main:
             self._send(Ask(number, wire, self._batch, True))
-            return response_from(self._receive(number), self._memory)
+            return response_from(self._receive(number), self._memory, preferred)
         told = threading.Lock()
         told.acquire()
         answers: List[WireResponse] = []
@@ -120,7 +121,7 @@ class StubRuntime:
 
         self.ask_wire(number, wire, False, receive)
         told.acquire()
-        return response_from(answers[0], self._memory)
+        return response_from(answers[0], self._memory, preferred)
 
     def ask(
         self, request: pb_utils.InferenceRequest, decoupled: bool, receive: Receive
@@ -131,10 +132,14 @@ class StubRuntime:
         if isinstance(wire, pb_utils.InferenceResponse):
             receive(wire, True)
             return lambda: None
+        preferred = request._preferred_memory
         number = next(self._numbers)
 
         def receive_wire(response: Optional[WireResponse], final: bool) -> None:
-            receive(None if response is None else response_from(response, self._memory), final)
+            if response is None:
+                receive(None, final)
+            else:
+                receive(response_from(response, self._memory, preferred), final)
 
         self.ask_wire(number, wire, decoupled, receive_wire)
         return lambda: self._withdraw(number)

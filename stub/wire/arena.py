@@ -110,6 +110,14 @@ class Arena:
         view[:] = data
         return Block(self.number, offset, size, view.toreadonly(), self._drop)
 
+    def fill(self, size: int, fill: Callable[[memoryview], None]) -> Block:
+        """A new block that `fill` writes. Raises ArenaFull, and what `fill` raises."""
+        offset = self._allocate(size)
+        view = self._view[offset : offset + size]
+        block = Block(self.number, offset, size, view.toreadonly(), self._drop)
+        fill(view)
+        return block
+
     def trim(self) -> bool:
         """Give back the memory that the time since the last call did not need.
 
