@@ -180,9 +180,7 @@ class Loader:
 class Arguments:
     """What `initialize` is called with (pb_utils spec 2.3)."""
 
-    def __init__(
-        self, directory: Path, version: int, config: ModelConfig, flow: Flow
-    ) -> None:
+    def __init__(self, directory: Path, version: int, config: ModelConfig, flow: Flow) -> None:
         self.outputs = [output.name for output in config.output]
         self.decoupled = bool(config.model_transaction_policy.decoupled)
         self.overlap = configuration.overlap(config)
