@@ -66,7 +66,7 @@ class Instance:
         self._transfer = Transfer(services.arenas, file, ReturnsDue(self._flush_returns))
         self.questions = Questions(services, self._answer_ask)
         self.readiness = Readiness(self._tell)
-        self.work = Work(self._transfer, self._tell, self._complain, self.questions.abandon)
+        self.work = Work(self._transfer, self._tell, self._complain, self.questions)
         self._queries = Queries(services, self._tell)
         services.arenas.on_closed.append(self._arena_closed)
 

@@ -10,6 +10,7 @@ from functools import partial
 from host.errors import internal, unavailable
 from host.inference import Call, InferResponse, Tensor
 from host.instances.batch import Batch, Times
+from host.instances.questions import Questions
 from host.instances.transfer import Transfer
 from stub.wire import messages as m
 from stub.wire.payload import WireResponse
@@ -39,7 +40,7 @@ NOT_RESCHEDULED = (
 class Work:
     """`tell` sends a message to the stub's service thread, `complain` logs an error.
 
-    `abandoned` is called with the number of a batch all of whose callers have gone.
+    `questions` are what its batches have asked.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Work:
         transfer: Transfer,
         tell: Callable[[m.ToStub], None],
         complain: Callable[[str], None],
-        abandoned: Callable[[int], None],
+        questions: Questions,
     ) -> None:
         self.name = ""
         self.version = -1
@@ -58,7 +59,7 @@ class Work:
         self._transfer = transfer
         self._tell = tell
         self._complain = complain
-        self._abandoned = abandoned
+        self._questions = questions
         self._number = 0
         self._batches: dict[int, Batch] = {}  # running, or with answers to come
 
@@ -95,7 +96,12 @@ class Work:
     def _cancel(self, batch: Batch, index: int, call: Call) -> None:
         self._tell(m.Cancelled(batch.number, index))
         if all(other.finished or other.cancelled for other in batch.calls):
-            self._abandoned(batch.number)
+            self._questions.abandon(batch.number)
+
+    def _leave_lane(self, batch: Batch, index: int, call: Call) -> None:
+        """The call is under way still, but the lane that it came by is free for others."""
+        call.place = _Aside(self._questions, batch.number)
+        call.on_cancel = partial(self._cancel, batch, index)
 
     # Messages of the stub. Each raises KeyError, IndexError or ValueError if it makes no sense.
 
@@ -144,7 +150,7 @@ class Work:
         batch = self._batches[message.batch]
         batch.free = True
         for index, call in enumerate(batch.calls):
-            _leave_lane(call, partial(self._cancel, batch, index))
+            self._leave_lane(batch, index, call)
         return batch.released
 
     def done(self, message: m.BatchDone) -> tuple[Action, Action]:
@@ -155,7 +161,7 @@ class Work:
         finals = set(batch.finals)
         late = [index for index in message.late if index not in finals]
         for index in late:
-            _leave_lane(batch.calls[index], partial(self._cancel, batch, index))
+            self._leave_lane(batch, index, batch.calls[index])
         batch.late = late
         if late:
             batch.finals = [index for index in range(len(batch.calls)) if index not in late]
@@ -234,7 +240,16 @@ def _nothing() -> None:
     pass
 
 
-def _leave_lane(call: Call, on_cancel: Callable[[Call], None]) -> None:
-    """The call is under way still, but the lane that it came by is free for others."""
-    call.place = None
-    call.on_cancel = on_cancel
+class _Aside:
+    """Where calls are that go on without a lane."""
+
+    __slots__ = ("_batch", "_questions")
+
+    def __init__(self, questions: Questions, batch: int) -> None:
+        self._questions = questions
+        self._batch = batch
+
+    @property
+    def may_wait_for(self) -> Sequence[Sequence[Call]]:
+        """What has been asked on their behalf."""
+        return [self._questions.of(self._batch)]

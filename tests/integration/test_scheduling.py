@@ -386,19 +386,20 @@ def test_a_model_that_asks_is_told_what_a_client_would_be(
         name = tensor("NAME", np.array([[b"asked"]], dtype=object))
         response = ask("groups", name, timeout={timeout}).exec()
         error = response.error()
-        return [error.code(), error.message(), pb_utils.TritonError.UNAVAILABLE]
+        return [error.code() == pb_utils.TritonError.UNAVAILABLE, error.message()]
     """
     with Line(host) as line:
         line.busy(pipe)
-        code, text, unavailable = script(line.client, source.format(timeout=1))
-        assert (code, text) == (unavailable, "Request timeout expired")
+        assert script(line.client, source.format(timeout=1)) == [True, "Request timeout expired"]
         line.send("a")
         wait_until(lambda: pending(host) == 1, "it to be queued")
-        _, text, _ = script(line.client, source.format(timeout=0))
-        assert text == (
-            "Model groups - Error when running inference:"
-            " [request id: <id_unknown>] Exceeds maximum queue size"
-        )
+        assert script(line.client, source.format(timeout=0)) == [
+            False,
+            (
+                "Model groups - Error when running inference:"
+                " [request id: <id_unknown>] Exceeds maximum queue size"
+            ),
+        ]
         pipe.let_go()
         assert line.groups(2) == ["1:busy", "2:a"]
 
@@ -508,18 +509,35 @@ def test_a_model_whose_responses_wait_for_each_other_gets_an_error(
         np.testing.assert_array_equal(ask(client, "identity", array), array)
 
 
-def test_a_coroutine_that_asks_its_own_model_gets_an_error(
-    repository: RepositoryBuilder, serve: Serve
+ASKS_ITSELF = """
+request = ask('script', command({script!r}))
+response = await request.async_exec()
+error = response.error()
+if error is not None:
+    return error.message()
+answer = pb_utils.get_output_tensor_by_name(response, 'ANSWER').as_numpy()
+return json.loads(answer[0])
+"""
+
+
+@pytest.mark.parametrize("overlap", [1, 3])
+def test_a_coroutine_that_asks_its_own_model_gets_an_error_when_there_is_no_place_left(
+    repository: RepositoryBuilder, serve: Serve, overlap: int
 ) -> None:
     """Nothing says at once that the batch cannot end without the answer."""
     repository.copy("script")
+    path = repository.path / "script" / "config.pbtxt"
+    parameter = (
+        f'parameters {{ key: "ASYNC_EXECUTE_CONCURRENCY" value {{ string_value: "{overlap}" }} }}'
+    )
+    path.write_text(path.read_text() + parameter)
     host = serve(repository).wait_started()
+    scripts = ["return 'the innermost one'"]
+    for _ in range(overlap + 1):
+        scripts.append(ASKS_ITSELF.format(script=scripts[-1]))
     with host.client() as client:
-        text = script(
-            client,
-            "response = await ask('script', command('return 1')).async_exec()\n"
-            "return response.error().message()",
-        )
+        assert script(client, scripts[overlap - 1]) == "the innermost one"
+        text = script(client, scripts[-1])
         assert "the request waits for itself: every instance of model 'script' is busy" in text
         assert script(client, "return 1") == 1
 
