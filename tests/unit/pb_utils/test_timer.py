@@ -16,11 +16,11 @@ NEVER = 10 * DEADLINE
 def test_calls_are_made_in_the_order_in_which_they_are_due() -> None:
     timer, over = Timer(), threading.Event()
     made: list[object] = []
-    calls = [("third", 0.03), ("first", 0.0), ("second", 0.015)]
+    calls = [("third", -NEVER), ("first", -3 * NEVER), ("second", -2 * NEVER)]
     with timer._changed:  # so that all are there before the first is made
         for name, seconds in calls:
             timer.after(seconds, lambda name=name: made.append(name))  # type: ignore[misc]
-        timer.after(0.04, over.set)
+        timer.after(0.0, over.set)
     assert over.wait(DEADLINE)
     assert made == ["first", "second", "third"]
 
