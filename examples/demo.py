@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE = 120  # seconds for the models to load, on a slow machine
-CLIENTS = ("add_sub.py", "bls_loop.py")
+CLIENTS = ("add_sub.py", "bls_loop.py", "generate.py")
 
 
 def lines_until_started(host: subprocess.Popen[str]) -> Iterator[str]:
@@ -31,7 +31,7 @@ def lines_until_started(host: subprocess.Popen[str]) -> Iterator[str]:
 def main() -> None:
     command = [sys.executable, "-m", "host", "serve"]
     command += [f"--model-repository={ROOT / 'model_repository'}", "--grpc-port=0"]
-    command += ["--grpc-address=127.0.0.1", "--allow-metrics=false"]
+    command += ["--grpc-address=127.0.0.1", "--allow-metrics=false", "--allow-http=false"]
     print("$ pbhost serve --model-repository=model_repository")
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

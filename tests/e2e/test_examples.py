@@ -1,4 +1,4 @@
-"""Every example of model_repository/, run by the command that its README gives."""
+"""Every example of model_repository/ and examples/, run by the commands that their README gives."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 
+from tests.asking import Stream, failure, is_final, tensor
 from tests.conftest import ROOT, RunningHost, Serve
+from tests.pythons import need_index
 
 README = (ROOT / "model_repository" / "README.md").read_text()
-ROWS = re.findall(r"^\| `(\w+)` \|.*\| `python (examples/[^`]+)` \|$", README, re.MULTILINE)
+CLIENT = r"`python (examples/[^`]+)` \|$"
+ROWS = re.findall(rf"^\| `(\w+)` \| [^|]* \| {CLIENT}", README, re.MULTILINE)
+OWN_HOSTS = {
+    name: (serve, client)
+    for name, serve, client in re.findall(
+        rf"^\| `(\w+)` \| [^|]* \| `pbhost serve ([^`]+)` \| {CLIENT}", README, re.MULTILINE
+    )
+}
 
 EXPECTED = {
     "add_sub": "= [[11. 22. 33. 44.]]",
@@ -21,6 +34,15 @@ EXPECTED = {
     "multi_file": "[-40.   32.   97.9 212. ] in Fahrenheit",
     "image_preprocess": "disc.jpg (480, 640, 3) -> (3, 224, 224)",
     "bls_loop": "[ 32.  64.  96. 128.] after 5 steps",
+    "fan_out": "from their mean: [-3. -1.  0.  4.]\nwords in the note: 4",
+    "repeat": "response 2: 0\nresponse 3: 1\nthat was all",
+    "generate": "Alice was considering in her own mind, as well as she could, for she had peeped",
+    "sentence": "1 tokens: Oh dear!",
+    "long_job": "  cancelled\nprimes below 2000000:\n  82025 after 52.4289 %\n"
+    "  148933 after 100.0000 %\n  finished",
+    "metered": 'reversed_characters_bucket{model="metered",version="1",le="10"} 2',
+    "readable": "3000000000 bytes are 3.0 GB",
+    "elements": "hydrogen, hydrogen, oxygen: together 18.015 u",
 }
 
 
@@ -29,20 +51,113 @@ def host(module_serve: Serve) -> RunningHost:
     return module_serve(ROOT / "model_repository").wait_started()
 
 
+def run(client: str, host: RunningHost) -> str:
+    """What a client of the README prints."""
+    command = client.replace("localhost:8001", host.url)
+    if "localhost:8002" in command:
+        address = host.wait_for(r"Started Metrics Service at (\S+:\d+)").group(1)
+        command = command.replace("localhost:8002", address)
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def serve_own(serve: Serve, name: str, *more: str) -> RunningHost:
+    """The host of an example that is a repository of its own."""
+    repository, *flags = (flag.partition("=") for flag in shlex.split(OWN_HOSTS[name][0]))
+    folders = [f"{flag}={ROOT / value}" for flag, _, value in flags]
+    return serve(ROOT / repository[2], *folders, *more)
+
+
+class Asks(Stream):
+    """A stream to any model."""
+
+    def ask(self, model: str, inputs: list[grpcclient.InferInput], **options: Any) -> None:
+        """Send a request."""
+        self._client.async_stream_infer(model, inputs, **options)
+
+
 def test_every_model_has_a_row_and_an_expectation() -> None:
     models = {path.name for path in (ROOT / "model_repository").iterdir() if path.is_dir()}
     models.discard("__pycache__")
-    assert {name for name, _ in ROWS} == models == set(EXPECTED)
+    assert {name for name, _ in ROWS} == models
+    assert {*models, *OWN_HOSTS} == set(EXPECTED)
 
 
-@pytest.mark.parametrize(("name", "command"), ROWS)
-def test_the_readmes_command_works(host: RunningHost, name: str, command: str) -> None:
-    arguments = shlex.split(command.replace("localhost:8001", host.url))
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+@pytest.mark.parametrize(("name", "client"), ROWS)
+def test_the_readmes_command_works(host: RunningHost, name: str, client: str) -> None:
+    assert EXPECTED[name] in run(client, host)
+
+
+def test_a_cancelled_job_has_removed_its_files(host: RunningHost) -> None:
+    run(dict(ROWS)["long_job"], host)
+    host.wait_for(r"cancelled at \d+ of 100000000000, scratch files removed")
+
+
+def test_repeat_refuses_delays_that_do_not_belong_to_numbers(host: RunningHost) -> None:
+    inputs = [
+        tensor("IN", np.array([1, 2], dtype=np.int32)),
+        tensor("DELAY", np.array([0], dtype=np.uint32)),
+        tensor("WAIT", np.array([0], dtype=np.uint32)),
+    ]
+    stream = Asks(host, headers={"triton_grpc_error": "true"})
+    with stream:
+        stream.ask("repeat", inputs)
+        status, text = failure(stream.next)
+    assert (status, text) == (
+        "StatusCode.INVALID_ARGUMENT",
+        "IN has 2 elements, but DELAY has 1",
     )
-    assert done.returncode == 0, done.stderr
-    assert EXPECTED[name] in done.stdout
+
+
+def test_generated_tokens_of_two_requests_interleave(host: RunningHost) -> None:
+    """One instance answers both: the second does not wait for the end of the first."""
+    prompt = tensor("PROMPT", np.array([b"Alice"], dtype=np.object_))
+    most = tensor("MAX_TOKENS", np.array([30], dtype=np.int32))
+    stream = Asks(host)
+    with stream:
+        for name in ("first", "second"):
+            inputs = [prompt, most]
+            stream.ask("generate", inputs, request_id=name, enable_empty_final_response=True)
+        order: list[str] = []
+        texts = {"first": b"", "second": b""}
+        ended = 0
+        while ended < 2:
+            result = stream.next()
+            name = result.get_response().id
+            ended += is_final(result)
+            if not is_final(result):
+                order.append(name)
+                texts[name] += result.as_numpy("TOKEN")[0]
+    assert texts["first"] == texts["second"], "the same seed, the same text"
+    assert len(order) == 60
+    assert "second" in order[:30]
+
+
+@pytest.mark.network
+@pytest.mark.timeout(700)  # pip downloads numpy
+def test_a_model_with_requirements_has_them(serve: Serve, tmp_path: Path) -> None:
+    need_index(tmp_path / "downloads")
+    host = serve_own(serve, "readable", f"--environment-cache-dir={tmp_path / 'cache'}")
+    host.wait_for("Started GRPCInferenceService", seconds=600)
+    assert EXPECTED["readable"] in run(OWN_HOSTS["readable"][1], host.wait_started())
+
+
+def test_a_python_based_backend_serves_a_table(serve: Serve) -> None:
+    host = serve_own(serve, "elements").wait_started()
+    assert EXPECTED["elements"] in run(OWN_HOSTS["elements"][1], host)
+    with host.client() as client:
+        symbol = tensor("SYMBOL", np.array([b"Xx"], dtype=np.object_))
+        assert failure(client.infer, "elements", [symbol]) == (
+            "StatusCode.NOT_FOUND",
+            "the table has no row b'Xx'",
+        )
 
 
 def test_the_demo_shows_its_queries_and_stops_cleanly() -> None:
@@ -50,6 +165,6 @@ def test_the_demo_shows_its_queries_and_stops_cleanly() -> None:
         [sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert EXPECTED["add_sub"] in done.stdout
-    assert EXPECTED["bls_loop"] in done.stdout
+    for name in ("add_sub", "bls_loop", "generate"):
+        assert EXPECTED[name] in done.stdout
     assert "the host has stopped with exit status 0" in done.stdout
