@@ -17,6 +17,7 @@ from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, ModelConfig
 from host.config.schema import is_ensemble
+from host.devices import find_gpus
 from host.environments.environments import Environments
 from host.errors import HostError, invalid_argument
 from host.models.backends import Backends
@@ -28,6 +29,7 @@ from stub.wire.messages import (
 
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
 _FAILED = 1
+_LEAST_CAPABILITY = Options().min_supported_compute_capability
 _ENVIRONMENT = (
     "EXECUTION_ENV_PATH",
     "PYTHON_REQUIREMENTS",
@@ -142,7 +144,12 @@ def _find(asked: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
     directory = asked.model_dir.absolute()
     if not directory.is_dir():
         raise invalid_argument(f"'{asked.model_dir}' is no folder of a model")
-    loaded = configuration.load(directory, strict=False)
+    loaded = configuration.load(
+        directory,
+        strict=False,
+        gpus=asyncio.run(find_gpus(_LEAST_CAPABILITY)),
+        least_capability=_LEAST_CAPABILITY,
+    )
     if is_ensemble(loaded.config):
         raise invalid_argument(
             f"model '{loaded.config.name}' is an ensemble, which has no code to run"

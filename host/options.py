@@ -47,6 +47,7 @@ _device = Group("Memory/Device Management", Status.IGNORED)
 _cloud = Group("Sagemaker, Vertex", Status.REFUSED)
 _own = Group("Stub Processes")
 
+_HONOURED = Status.HONOURED
 _REFUSED = Status.REFUSED
 _IGNORED = Status.IGNORED
 
@@ -177,7 +178,8 @@ class Options:
         [], "<device>:<bytes>", check=values.device_sizes("cuda-memory-pool-byte-size"))
     cuda_virtual_address_size: list[str] = _device(
         [], "<device>:<bytes>", check=values.device_sizes("cuda-virtual-address-size"))
-    min_supported_compute_capability: float = _device(6.0, "Least capability of a GPU to use.")
+    min_supported_compute_capability: float = _device(
+        6.0, "Least CUDA compute capability of a GPU that instances may run on.", status=_HONOURED)
     buffer_manager_thread_count: int = _device(0, "Threads that copy tensors.")
     host_policy: list[str] = _device(
         [], "<policy>,<setting>=<value>", status=_REFUSED, check=values.host_policy)

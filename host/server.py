@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from host.core import Core
+from host.devices import find_gpus
 from host.environments.environments import Environments
 from host.errors import HostError, internal, unavailable
 from host.frontends.grpc_aio import GrpcAioFrontend
@@ -122,6 +123,8 @@ class Server:
                 retries=options.model_load_retry_count,
                 grace=options.stub_grace_secs,
                 finalize=max(1.0, float(options.exit_timeout_secs)),
+                gpus=await find_gpus(options.min_supported_compute_capability),
+                least_capability=options.min_supported_compute_capability,
             ),
         )
         pool.control = control = Control(

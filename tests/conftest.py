@@ -85,7 +85,12 @@ class RunningHost:
             stdin=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            env={**os.environ, "TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0", **(env or {})},
+            env={
+                **os.environ,
+                "TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0",
+                "CUDA_VISIBLE_DEVICES": "",  # what instances do is the same on every machine
+                **(env or {}),
+            },
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -26,6 +26,7 @@ LAYERS = [
     ["host.config"],
     ["host.repository", "host.log", "host.statistics", "host.private_folder"],
     ["host.environments", "host.metrics"],
+    ["host.devices"],
     ["host.flags"],
     ["host.flag_values"],
     ["host.options"],

@@ -10,11 +10,15 @@ from host.errors import ErrorCode, HostError
 
 
 class Finding(NamedTuple):
-    """Something wrong with a configuration: the exact text, and the field it is about."""
+    """Something wrong with a configuration: the exact text, and the field it is about.
+
+    `advice` says what to do where the text, which is a documented one, does not.
+    """
 
     text: str
     field: str
     code: ErrorCode = ErrorCode.INVALID_ARG
+    advice: str = ""
 
 
 Findings: TypeAlias = Iterator[Finding]
@@ -24,4 +28,5 @@ def raise_first(findings: Iterable[Finding], source: Source | None) -> None:
     """Raise the first finding, if there is one, followed by its place in the source if known."""
     for finding in findings:
         place = source.where(finding.field) if source is not None else ""
-        raise HostError(finding.code, finding.text + place)
+        advice = f"; {finding.advice}" if finding.advice else ""
+        raise HostError(finding.code, finding.text + place + advice)

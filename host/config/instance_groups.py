@@ -20,7 +20,11 @@ _KINDS: dict[int, Kind] = {
     _Group.KIND_MODEL: "MODEL",
 }
 _TWO_ON_CPU = ("tensorflow", "onnxruntime")
-_MIN_COMPUTE_CAPABILITY = "6.000000"
+_LEAST_CAPABILITY = 6.0
+_ADVICE = (
+    "set KIND_CPU, or KIND_AUTO for a GPU where there is one; or start the server where NVIDIA's"
+    " driver shows it a GPU that is good enough"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,13 @@ def normalise_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> 
             group.gpus.extend(gpus)
 
 
-def check_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> Findings:
-    """What is wrong with the normalised groups (configuration spec 3)."""
+def check_instance_groups(
+    config: ModelConfig, gpus: Sequence[int] = (), least_capability: float = _LEAST_CAPABILITY
+) -> Findings:
+    """What is wrong with the normalised groups (configuration spec 3).
+
+    `gpus` are the usable ones: those of at least that compute capability.
+    """
     if is_ensemble(config):
         return
     if not config.instance_group:
@@ -66,11 +75,13 @@ def check_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> Find
     for index, group in enumerate(config.instance_group):
         path = f"instance_group[{index}]"
         owner = f"instance group {group.name} of model {config.name}"
-        yield from _check_kind(group, gpus, owner, path)
+        yield from _check_kind(group, gpus, least_capability, owner, path)
         yield from _check_profiles(group, config.platform, owner, path)
 
 
-def _check_kind(group: ModelConfig, gpus: Sequence[int], owner: str, path: str) -> Findings:
+def _check_kind(
+    group: ModelConfig, gpus: Sequence[int], least_capability: float, owner: str, path: str
+) -> Findings:
     if group.kind == _Group.KIND_AUTO:
         yield Finding(f"{owner} has unexpected kind KIND_AUTO", f"{path}.kind", ErrorCode.INTERNAL)
     elif group.kind != _Group.KIND_GPU:
@@ -78,7 +89,11 @@ def _check_kind(group: ModelConfig, gpus: Sequence[int], owner: str, path: str) 
             kind = _Group.Kind.Name(group.kind)
             yield Finding(f"{owner} has kind {kind} but specifies one or more GPUs", f"{path}.gpus")
     elif not gpus:
-        yield Finding(f"{owner} has kind KIND_GPU but server does not support GPUs", f"{path}.kind")
+        yield Finding(
+            f"{owner} has kind KIND_GPU but server does not support GPUs",
+            f"{path}.kind",
+            advice=_ADVICE,
+        )
     else:
         for index, gpu in enumerate(group.gpus):
             if gpu not in gpus:
@@ -86,7 +101,7 @@ def _check_kind(group: ModelConfig, gpus: Sequence[int], owner: str, path: str) 
                 yield Finding(
                     f"{owner} specifies invalid or unsupported gpu id {gpu}. GPUs with at least "
                     "the minimum required CUDA compute compatibility of "
-                    f"{_MIN_COMPUTE_CAPABILITY} are: {usable}",
+                    f"{least_capability:.6f} are: {usable}",
                     f"{path}.gpus[{index}]",
                 )
 

@@ -10,6 +10,7 @@ from typing import Any
 from host.config.auto_complete import merge
 from host.config.execution import overlap
 from host.config.findings import raise_first
+from host.config.input_memory import input_memory
 from host.config.instance_groups import (
     InstanceSpec,
     check_instance_groups,
@@ -33,6 +34,7 @@ __all__ = [
     "ModelConfig",
     "config_file",
     "finish",
+    "input_memory",
     "instances",
     "load",
     "overlap",
@@ -57,13 +59,15 @@ def load(
     config_name: str | None = None,
     override: str | None = None,
     gpus: Sequence[int] = (),
+    least_capability: float = 6.0,
     name: str | None = None,
 ) -> LoadedConfig:
     """Everything that happens to a configuration before its model is asked to complete it.
 
     `strict` demands a complete configuration, `config_name` chooses among `configs/`, `override`
     is JSON that replaces the file, and `name` stands in for the directory's name where that
-    directory is a temporary one (configuration spec 2.4, steps 2 to 8 and 10).
+    directory is a temporary one (configuration spec 2.4, steps 2 to 8 and 10). `gpus` are those
+    of at least the `least_capability`.
     """
     directory = name if name is not None else model_dir.name
     config, source = _read(model_dir, strict, config_name, override)
@@ -76,7 +80,7 @@ def load(
     raise_first(check_directory_name(config, directory), source)
     refuse_unsupported(config, source)
     normalise_instance_groups(config, gpus)
-    raise_first(check_instance_groups(config, gpus), source)
+    raise_first(check_instance_groups(config, gpus, least_capability), source)
     raise_first(check_stub_names(config), source)
     return LoadedConfig(config, source)
 

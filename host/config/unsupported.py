@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from host.config.findings import Finding, Findings, raise_first
+from host.config.input_memory import check_input_memory
 from host.config.schema import ModelConfig, is_ensemble
 from host.config.source import Source
 from host.errors import ErrorCode
 
 _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
-_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,7 @@ _REFUSALS = (
 
 def check_supported(config: ModelConfig) -> Findings:
     """Every field that asks for something this host cannot honour."""
-    force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "no"
-    if force not in ("yes", "no"):
-        # The unbalanced quote is part of the text (pb_utils spec 1.6).
-        yield Finding(
-            f"Incorrect value for {_FORCE_CPU}: {force}'",
-            f"parameters[{_FORCE_CPU}]",
-            ErrorCode.UNSUPPORTED,
-        )
+    yield from check_input_memory(config)
     for refusal in _REFUSALS:
         if refusal.asked(config):
             yield Finding(

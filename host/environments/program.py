@@ -51,12 +51,14 @@ async def run(
     cwd: Path | None = None,
     heard: Callable[[str], None] = lambda line: None,
     inherited: Sequence[int] = (),
+    limit: str = "the limit of --environment-timeout-secs",
 ) -> list[str]:
     """Run a program to its end; its last lines of output.
 
     `name` is what a failure calls it, if not by its first word.
-    `heard` gets every line as it comes; `inherited` are descriptors that it keeps open. Raises
-    ProgramFailed. A program that is not awaited any longer is killed.
+    `heard` gets every line as it comes; `inherited` are descriptors that it keeps open; `limit`
+    says what `seconds` are. Raises ProgramFailed. A program that is not awaited any longer is
+    killed.
     """
     name = name or str(command[0])
     output: deque[str] = deque(maxlen=_LAST_LINES)
@@ -89,10 +91,7 @@ async def run(
         transport.close()  # should one have left the group, nobody listens to it
         await listener.over
     if not in_time:
-        raise ProgramFailed(
-            f"'{name}' was killed after {seconds:g} s, the limit of --environment-timeout-secs",
-            output,
-        )
+        raise ProgramFailed(f"'{name}' was killed after {seconds:g} s, {limit}", output)
     status = transport.get_returncode()
     if status:
         raise ProgramFailed(f"'{name}' ended with status {status}", output, status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -42,7 +42,8 @@ class LoadSettings:
 
     `strict`: configurations must be complete. `threads`: how many versions load at a time.
     `retries`: how often a version is tried again. `grace` and `finalize`: seconds for a stuck
-    batch and for `finalize` at unload.
+    batch and for `finalize` at unload. `gpus`: those that instances may run on, of at least that
+    compute capability.
     """
 
     strict: bool
@@ -50,6 +51,8 @@ class LoadSettings:
     retries: int
     grace: float
     finalize: float
+    gpus: Sequence[int] = ()
+    least_capability: float = 6.0
 
 
 class Lifecycle:
@@ -171,6 +174,8 @@ class Lifecycle:
                 files.path,
                 strict=self._settings.strict,
                 override=None if override is None else override.config,
+                gpus=self._settings.gpus,
+                least_capability=self._settings.least_capability,
                 name=name,
             )
             return loaded, versions(files.path)

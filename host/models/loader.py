@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -27,6 +28,8 @@ from stub.wire.messages import (
     Initialize,
     ModelSource,
 )
+
+_log = logging.getLogger("pbhost")
 
 _Result = TypeVar("_Result")
 _Start = Callable[[str, str], Awaitable[Instance]]
@@ -88,6 +91,8 @@ class Loader:
         stubs = await _all(start("", name) for _ in range(count))
         try:
             config = await self._complete(loaded, source, stubs, start)
+            if said := configuration.input_memory(config):
+                _log.info("%s", said)
             specs = self._instances(config)
             arguments = Arguments(directory, version, config, self._flow)
             await self._initialize(specs, stubs, source, arguments)

@@ -173,6 +173,7 @@ def full_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return full
 
 
+_KINDS = {"KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
 _OUTPUT = {
     "name": "",
     "data_type": "TYPE_INVALID",
@@ -209,12 +210,13 @@ def completed_config(model_class: type[Any], config: dict[str, Any]) -> dict[str
 
 
 def arguments(config: Mapping[str, Any], directory: Path, version: str) -> dict[str, str]:
-    """Return what ``initialize`` is given."""
+    """Return what ``initialize`` is given: the first instance of the first group."""
+    group = (config["instance_group"] or [{}])[0]
     return {
         "model_config": json.dumps(config),
-        "model_instance_kind": "CPU",
+        "model_instance_kind": _KINDS.get(group.get("kind"), "CPU"),
         "model_instance_name": instance_name(config),
-        "model_instance_device_id": "0",
+        "model_instance_device_id": str((group.get("gpus") or [0])[0]),
         "model_repository": str(directory),
         "model_version": version,
         "model_name": config["name"],

@@ -134,7 +134,13 @@ def test_an_impossible_group_is_found(
     text: str, gpus: list[int], expected: str, field: str
 ) -> None:
     found = finding(f"instance_group {{ {text} }}", gpus)
-    assert found == Finding(expected, f"instance_group[0].{field}")
+    assert found == Finding(expected, f"instance_group[0].{field}", advice=found.advice)
+
+
+def test_the_least_capability_is_named() -> None:
+    config = groups("instance_group { kind: KIND_GPU gpus: 5 }", [0])
+    found = next(check_instance_groups(config, [0], 7.5))
+    assert "CUDA compute compatibility of 7.500000 are: 0" in found.text
 
 
 @pytest.mark.parametrize("profile", ["-1", "x", ""])

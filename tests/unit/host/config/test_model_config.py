@@ -159,7 +159,9 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
     text = "instance_group { kind: KIND_GPU }"
     assert refusal(model, text).message == (
         "instance group m_0 of model m has kind KIND_GPU but server does not support GPUs"
-        f" ({model}/config.pbtxt:1:18, field 'instance_group[0].kind')"
+        f" ({model}/config.pbtxt:1:18, field 'instance_group[0].kind'); set KIND_CPU, or KIND_AUTO"
+        " for a GPU where there is one; or start the server where NVIDIA's driver shows it a GPU"
+        " that is good enough"
     )
     loaded = load(model, strict=False, gpus=[0, 1])
     assert [spec.device_id for spec in instances(finish(loaded))] == [0, 1]

@@ -1,0 +1,49 @@
+"""The GPUs of this machine that instances may run on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from host.environments.program import ProgramFailed, run, under_host
+from pb_utils import _gpu
+
+_log = logging.getLogger("pbhost")
+
+_SECONDS = 60.0  # a driver that wakes up eight GPUs takes some of these
+
+
+async def find_gpus(least_capability: float) -> list[int]:
+    """The numbers of the GPUs that processes of this host can use, as CUDA counts them.
+
+    Those of less compute capability are left out, and CUDA_VISIBLE_DEVICES is heeded. Another
+    process looks, as one that has used CUDA can no longer fork processes that do. If that fails,
+    there are none, and the log says why.
+    """
+    if not _gpu.is_installed():
+        return []
+    try:
+        capabilities = await _ask_driver()
+    except ProgramFailed as failure:
+        _log.warning("GPUs are not used: %s", failure.told)
+        return []
+    usable = [number for number, value in capabilities.items() if value >= least_capability]
+    for number, value in capabilities.items():
+        left_out = "" if number in usable else ", which is not enough; it is not used"
+        _log.info("GPU %d has CUDA compute capability %.1f%s", number, value, left_out)
+    return usable
+
+
+async def _ask_driver() -> dict[int, float]:
+    """The compute capability of each GPU. Raises ProgramFailed."""
+    output = await run(
+        under_host(sys.executable, _gpu.__file__),
+        name="the search for GPUs",
+        seconds=_SECONDS,
+        limit="the most that a driver may take",
+    )
+    found = json.loads(output[-1])
+    if "error" in found:
+        raise ProgramFailed(found["error"])
+    return {number: float(f"{major}.{minor}") for number, (major, minor) in found["gpus"]}
