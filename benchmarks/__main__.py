@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.load import Load, Measurement, measure
 from benchmarks.peer import Peer
 from benchmarks.servers import RunningServer, ours, theirs
+from benchmarks.streams import many_streams, one_stream
 
 REPOSITORY = Path(__file__).with_name("repository")
 
@@ -25,9 +26,15 @@ LOADS = {
     "identity FP32[16], concurrency 4": Load("identity_fp32", 16, 4),
     "identity FP32[16], concurrency 16": Load("identity_fp32", 16, 16),
     "identity FP32[1048576] (4 MB), concurrency 1": Load("identity_fp32", 1 << 20, 1),
+    "the same in system shared memory, concurrency 1": Load("identity_fp32", 1 << 20, 1, True),
+    "the same in system shared memory, concurrency 4": Load("identity_fp32", 1 << 20, 4, True),
     "BLS to identity FP32[16], concurrency 1": Load("bls_identity", 16, 1),
     "BLS to identity FP32[16], concurrency 16": Load("bls_identity", 16, 16),
     "ten BLS calls of 4 MB per request, concurrency 1": Load("bls_large", 16, 1),
+    "BLS to identity, 4 MB, concurrency 1": Load("bls_identity", 1 << 20, 1),
+    "BLS to identity, 4 MB in system shared memory, concurrency 1": Load(
+        "bls_identity", 1 << 20, 1, True
+    ),
 }
 
 HEADER = (
@@ -49,6 +56,8 @@ def main() -> None:
     rows = {name: load for name, load in LOADS.items() if arguments.only in name}
     if rows:
         compare(peer, rows, arguments.rounds)
+    if arguments.only in "streams":
+        compare_streams(peer, arguments.rounds)
     if arguments.only in "start-up":
         compare_start(peer, arguments.rounds)
 
@@ -81,6 +90,27 @@ def row(name: str, mine: Measurement, other: Measurement) -> str:
 def _median(pairs: list[list[Measurement]], side: int) -> Measurement:
     ordered = sorted((pair[side] for pair in pairs), key=lambda m: m.rate)
     return ordered[len(ordered) // 2]
+
+
+def compare_streams(peer: Peer, rounds: int) -> None:
+    """Print how fast the official Python client gets a decoupled model's responses."""
+    with ours(REPOSITORY) as host, theirs(REPOSITORY, peer) as rival:
+        long = [[one_stream(server, 20_000) for server in (host, rival)] for _ in range(rounds)]
+        many = [many_streams(server, 500, 20) for server in (host, rival)]
+    rates, firsts = (
+        [statistics.median(getattr(pair[side], what) for pair in long) for side in (0, 1)]
+        for what in ("rate", "first")
+    )
+    print("\n| streams | ours | peer | ratio |\n|---|---|---|---|")
+    for what, (mine, other), form in (
+        ("responses/s, one stream of 20,000", rates, ",.0f"),
+        ("ms to its first response", firsts, ".2f"),
+        ("responses/s, 500 requests of 20 at once", [one.rate for one in many], ",.0f"),
+    ):
+        print(f"| {what} | {mine:{form}} | {other:{form}} | **{mine / other:.2f}x** |")
+    for what in ("memory_before", "memory_after"):
+        mine, other = (getattr(one, what) for one in many)
+        print(f"| server MB {what.split('_')[1]} the second time | {mine:.0f} | {other:.0f} | |")
 
 
 def compare_start(peer: Peer, rounds: int) -> None:

@@ -16,11 +16,15 @@ from benchmarks.peer import Peer
 
 @dataclass(frozen=True)
 class Load:
-    """What to ask: a model, the length of its FP32 input, and how many at a time."""
+    """What to ask: a model, the length of its FP32 input, and how many at a time.
+
+    With `shared_memory`, inputs and outputs lie in the client's system shared memory.
+    """
 
     model: str
     elements: int
     concurrency: int
+    shared_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ def measure(peer: Peer, load: Load, grpc_port: int, pid: int) -> Measurement:
                 *("-m", load.model, "-i", "grpc", "-u", f"127.0.0.1:{grpc_port}"),
                 *("--shape", f"INPUT0:{load.elements}"),
                 *("--concurrency-range", str(load.concurrency)),
+                *(_in_shared_memory(load) if load.shared_memory else ()),
                 # Three windows, whatever their spread: rounds and their median deal with noise.
                 *("-p", "2000", "-r", "4", "-s", "100", "-f", str(report)),
             ],
@@ -70,6 +75,11 @@ def measure(peer: Peer, load: Load, grpc_port: int, pid: int) -> Measurement:
         host,
         everything,
     )
+
+
+def _in_shared_memory(load: Load) -> tuple[str, ...]:
+    size = str(load.elements * 4)
+    return "--shared-memory", "system", "--output-shared-memory-size", size
 
 
 def _used(pid: int) -> tuple[float, float]:

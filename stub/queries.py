@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from typing import Callable, Dict, Mapping, Optional, Sequence, Union
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import pb_utils
 from stub.wire import messages as m
@@ -21,10 +21,19 @@ class _Waiting:
 
 
 class Queries:
-    """Numbered questions with one reply each; any thread may ask and wait."""
+    """Numbered questions with one reply each; any thread may ask and wait.
 
-    def __init__(self, send: Callable[[Sequence[m.ToHost]], None]) -> None:
+    `unsaid` takes what finalisers have left to be said: that comes first, for a family that was
+    dropped may be made anew.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Sequence[m.ToHost]], None],
+        unsaid: Callable[[], List[m.ToHost]],
+    ) -> None:
         self._send = send
+        self._unsaid = unsaid
         self._numbers = itertools.count(1)
         self._own_numbers = itertools.count(1)  # of metrics and families
         self._waiting: Dict[int, _Waiting] = {}
@@ -52,7 +61,7 @@ class Queries:
         self._check_season()
         number = next(self._numbers)
         waiting = self._waiting[number] = _Waiting()
-        self._send([message(number)])
+        self._send([*self._unsaid(), message(number)])
         waiting.told.acquire()
         reply = waiting.reply
         assert reply is not None

@@ -44,7 +44,7 @@ class StubRuntime:
         otherwise: Callable[[ToStub], None],
         wake: Callable[[], None],
     ) -> None:
-        self.queries = Queries(channel.send)
+        self.queries = Queries(channel.send, self.unsaid)
         self._channel = channel
         self._memory = memory
         self._otherwise = otherwise

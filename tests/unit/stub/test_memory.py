@@ -13,7 +13,7 @@ import pytest
 
 import pb_utils
 from stub.convert import request_from, response_to, tensor_from, tensor_to
-from stub.memory import Memory
+from stub.memory import Memory, MemoryGone
 from stub.wire.arena import Arena, Block, create_file
 from stub.wire.messages import OpenArena
 from stub.wire.payload import (
@@ -219,7 +219,7 @@ def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: Bench) -> No
     assert tensor.as_numpy(copy=False).tobytes() == b"z" * 9000
     bench.memory.close(9)
     assert tensor.as_numpy(copy=False).tobytes() == b"z" * 9000
-    with pytest.raises(KeyError):
+    with pytest.raises(MemoryGone, match="the shared memory in which tensor 'x' lay is gone"):
         tensor_from(wire, bench.memory)
     del tensor
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -1,0 +1,95 @@
+"""Streams of a decoupled model, read by the official Python client."""
+
+from __future__ import annotations
+
+import queue
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import tritonclient.grpc as grpcclient
+
+from benchmarks.servers import RunningServer
+
+SECONDS = 120.0  # that any response may take
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Responses per second, milliseconds to the first one, and the host's memory in MB."""
+
+    rate: float
+    first: float
+    memory_before: float = 0.0
+    memory_after: float = 0.0
+
+
+class _Reader:
+    def __init__(self, server: RunningServer) -> None:
+        self._client = grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+        self._answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        self._client.start_stream(lambda result, error: self._answers.put((result, error)))
+
+    def ask(self, count: int) -> None:
+        given = grpcclient.InferInput("COUNT", [1], "INT32")
+        given.set_data_from_numpy(np.array([count], dtype=np.int32))
+        self._client.async_stream_infer("repeat", [given], enable_empty_final_response=True)
+
+    def next_is_last(self) -> bool:
+        result, error = self._answers.get(timeout=SECONDS)
+        if error is not None:
+            raise error
+        return bool(result.get_response().parameters["triton_final_response"].bool_param)
+
+    def close(self) -> None:
+        self._client.stop_stream()
+        self._client.close()
+
+
+def one_stream(server: RunningServer, count: int) -> Streamed:
+    """One request with so many responses."""
+    reader = _Reader(server)
+    try:
+        reader.ask(1)
+        while not reader.next_is_last():
+            pass
+        started = time.perf_counter()
+        reader.ask(count)
+        reader.next_is_last()
+        first = time.perf_counter()
+        received = 1
+        while not reader.next_is_last():
+            received += 1
+        seconds = time.perf_counter() - started
+    finally:
+        reader.close()
+    if received != count:
+        raise SystemExit(f"{received} of {count} responses came")
+    return Streamed(count / seconds, (first - started) * 1e3)
+
+
+def many_streams(server: RunningServer, requests: int, responses: int) -> Streamed:
+    """So many requests at once, twice: the memory is that after the first and the second time."""
+    process = psutil.Process(server.pid)
+    memory = []
+    seconds = 0.0
+    for _ in range(2):
+        reader = _Reader(server)
+        try:
+            started = time.perf_counter()
+            for _ in range(requests):
+                reader.ask(responses)
+            open_requests, received = requests, 0
+            while open_requests:
+                last = reader.next_is_last()
+                open_requests -= last
+                received += not last
+            seconds = time.perf_counter() - started
+        finally:
+            reader.close()
+        if received != requests * responses:
+            raise SystemExit(f"{received} of {requests * responses} responses came")
+        memory.append(process.memory_info().rss / 1e6)
+    return Streamed(requests * responses / seconds, 0.0, *memory)

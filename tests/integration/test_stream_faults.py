@@ -1,0 +1,171 @@
+"""What goes wrong around streams: memory runs out, models, clients and hosts vanish."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from tests.asking import Client, Stream, is_final, script, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+
+NO_ROOM = re.compile(
+    r"Failed to increase the shared memory pool size to \d+ bytes. Error: \d+ bytes were asked of a"
+    r" tensor arena that uses \d+ of 8388608 bytes"
+)
+
+
+@pytest.fixture
+def small(repository: RepositoryBuilder, serve: Serve) -> RunningHost:
+    """A host whose processes may have eight megabytes of tensors each."""
+    repository.copy("script", "identity", "stream")
+    return serve(repository, "--arena-byte-size=8388608").wait_started()
+
+
+@pytest.fixture
+def client(small: RunningHost) -> Iterator[Client]:
+    with small.client() as client:
+        yield client
+
+
+def test_memory_that_is_full_while_a_model_waits_for_others_is_an_error_of_one_request(
+    client: Client,
+) -> None:
+    """Four requests wait in a model that answers none of them; the fifth finds no room."""
+    found = script(
+        client,
+        """
+        import threading
+
+        array = np.zeros(1 << 19, dtype=np.float32)
+        iterators, errors = [], []
+        for _ in range(6):
+            request = ask('stream', command('thread:respond cancelled'))
+            iterators.append(request.exec(decoupled=True))
+            response = ask('identity', pb_utils.Tensor('INPUT0', array)).exec()
+            if response.has_error():
+                errors.append(response.error().message())
+            else:
+                iterators.append(response)
+        return errors
+        """,
+    )
+    assert found
+    assert all(NO_ROOM.search(text) for text in found)
+    assert (
+        script(
+            client,
+            """
+        array = np.zeros(1 << 19, dtype=np.float32)
+        response = ask('identity', pb_utils.Tensor('INPUT0', array)).exec()
+        return response.has_error()
+        """,
+        )
+        is False
+    )
+
+
+def test_a_response_that_finds_no_room_is_an_error_of_that_response(small: RunningHost) -> None:
+    with Stream(small) as stream:
+        stream.send("respond=9000000 respond=1000 last")
+        with pytest.raises(InferenceServerException, match="Failed to increase the shared memory"):
+            stream.next()
+        assert stream.next().as_numpy("DATA").shape == (1000,)
+        assert is_final(stream.next())
+
+
+def test_responses_that_nobody_takes_are_given_back(small: RunningHost) -> None:
+    """A client that goes in mid-stream, many times, with more than the memory holds."""
+    for _ in range(5):
+        with Stream(small) as stream:
+            stream.send("thread:" + "respond=1000000 " * 8 + "last")
+            assert stream.next().as_numpy("DATA").shape == (1000000,)
+            stream.cancel()
+
+    def all_of_it_can_be_had() -> bool:
+        with Stream(small) as stream:
+            stream.send("respond=7000000 last")
+            try:
+                return bool(stream.next().as_numpy("DATA").shape == (7000000,))
+            except InferenceServerException:
+                return False
+
+    wait_until(all_of_it_can_be_had, "the memory to be given back")
+
+
+def test_a_sender_outlives_neither_its_host_nor_hangs(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("stream")
+    host = serve(repository).wait_started()
+    stubs = host.stubs()
+    with Stream(host) as stream:
+        stream.send("thread:many=1000000 last")
+        stream.next()
+        host.process.send_signal(signal.SIGKILL)
+        host.process.wait(DEADLINE)
+    gone, alive = psutil.wait_procs(stubs, timeout=10)
+    assert gone and not alive
+
+
+LEAKY = """
+import threading
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        threading.Thread(target=threading.Event().wait).start()
+        return [pb_utils.InferenceResponse([r.inputs()[0]]) for r in requests]
+
+    def finalize(self):
+        print("finalized", threading.active_count() > 1)
+        {ending}
+"""
+CONFIG = """
+backend: "python"
+input [ { name: "COMMAND" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "COMMAND" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+
+
+@pytest.mark.parametrize(
+    "ending", ["pass", "raise ValueError('at the end')", "threading.Event().wait()"]
+)
+def test_a_model_that_leaks_threads_or_fails_at_the_end_does_not_keep_the_host(
+    repository: RepositoryBuilder, serve: Serve, ending: str
+) -> None:
+    repository.add("leaky", LEAKY.replace("{ending}", ending), CONFIG)
+    host = serve(repository, "--exit-timeout-secs=2").wait_started()
+    stubs = host.stubs()
+    with host.client() as client:
+        for _ in range(3):
+            array = np.array([b"x"], dtype=np.object_)
+            client.infer("leaky", [tensor("COMMAND", array)])
+    assert host.stop(seconds=30) in (0, 1)
+    assert "finalized True" in host.output
+    if "raise" in ending:
+        assert "ValueError: at the end" in host.output
+    wait_until(lambda: not any(stub.is_running() for stub in stubs), "the stub to be gone")
+
+
+def test_many_clients_may_vanish_at_once(small: RunningHost) -> None:
+    def vanish(number: int) -> None:
+        with Stream(small) as stream:
+            for request in range(20):
+                stream.send("thread:many=200 last", request_id=f"{number}-{request}")
+            stream.next()
+
+    threads = [threading.Thread(target=vanish, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with Stream(small) as stream:
+        stream.send("many=10 last")
+        assert stream.numbers() == list(range(11))
