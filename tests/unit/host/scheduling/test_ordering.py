@@ -126,6 +126,7 @@ def test_an_answer_that_is_held_need_not_be_told_to_the_model_when_it_is_cancell
     asked.calls[1].respond(answer())
     asked.calls[1].cancel()
     assert told == []
+    assert not asked.calls[1].held, "what is held may be large"
 
 
 def test_what_is_refused_ends_out_of_turn() -> None:
@@ -152,6 +153,7 @@ def test_what_comes_after_the_end_is_dropped_also_while_it_is_held() -> None:
     b.respond(answer("1"))
     b.fail(internal("late"))
     b.respond(answer("2"), final=False)
+    assert len(b.held) == 1
     a.respond(answer())
     assert asked.heard == ["a:ok", "a.", "b:1", "b."]
 
