@@ -22,7 +22,7 @@ class DirectScheduler(LaneQueue):
         self._join(lane)
         if self._queue:
             call = next(iter(self._queue))
-            self._queue.remove(call)
+            self._withdraw(call)
             start(lane, [call])
         else:
             self._free.append(lane)

@@ -110,7 +110,7 @@ class DynamicScheduler(LaneQueue):
                 self._wake_at(due)
                 return
             for call in batch:
-                self._queue.remove(call)
+                self._withdraw(call)
             start(self._free.pop(), batch)
 
     def _next_batch(self, now: int) -> tuple[list[Call], int]:

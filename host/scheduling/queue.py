@@ -18,6 +18,7 @@ class LaneQueue:
         self.lane_returns: Callable[[], bool] = lambda: False
         self._free: list[Lane] = []
         self._queue: Waiting = Fifo() if queue is None else queue
+        self._withdraw = self._queue.remove
 
     def lane_gone(self, lane: Lane) -> None:
         """Queued calls wait for another lane, or for this one to come back."""
@@ -30,7 +31,7 @@ class LaneQueue:
         """Answer every call that has not started."""
         while self._queue:
             call = next(iter(self._queue))
-            self._queue.remove(call)
+            self._withdraw(call)
             self._refuse(call, error)
 
     @property
@@ -42,7 +43,7 @@ class LaneQueue:
         """Let the call wait. Raises HostError if there is no room for it."""
         self._queue.add(call)
         call.place = self
-        call.on_cancel = self._queue.remove
+        call.on_cancel = self._withdraw
 
     def _refuse(self, call: Call, error: HostError) -> None:
         """Answer a call that has been taken out of the queue and will not run."""
