@@ -464,6 +464,28 @@ def test_calls_of_fixed_shape_always_share_a_batch() -> None:
     assert signature(f"max_batch_size: 4 {FLAT}").compatible(one, two)
 
 
+def test_calls_that_want_different_outputs_share_a_batch() -> None:
+    one, two = calls(request(A16, outputs=["O"]), request(A16, outputs=["P"]))
+    assert signature(FLAT).compatible(one, two)
+
+
+def test_it_is_the_models_shape_that_has_to_be_equal() -> None:
+    """Both requests have four elements each, which the model gets in different shapes."""
+    config = """max_batch_size: 8
+        input { name: "A" data_type: TYPE_INT8 dims: [ -1, -1 ]
+                reshape { shape: [ -1, 1, -1 ] } }"""
+    checked = signature(config)
+    one, same, other = (
+        request(tensor("A", [1, *shape], bytes(4), "INT8")) for shape in ([2, 2], [2, 2], [4, 1])
+    )
+    for each in (one, same, other):
+        checked.check(each)
+    assert one.inputs[0].shape == [1, 2, 1, 2]
+    first, second, third = calls(one, same, other)
+    assert checked.compatible(first, second)
+    assert not checked.compatible(first, third)
+
+
 def reference(data: bytes, count: int) -> bool:
     """Whether the data is exactly `count` elements, the plain way."""
     while len(data) >= 4:
