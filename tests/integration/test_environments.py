@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import host
 from tests.asking import Client, Stream, ask, command, failure, script, tensor
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.pythons import (
@@ -440,6 +441,23 @@ def test_all_that_models_do_is_done_on_another_python(
         assert stream.numbers() == [0, 1]
     host.wait_for("measured")
     assert host.stop() == 0, host.output
+
+
+def test_a_server_in_a_thread_has_environments_too(
+    repository: RepositoryBuilder, packed: Path
+) -> None:
+    repository.add("m", EVALUATES, config(EXECUTION_ENV_PATH=str(packed)))
+    options = host.Options(
+        model_repository=[str(repository.path)],
+        allow_grpc=False,
+        allow_metrics=False,
+        log_info=False,
+    )
+    with host.BlockingServer(options) as server:
+        asked = np.array(["sys.prefix"], dtype=np.object_)
+        (prefix,) = server.infer("m", {"COMMAND": asked})["ANSWER"]
+    assert "/python_env/" in prefix.decode()
+    assert not Path(prefix.decode()).exists()
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
