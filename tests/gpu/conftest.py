@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -50,14 +51,14 @@ def cuda(
     monkeypatch.setenv("SIMULATED_CUDA_DEVICES", "9.0,7.5")
     monkeypatch.setenv("SIMULATED_CUDA_LOG", str(log))
     _forget()
-    yield (
-        lambda: (
-            [line.partition(" ")[2] for line in log.read_text().splitlines()]
-            if log.exists()
-            else []
-        )
-    )
+    yield lambda: copies(log)
     _forget()
+
+
+def copies(log: Path) -> list[str]:
+    """What simulated drivers have copied so far, as `to host 24`, by what they have noted."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line.partition(" ")[2] for line in lines if "begin" not in line]
 
 
 @pytest.fixture
@@ -69,3 +70,26 @@ def simulated_environment(simulated_driver: Path, tmp_path: Path) -> dict[str, s
         "SIMULATED_CUDA_DEVICES": "9.0,7.5",
         "SIMULATED_CUDA_LOG": str(tmp_path / "copies"),
     }
+
+
+def real_gpus() -> int:
+    """How many GPUs this machine has for this process."""
+    return _gpu.count()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests with the mark `gpu` need one."""
+    if item.get_closest_marker("gpu") and not real_gpus():
+        pytest.skip("needs an NVIDIA GPU and its driver; there is none")
+
+
+@pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.gpu)])
+def gpu_environment(
+    request: pytest.FixtureRequest,
+) -> dict[str, str]:
+    """Variables with which a host and its stubs have a GPU, simulated or real."""
+    if request.param == "simulated":
+        variables: dict[str, str] = request.getfixturevalue("simulated_environment")
+        return variables
+    every = ",".join(map(str, range(real_gpus())))
+    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", every)}

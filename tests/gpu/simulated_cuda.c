@@ -8,7 +8,8 @@
  *
  * Environment: SIMULATED_CUDA_DEVICES "9.0,7.5" are the devices by their compute capability;
  * SIMULATED_CUDA_BYTES how much memory they have together; SIMULATED_CUDA_FAIL "function=status"
- * makes one function fail; SIMULATED_CUDA_LOG is a file that gets a line for every copy.
+ * makes one function fail, or end the process with status 3 if the status is "exit";
+ * SIMULATED_CUDA_LOG is a file that gets a line for every process that begins, and for every copy.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -48,8 +49,11 @@ static __thread int depth;
 static int failing(const char *function) {
     const char *wanted = getenv("SIMULATED_CUDA_FAIL");
     size_t length = strlen(function);
-    if (wanted && !strncmp(wanted, function, length) && wanted[length] == '=')
+    if (wanted && !strncmp(wanted, function, length) && wanted[length] == '=') {
+        if (!strcmp(wanted + length + 1, "exit"))
+            _exit(3);
         return atoi(wanted + length + 1);
+    }
     return strcmp(function, "cuInit") && initialised != getpid() ? NOT_INITIALIZED : OK;
 }
 #define BEGIN() do { int status_ = failing(__func__); if (status_) return status_; } while (0)
@@ -89,6 +93,8 @@ int cuInit(unsigned flags) {
     }
     if (!devices || (visible && !*visible))
         return NO_DEVICE;
+    if (initialised != getpid())
+        note("begin", 0);
     initialised = getpid();
     return OK;
 }
