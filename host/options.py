@@ -256,8 +256,9 @@ class Options:
     @property
     def environment_cache(self) -> Path:
         """The folder of built environments."""
-        user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        return Path(os.path.abspath(self.environment_cache_dir or f"{user}/pbhost/environments"))
+        user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        chosen = self.environment_cache_dir or f"{user}/pbhost/environments"
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
 
     @property
     def python_settings(self) -> PythonSettings:
