@@ -1,0 +1,22 @@
+"""The tests that docs/compatibility.md names as its witnesses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "compatibility.md"
+NAMED = re.findall(r"`(test_\w+\.py)::(test_\w+)`", PAGE.read_text())
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED)
+def test_a_test_that_the_page_names_is_there(file: str, name: str) -> None:
+    (path,) = (ROOT / "tests").rglob(file)
+    assert re.search(rf"^(async )?def {name}\(", path.read_text(), re.MULTILINE)
+
+
+def test_the_page_names_some() -> None:
+    assert NAMED
