@@ -214,7 +214,7 @@ def arguments(config: Mapping[str, Any], directory: Path, version: str) -> dict[
     group = (config["instance_group"] or [{}])[0]
     return {
         "model_config": json.dumps(config),
-        "model_instance_kind": _KINDS.get(group.get("kind"), "CPU"),
+        "model_instance_kind": _KINDS.get(group.get("kind", ""), "CPU"),
         "model_instance_name": instance_name(config),
         "model_instance_device_id": str((group.get("gpus") or [0])[0]),
         "model_repository": str(directory),

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 
 from tests.asking import Client, failure, tensor
 from tests.conftest import RepositoryBuilder, Serve, wait_until
 from tests.gpu import models
 from tests.gpu.conftest import copies
+from tests.integration.test_client_memory import Memory
 
 ONE = "instance_group [ { kind: KIND_CPU } ]"
 ASKING = ("passes_on", "doubles")
@@ -89,6 +91,28 @@ def test_every_tensor_is_copied_once(
         infer(client, "passes_on", ramp(LARGE))
     # The input of the other model and its output; the answer is passed on by reference.
     assert copies(log) == [f"to host {4 * LARGE}"] * 3
+
+
+def test_an_output_is_copied_straight_into_a_clients_memory(
+    repository: RepositoryBuilder, serve: Serve, simulated_environment: dict[str, str]
+) -> None:
+    models.add(repository, "returns", models.RETURNS, models.CONFIG + ONE)
+    host = serve(repository, "--allow-client-shm=true", env=simulated_environment).wait_started()
+    size = 4 * LARGE
+    with host.client() as client:
+        memory = Memory(client)
+        try:
+            wanted = grpcclient.InferRequestedOutput("Y")
+            wanted.set_shared_memory(memory.name, size)
+            given = [tensor("X", ramp(LARGE))]
+            client.infer("returns", given, outputs=[wanted])
+            np.testing.assert_array_equal(memory.read(np.float32, [LARGE]), ramp(LARGE) + 1)
+            wanted.set_shared_memory(memory.name, size - 1)
+            _, text = failure(client.infer, "returns", given, outputs=[wanted])
+            assert f"should be at least {size} bytes to hold the results" in text
+        finally:
+            memory.close()
+    assert copies(Path(simulated_environment["SIMULATED_CUDA_LOG"])) == [f"to host {size}"]
 
 
 def test_a_failing_copy_fails_its_response_alone(
