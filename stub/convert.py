@@ -62,14 +62,14 @@ def tensor_to(tensor: pb_utils.Tensor, memory: Memory, placed: List[Block]) -> W
 
 
 def request_from(
-    wire: WireRequest, memory: Memory, exchange: Exchange, outputs: List[str]
+    wire: WireRequest, memory: Memory, exchange: Exchange, outputs: Sequence[str]
 ) -> pb_utils.InferenceRequest:
-    """An incoming request; `outputs` are those of the configuration, meant when it names none."""
+    """An incoming request, which wants these outputs."""
     return pb_utils.InferenceRequest._from_wire(
         request_id=wire.id,
         correlation_id=wire.correlation_id,
         inputs=[tensor_from(tensor, memory) for tensor in wire.inputs],
-        requested_output_names=wire.outputs or outputs,
+        requested_output_names=outputs,
         model_name=wire.model,
         model_version=wire.version,
         flags=wire.flags,

@@ -93,17 +93,15 @@ class Executor:
         return [*answers, BatchDone(batch, now, now, now, now, text)]
 
     def _receive(self, running: Running, batch: Execute) -> None:
-        for index, wire in enumerate(batch.requests):
+        replies, number = self._replies, batch.batch
+        for wire in batch.requests:
+            index = len(running.exchanges)
             wanted = wire.outputs or self._outputs
-            exchange = StubExchange(
-                self._replies, batch.batch, index, self._decoupled, wanted, wire.slots
-            )
+            exchange = StubExchange(replies, number, index, self._decoupled, wanted, wire.slots)
             running.exchanges.append(exchange)
-        self._replies.begin(running.number, running.exchanges)
-        running.requests = [
-            request_from(wire, self._memory, exchange, self._outputs)
-            for wire, exchange in zip(batch.requests, running.exchanges)
-        ]
+        replies.begin(number, running.exchanges)
+        for wire, exchange in zip(batch.requests, running.exchanges):
+            running.requests.append(request_from(wire, self._memory, exchange, exchange.outputs))
         running.inputs_ready = time.monotonic_ns()
 
     def _call(self, running: Running) -> Any:
@@ -117,29 +115,28 @@ class Executor:
     def _finish(self, running: Running, returned: Any) -> List[ToHost]:
         """Answer what `execute` has returned responses for. Raises BadReturn (spec 2.4)."""
         outputs_begin = time.monotonic_ns()
-        responses = self._checked(running, returned)
         placed: List[Block] = []
-        answers = [
-            None if response is None else exchange.wire(response, placed)
-            for response, exchange in zip(responses, running.exchanges)
-        ]
-        self._memory.tell(placed)
         messages: List[ToHost] = []
         rescheduled: List[int] = []
-        for index, (answer, exchange) in enumerate(zip(answers, running.exchanges)):
-            if answer is not None:
-                if exchange.close():
-                    messages.append(Respond(running.number, index, answer))
-            elif running.requests[index]._release_flags == _RESCHEDULE and exchange.close():
-                rescheduled.append(index)
+        exchanges = running.exchanges
+        if returned is not None:
+            self._check(running, returned)
+            answers = [
+                response and exchange.wire(response, placed)
+                for response, exchange in zip(returned, exchanges)
+            ]
+            for answer, exchange in zip(answers, exchanges):
+                if answer is not None and exchange.close():
+                    messages.append(Respond(running.number, exchange.index, answer))
+            self._memory.tell(placed)
+        if len(messages) < len(exchanges):
+            for request, exchange in zip(running.requests, exchanges):
+                if request._release_flags == _RESCHEDULE and exchange.close():
+                    rescheduled.append(exchange.index)
         messages.append(self._done(running, outputs_begin, None, rescheduled))
         return messages
 
-    def _checked(
-        self, running: Running, returned: Any
-    ) -> List[Optional[pb_utils.InferenceResponse]]:
-        if returned is None:
-            return [None] * len(running.requests)
+    def _check(self, running: Running, returned: Any) -> None:
         if self._decoupled:
             raise BadReturn(
                 f"Python model '{self._name}' is using the decoupled mode and the execute function"
@@ -170,7 +167,6 @@ class Executor:
                 )
             if exchange.answered:
                 raise BadReturn(MORE_THAN_ONE)
-        return returned
 
     def _fail(self, running: Running, error: BaseException) -> List[ToHost]:
         """Every request of the batch that can still be answered gets the error."""

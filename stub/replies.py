@@ -20,6 +20,7 @@ from stub.wire.messages import (
 from stub.wire.payload import (
     Slot,
     WireResponse,
+    WireTensor,
 )
 
 _MOST_BYTES_UNDER_WAY = 4 << 20
@@ -122,18 +123,44 @@ class Replies:
         )
 
 
+class _Flow:
+    """What was sent to one caller, and what it has taken of that.
+
+    Each figure is changed by one thread only: those of what was sent by whoever has the exchange's
+    lock, those of what was taken by the service thread.
+    """
+
+    __slots__ = ("room", "sent", "sent_bytes", "sizes", "taken", "taken_bytes")
+
+    def __init__(self) -> None:
+        self.sizes: Deque[int] = deque()
+        self.sent = self.sent_bytes = 0
+        self.taken = self.taken_bytes = 0
+        self.room = threading.Event()  # something has changed for the better
+
+    def send(self, size: int) -> None:
+        self.sizes.append(size)
+        self.sent_bytes += size
+        self.sent += 1
+
+    def take(self, count: int) -> None:
+        for _ in range(min(count, len(self.sizes))):
+            self.taken_bytes += self.sizes.popleft()
+        self.taken += count
+        self.room.set()
+
+    def is_full(self, responses: int, size: int) -> bool:
+        waiting = self.sent - self.taken
+        return waiting > 0 and (waiting >= responses or self.sent_bytes - self.taken_bytes >= size)
+
+
 class StubExchange(Exchange):
     """One request of a batch."""
 
     __slots__ = (
+        "_flow",
         "_held",
         "_replies",
-        "_room",
-        "_sent",
-        "_sent_bytes",
-        "_sizes",
-        "_taken",
-        "_taken_bytes",
         "batch",
         "cancelled",
         "index",
@@ -155,16 +182,11 @@ class StubExchange(Exchange):
         self.batch = batch
         self.index = index
         self.cancelled = False
-        self._replies = replies
         self.outputs = outputs
         self.slots = slots
+        self._replies = replies
         self._held: Optional[Tuple[WireResponse, List[Block]]] = None
-        # Each figure is changed by one thread only: those of what was sent by whoever has the
-        # lock, those of what was taken by the service thread.
-        self._sent = self._sent_bytes = 0
-        self._taken = self._taken_bytes = 0
-        self._sizes: Optional[Deque[int]] = None
-        self._room: Optional[threading.Event] = None
+        self._flow: Optional[_Flow] = None  # of a decoupled request that has got a response
 
     def __del__(self) -> None:
         if not self.closed:
@@ -181,44 +203,34 @@ class StubExchange(Exchange):
     def cancel(self) -> None:
         """The caller has gone: from now on nothing waits for it."""
         self.cancelled = True
-        if self._room is not None:
-            self._room.set()
+        if self._flow is not None:
+            self._flow.room.set()
 
     def taken(self, count: int) -> None:
         """The caller has taken so many responses; the service thread only."""
-        sizes = self._sizes
-        for _ in range(count if sizes else 0):
-            assert sizes is not None
-            self._taken_bytes += sizes.popleft()
-        self._taken += count
-        if self._room is not None:
-            self._room.set()
+        if self._flow is not None:
+            self._flow.take(count)
 
     def _make_room(self) -> None:
-        if not self._is_full():
+        flow = self._flow
+        if flow is None:
             return
-        if self._room is None:
-            self._room = threading.Event()
-        seconds = self._replies.send_seconds
-        deadline = time.monotonic() + seconds
+        replies = self._replies
+        factor = _ON_A_LOOP if threading.get_ident() == replies.loop_thread else 1
+        most = replies.window * factor, _MOST_BYTES_UNDER_WAY * factor
+        if not flow.is_full(*most):
+            return
+        deadline = time.monotonic() + replies.send_seconds
         while True:
-            self._room.clear()
-            if not self._is_full() or self.closed:
+            flow.room.clear()
+            if self.cancelled or self.closed or not flow.is_full(*most):
                 return
-            if not self._room.wait(max(0.0, deadline - time.monotonic())):
+            if not flow.room.wait(max(0.0, deadline - time.monotonic())):
                 raise pb_utils.TritonModelException(
-                    f"Unable to send response. For {seconds:g} seconds the caller has taken none"
-                    f" of {self._sent - self._taken} earlier responses, which are"
-                    f" {self._sent_bytes - self._taken_bytes} bytes."
+                    f"Unable to send response. For {replies.send_seconds:g} seconds the caller has"
+                    f" taken none of {flow.sent - flow.taken} earlier responses, which are"
+                    f" {flow.sent_bytes - flow.taken_bytes} bytes."
                 )
-
-    def _is_full(self) -> bool:
-        waiting = self._sent - self._taken
-        if waiting <= 0 or self.cancelled:
-            return False
-        factor = _ON_A_LOOP if threading.get_ident() == self._replies.loop_thread else 1
-        size = self._sent_bytes - self._taken_bytes
-        return waiting >= self._replies.window * factor or size >= _MOST_BYTES_UNDER_WAY * factor
 
     def _deliver(self, response: Optional[pb_utils.InferenceResponse], final: bool) -> None:
         placed: List[Block] = []
@@ -235,8 +247,10 @@ class StubExchange(Exchange):
                 wire, placed = self._held
                 self._held = None
         self._replies.memory.tell(placed)
-        if self.decoupled and wire is not None:
-            self._count(sum(len(t.data) if t.data is not None else t.size for t in wire.outputs))
+        if wire is not None and not final:
+            if self._flow is None:
+                self._flow = _Flow()
+            self._flow.send(sum(_size(output) for output in wire.outputs))
         try:
             self._replies.channel.send([Respond(self.batch, self.index, wire, final)])
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
@@ -244,9 +258,6 @@ class StubExchange(Exchange):
                 f"Unable to send response. It cannot be put into a message: {error!r}"
             ) from error
 
-    def _count(self, size: int) -> None:
-        if self._sizes is None:
-            self._sizes = deque()
-        self._sizes.append(size)
-        self._sent_bytes += size
-        self._sent += 1
+
+def _size(output: WireTensor) -> int:
+    return len(output.data) if output.data is not None else output.size

@@ -57,9 +57,13 @@ class StubRuntime:
         self._model_dir = ""
         self._asking_allowed = False
 
+    def lies_in(self, model_dir: str) -> None:
+        """The model is known, and its version directory."""
+        self._model_dir = model_dir
+
     def become(self, name: str, model_dir: str) -> None:
         """The instance is known, and its version directory."""
-        self._model_dir = model_dir
+        self.lies_in(model_dir)
         self.queries.become(name)
 
     def allow_asking(self, allowed: bool) -> None:

@@ -108,6 +108,7 @@ class Worker:
     def _describe(self, message: m.Describe) -> None:
         try:
             self._model = UserModel(message.source, "")
+            self._runtime.lies_in(self._model.version_directory)
             completed = self._model.complete(message.config)
         except ModelFailure as failure:
             self._log_failure("Failed to initialize Python stub for auto-complete", failure)
