@@ -105,6 +105,7 @@ class TritonPythonModel:
 @pytest.fixture(scope="module")
 def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
     module_repository.add("meeting", MEETING, CONFIG)
+    module_repository.add("counted", MEETING, CONFIG)
     module_repository.add("serial", MEETING, CONFIG + SERIAL)
     module_repository.add("three", MEETING, CONFIG + THREE)
     module_repository.add("streaming", STREAMING, CONFIG + DECOUPLED)
@@ -152,9 +153,9 @@ def test_a_coroutine_notices_that_its_client_has_gone(host: RunningHost, client:
 
 
 def test_statistics_count_the_whole_time_of_a_coroutine(client: Client) -> None:
-    before = client.get_inference_statistics("meeting").model_stats[0]
-    together(client, "meeting", "meet 2", 2)
-    after = client.get_inference_statistics("meeting").model_stats[0]
+    before = client.get_inference_statistics("counted").model_stats[0]
+    together(client, "counted", "meet 2", 2)
+    after = client.get_inference_statistics("counted").model_stats[0]
     assert after.execution_count - before.execution_count == 2
     assert after.inference_stats.success.count - before.inference_stats.success.count == 2
     infer = after.inference_stats.compute_infer.ns - before.inference_stats.compute_infer.ns
