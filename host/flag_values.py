@@ -9,10 +9,12 @@ from typing import Any
 
 from host.flags import BadValue, Kind, integer, one_of
 
-_CATEGORIES = frozenset(
+CATEGORIES = frozenset(
     "health metadata inference shared-memory model-config model-repository statistics trace"
     " logging".split()
 )
+"""What requests can be about, for restrictions."""
+
 _DEVICE = re.compile(r"[0-9]+:[0-9]+")
 _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
@@ -66,9 +68,9 @@ def grpc_response_pool(size: int) -> None:
         raise BadValue("Error: --grpc-max-response-pool-size must be greater than 0.")
 
 
-def _restriction(flag: str, what: str) -> Callable[[Sequence[str]], None]:
-    def check(settings: Sequence[str]) -> None:
-        seen: set[str] = set()
+def _restricted(flag: str, what: str) -> Callable[[Sequence[str]], dict[str, tuple[str, str]]]:
+    def read(settings: Sequence[str]) -> dict[str, tuple[str, str]]:
+        restricted: dict[str, tuple[str, str]] = {}
         for setting in settings:
             names, colon, rest = setting.partition(":")
             key, equals, value = rest.partition("=")
@@ -77,19 +79,50 @@ def _restriction(flag: str, what: str) -> Callable[[Sequence[str]], None]:
                     f"--{flag} option format is '<config name>:<setting>=<value>'. Got {setting}"
                 )
             for name in names.split(","):
-                if name not in _CATEGORIES:
+                if name not in CATEGORIES:
                     raise BadValue(f"unknown restricted {what} '{name}' ")
-                if name in seen:
+                if name in restricted:
                     raise BadValue(
                         f"restricted {what} '{name}' can not be specified in multiple config groups"
                     )
-                seen.add(name)
+                restricted[name] = key, value
+        return restricted
 
-    return check
+    return read
 
 
-http_restriction = _restriction("http-restricted-api", "api")
-grpc_restriction = _restriction("grpc-restricted-protocol", "protocol")
+http_restriction = _restricted("http-restricted-api", "api")
+"""Header and value that each restricted category asks for. Raises BadValue."""
+
+grpc_restriction = _restricted("grpc-restricted-protocol", "protocol")
+"""The same of gRPC; the metadata key lacks its prefix."""
+
+
+def header_pattern(pattern: str) -> Any:
+    """Compiles a pattern of header names; its `search` takes a name. Raises BadValue.
+
+    RE2 has no backtracking: a search takes time in proportion to the name, whatever the pattern
+    is, and a pattern whose program takes more than 1 MiB is refused here.
+    """
+    import re2  # is a megabyte that few servers need
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = 1 << 20
+    try:
+        return re2.compile(f"(?i){pattern}", options)
+    except re2.error as error:
+        reason = error.args[0]
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        raise BadValue(
+            f"invalid regular expression: {text}. Got {pattern}; the syntax is that of RE2"
+        ) from None
+
+
+def header_forward_pattern(pattern: str) -> None:
+    """A pattern that can be compiled, or none."""
+    if pattern:
+        header_pattern(pattern)
 
 
 def _split(text: str) -> tuple[str, str, str] | None:

@@ -17,12 +17,12 @@ _FLOAT = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class Status(enum.Enum):
-    """What becomes of a flag. The value stands in the usage text."""
+    """What becomes of a flag. The value stands in the usage text, before the reason."""
 
     HONOURED = ""
-    IGNORED = "Accepted without effect."
-    UNSERVED = "Not served yet by this version."
-    REFUSED = "Not supported yet by this version."
+    IGNORED = "Accepted without effect"
+    UNSERVED = "Not served yet by this version"
+    REFUSED = "Not supported by this version"
 
 
 class BadValue(Exception):
@@ -44,7 +44,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag and the field it sets. `check` raises BadValue for a value that is no good."""
+    """A flag and the field it sets. `check` raises BadValue for a value that is no good.
+
+    `reason` says why a flag is not honoured.
+    """
 
     name: str
     field: str
@@ -53,9 +56,17 @@ class Flag:
     group: str
     help: str
     status: Status
-    check: Callable[[Any], None] | None = None
+    check: Callable[[Any], object] | None = None
     also: str = ""
     harmless: Callable[[Any], bool] | None = None
+    reason: str = ""
+
+    @property
+    def fate(self) -> str:
+        """What becomes of it and why, as a sentence; empty if it does what its help says."""
+        if self.status is Status.HONOURED:
+            return ""
+        return f"{': '.join(filter(None, [self.status.value, self.reason]))}."
 
     def is_off(self, value: Any) -> bool:
         """Whether the value asks for nothing that a refused flag would have to do."""
@@ -78,6 +89,7 @@ class Group:
 
     title: str
     status: Status = Status.HONOURED
+    reason: str = ""
 
     def __call__(
         self,
@@ -85,15 +97,19 @@ class Group:
         help: str,
         kind: Kind | None = None,
         status: Status | None = None,
-        check: Callable[[Any], None] | None = None,
+        check: Callable[[Any], object] | None = None,
         name: str = "",
         also: str = "",
         harmless: Callable[[Any], bool] | None = None,
+        reason: str = "",
     ) -> _T:
         """A field whose flag is called like it, and whose kind follows from the default."""
         kind = kind or _KINDS[type(default)]
         status = status or self.status
-        made = Flag(name, "", default, kind, self.title, help, status, check, also, harmless)
+        reason = reason or self.reason
+        made = Flag(
+            name, "", default, kind, self.title, help, status, check, also, harmless, reason
+        )
         if isinstance(default, (list, dict)):
             copy = type(default)
             field: Any = dataclasses.field(
@@ -286,7 +302,7 @@ def usage(program: str, flags: Iterable[Flag], aliases: Iterable[Alias]) -> str:
             lines += ["", f"{group}:"]
         if flag.also:
             lines += _entry(flag.also, flag.kind.word, f"Equivalent to --{flag.name}.")
-        lines += _entry(flag.name, flag.kind.word, f"{flag.help} {flag.status.value}")
+        lines += _entry(flag.name, flag.kind.word, f"{flag.help} {flag.fate}")
     lines += ["", "DEPRECATED:"]
     for alias in aliases:
         lines += _entry(alias.name, alias.kind.word, f"DEPRECATED: {alias.help}")

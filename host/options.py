@@ -6,17 +6,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from host import flag_values as values
+from host.deprecated_flags import DEPRECATED
 from host.flag_values import PythonSettings
 from host.flags import (
-    BOOLEAN,
     PORT,
     SIZE,
-    STRING,
     SWITCH,
-    Alias,
     BadValue,
     CommandLine,
     Group,
@@ -34,17 +31,21 @@ StrPath = str | os.PathLike[str]
 _server = Group("Server")
 _logging = Group("Logging")
 _models = Group("Model Repository")
-_http = Group("HTTP", Status.UNSERVED)
+_http = Group("HTTP", Status.UNSERVED, "its options have no effect")
 _grpc = Group("GRPC")
 _metrics = Group("Metrics")
-_tracing = Group("Tracing", Status.REFUSED)
+_tracing = Group("Tracing", Status.REFUSED, "requests are not traced")
 _backend = Group("Backend")
-_agent = Group("Repository Agent", Status.REFUSED)
-_cache = Group("Response Cache", Status.REFUSED)
-_rate = Group("Rate Limiter", Status.REFUSED)
-_shm = Group("Shared Memory", Status.REFUSED)
-_device = Group("Memory/Device Management", Status.IGNORED)
-_cloud = Group("Sagemaker, Vertex", Status.REFUSED)
+_agent = Group(
+    "Repository Agent", Status.IGNORED, "a model that names an agent is refused when it is loaded"
+)
+_cache = Group("Response Cache", Status.REFUSED, "responses are not cached")
+_rate = Group("Rate Limiter", Status.REFUSED, "executions are not limited by resources")
+_shm = Group("Shared Memory")
+_device = Group(
+    "Memory/Device Management", Status.IGNORED, "the host has no pools of memory of its own"
+)
+_cloud = Group("Sagemaker, Vertex", Status.REFUSED, "these platforms' endpoints are not served")
 _own = Group("Stub Processes")
 
 _HONOURED = Status.HONOURED
@@ -90,35 +91,50 @@ class Options:
     repository_poll_secs: int = _models(15, "Seconds between polls, in mode poll.", integer(0))
     load_model: list[str] = _models(
         [], "Model to load at start-up, * for all; explicit mode only. May be given several times.")
-    model_config_name: str = _models("", "Use configs/<name>.pbtxt of models.", status=_REFUSED)
+    model_config_name: str = _models(
+        "", "Use configs/<name>.pbtxt of a model, if there is one, in place of config.pbtxt.")
     model_load_thread_count: int = _models(4, "How many models may load at a time.")
     model_load_retry_count: int = _models(0, "Further attempts to load a model version.")
-    model_namespacing: bool = _models(False, "Models may share a name.", status=_REFUSED)
-    enable_peer_access: bool = _models(True, "GPU peer access.", status=_IGNORED)
+    model_namespacing: bool = _models(
+        False, "Models may share a name.", status=_REFUSED, reason="a model's name is its address")
+    enable_peer_access: bool = _models(
+        True, "GPU peer access.", status=_IGNORED, reason="the host itself uses no GPU")
 
     allow_http: bool = _http(True, "Whether to listen for HTTP requests.")
     http_address: str = _http("0.0.0.0", "Address to listen on.")
     http_port: int = _http(8000, "Port to listen on, 0 for a free one.", PORT)
     reuse_http_port: bool = _http(False, "Let servers share the port.")
-    http_header_forward_pattern: str = _http("", "Headers that become request parameters.")
-    http_thread_count: int = _http(8, "Threads for HTTP.")
+    http_header_forward_pattern: str = _http(
+        "", "Headers whose name matches become request parameters.",
+        check=values.header_forward_pattern)
+    http_thread_count: int = _http(
+        8, "Threads for HTTP.", status=_IGNORED, reason="one event loop serves all connections")
     http_max_input_size: int = _http(
         67108864, "Most bytes of a JSON request.", SIZE, check=values.http_max_input_size)
     http_restricted_api: list[str] = _http(
-        [], "<apis>:<key>=<value>: APIs that need a header.", check=values.http_restriction)
+        [], "<apis>:<key>=<value>: these need the header <key>. May be given several times.",
+        check=values.http_restriction)
+    http_use_ssl: bool = _http(False, "Use TLS; these flags are pbhost's own.")
+    http_use_ssl_mutual: bool = _http(False, "Use TLS, and require client certificates.")
+    http_server_cert: str = _http("", "PEM file with the server certificate.")
+    http_server_key: str = _http("", "PEM file with the server key.")
+    http_root_cert: str = _http("", "PEM file with the root certificate of clients.")
 
     allow_grpc: bool = _grpc(True, "Whether to listen for gRPC requests.")
     grpc_address: str = _grpc("0.0.0.0", "Address to listen on.")
     grpc_port: int = _grpc(8001, "Port to listen on, 0 for a free one.", PORT)
     reuse_grpc_port: bool = _grpc(False, "Let servers share the port.")
     grpc_header_forward_pattern: str = _grpc(
-        "", "Metadata that become request parameters.", status=_REFUSED)
+        "", "Metadata whose key matches become request parameters.",
+        check=values.header_forward_pattern)
     grpc_restricted_protocol: list[str] = _grpc(
-        [], "<protocols>:<key>=<value>: protocols that need a header.",
-        status=_REFUSED, check=values.grpc_restriction)
+        [], "<protocols>:<key>=<value>: these need the metadata triton-grpc-protocol-<key>. May be"
+        " given several times.", check=values.grpc_restriction)
     grpc_infer_thread_count: int = _grpc(
-        2, "Threads for inference.", status=_IGNORED, check=values.grpc_threads)
-    grpc_infer_allocation_pool_size: int = _grpc(8, "Reused messages.", status=_IGNORED)
+        2, "Threads for inference.", status=_IGNORED, check=values.grpc_threads,
+        reason="one event loop serves all connections")
+    grpc_infer_allocation_pool_size: int = _grpc(
+        8, "Reused messages.", status=_IGNORED, reason="messages are not made to be reused")
     grpc_max_response_pool_size: int = _grpc(
         2147483647, "Most responses to one request that a client has not taken yet; this host"
         " keeps at most 128.", check=values.grpc_response_pool)
@@ -141,7 +157,7 @@ class Options:
 
     allow_metrics: bool = _metrics(True, "Whether to serve metrics.")
     allow_gpu_metrics: bool = _metrics(
-        True, "Whether to serve metrics of GPUs.", status=_IGNORED)
+        True, "Whether to serve metrics of GPUs.", status=_IGNORED, reason="there are none")
     allow_cpu_metrics: bool = _metrics(True, "Whether to serve metrics of the CPU.")
     metrics_address: str = _metrics("", "Address to listen on; as for HTTP if not given.")
     metrics_port: int = _metrics(8002, "Port to listen on, 0 for a free one.", PORT)
@@ -161,7 +177,7 @@ class Options:
         {}, "[<backend>,]<setting>=<value>; may be given several times.",
         values.BACKEND_CONFIG, check=values.backend_config)
 
-    repoagent_directory: str = _agent("/opt/tritonserver/repoagents", "Where to look for agents.")
+    repoagent_directory: str = _agent("/opt/tritonserver/repoagents", "Where agents are.")
 
     cache_config: list[str] = _cache([], "<cache>,<setting>=<value>", check=values.cache_config)
     cache_directory: str = _cache("/opt/tritonserver/caches", "Where to look for caches.")
@@ -182,7 +198,8 @@ class Options:
         6.0, "Least CUDA compute capability of a GPU that instances may run on.", status=_HONOURED)
     buffer_manager_thread_count: int = _device(0, "Threads that copy tensors.")
     host_policy: list[str] = _device(
-        [], "<policy>,<setting>=<value>", status=_REFUSED, check=values.host_policy)
+        [], "<policy>,<setting>=<value>", status=_REFUSED, check=values.host_policy,
+        reason="processes are not bound to cores or NUMA nodes")
     model_load_gpu_limit: list[str] = _device(
         [], "<device>:<fraction>", check=values.gpu_limit)
 
@@ -229,7 +246,7 @@ class Options:
                 if flag.check is not None:
                     flag.check(value)
                 if flag.status is Status.REFUSED and not flag.is_off(value):
-                    raise BadValue(f"--{flag.name} is not supported yet by this version")
+                    raise BadValue(f"--{flag.name} is not supported by this version: {flag.reason}")
             except BadValue as error:
                 raise UsageError(str(bad_option(flag.name, error))) from None
         self._check_together()
@@ -317,39 +334,6 @@ FLAGS = flags_of(Options)
 """Every flag but the deprecated ones, in the order of the usage text."""
 
 _UNSERVED = "HTTP is not served yet: its options have no effect."
-
-
-def _trace(setting: str) -> Any:
-    return lambda value: [("trace-config", f"{setting}={value}")]
-
-
-DEPRECATED = [
-    Alias(
-        "strict-model-config",
-        BOOLEAN,
-        "Please use --disable-auto-complete-config instead.",
-        lambda strict: [("disable-auto-complete-config", "")] if strict else [],
-    ),
-    Alias(
-        "response-cache-byte-size",
-        SIZE,
-        "Please use --cache-config local,size=<bytes> instead.",
-        lambda size: [("cache-config", f"local,size={size}")] if size else [],
-    ),
-    *(
-        Alias(
-            f"trace-{name}", kind, f"Please use --trace-config {setting}=<value>.", _trace(setting)
-        )
-        for name, kind, setting in (
-            ("file", STRING, "triton,file"),
-            ("level", STRING, "level"),
-            ("rate", integer(0), "rate"),
-            ("count", integer(-1), "count"),
-            ("log-frequency", integer(0), "triton,log-frequency"),
-        )
-    ),
-]
-"""Flags of older command lines, which stand for others."""
 
 
 def usage() -> str:

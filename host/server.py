@@ -13,11 +13,15 @@ from host.core import Core
 from host.devices import find_gpus
 from host.environments.environments import Environments
 from host.errors import HostError, internal, unavailable
+from host.flag_values import grpc_restriction
+from host.frontends.forwarding import Forwarding
 from host.frontends.grpc_aio import GrpcAioFrontend
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import GrpcService
 from host.frontends.http_listener import HttpListener
 from host.frontends.metrics_app import MetricsApp
+from host.frontends.restrictions import Restrictions
+from host.frontends.tls import TlsFiles
 from host.inference import InferRequest, InferResponse
 from host.inprocess import Arrays, Result, to_request, to_result
 from host.instances.launchers import ForkLauncher, SpawnLauncher
@@ -125,6 +129,7 @@ class Server:
                 finalize=max(1.0, float(options.exit_timeout_secs)),
                 gpus=await find_gpus(options.min_supported_compute_capability),
                 least_capability=options.min_supported_compute_capability,
+                config_name=options.model_config_name or None,
             ),
         )
         pool.control = control = Control(
@@ -165,8 +170,15 @@ class Server:
 
     async def _open_grpc(self) -> None:
         options = self.options
+        service = GrpcService(
+            self.core,
+            Restrictions(
+                grpc_restriction(options.grpc_restricted_protocol), "triton-grpc-protocol-"
+            ),
+            Forwarding(options.grpc_header_forward_pattern),
+        )
         self._grpc = GrpcAioFrontend(
-            GrpcService(self.core), options.grpc_address, options.grpc_port, _grpc_options(options)
+            service, options.grpc_address, options.grpc_port, _grpc_options(options)
         )
         try:
             self.grpc_port = await self._grpc.start()
@@ -329,11 +341,19 @@ def _grpc_options(options: Options) -> GrpcOptions:
         max_connection_age_grace=options.grpc_max_connection_age_grace,
         reuse_port=options.reuse_grpc_port,
         compression_level=options.grpc_infer_response_compression_level,
-        use_ssl=options.grpc_use_ssl,
-        use_ssl_mutual=options.grpc_use_ssl_mutual,
-        server_cert=options.grpc_server_cert,
-        server_key=options.grpc_server_key,
-        root_cert=options.grpc_root_cert,
+        tls=_grpc_tls(options),
+    )
+
+
+def _grpc_tls(options: Options) -> TlsFiles | None:
+    if not (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
+        return None
+    return TlsFiles(
+        "grpc",
+        options.grpc_server_cert,
+        options.grpc_server_key,
+        options.grpc_root_cert,
+        options.grpc_use_ssl_mutual,
     )
 
 

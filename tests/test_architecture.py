@@ -28,7 +28,7 @@ LAYERS = [
     ["host.environments", "host.metrics"],
     ["host.devices"],
     ["host.flags"],
-    ["host.flag_values"],
+    ["host.flag_values", "host.deprecated_flags"],
     ["host.options"],
     ["host.scheduling"],
     ["host.instances"],
@@ -46,6 +46,7 @@ ONE_PLACE = {
     "subprocess": {"host.instances.launchers"},
     "mmap": {"stub.wire.shared_file"},
     "uvloop": {"host.__main__"},
+    "re2": {"host.flag_values"},
     "uvicorn": {"host.frontends.http_listener"},
     "prometheus_client": {"host.metrics.exposition"},
 }

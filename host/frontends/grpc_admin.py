@@ -80,29 +80,32 @@ class AdminCore(Protocol):
 def admin_methods(core: AdminCore) -> list[Method]:
     """The part of GRPCInferenceService that this module answers."""
     admin = _Admin(core)
-    answers: dict[Any, Callable[[Any], Awaitable[Any]]] = {
-        pb.ServerLiveRequest: admin.server_live,
-        pb.ServerReadyRequest: admin.server_ready,
-        pb.ServerMetadataRequest: admin.server_metadata,
-        pb.ModelReadyRequest: admin.model_ready,
-        pb.ModelMetadataRequest: admin.model_metadata,
-        pb.ModelConfigRequest: admin.model_config,
-        pb.ModelStatisticsRequest: admin.model_statistics,
-        pb.RepositoryIndexRequest: admin.repository_index,
-        pb.RepositoryModelLoadRequest: admin.repository_model_load,
-        pb.RepositoryModelUnloadRequest: admin.repository_model_unload,
-        pb.SystemSharedMemoryStatusRequest: admin.system_shared_memory_status,
-        pb.CudaSharedMemoryStatusRequest: admin.cuda_shared_memory_status,
-        pb.SystemSharedMemoryRegisterRequest: admin.system_shared_memory_register,
-        pb.SystemSharedMemoryUnregisterRequest: admin.system_shared_memory_unregister,
-        pb.CudaSharedMemoryRegisterRequest: admin.cuda_shared_memory_register,
-        pb.CudaSharedMemoryUnregisterRequest: admin.cuda_shared_memory_unregister,
-        pb.TraceSettingRequest: admin.trace_setting,
-        pb.LogSettingsRequest: admin.log_settings,
+    shm = "shared-memory"
+    answers: dict[Any, tuple[str, Callable[[Any], Awaitable[Any]]]] = {
+        pb.ServerLiveRequest: ("health", admin.server_live),
+        pb.ServerReadyRequest: ("health", admin.server_ready),
+        pb.ServerMetadataRequest: ("metadata", admin.server_metadata),
+        pb.ModelReadyRequest: ("health", admin.model_ready),
+        pb.ModelMetadataRequest: ("metadata", admin.model_metadata),
+        pb.ModelConfigRequest: ("model-config", admin.model_config),
+        pb.ModelStatisticsRequest: ("statistics", admin.model_statistics),
+        pb.RepositoryIndexRequest: ("model-repository", admin.repository_index),
+        pb.RepositoryModelLoadRequest: ("model-repository", admin.repository_model_load),
+        pb.RepositoryModelUnloadRequest: ("model-repository", admin.repository_model_unload),
+        pb.SystemSharedMemoryStatusRequest: (shm, admin.system_shared_memory_status),
+        pb.CudaSharedMemoryStatusRequest: (shm, admin.cuda_shared_memory_status),
+        pb.SystemSharedMemoryRegisterRequest: (shm, admin.system_shared_memory_register),
+        pb.SystemSharedMemoryUnregisterRequest: (shm, admin.system_shared_memory_unregister),
+        pb.CudaSharedMemoryRegisterRequest: (shm, admin.cuda_shared_memory_register),
+        pb.CudaSharedMemoryUnregisterRequest: (shm, admin.cuda_shared_memory_unregister),
+        pb.TraceSettingRequest: ("trace", admin.trace_setting),
+        pb.LogSettingsRequest: ("logging", admin.log_settings),
     }
     return [
-        UnaryMethod(request.DESCRIPTOR.name.removesuffix("Request"), _of_bytes(request, answer))
-        for request, answer in answers.items()
+        UnaryMethod(
+            request.DESCRIPTOR.name.removesuffix("Request"), _of_bytes(request, answer), category
+        )
+        for request, (category, answer) in answers.items()
     ]
 
 

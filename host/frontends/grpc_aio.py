@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 
 from host.errors import HostError, internal, unavailable
+from host.frontends.forwarding import Header
 from host.frontends.grpc_methods import (
     STATUS,
     GrpcOptions,
@@ -19,6 +19,8 @@ from host.frontends.grpc_methods import (
     UnaryHandler,
 )
 from host.frontends.grpc_service import GrpcService
+from host.frontends.sockets import listening_socket
+from host.frontends.tls import TlsFiles
 
 logger = logging.getLogger("pbhost")
 
@@ -63,25 +65,34 @@ class GrpcAioFrontend:
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
         try:
             port = self._bind(server)
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # without a word on what is wrong
             await server.stop(None)
-            # The trailing space is part of the text (protocol spec 8.3).
-            raise unavailable(f"Socket '{self._address}:{self._port}' already in use ") from None
+            raise self._refusal() from None
         await server.start()
         self._server = server
         return port
 
     def _bind(self, server: grpc.aio.Server) -> int:
         target = f"{self._address}:{self._port}"
-        options = self._options
-        if not (options.use_ssl or options.use_ssl_mutual):
+        tls = self._options.tls
+        if tls is None:
             return server.add_insecure_port(target)
         credentials = grpc.ssl_server_credentials(
-            [(_read(options.server_key), _read(options.server_cert))],
-            root_certificates=_read(options.root_cert) or None,
-            require_client_auth=options.use_ssl_mutual,
+            [(_read(tls, "server-key"), _read(tls, "server-cert"))],
+            root_certificates=_read(tls, "root-cert") if tls.mutual else None,
+            require_client_auth=tls.mutual,
         )
         return server.add_secure_port(target, credentials)
+
+    def _refusal(self) -> HostError:
+        """Why there is no port, found out by trying again what gRPC has tried."""
+        try:
+            if self._options.tls is not None:
+                self._options.tls.context()
+            listening_socket(self._address, self._port, self._options.reuse_port).close()
+        except HostError as error:
+            return error
+        return unavailable(f"Socket '{self._address}:{self._port}' cannot be opened by gRPC")
 
     async def stop(self, grace: float) -> None:
         """Refuse new inference requests, let open ones finish, and close: `grace` seconds in all.
@@ -110,6 +121,9 @@ class _Context:
             if name == key:
                 return value if isinstance(value, str) else None
         return None
+
+    def all_metadata(self) -> Sequence[Header]:
+        return list(self._rpc.invocation_metadata() or ())
 
 
 def _unary(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[bytes]]:
@@ -169,8 +183,10 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
     return arguments
 
 
-def _read(path: str) -> bytes:
+def _read(tls: TlsFiles, name: str) -> bytes:
+    """The file, or nothing (protocol spec 2.6)."""
     try:
-        return Path(path).read_bytes() if path else b""
-    except OSError:
+        return tls.read(name)
+    except HostError as error:
+        logger.warning("%s; it counts as empty", error.message)
         return b""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from host.errors import ErrorCode
+from host.frontends.forwarding import Header
+from host.frontends.tls import TlsFiles
 
 STATUS = {
     ErrorCode.CANCELLED: 1,
@@ -27,6 +29,23 @@ class Context(Protocol):
     def metadata(self, key: str) -> str | None:
         """Value of a metadata key (lowercase) that the client sent, None if it did not."""
 
+    def all_metadata(self) -> Sequence[Header]:
+        """All that the client and its transport sent."""
+
+
+class NoMetadata:
+    """The context of an RPC that nobody sent."""
+
+    def metadata(self, key: str) -> str | None:
+        """None."""
+        return None
+
+    def all_metadata(self) -> Sequence[Header]:
+        """None."""
+        return ()
+
+
+NO_METADATA = NoMetadata()
 
 Send = Callable[[bytes], Awaitable[None]]
 """Sends one message to the client; done when there is room for the next."""
@@ -40,11 +59,12 @@ class UnaryMethod:
     """An RPC with one request and one response.
 
     The handler takes and returns message bytes, raises HostError for a failure, and is cancelled
-    when the client has gone or its deadline has passed.
+    when the client has gone or its deadline has passed. `category` is what may be restricted.
     """
 
     name: str
     handler: UnaryHandler
+    category: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +76,7 @@ class StreamMethod:
 
     name: str
     handler: StreamHandler
+    category: str
 
 
 Method = UnaryMethod | StreamMethod
@@ -67,8 +88,8 @@ Services = dict[str, list[Method]]
 class GrpcOptions:
     """Options of an engine; times are in milliseconds, 0 for an age means no limit (spec 2.6).
 
-    `compression_level` is none, low, medium or high. PEM files: one that cannot be read counts as
-    empty. `use_ssl_mutual` also turns on TLS, and verifies client certificates against `root_cert`.
+    `compression_level` is none, low, medium or high. With `tls`, a file that cannot be read counts
+    as empty.
     """
 
     keepalive_time: int = 7200000
@@ -81,8 +102,4 @@ class GrpcOptions:
     max_connection_age_grace: int = 0
     reuse_port: bool = False
     compression_level: str = "none"
-    use_ssl: bool = False
-    use_ssl_mutual: bool = False
-    server_cert: str = ""
-    server_key: str = ""
-    root_cert: str = ""
+    tls: TlsFiles | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from host.errors import HostError, internal, unavailable
+from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding, Header
 from host.frontends.grpc_admin import AdminCore, admin_methods
 from host.frontends.grpc_codec import (
     InferMessage,
@@ -14,8 +16,17 @@ from host.frontends.grpc_codec import (
     to_request,
 )
 from host.frontends.grpc_encode import encode_infer_response
-from host.frontends.grpc_methods import Context, Send, Services, StreamMethod, UnaryMethod
+from host.frontends.grpc_methods import (
+    NO_METADATA,
+    Context,
+    Method,
+    Send,
+    Services,
+    StreamMethod,
+    UnaryMethod,
+)
 from host.frontends.grpc_stream import InferStream
+from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.inference import Call, InferRequest, InferResponse
 from host.models.registry import parse_version
 
@@ -45,29 +56,43 @@ class GrpcService:
     Once `drain` is called, new inference requests are refused with UNAVAILABLE.
     """
 
-    def __init__(self, core: InferenceCore) -> None:
+    def __init__(
+        self,
+        core: InferenceCore,
+        restrictions: Restrictions = UNRESTRICTED,
+        forwarding: Forwarding = NOTHING_FORWARDED,
+    ) -> None:
         self._core = core
+        self._restrictions = restrictions
+        self._forwarding = forwarding
         self._unary_calls = 0
         self._streams: set[InferStream] = set()
         self._drained: asyncio.Event | None = None  # exists once draining has begun
 
     def services(self) -> Services:
         """The table that an engine carries."""
-        return {
+        guarded: Services = {
             INFERENCE: [
-                UnaryMethod("ModelInfer", self._model_infer),
-                StreamMethod("ModelStreamInfer", self._model_stream_infer),
+                StreamMethod("ModelStreamInfer", self._model_stream_infer, "inference"),
                 *admin_methods(self._core),
             ],
-            HEALTH: [UnaryMethod("Check", self._health_check)],
+            HEALTH: [UnaryMethod("Check", self._health_check, "health")],
         }
+        services = {
+            name: [_guard(method, self._restrictions) for method in methods]
+            for name, methods in guarded.items()
+        }
+        # This one has its guard in start_infer, so that an engine may call that itself.
+        services[INFERENCE].insert(0, UnaryMethod("ModelInfer", self._model_infer, "inference"))
+        return services
 
-    def start_infer(self, data: bytes, done: InferDone) -> Call:
+    def start_infer(self, data: bytes, done: InferDone, context: Context = NO_METADATA) -> Call:
         """ModelInfer without a coroutine: `done` is called once, maybe before this returns.
 
         Cancelling the returned call is the engine's part. Raises HostError if there is no call.
         """
-        call = self._submit(parse_infer_request(data), unary=True)
+        _check(self._restrictions, "inference", context)
+        call = self._submit(parse_infer_request(data), self._to_forward(context), unary=True)
         self._unary_calls += 1
         finished = False
 
@@ -105,9 +130,9 @@ class GrpcService:
             return False
         return True
 
-    def admit(self, message: InferMessage) -> Call:
+    def admit(self, message: InferMessage, headers: Sequence[Header]) -> Call:
         """Hand a request of a stream to the core; raises HostError."""
-        return self._submit(message, unary=False)
+        return self._submit(message, headers, unary=False)
 
     def decoupled(self, message: InferMessage) -> bool:
         """Whether the model of the message is decoupled; False if it is unknown."""
@@ -122,11 +147,13 @@ class GrpcService:
         if self._drained is not None and not self._unary_calls and not self._streams:
             self._drained.set()
 
-    def _submit(self, message: InferMessage, unary: bool) -> Call:
+    def _submit(self, message: InferMessage, headers: Sequence[Header], unary: bool) -> Call:
         if self._drained is not None:
             raise unavailable(STOPPING)
         try:
             request = to_request(message, self._core.regions)
+            if headers:
+                request.parameters.update(self._forwarding.parameters(headers))
         except HostError:
             # The version is checked before the model is looked up, all else after that (spec 2.2).
             parse_version(message.model_version)
@@ -141,7 +168,7 @@ class GrpcService:
             if not answer.done():
                 answer.set_result(result)
 
-        call = self.start_infer(data, done)
+        call = self.start_infer(data, done, context)
         try:
             result = await answer
         except asyncio.CancelledError:  # the client has gone, or its deadline has passed
@@ -156,7 +183,8 @@ class GrpcService:
     ) -> None:
         if self._drained is not None:
             raise unavailable(STOPPING)
-        stream = InferStream(self, send, context.metadata("triton_grpc_error") == "true")
+        errors_end_it = context.metadata("triton_grpc_error") == "true"
+        stream = InferStream(self, send, errors_end_it, self._to_forward(context))
         self._streams.add(stream)
         try:
             await stream.run(requests)
@@ -164,8 +192,40 @@ class GrpcService:
             self._streams.discard(stream)
             self.settled()
 
+    def _to_forward(self, context: Context) -> Sequence[Header]:
+        """The metadata to pick from; none if nothing is forwarded, as reading it takes time."""
+        return context.all_metadata() if self._forwarding else ()
+
     async def _health_check(self, data: bytes, context: Context) -> bytes:
         return _SERVING if await self._core.ready() else _NOT_SERVING
+
+
+def _check(restrictions: Restrictions, category: str, context: Context) -> None:
+    """Raises HostError unless the client sent the metadata that this category asks for, if any."""
+    lacking = restrictions.lacking(category, context.metadata)
+    if lacking is not None:
+        raise unavailable(f"This protocol is restricted, expecting header '{lacking}'")
+
+
+def _guard(method: Method, restrictions: Restrictions) -> Method:
+    """The method behind that check, which comes before anything is read from a stream."""
+    if method.category not in restrictions:
+        return method
+    if isinstance(method, StreamMethod):
+        stream = method.handler
+
+        async def serve(requests: AsyncIterator[bytes], send: Send, context: Context) -> None:
+            _check(restrictions, method.category, context)
+            await stream(requests, send, context)
+
+        return dataclasses.replace(method, handler=serve)
+    unary = method.handler
+
+    async def answer(data: bytes, context: Context) -> bytes:
+        _check(restrictions, method.category, context)
+        return await unary(data, context)
+
+    return dataclasses.replace(method, handler=answer)
 
 
 def _single_answer(response: InferResponse | None, final: bool) -> bytes | HostError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from host.errors import HostError, internal
+from host.frontends.forwarding import Header
 from host.frontends.grpc_codec import InferMessage, parse_infer_request
 from host.frontends.grpc_encode import encode_stream_notice, encode_stream_response
 from host.frontends.grpc_methods import Send
@@ -24,7 +25,7 @@ Answer = InferResponse | HostError | None
 class StreamDoor(Protocol):
     """What a stream asks of the service that it belongs to."""
 
-    def admit(self, message: InferMessage) -> Call:
+    def admit(self, message: InferMessage, headers: Sequence[Header]) -> Call:
         """Hand the request to the core. Raises HostError: an early error."""
 
     def decoupled(self, message: InferMessage) -> bool:
@@ -51,12 +52,20 @@ class InferStream:
 
     Ordinary models answer in the order of the requests, decoupled ones as soon as they can.
     With `errors_end_it`, the first error response ends the stream instead of being sent.
+    `headers` came with the stream and go with each of its requests.
     """
 
-    def __init__(self, door: StreamDoor, send: Send, errors_end_it: bool = False) -> None:
+    def __init__(
+        self,
+        door: StreamDoor,
+        send: Send,
+        errors_end_it: bool = False,
+        headers: Sequence[Header] = (),
+    ) -> None:
         self._door = door
         self._send = send
         self._errors_end_it = errors_end_it
+        self._headers = headers
         self._open: set[_Exchange] = set()
         self._line: deque[_Exchange] = deque()  # ordered exchanges; the first one may answer
         self._outbox: deque[tuple[_Exchange, Answer, bool]] = deque()
@@ -113,7 +122,7 @@ class InferStream:
         message, error = InferMessage(), None
         try:
             message = parse_infer_request(data)
-            call = self._door.admit(message)
+            call = self._door.admit(message, self._headers)
         except HostError as early:
             error = early
         exchange = _Exchange(message, ordered=not self._door.decoupled(message))

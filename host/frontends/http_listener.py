@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from host.errors import HostError, unavailable
+from host.frontends.sockets import BACKLOG, listening_socket
 
 Message = MutableMapping[str, Any]
 App = Callable[
@@ -22,8 +22,6 @@ App = Callable[
 """An ASGI 3 application."""
 
 _log = logging.getLogger("pbhost")
-
-_BACKLOG = 2048
 
 
 class _Connection(HttpToolsProtocol):
@@ -39,13 +37,22 @@ class HttpListener:
     """Serves `app`. All methods belong to the thread of the running event loop.
 
     uvicorn has no part in signals, logging and the application's life here. `address` is a name,
-    an IPv4 address, or `ipv6:[...]`; port 0 is a free one.
+    an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `tls`, it speaks HTTPS only.
     """
 
-    def __init__(self, app: App, address: str, port: int, *, reuse_port: bool = False) -> None:
+    def __init__(
+        self,
+        app: App,
+        address: str,
+        port: int,
+        *,
+        reuse_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._address = address
         self._port = port
         self._reuse_port = reuse_port
+        self._tls = tls
         self._config = uvicorn.Config(
             app,
             http=_Connection,
@@ -56,17 +63,18 @@ class HttpListener:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
         )
         self._server: uvicorn.Server | None = None
         self._socket: socket.socket | None = None
 
     async def start(self) -> int:
         """Listen, and return the port. Raises HostError UNAVAILABLE if that is not possible."""
-        listening = self._bind()
+        listening = listening_socket(self._address, self._port, self._reuse_port)
         # Not `serve`: that takes the process's signals.
         config = self._config
         config.load()
+        config.ssl = self._tls
         server = uvicorn.Server(config)
         server.lifespan = config.lifespan_class(config)
         try:
@@ -76,34 +84,6 @@ class HttpListener:
             raise
         self._server, self._socket = server, listening
         return int(listening.getsockname()[1])
-
-    def _bind(self) -> socket.socket:
-        host = self._address.removeprefix("ipv6:").strip("[]")
-        try:
-            family, kind, protocol, _, place = socket.getaddrinfo(
-                host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            made = socket.socket(family, kind, protocol)
-            try:
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if self._reuse_port:
-                    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                made.bind(place)
-                made.listen(_BACKLOG)  # only here Linux notices who else has bound the port
-                made.setblocking(False)
-            except BaseException:
-                made.close()
-                raise
-        except OSError as error:
-            raise self._refusal(error) from None
-        return made
-
-    def _refusal(self, error: OSError) -> HostError:
-        where = f"Socket '{self._address}:{self._port}'"
-        if error.errno == errno.EADDRINUSE:
-            # The trailing space is part of the text (protocol spec 8.3).
-            return unavailable(f"{where} already in use ")
-        return unavailable(f"{where} cannot be opened: {error.strerror or error}")
 
     async def stop(self, grace: float) -> None:
         """Accept nothing more, let running requests end within `grace` seconds, and close."""

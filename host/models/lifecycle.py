@@ -40,7 +40,8 @@ class VersionFailure(HostError):
 class LoadSettings:
     """How models are loaded and unloaded.
 
-    `strict`: configurations must be complete. `threads`: how many versions load at a time.
+    `strict`: configurations must be complete. `config_name`: of the file in `configs/` that comes
+    before `config.pbtxt`. `threads`: how many versions load at a time.
     `retries`: how often a version is tried again. `grace` and `finalize`: seconds for a stuck
     batch and for `finalize` at unload. `gpus`: those that instances may run on, of at least that
     compute capability.
@@ -53,6 +54,7 @@ class LoadSettings:
     finalize: float
     gpus: Sequence[int] = ()
     least_capability: float = 6.0
+    config_name: str | None = None
 
 
 class Lifecycle:
@@ -173,6 +175,7 @@ class Lifecycle:
             loaded = configuration.load(
                 files.path,
                 strict=self._settings.strict,
+                config_name=self._settings.config_name,
                 override=None if override is None else override.config,
                 gpus=self._settings.gpus,
                 least_capability=self._settings.least_capability,

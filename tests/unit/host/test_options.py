@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from host.deprecated_flags import DEPRECATED
 from host.flag_values import PythonSettings
 from host.flags import Flag, Status
-from host.options import DEPRECATED, FLAGS, Options, UsageError, parse, usage
+from host.options import FLAGS, Options, UsageError, parse, usage
 
 HERE = os.path.dirname(__file__)
 UNSERVED = "HTTP is not served yet: its options have no effect."
@@ -63,7 +64,7 @@ def test_value_may_look_like_a_flag() -> None:
     assert options("--id", "--grpc-port").id == "--grpc-port"
 
 
-@given(st.integers(0, 65535), st.integers(0, 3), st.sampled_from(["", "+", " ", "000"]))
+@given(st.integers(9000, 65535), st.integers(0, 3), st.sampled_from(["", "+", " ", "000"]))
 def test_unique_prefix_is_enough(port: int, cut: int, lead: str) -> None:
     flag = "--grpc-port"
     assert options(f"{flag[: len(flag) - cut]}={lead}{port}").grpc_port == port
@@ -147,8 +148,7 @@ def test_usage_names_every_flag_and_says_what_has_no_effect() -> None:
     assert "  --model-store <string>\n\tEquivalent to --model-repository." in text
     assert "  --disable-auto-complete-config\n" in text
     assert "Logging:\n  --log-verbose <integer>\n\tVerbose level; 0 is off.\n" in text
-    assert "\tWhether to listen for HTTP requests. Not served yet by this version.\n" in text
-    assert "\tGPU peer access. Accepted without effect.\n" in text
+    assert ("\tGPU peer access. Accepted without effect: the host itself uses no GPU.\n") in text
     assert "Stub Processes:\n  --arena-byte-size <integer>" in text
     assert "DEPRECATED:\n  --strict-model-config <boolean>\n\tDEPRECATED: Please use" in text
 
@@ -277,6 +277,28 @@ def test_options_do_not_share_lists() -> None:
             ),
         ),
         ("http-restricted-api", "wealth:k=v", "unknown restricted api 'wealth' "),
+        ("grpc-restricted-protocol", "health,:k=v", "unknown restricted protocol '' "),
+        (
+            "http-restricted-api",
+            "health:=v",
+            (
+                "--http-restricted-api option format is '<config name>:<setting>=<value>'."
+                " Got health:=v"
+            ),
+        ),
+        (
+            "grpc-header-forward-pattern",
+            "(x",
+            ("invalid regular expression: missing ): (?i)(x. Got (x; the syntax is that of RE2"),
+        ),
+        (
+            "http-header-forward-pattern",
+            "(x{1000}){1000}",
+            (
+                "invalid regular expression: invalid repetition size: {1000}."
+                " Got (x{1000}){1000}; the syntax is that of RE2"
+            ),
+        ),
         ("grpc-restricted-protocol", "wealth:k=v", "unknown restricted protocol 'wealth' "),
         (
             "host-policy",
@@ -550,12 +572,8 @@ def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> 
 
 
 SAMPLES = {
-    "model-config-name": "h100",
     "model-namespacing": "true",
-    "grpc-header-forward-pattern": ".*",
-    "grpc-restricted-protocol": "health:k=v",
     "trace-config": "level=TIMESTAMPS",
-    "repoagent-directory": "/r",
     "cache-config": "local,size=1048576",
     "cache-directory": "/c",
     "rate-limit": "execution_count",
@@ -573,8 +591,18 @@ def test_samples_cover_every_refused_flag() -> None:
 
 
 @pytest.mark.parametrize("flag", SAMPLES)
-def test_flag_that_would_do_nothing_is_refused(flag: str) -> None:
-    assert bad(flag, SAMPLES[flag]) == f"--{flag} is not supported yet by this version"
+def test_flag_that_would_do_nothing_is_refused_with_a_reason(flag: str) -> None:
+    (reason,) = [known.reason for known in FLAGS if known.name == flag]
+    assert reason
+    assert bad(flag, SAMPLES[flag]) == f"--{flag} is not supported by this version: {reason}"
+
+
+@pytest.mark.parametrize("flag", [f for f in FLAGS if f.status is not Status.HONOURED])
+def test_flag_that_is_not_honoured_says_why_in_the_usage(flag: Flag) -> None:
+    assert flag.reason
+    assert not flag.reason.endswith(".")
+    shown = " ".join(usage().split(f"  --{flag.name} <")[1].split("\n  --")[0].split())
+    assert f"{flag.status.value}: {flag.reason}." in shown
 
 
 @pytest.mark.parametrize(
@@ -702,6 +730,4 @@ def test_complaint_about_a_deprecated_flags_value_names_it() -> None:
 
 def test_deprecated_flag_is_refused_like_the_one_it_stands_for() -> None:
     for argv in ("--response-cache-byte-size=1", "--trace-level=TENSORS"):
-        assert complaint("--model-repository", HERE, argv).endswith(
-            " is not supported yet by this version"
-        )
+        assert " is not supported by this version: " in complaint("--model-repository", HERE, argv)

@@ -27,6 +27,7 @@ from host.errors import ErrorCode, HostError
 from host.frontends.grpc_aio import GrpcAioFrontend
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import STOPPING, GrpcService
+from host.frontends.tls import TlsFiles
 from host.inference import Call, InferResponse, Tensor
 
 TLS = Path(__file__).parent / "tls"
@@ -406,9 +407,9 @@ def test_responses_can_be_compressed(loop: Loop, level: str, compressed: bool) -
     served.close()
 
 
-def files(**options: Any) -> GrpcOptions:
+def files(mutual: bool) -> GrpcOptions:
     cert, key = str(TLS / "cert.pem"), str(TLS / "key.pem")
-    return GrpcOptions(server_cert=cert, server_key=key, root_cert=cert, **options)
+    return GrpcOptions(tls=TlsFiles("grpc", cert, key, cert, mutual))
 
 
 def infer_over_tls(served: Served, **credentials: Any) -> Any:
@@ -421,13 +422,13 @@ def infer_over_tls(served: Served, **credentials: Any) -> Any:
 
 
 def test_tls(loop: Loop) -> None:
-    served = Served(loop, files(use_ssl=True))
+    served = Served(loop, files(mutual=False))
     assert infer_over_tls(served).id == "7"
     served.close()
 
 
 def test_mutual_tls_needs_a_client_certificate(loop: Loop) -> None:
-    served = Served(loop, files(use_ssl_mutual=True))
+    served = Served(loop, files(mutual=True))
     cert, key = (TLS / "cert.pem").read_bytes(), (TLS / "key.pem").read_bytes()
     assert infer_over_tls(served, certificate_chain=cert, private_key=key).id == "7"
     with pytest.raises(grpc.RpcError) as caught:

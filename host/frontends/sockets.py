@@ -1,0 +1,45 @@
+"""A port to listen on, or why it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from host.errors import HostError, unavailable
+
+BACKLOG = 2048
+"""Connections that the kernel keeps for a door that is busy."""
+
+
+def listening_socket(address: str, port: int, reuse_port: bool = False) -> socket.socket:
+    """A socket that listens there. Raises HostError UNAVAILABLE.
+
+    `address` is a name, an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `reuse_port`,
+    others that have asked for the same may listen there too.
+    """
+    host = address.removeprefix("ipv6:").strip("[]")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuse_port:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            made.bind(place)
+            made.listen(BACKLOG)  # only here Linux notices who else has bound the port
+            made.setblocking(False)
+        except BaseException:
+            made.close()
+            raise
+    except OSError as error:
+        raise _refusal(f"Socket '{address}:{port}'", error) from None
+    return made
+
+
+def _refusal(where: str, error: OSError) -> HostError:
+    if error.errno == errno.EADDRINUSE:
+        # The trailing space is part of the text (protocol spec 8.3).
+        return unavailable(f"{where} already in use ")
+    return unavailable(f"{where} cannot be opened: {error.strerror or error}")
