@@ -1,0 +1,161 @@
+"""Headers that become request parameters: which ones, and what models see of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+
+MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_output({"name": "SEEN", "data_type": "TYPE_STRING", "dims": [1]})
+        return config
+
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([
+                pb_utils.Tensor("SEEN", np.array([r.parameters().encode()], dtype=np.object_))
+            ])
+            for r in requests
+        ]
+"""
+FLAG = "--grpc-header-forward-pattern"
+RESERVED = "Header '{}' is reserved for Triton usage and cannot be forwarded."
+Metadata = tuple[str, str | bytes]
+
+
+class Door:
+    """The two inference RPCs, asked bare: tritonclient cannot send a key twice."""
+
+    def __init__(self, host: RunningHost) -> None:
+        self.channel = grpc.insecure_channel(host.url)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    def ask(self, *metadata: Metadata, **parameters: str) -> Any:
+        """What the model saw, without what the transport adds."""
+        answer = self._stub.ModelInfer(_request(parameters), metadata=metadata, timeout=DEADLINE)
+        return _seen(answer)
+
+    def refusal(self, *metadata: Metadata) -> str:
+        """The text with which the request is refused."""
+        with pytest.raises(grpc.RpcError) as caught:
+            self.ask(*metadata)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        return str(caught.value.details())
+
+    def stream(self, count: int, *metadata: Metadata) -> list[Any]:
+        """What the model saw, or the error text, of each request of one stream."""
+        requests = iter([_request({})] * count)
+        answers = self._stub.ModelStreamInfer(requests, metadata=metadata, timeout=DEADLINE)
+        return [answer.error_message or _seen(answer.infer_response) for answer in answers]
+
+
+def _request(parameters: dict[str, str]) -> Any:
+    request = pb.ModelInferRequest(model_name="sees")
+    for key, value in parameters.items():
+        request.parameters[key].string_param = value
+    return request
+
+
+def _seen(answer: Any) -> Any:
+    return json.loads(answer.raw_output_contents[0][4:])
+
+
+@pytest.fixture(scope="module")
+def sees(module_repository: RepositoryBuilder) -> RepositoryBuilder:
+    module_repository.add("sees", MODEL, 'backend: "python"')
+    return module_repository
+
+
+@pytest.fixture(scope="module")
+def door(sees: RepositoryBuilder, module_serve: Serve) -> Iterator[Door]:
+    host = module_serve(sees, f"{FLAG}=^X-|tenant|timeout|triton_|user-agent").wait_started()
+    door = Door(host)
+    with door.channel:
+        yield door
+
+
+def test_keys_in_which_the_pattern_is_found_become_parameters(door: Door) -> None:
+    seen = door.ask(("x-trace", "7"), ("the-tenant-id", "me"), ("other", "no"))
+    agent = seen.pop("user-agent")
+    assert agent.startswith("grpc-python/")
+    assert seen == {"x-trace": "7", "the-tenant-id": "me"}
+
+
+def test_a_forwarded_key_comes_before_a_parameter_of_that_name(door: Door) -> None:
+    seen = door.ask(("x-a", "key"), **{"x-a": "parameter", "b": "stays"})
+    assert (seen["x-a"], seen["b"]) == ("key", "stays")
+
+
+def test_of_a_key_that_is_sent_twice_the_last_counts(door: Door) -> None:
+    assert door.ask(("x-a", "1"), ("x-a", "2"))["x-a"] == "2"
+
+
+def test_binary_keys_are_read_as_text(door: Door) -> None:
+    assert door.ask(("x-a-bin", "é".encode()))["x-a-bin"] == "é"
+    assert door.ask(("x-a-bin", b"\xff!"))["x-a-bin"] == "\N{REPLACEMENT CHARACTER}!"
+
+
+@pytest.mark.parametrize("key", ["timeout", "triton_x", "triton_"])
+def test_keys_with_a_meaning_cannot_be_forwarded(door: Door, key: str) -> None:
+    assert door.refusal((key, "1")) == RESERVED.format(key)
+    assert door.stream(2, (key, "1")) == [RESERVED.format(key)] * 2
+
+
+def test_names_that_only_contain_a_reserved_one_are_forwarded(door: Door) -> None:
+    assert door.ask(("x-timeout", "1"), ("timeouts", "2"))["x-timeout"] == "1"
+
+
+def test_keys_of_a_stream_go_with_each_of_its_requests(door: Door) -> None:
+    assert [seen["x-a"] for seen in door.stream(3, ("x-a", "1"))] == ["1", "1", "1"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers"),
+        *("binary_data_output", "triton_grpc_error"),
+    ],
+)
+def test_every_reserved_key_is_refused_if_the_pattern_finds_it(everything: Door, key: str) -> None:
+    assert everything.refusal((key, "1")) == RESERVED.format(key)
+
+
+@pytest.fixture(scope="module")
+def everything(sees: RepositoryBuilder, module_serve: Serve) -> Iterator[Door]:
+    door = Door(module_serve(sees, f"{FLAG}=.*").wait_started())
+    with door.channel:
+        yield door
+
+
+def test_case_matters_if_the_pattern_says_so(sees: RepositoryBuilder, serve: Serve) -> None:
+    """Keys of gRPC are in lowercase, so this pattern finds none."""
+    door = Door(serve(sees, f"{FLAG}=(?-i)X-").wait_started())
+    with door.channel:
+        assert door.ask(("x-a", "1")) == {}
+
+
+def test_without_a_pattern_nothing_is_forwarded(sees: RepositoryBuilder, serve: Serve) -> None:
+    door = Door(serve(sees).wait_started())
+    with door.channel:
+        assert door.ask(("x-a", "1"), ("timeout", "2")) == {}
+
+
+def test_no_key_takes_long_to_match(sees: RepositoryBuilder, serve: Serve) -> None:
+    """A matcher that backtracks would try 2^4000 ways; RE2 needs one walk over the key."""
+    door = Door(serve(sees, f"{FLAG}=^(a+)+$").wait_started())
+    with door.channel:
+        assert door.ask(("a" * 4000, "yes"))["a" * 4000] == "yes"
+        assert door.ask(("a" * 4000 + "b", "no")) == {}
