@@ -1,0 +1,241 @@
+"""TLS and mutual TLS on every door: certificates that fit, that do not, and that are missing."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tritonclient.grpc as grpcclient
+import trustme
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Those of one authority, as PEM files in a folder."""
+
+    folder: Path
+    authority: trustme.CA
+
+    @classmethod
+    def make(cls, folder: Path) -> Certificates:
+        """A new authority, with a certificate for the server and one for a client."""
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(folder / "root.pem"))
+        for name, identity in (("server", "127.0.0.1"), ("client", "client.example")):
+            made = authority.issue_cert(identity)
+            made.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+            for number, pem in enumerate(made.cert_chain_pems):
+                pem.write_to_path(str(folder / f"{name}.pem"), append=number > 0)
+        return cls(folder, authority)
+
+    def __getitem__(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def bytes(self, name: str) -> bytes:
+        """What is in a file."""
+        return (self.folder / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.make(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.make(tmp_path_factory.mktemp("strangers"))
+
+
+@pytest.fixture
+def empty(repository: RepositoryBuilder) -> RepositoryBuilder:
+    """A repository without models, which is enough to shake hands."""
+    return repository
+
+
+def flags(certificates: Certificates, *, mutual: bool = False, **files: str) -> list[str]:
+    """Of a gRPC door with TLS; `files` replace some (server_cert, server_key, root_cert)."""
+    named = {
+        "server-cert": certificates["server.pem"],
+        "server-key": certificates["server.key"],
+        "root-cert": certificates["root.pem"],
+        **{name.replace("_", "-"): path for name, path in files.items()},
+    }
+    return [
+        "--grpc-use-ssl-mutual=true" if mutual else "--grpc-use-ssl=true",
+        *(f"--grpc-{name}={path}" for name, path in named.items()),
+    ]
+
+
+def ask(host: RunningHost, trusted: Certificates, client: Certificates | None = None) -> bool:
+    """Whether the server says that it lives; raises RpcError if the hands are not shaken."""
+    credentials = grpc.ssl_channel_credentials(
+        trusted.bytes("root.pem"),
+        client and client.bytes("client.key"),
+        client and client.bytes("client.pem"),
+    )
+    with grpc.secure_channel(host.url, credentials) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return bool(stub.ServerLive(pb.ServerLiveRequest(), timeout=DEADLINE).live)
+
+
+def refused(call: Any, *arguments: Any) -> str:
+    """The details of an UNAVAILABLE answer."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*arguments)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    return str(caught.value.details())
+
+
+@pytest.fixture(scope="module")
+def server(module_repository: RepositoryBuilder, module_serve: Serve, ours: Certificates) -> Any:
+    return module_serve(module_repository, *flags(ours)).wait_started()
+
+
+@pytest.fixture(scope="module")
+def mutual(module_repository: RepositoryBuilder, module_serve: Serve, ours: Certificates) -> Any:
+    return module_serve(module_repository, *flags(ours, mutual=True)).wait_started()
+
+
+def test_a_client_that_trusts_the_authority_is_served(
+    server: RunningHost, ours: Certificates
+) -> None:
+    assert ask(server, ours)
+
+
+def test_the_real_client_is_served(server: RunningHost, ours: Certificates) -> None:
+    with grpcclient.InferenceServerClient(
+        server.url, ssl=True, root_certificates=ours["root.pem"]
+    ) as client:
+        assert client.is_server_ready()
+
+
+def test_a_client_does_not_talk_to_a_server_of_another_authority(
+    server: RunningHost, strangers: Certificates
+) -> None:
+    assert "CERTIFICATE_VERIFY_FAILED" in refused(ask, server, strangers)
+
+
+def test_a_client_without_tls_is_not_served(server: RunningHost) -> None:
+    with grpc.insecure_channel(server.url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        refused(stub.ServerLive, pb.ServerLiveRequest())
+
+
+def test_old_versions_of_tls_are_not_spoken(server: RunningHost) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname = False
+    old.verify_mode = ssl.CERT_NONE
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        _handshake(server.port, old)
+
+
+def _handshake(port: int, context: ssl.SSLContext) -> None:
+    with socket.create_connection(("127.0.0.1", port), DEADLINE) as plain:
+        context.wrap_socket(plain).close()
+
+
+def test_mutual_tls_serves_clients_with_a_certificate(
+    mutual: RunningHost, ours: Certificates
+) -> None:
+    assert ask(mutual, ours, ours)
+
+
+def test_mutual_tls_refuses_clients_without_a_certificate(
+    mutual: RunningHost, ours: Certificates
+) -> None:
+    refused(ask, mutual, ours)
+
+
+def test_mutual_tls_refuses_clients_of_another_authority(
+    mutual: RunningHost, ours: Certificates, strangers: Certificates
+) -> None:
+    refused(ask, mutual, ours, strangers)
+
+
+def test_without_mutual_tls_a_root_certificate_asks_nothing_of_clients(
+    server: RunningHost, ours: Certificates, strangers: Certificates
+) -> None:
+    assert ask(server, ours, strangers)
+
+
+# Files that are of no use
+
+
+def ended(host: RunningHost) -> str:
+    """What a host has printed that could not start."""
+    assert host.process.wait(DEADLINE) == 1
+    host.stop()
+    return host.output
+
+
+@pytest.mark.parametrize("name", ["server_cert", "server_key"])
+def test_a_file_that_cannot_be_read_counts_as_empty_and_then_nothing_can_start(
+    empty: RepositoryBuilder, serve: Serve, ours: Certificates, name: str
+) -> None:
+    output = ended(serve(empty, *flags(ours, **{name: "/nowhere.pem"})))
+    flag = f"--grpc-{name.replace('_', '-')}"
+    complaint = f"{flag}: '/nowhere.pem' cannot be read: No such file or directory"
+    assert f"{complaint}; it counts as empty" in output
+    assert f"failed to start GRPC service: Invalid argument - {complaint}" in output
+    assert f"error: creating server: Invalid argument - {complaint}" in output
+
+
+def test_a_flag_that_is_missing_is_named(
+    empty: RepositoryBuilder, serve: Serve, ours: Certificates
+) -> None:
+    output = ended(serve(empty, "--grpc-use-ssl=true", f"--grpc-server-cert={ours['server.pem']}"))
+    assert (
+        "error: creating server: Invalid argument - --grpc-server-key: a file in PEM form is needed"
+        " for TLS, and none is given"
+    ) in output
+
+
+def test_a_key_that_is_not_the_certificates_is_named(
+    empty: RepositoryBuilder, serve: Serve, ours: Certificates, strangers: Certificates
+) -> None:
+    output = ended(serve(empty, *flags(ours, server_key=strangers["server.key"])))
+    assert (
+        f"Invalid argument - --grpc-server-cert: '{ours['server.pem']}' and --grpc-server-key"
+        f" '{strangers['server.key']}' are not a certificate and its key, without a password, in"
+        " PEM form: KEY_VALUES_MISMATCH"
+    ) in output
+
+
+def test_mutual_tls_needs_a_root_certificate(
+    empty: RepositoryBuilder, serve: Serve, ours: Certificates
+) -> None:
+    output = ended(serve(empty, *flags(ours, mutual=True, root_cert="")))
+    assert (
+        "Invalid argument - --grpc-root-cert: a file in PEM form is needed for TLS, and none is"
+        " given"
+    ) in output
+
+
+def test_a_root_certificate_must_be_one(
+    empty: RepositoryBuilder, serve: Serve, ours: Certificates
+) -> None:
+    key = ours["server.key"]
+    output = ended(serve(empty, *flags(ours, mutual=True, root_cert=key)))
+    assert (
+        f"Invalid argument - --grpc-root-cert: '{key}' holds no certificates in PEM form: "
+    ) in output
+
+
+def test_a_root_certificate_that_nobody_needs_is_not_read(
+    empty: RepositoryBuilder, serve: Serve, ours: Certificates
+) -> None:
+    host = serve(empty, *flags(ours, root_cert="/nowhere.pem")).wait_started()
+    assert ask(host, ours)
+    assert "/nowhere.pem" not in host.output
