@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from host.errors import HostError, internal, unavailable
+from host.errors import HostError, unavailable
 from host.frontends.forwarding import Header
 from host.frontends.grpc_methods import (
     STATUS,
@@ -17,6 +17,7 @@ from host.frontends.grpc_methods import (
     StreamHandler,
     StreamMethod,
     UnaryHandler,
+    failure,
 )
 from host.frontends.grpc_service import GrpcService
 from host.frontends.sockets import listening_socket
@@ -149,11 +150,9 @@ def _stream(handler: StreamHandler) -> Callable[[AsyncIterator[bytes], Any], Awa
 
 def _fail(rpc: Any, error: Exception) -> None:
     # Setting the status costs less than rpc.abort(), which raises through grpcio's layers.
-    if not isinstance(error, HostError):
-        logger.error("unexpected failure of a gRPC handler", exc_info=error)
-        error = internal(f"unexpected failure: {type(error).__name__}")
-    rpc.set_code(_STATUS[error.code])
-    rpc.set_details(error.message.encode("utf-8", "replace").decode())
+    told = failure(error)
+    rpc.set_code(_STATUS[told.code])
+    rpc.set_details(told.message.encode("utf-8", "replace").decode())
 
 
 def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from host.errors import ErrorCode
+from host.errors import ErrorCode, HostError, internal
 from host.frontends.forwarding import Header
 from host.frontends.tls import TlsFiles
+
+_log = logging.getLogger("pbhost")
 
 STATUS = {
     ErrorCode.CANCELLED: 1,
@@ -47,10 +50,22 @@ class NoMetadata:
 
 NO_METADATA = NoMetadata()
 
+
+class Cancellable(Protocol):
+    """Work that somebody waits for."""
+
+    def cancel(self) -> object:
+        """Nobody does any more."""
+
+
+Done = Callable[[bytes | HostError], None]
+"""Takes the message to answer with, or what failed instead."""
+
 Send = Callable[[bytes], Awaitable[None]]
 """Sends one message to the client; done when there is room for the next."""
 
 UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
+UnaryStart = Callable[[bytes, Done, Context], Cancellable]
 StreamHandler = Callable[[AsyncIterator[bytes], Send, Context], Awaitable[None]]
 
 
@@ -60,11 +75,14 @@ class UnaryMethod:
 
     The handler takes and returns message bytes, raises HostError for a failure, and is cancelled
     when the client has gone or its deadline has passed. `category` is what may be restricted.
+    `start`, if there is one, does the same without a coroutine: it calls its second argument once,
+    maybe before it returns.
     """
 
     name: str
     handler: UnaryHandler
     category: str
+    start: UnaryStart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +100,14 @@ class StreamMethod:
 Method = UnaryMethod | StreamMethod
 Services = dict[str, list[Method]]
 """Methods of each service, by its full name; the path of one is `/{service}/{method}`."""
+
+
+def failure(error: BaseException) -> HostError:
+    """What a client is told of what a handler raised. A bug is logged with its traceback."""
+    if isinstance(error, HostError):
+        return error
+    _log.error("unexpected failure of a gRPC handler", exc_info=error)
+    return internal(f"unexpected failure: {type(error).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

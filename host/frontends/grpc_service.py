@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from host.errors import HostError, internal, unavailable
@@ -19,6 +19,7 @@ from host.frontends.grpc_encode import encode_infer_response
 from host.frontends.grpc_methods import (
     NO_METADATA,
     Context,
+    Done,
     Method,
     Send,
     Services,
@@ -44,10 +45,6 @@ class InferenceCore(AdminCore, Protocol):
 
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
         """Look up, validate and submit. `unary` refuses decoupled models."""
-
-
-InferDone = Callable[[bytes | HostError], None]
-"""Takes the ModelInferResponse, or what failed instead."""
 
 
 class GrpcService:
@@ -83,10 +80,11 @@ class GrpcService:
             for name, methods in guarded.items()
         }
         # This one has its guard in start_infer, so that an engine may call that itself.
-        services[INFERENCE].insert(0, UnaryMethod("ModelInfer", self._model_infer, "inference"))
+        infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer)
+        services[INFERENCE].insert(0, infer)
         return services
 
-    def start_infer(self, data: bytes, done: InferDone, context: Context = NO_METADATA) -> Call:
+    def start_infer(self, data: bytes, done: Done, context: Context = NO_METADATA) -> Call:
         """ModelInfer without a coroutine: `done` is called once, maybe before this returns.
 
         Cancelling the returned call is the engine's part. Raises HostError if there is no call.

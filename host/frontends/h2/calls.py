@@ -1,0 +1,314 @@
+"""Calls of gRPC, each of them a stream of HTTP/2: unary ones, streams, and those refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Generator
+from typing import TYPE_CHECKING
+
+from host.errors import HostError
+from host.frontends.grpc_methods import (
+    STATUS,
+    Cancellable,
+    StreamMethod,
+    UnaryMethod,
+    failure,
+)
+from host.frontends.h2 import status
+from host.frontends.h2.frames import ErrorCode
+from host.frontends.h2.messages import PREFIX, MessageReader, compress, decompress
+from host.frontends.h2.reader import Piece
+from host.frontends.h2.rpc import Rpc
+from host.frontends.h2.status import Code, RpcFault
+from host.frontends.h2.stream import Stream
+
+if TYPE_CHECKING:
+    from host.frontends.h2.connection import Connection
+
+_OK = status.trailers(0)
+_STOPPED = "the server has stopped before it could answer"
+_MESSAGE_PART = 2  # of the header list that a client takes, a status text gets one in so many
+
+
+class _Call(Stream):
+    """What unary calls and streams have in common: a deadline, and how they end."""
+
+    __slots__ = ("rpc", "_running", "_deadline", "_answered")
+
+    def __init__(self, connection: Connection, stream_id: int, rpc: Rpc) -> None:
+        super().__init__(connection, stream_id)
+        self.rpc = rpc
+        self._running: Cancellable | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._answered = False  # the head of the response is sent
+        if rpc.timeout is not None:
+            self._deadline = connection.loop.call_later(rpc.timeout, self._expire)
+
+    def aborted(self) -> None:
+        """Nobody waits for it: what works on it is cancelled."""
+        self._stop_deadline()
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+
+    def unavailable(self) -> None:
+        """The server stops."""
+        self._end_early(RpcFault(Code.UNAVAILABLE, _STOPPED))
+
+    def _answer(self) -> None:
+        if not self._answered:
+            self._answered = True
+            encoding = self.rpc.reply_encoding
+            self.send_headers(status.response(encoding) if encoding else status.RESPONSE)
+
+    def _fail(self, error: BaseException) -> None:
+        """End with what was raised."""
+        if self.closed:
+            return
+        self._stop_deadline()
+        if isinstance(error, RpcFault):
+            code, text = int(error.code), error.message
+        else:
+            told = failure(error)
+            code, text = STATUS[told.code], told.message
+        most = self.connection.out.header_list // _MESSAGE_PART
+        block = status.trailers(code, text, most)
+        self.finish(block if self._answered else status.RESPONSE + block)
+        self.connection.out.flush()
+
+    def _end_early(self, fault: RpcFault) -> None:
+        """End with a status while the handler still works on it."""
+        running, self._running = self._running, None
+        if self.pending_bytes:  # the client does not even take what is there
+            self.reset(ErrorCode.CANCEL)
+            self.connection.out.flush()
+        else:
+            self._fail(fault)
+        if running is not None:
+            running.cancel()
+
+    def _expire(self) -> None:
+        self._deadline = None
+        self._end_early(RpcFault(Code.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class UnaryCall(_Call):
+    """One message in, one out."""
+
+    __slots__ = ("_method", "_reader")
+
+    def __init__(
+        self, connection: Connection, stream_id: int, rpc: Rpc, method: UnaryMethod
+    ) -> None:
+        super().__init__(connection, stream_id, rpc)
+        self._method = method
+        self._reader: MessageReader | None = None
+
+    def received(self, piece: Piece, size: int, end: bool) -> None:
+        """Serve the call once its message is there."""
+        self.credit(size)
+        reader = self._reader
+        if reader is None:
+            if end and size >= PREFIX.size:  # nearly always: it came in one piece
+                flag, length = PREFIX.unpack_from(piece)
+                if length == len(piece) - PREFIX.size:
+                    self._serve(flag, bytes(piece[PREFIX.size :]))
+                    return
+            reader = self._reader = MessageReader(self.connection.limits.max_message)
+        try:
+            reader.feed(piece)
+            if len(reader.ready) > 1 or (reader.ready and not reader.between):
+                raise RpcFault(Code.INTERNAL, "more than one message in a unary call")
+            if end:
+                if not reader.ready or not reader.between:
+                    raise RpcFault(Code.INTERNAL, "a unary call ended without a whole message")
+                self._serve(*reader.take())
+        except RpcFault as fault:
+            self._fail(fault)
+
+    def _serve(self, flag: int, message: bytes) -> None:
+        if flag:
+            self._run(self._unpack(message))
+        else:
+            self._start(message)
+
+    def _start(self, message: bytes) -> None:
+        method = self._method
+        if method.start is None:
+            self._run(method.handler(message, self.rpc))
+            return
+        try:
+            running = method.start(message, self._done, self.rpc)
+        except Exception as error:
+            self._fail(error)
+            return
+        if not self.closed:
+            self._running = running
+
+    async def _unpack(self, message: bytes) -> bytes:
+        most = self.connection.limits.max_message
+        message = await decompress(message, self.rpc.encoding, most)
+        return await self._method.handler(message, self.rpc)
+
+    def _run(self, work: Awaitable[bytes]) -> None:
+        task = asyncio.ensure_future(work)
+        self._running = task
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Future[bytes]) -> None:
+        if task.cancelled():
+            self._fail(RpcFault(Code.UNAVAILABLE, _STOPPED))
+            return
+        error = task.exception()
+        if error is None:
+            self._done(task.result())
+        elif not self.closed:
+            self._fail(error)
+
+    def _done(self, result: bytes | HostError) -> None:
+        self._running = None
+        if self.closed:
+            return
+        if isinstance(result, HostError):
+            self._fail(result)
+        elif self.rpc.reply_encoding:
+            task = asyncio.ensure_future(self._respond_compressed(result))
+            self._running = task
+        else:
+            self._respond(PREFIX.pack(0, len(result)), result)
+
+    async def _respond_compressed(self, message: bytes) -> None:
+        self._respond(*await compress(message, self.rpc.reply_encoding))
+
+    def _respond(self, prefix: bytes, body: bytes) -> None:
+        self._stop_deadline()
+        encoding = self.rpc.reply_encoding
+        head = status.response(encoding) if encoding else status.RESPONSE
+        self.respond(head, prefix, body, _OK)
+        self.connection.out.flush()
+
+
+class StreamCall(_Call):
+    """Messages both ways, with a coroutine that takes and sends them."""
+
+    __slots__ = ("_method", "_reader", "_arrived")
+
+    def __init__(
+        self, connection: Connection, stream_id: int, rpc: Rpc, method: StreamMethod
+    ) -> None:
+        super().__init__(connection, stream_id, rpc)
+        self._method = method
+        self._reader = MessageReader(connection.limits.max_message)
+        self._arrived: asyncio.Future[None] | None = None  # a message, or the end
+
+    def begin(self) -> None:
+        """Start the handler."""
+        work = self._method.handler(self._messages(), self._send, self.rpc)
+        task = asyncio.ensure_future(work)
+        self._running = task
+        task.add_done_callback(self._task_done)
+
+    def received(self, piece: Piece, size: int, end: bool) -> None:
+        """Messages for the handler. While it has enough of them, no new room is granted."""
+        reader = self._reader
+        try:
+            reader.feed(piece)
+        except RpcFault as fault:
+            self.credit(size)
+            self._end_early(fault)
+            return
+        if reader.ready_bytes > self.connection.limits.backlog:
+            self.held += size
+        else:
+            self.credit(size)
+        if (reader.ready or end) and self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        reader, limits = self._reader, self.connection.limits
+        while True:
+            while not reader.ready:
+                if self.remote_ended:
+                    if not reader.between:
+                        raise RpcFault(Code.INTERNAL, "the stream ended inside of a message")
+                    return
+                self._arrived = self.connection.loop.create_future()
+                await self._arrived
+            flag, message = reader.take()
+            if self.held and reader.ready_bytes <= limits.backlog:
+                held, self.held = self.held, 0
+                self.credit(held)
+                self.connection.out.flush_soon()
+            if flag:
+                message = await decompress(message, self.rpc.encoding, limits.max_message)
+            yield message
+
+    def _send(self, message: bytes) -> Awaitable[None]:
+        if self.closed:
+            raise asyncio.CancelledError
+        if self.rpc.reply_encoding:
+            return self._send_compressed(message)
+        return self._put(PREFIX.pack(0, len(message)), message)
+
+    async def _send_compressed(self, message: bytes) -> None:
+        await self._put(*await compress(message, self.rpc.reply_encoding))
+
+    def _put(self, prefix: bytes, body: bytes) -> Awaitable[None]:
+        self._answer()
+        self.send(prefix, body)
+        self.connection.out.flush_soon()
+        if self.pending_bytes > self.connection.limits.send_queue:
+            return self.room()
+        return _AT_ONCE
+
+    def _task_done(self, task: asyncio.Future[None]) -> None:
+        self._running = None
+        if task.cancelled():
+            self._fail(RpcFault(Code.UNAVAILABLE, _STOPPED))
+            return
+        error = task.exception()
+        if self.closed:
+            return
+        if error is not None:
+            self._fail(error)
+            return
+        self._stop_deadline()
+        self.finish(_OK if self._answered else status.RESPONSE + _OK)
+        self.connection.out.flush()
+
+
+class Refusal(Stream):
+    """A request that is answered with an error, whatever follows."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, connection: Connection, stream_id: int, block: bytes) -> None:
+        super().__init__(connection, stream_id)
+        self._block = block
+
+    def begin(self) -> None:
+        """Answer."""
+        self.finish(self._block)
+
+    def received(self, piece: Piece, size: int, end: bool) -> None:
+        """Nobody reads it."""
+        self.credit(size)
+
+    def aborted(self) -> None:
+        """Nothing was begun."""
+
+
+class _AtOnce:
+    """Awaited without waiting."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+_AT_ONCE = _AtOnce()

@@ -1,0 +1,93 @@
+"""How a gRPC call ends: status numbers, and the header blocks that say them."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+
+_LITERAL = b"\x00"  # HPACK: a field that no table remembers, with its name
+_STATUS_200 = b"\x88"
+_STATUS = b"\x08"  # :status from the static table, with another value
+_CONTENT_TYPE = b"\x0f\x10"  # content-type likewise
+_UNSAFE = re.compile(rb"[^ -$&-~]")
+
+
+class Code(enum.IntEnum):
+    """Statuses that an engine itself gives."""
+
+    OK = 0
+    DEADLINE_EXCEEDED = 4
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class RpcFault(Exception):
+    """A call that ends with a status of the engine's own."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def field(name: str, value: bytes) -> bytes:
+    """A header field in HPACK."""
+    return _LITERAL + _text(name.encode()) + _text(value)
+
+
+RESPONSE = _STATUS_200 + _CONTENT_TYPE + b"\x10application/grpc"
+"""The head of a response."""
+
+ACCEPT_ENCODING = field("grpc-accept-encoding", b"identity,deflate,gzip")
+
+
+@functools.cache
+def response(encoding: str) -> bytes:
+    """The head of a response whose messages may be compressed."""
+    return RESPONSE + field("grpc-encoding", encoding.encode())
+
+
+@functools.lru_cache(256)
+def trailers(status: int, message: str = "", most: int = 0) -> bytes:
+    """The end of a response. The text is cut to `most` bytes, if that is not 0."""
+    block = field("grpc-status", b"%d" % status)
+    if message:
+        block += field("grpc-message", percent_encoded(message, most))
+    return block
+
+
+def http_error(status: int) -> bytes:
+    """The whole answer to what is not a gRPC request."""
+    return _STATUS + _text(b"%d" % status)
+
+
+def percent_encoded(message: str, most: int = 0) -> bytes:
+    """The text as a header value, at most `most` bytes of it (0: all)."""
+    data = message.encode("utf-8", "replace")
+    encoded = _UNSAFE.sub(_escape, data)
+    while most and len(encoded) > most:
+        # Cut the text, not the escapes; one byte may take three.
+        excess = (len(encoded) - most + 2) // 3
+        data = data[: len(data) - excess].decode("utf-8", "ignore").encode()
+        encoded = _UNSAFE.sub(_escape, data)
+    return encoded
+
+
+def _escape(found: re.Match[bytes]) -> bytes:
+    return b"%%%02X" % found[0][0]
+
+
+def _text(value: bytes) -> bytes:
+    """A string in HPACK, without Huffman's code."""
+    length = len(value)
+    if length < 127:
+        return bytes((length,)) + value
+    head, length = bytearray((127,)), length - 127
+    while length > 127:
+        head.append(length & 127 | 128)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + value
