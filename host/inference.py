@@ -139,8 +139,11 @@ class Call:
             self.request.slots = None
             if self.on_finish is not None:
                 self.on_finish(self)
-        if self._callback is not None:
-            self._callback(response, final)
+        callback = self._callback
+        if callback is not None:
+            if final:
+                self._callback = None  # it refers to this call: no collection should be needed
+            callback(response, final)
             return
         self._responses.append((response, final))
         waiter = self._waiter
@@ -178,7 +181,8 @@ class Call:
         """Deliver responses to `callback` as they come, starting with those already here."""
         while self._responses:
             callback(*self._responses.popleft())
-        self._callback = callback
+        if not self.finished:
+            self._callback = callback
 
     async def _next(self) -> tuple[InferResponse | None, bool]:
         while not self._responses:

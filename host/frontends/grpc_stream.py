@@ -107,6 +107,10 @@ class InferStream:
             for exchange in list(self._open):
                 if exchange.call is not None:
                     exchange.call.cancel()
+            # What nobody gets any more lies in shared memory: it is not to wait for a collection.
+            self._outbox.clear()
+            for exchange in self._open:
+                exchange.waiting.clear()
 
     def _reader_done(self, reader: asyncio.Future[None]) -> None:
         if not reader.cancelled():

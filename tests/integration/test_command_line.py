@@ -68,17 +68,6 @@ def test_several_repositories_and_both_forms_of_flags(
         }
 
 
-def test_a_model_in_two_repositories_is_refused(
-    repository: RepositoryBuilder, serve: Serve, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    other = RepositoryBuilder(tmp_path_factory.mktemp("other"))
-    repository.copy("identity")
-    other.copy("identity")
-    host = serve(repository, f"--model-repository={other.path}")
-    assert host.process.wait(60) == 1
-    assert "not unique across all model repositories" in host.output
-
-
 def test_a_taken_port_ends_the_start(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.copy("identity")
     first = serve(repository).wait_started()
