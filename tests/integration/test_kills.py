@@ -225,7 +225,7 @@ def test_kills_and_stops_at_any_moment_cost_only_the_calls_of_that_stub(
                     print(f"round {number} of seed {SEED}", *bench.log.lines[-20:], sep="\n")
                     print(*bench.states(), sep="\n")
                     raise
-                assert bench.server.core.ready()
+                assert await bench.server.core.ready()
             print(dict(bench.outcomes))
             await bench.nothing_is_held()
             bench.assert_no_faults()
@@ -238,6 +238,7 @@ import gc, os, struct
 import triton_python_backend_utils as pb_utils
 from stub.channel import Channel
 from stub.wire.messages import *
+from stub.wire.payload import *
 
 channel = next(each for each in gc.get_objects() if isinstance(each, Channel))
 
