@@ -22,6 +22,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 
 log_format = one_of("invalid argument for --log-format", "default", "ISO8601")
 stub_start = one_of("invalid argument for --stub-start", "fork", "spawn")
+grpc_engine = one_of("invalid argument for --grpc-engine", "grpcio", "h2")
 rate_limit = one_of("invalid argument for --rate-limit", "off", "execution_count")
 compression_level = one_of(
     "invalid argument for --grpc_infer_response_compression_level", "none", "low", "medium", "high"

@@ -18,6 +18,7 @@ from host.frontends.forwarding import Forwarding
 from host.frontends.grpc_aio import GrpcAioFrontend
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import GrpcService
+from host.frontends.h2.frontend import H2Frontend
 from host.frontends.http_listener import HttpListener
 from host.frontends.metrics_app import MetricsApp
 from host.frontends.restrictions import Restrictions
@@ -63,7 +64,7 @@ class Server:
         self._environments: Environments | None = None
         self._lifecycle: Lifecycle | None = None
         self._poller: Poller | None = None
-        self._grpc: GrpcAioFrontend | None = None
+        self._grpc: GrpcAioFrontend | H2Frontend | None = None
         self._custom_metrics = CustomMetrics()
         self._scrape: Scrape | None = None
         self._metrics: HttpListener | None = None
@@ -177,7 +178,8 @@ class Server:
             ),
             Forwarding(options.grpc_header_forward_pattern),
         )
-        self._grpc = GrpcAioFrontend(
+        engine = H2Frontend if options.grpc_engine == "h2" else GrpcAioFrontend
+        self._grpc = engine(
             service, options.grpc_address, options.grpc_port, _grpc_options(options)
         )
         try:

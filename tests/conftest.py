@@ -22,6 +22,8 @@ import tritonclient.grpc as grpcclient
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "models"
+GRPC_ENGINE = os.environ.get("PBHOST_GRPC_ENGINE", "grpcio")
+"""What hosts that tests start speak gRPC with, unless a test says otherwise."""
 DEADLINE = 60.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
@@ -204,6 +206,7 @@ def _serving() -> Iterator[Serve]:
             "--grpc-address=127.0.0.1",
             "--metrics-port=0",
             "--metrics-address=127.0.0.1",
+            f"--grpc-engine={GRPC_ENGINE}",
             *flags,
             env=env,
         )

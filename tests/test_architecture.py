@@ -43,6 +43,7 @@ LAYERS = [
 ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
     "grpc": {"host.frontends.grpc_aio"},
+    "hpack": {"host.frontends.h2.headers"},
     "subprocess": {"host.instances.launchers"},
     "mmap": {"stub.wire.shared_file"},
     "uvloop": {"host.__main__"},

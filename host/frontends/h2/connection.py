@@ -35,8 +35,8 @@ class Route(Protocol):
 class Connection(asyncio.Protocol):
     """The server's end of an HTTP/2 connection. It raises nothing into the event loop.
 
-    `understand` makes a Route of the fields of a request and their size. `gone` is called once,
-    when the connection is closed.
+    `understand` makes a Route of the fields of a request and their size. `made` is called when the
+    client is connected (behind TLS: when that is set up), and `gone` when it is not any more.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Connection(asyncio.Protocol):
         understand: Callable[[Fields, int], Route],
         options: GrpcOptions,
         limits: Limits,
+        made: Callable[[Connection], None],
         gone: Callable[[Connection], None],
     ) -> None:
         self.limits = limits
@@ -51,6 +52,7 @@ class Connection(asyncio.Protocol):
         self.out = Outbox(limits)
         self.heard_at = 0.0  # when the last bytes came
         self.loop = asyncio.get_running_loop()
+        self._made = made
         self._gone = gone
         self._reader = FrameReader(self, limits)
         self._headers = HeaderReader(understand, limits.header_list_end)
@@ -89,6 +91,7 @@ class Connection(asyncio.Protocol):
             self.out.write(frames.window_update(0, extra))
         self.out.flush()
         self._lifetime.begin()
+        self._made(self)
 
     def data_received(self, data: bytes) -> None:
         if self._over:

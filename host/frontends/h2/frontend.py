@@ -43,6 +43,7 @@ class H2Frontend:
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._all_gone = asyncio.Event()
+        self._stopped = False
 
     async def start(self) -> int:
         """Listen, and return the port: a free one if 0 was asked for.
@@ -53,10 +54,7 @@ class H2Frontend:
         router = Router(self._service.services(), self._options, self._limits)
 
         def connect() -> Connection:
-            connection = Connection(router.route, self._options, self._limits, self._gone)
-            self._connections.add(connection)
-            self._all_gone.clear()
-            return connection
+            return Connection(router.route, self._options, self._limits, self._made, self._gone)
 
         tls, context = self._options.tls, None
         if tls is not None:
@@ -88,6 +86,7 @@ class H2Frontend:
         deadline = loop.time() + grace
         server, self._server = self._server, None
         await self._service.drain(grace)
+        self._stopped = True
         server.close()
         for connection in list(self._connections):
             connection.drain()
@@ -105,6 +104,12 @@ class H2Frontend:
                 await asyncio.wait_for(self._all_gone.wait(), seconds)
             except asyncio.TimeoutError:
                 pass  # the caller has other means
+
+    def _made(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self._all_gone.clear()
+        if self._stopped:  # it was accepted before that
+            connection.close()
 
     def _gone(self, connection: Connection) -> None:
         self._connections.discard(connection)

@@ -33,6 +33,19 @@ class RpcFault(Exception):
         self.message = message
 
 
+def _text(value: bytes) -> bytes:
+    """A string in HPACK, without Huffman's code."""
+    length = len(value)
+    if length < 127:
+        return bytes((length,)) + value
+    head, length = bytearray((127,)), length - 127
+    while length > 127:
+        head.append(length & 127 | 128)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + value
+
+
 def field(name: str, value: bytes) -> bytes:
     """A header field in HPACK."""
     return _LITERAL + _text(name.encode()) + _text(value)
@@ -78,16 +91,3 @@ def percent_encoded(message: str, most: int = 0) -> bytes:
 
 def _escape(found: re.Match[bytes]) -> bytes:
     return b"%%%02X" % found[0][0]
-
-
-def _text(value: bytes) -> bytes:
-    """A string in HPACK, without Huffman's code."""
-    length = len(value)
-    if length < 127:
-        return bytes((length,)) + value
-    head, length = bytearray((127,)), length - 127
-    while length > 127:
-        head.append(length & 127 | 128)
-        length >>= 7
-    head.append(length)
-    return bytes(head) + value

@@ -1,4 +1,4 @@
-"""The service on grpcio's engine, asked by real clients."""
+"""The service on each of its engines, asked by real clients."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ from host.errors import ErrorCode, HostError
 from host.frontends.grpc_aio import GrpcAioFrontend
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import STOPPING, GrpcService
+from host.frontends.h2.frontend import H2Frontend
 from host.frontends.tls import TlsFiles
 from host.inference import Call, InferResponse, Tensor
 
 TLS = Path(__file__).parent / "tls"
 DEADLINE = 10.0  # seconds that anything may take here
+
+ENGINES = {"grpcio": GrpcAioFrontend, "h2": H2Frontend}
 
 T = TypeVar("T")
 
@@ -39,7 +42,8 @@ T = TypeVar("T")
 class Loop:
     """An event loop in its own thread, as the host's would be to a client."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: type[GrpcAioFrontend] | type[H2Frontend]) -> None:
+        self.engine = engine
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -65,9 +69,9 @@ class Loop:
         self._loop.close()
 
 
-@pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
-    loop = Loop()
+@pytest.fixture(scope="module", params=ENGINES)
+def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
+    loop = Loop(ENGINES[request.param])
     yield loop
     loop.close()
 
@@ -78,7 +82,7 @@ class Served:
     def __init__(self, loop: Loop, options: GrpcOptions | None = None) -> None:
         self.core = EchoCore()
         self.loop = loop
-        self.frontend = GrpcAioFrontend(GrpcService(self.core), "127.0.0.1", 0, options)
+        self.frontend = loop.engine(GrpcService(self.core), "127.0.0.1", 0, options)
         self.port = loop.run(self.frontend.start())
         self.target = f"127.0.0.1:{self.port}"
 
@@ -344,7 +348,7 @@ def test_stopping_cancels_what_takes_too_long(stub: Any, served: Served) -> None
 
 
 def test_a_port_that_is_taken(served: Served) -> None:
-    second = GrpcAioFrontend(GrpcService(served.core), "127.0.0.1", served.port)
+    second = served.loop.engine(GrpcService(served.core), "127.0.0.1", served.port)
     with pytest.raises(HostError) as caught:
         served.loop.run(second.start())
     assert caught.value.code is ErrorCode.UNAVAILABLE
@@ -355,7 +359,7 @@ def test_a_port_that_is_taken(served: Served) -> None:
 def test_a_port_can_be_shared_on_purpose(loop: Loop) -> None:
     first = Served(loop, GrpcOptions(reuse_port=True))
     options = GrpcOptions(reuse_port=True)
-    second = GrpcAioFrontend(GrpcService(first.core), "127.0.0.1", first.port, options)
+    second = loop.engine(GrpcService(first.core), "127.0.0.1", first.port, options)
     assert loop.run(second.start()) == first.port
     loop.run(second.stop(0))
     first.close()
