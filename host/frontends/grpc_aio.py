@@ -74,7 +74,8 @@ class GrpcAioFrontend:
         return port
 
     def _bind(self, server: grpc.aio.Server) -> int:
-        target = f"{self._address}:{self._port}"
+        host = self._address.removeprefix("ipv6:").strip("[]")
+        target = f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
         tls = self._options.tls
         if tls is None:
             return server.add_insecure_port(target)
@@ -161,6 +162,8 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", options.keepalive_time),
         ("grpc.keepalive_timeout_ms", options.keepalive_timeout),
+        # grpcio waits a minute for the answer to any ping, whatever the argument above says.
+        ("grpc.http2.ping_timeout_ms", options.keepalive_timeout),
         ("grpc.keepalive_permit_without_calls", int(options.keepalive_permit_without_calls)),
         ("grpc.http2.max_pings_without_data", options.http2_max_pings_without_data),
         (

@@ -1,0 +1,250 @@
+"""What operators rely on: ports, connections, flags of a stock deployment, health, the end."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from tests.asking import failure, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
+from tests.http2 import ACK, ENHANCE_YOUR_CALM, GOAWAY, NO_ERROR, PING, Wire
+
+WAITS = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("waiting", flush=True)
+        while not os.path.exists({go!r}):
+            time.sleep(0.01)
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+
+class Gate:
+    """A model's requests wait until the gate is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def model(self) -> str:
+        """Source of the model."""
+        return WAITS.format(go=str(self.path))
+
+    def open(self) -> None:
+        """Let them through."""
+        self.path.touch()
+
+
+@pytest.fixture(params=["grpcio", "h2"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """The flag for one of the two engines of the gRPC door."""
+    return f"--grpc-engine={request.param}"
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "go")
+
+
+# Ports and addresses
+
+
+def test_two_hosts_share_a_port_if_both_say_so(
+    repository: RepositoryBuilder, serve: Serve, engine: str
+) -> None:
+    first = serve(repository, engine, "--reuse-grpc-port=true", "--id=one").wait_started()
+    second = serve(
+        repository, engine, "--reuse-grpc-port=true", "--id=two", f"--grpc-port={first.port}"
+    ).wait_started()
+    assert second.port == first.port
+    names = set()
+
+    def ask() -> bool:
+        """With a connection of its own, which the kernel gives to one of them."""
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpcclient.InferenceServerClient(first.url, channel_args=options) as client:
+            names.add(client.get_server_metadata().name)
+        return names == {"one", "two"}
+
+    wait_until(ask, "answers of both")
+    first.stop()
+    names.clear()
+    ask()
+    assert names == {"two"}
+
+
+def test_a_port_is_not_shared_with_one_that_did_not_say_so(
+    repository: RepositoryBuilder, serve: Serve, engine: str
+) -> None:
+    first = serve(repository, engine, "--reuse-grpc-port=true").wait_started()
+    second = serve(repository, engine, f"--grpc-port={first.port}")
+    assert second.process.wait(DEADLINE) == 1
+    text = f"Unavailable - Socket '127.0.0.1:{first.port}' already in use "
+    assert f"failed to start GRPC service: {text}" in second.output
+    assert f"error: creating server: {text}" in second.output
+
+
+@pytest.mark.parametrize("door", ["grpc", "metrics"])
+def test_an_address_that_is_not_the_machines_is_no_taken_port(
+    repository: RepositoryBuilder, serve: Serve, engine: str, door: str
+) -> None:
+    host = serve(repository, engine, f"--{door}-address=192.0.2.1")
+    assert host.process.wait(DEADLINE) == 1
+    assert (
+        "error: creating server: Unavailable - Socket '192.0.2.1:0' cannot be opened: Cannot assign"
+        " requested address"
+    ) in host.output
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+def test_an_ipv6_address(repository: RepositoryBuilder, serve: Serve, engine: str) -> None:
+    host = serve(repository, engine, "--grpc-address=ipv6:[::1]", "--metrics-address=ipv6:[::1]")
+    port = host.wait_for(r"Started GRPCInferenceService at ipv6:\[::1\]:(\d+)")[1]
+    with grpcclient.InferenceServerClient(f"[::1]:{port}") as client:
+        assert client.is_server_live()
+    metrics = int(host.wait_for(r"Started Metrics Service at ipv6:\[::1\]:(\d+)")[1])
+    with socket.create_connection(("::1", metrics), DEADLINE):
+        pass
+
+
+def test_a_door_that_is_not_allowed_is_not_opened(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    host = serve(repository, "--allow-grpc=false")
+    assert host.metrics_url
+    assert host.stop() == 0
+    assert "Started GRPCInferenceService" not in host.output
+
+
+# Connections
+
+
+def test_messages_may_be_far_larger_than_grpcs_default_limit(
+    repository: RepositoryBuilder, serve: Serve, engine: str
+) -> None:
+    repository.copy("identity")
+    host = serve(repository, engine).wait_started()
+    array = np.arange(6 << 20, dtype=np.float32)  # 24 MiB; gRPC's default is 4 MiB
+    with host.client() as client:
+        result = client.infer("identity", [tensor("INPUT0", array)])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_a_client_that_pings_too_often_is_told_to_calm_down(
+    repository: RepositoryBuilder, serve: Serve, engine: str
+) -> None:
+    host = serve(repository, engine).wait_started()
+    with Wire(host.port) as wire:
+        answers = 0
+        while True:
+            try:
+                wire.ping()
+            except OSError:
+                pass  # closed by now; what it said is still to be read
+            frame = wire.next(PING, GOAWAY)
+            assert frame is not None
+            if frame.kind == GOAWAY:
+                break
+            answers += 1
+    assert frame.error == ENHANCE_YOUR_CALM
+    assert b"too_many_pings" in frame.payload
+    assert answers >= 2  # --grpc-http2-max-ping-strikes
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--grpc-http2-max-ping-strikes=0"],
+        [
+            "--grpc-http2-min-recv-ping-interval-without-data=0",
+            "--grpc-keepalive-permit-without-calls=true",
+        ],
+    ],
+)
+def test_pings_are_answered_for_ever_if_told_so(
+    repository: RepositoryBuilder, serve: Serve, engine: str, flags: list[str]
+) -> None:
+    host = serve(repository, engine, *flags).wait_started()
+    with Wire(host.port) as wire:
+        for _ in range(50):
+            wire.ping()
+            frame = wire.next(PING, GOAWAY)
+            assert frame is not None
+            assert (frame.kind, frame.flags) == (PING, ACK)
+
+
+def test_a_client_that_does_not_answer_a_ping_is_gone(
+    repository: RepositoryBuilder, serve: Serve, engine: str
+) -> None:
+    host = serve(
+        repository,
+        engine,
+        *("--grpc-keepalive-time=100", "--grpc-keepalive-timeout=200"),
+        *("--grpc-keepalive-permit-without-calls=true", "--grpc-http2-max-pings-without-data=0"),
+    ).wait_started()
+    with Wire(host.port) as wire:
+        for _ in range(3):
+            frame = wire.next(PING)
+            assert frame is not None
+            wire.ping(ACK, frame.payload)
+        assert wire.next(PING) is not None
+        while wire.next(PING, GOAWAY) is not None:  # which stay without an answer
+            pass
+
+
+def test_a_connection_ends_at_its_age(
+    repository: RepositoryBuilder, serve: Serve, engine: str
+) -> None:
+    host = serve(repository, engine, "--grpc-max-connection-age=200").wait_started()
+    with Wire(host.port) as wire:
+        frame = wire.next(GOAWAY)
+        assert frame is not None
+        assert frame.error == NO_ERROR
+        while (frame := wire.next(PING)) is not None:
+            if not frame.flags & ACK:
+                wire.ping(ACK, frame.payload)
+    with host.client() as client:
+        assert client.is_server_live()
+
+
+def test_a_call_may_outlast_its_connections_age_and_no_grace_means_for_ever(
+    repository: RepositoryBuilder, serve: Serve, engine: str, gate: Gate
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(repository, engine, "--grpc-max-connection-age=100").wait_started()
+    with Wire(host.port) as wire, host.client() as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.infer, "waits", [])
+        host.wait_for("waiting")
+        assert wire.next(GOAWAY) is not None
+        gate.open()
+        answer.result(DEADLINE)
+
+
+def test_a_call_is_ended_when_the_grace_of_its_connection_is_over(
+    repository: RepositoryBuilder, serve: Serve, engine: str, gate: Gate
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(
+        repository, engine, "--grpc-max-connection-age=100", "--grpc-max-connection-age-grace=200"
+    ).wait_started()
+    with host.client() as client:
+        status, _ = failure(client.infer, "waits", [])
+    gate.open()
+    assert status == "StatusCode.UNAVAILABLE"
