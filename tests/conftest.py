@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -75,13 +75,15 @@ class RepositoryBuilder:
 
 
 class RunningHost:
-    """`pbhost serve` as a process of its own, as users start it."""
+    """`pbhost serve` as a process of its own, as users start it; `under` runs it."""
 
-    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: Mapping[str, str] | None = None, under: Sequence[str] = ()
+    ) -> None:
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "host", "serve", *arguments],
+            [*under, sys.executable, "-m", "host", "serve", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -197,7 +199,10 @@ def _serving() -> Iterator[Serve]:
     hosts: list[RunningHost] = []
 
     def serve(
-        repository: RepositoryBuilder | Path, *flags: str, env: Mapping[str, str] | None = None
+        repository: RepositoryBuilder | Path,
+        *flags: str,
+        env: Mapping[str, str] | None = None,
+        under: Sequence[str] = (),
     ) -> RunningHost:
         path = repository.path if isinstance(repository, RepositoryBuilder) else repository
         host = RunningHost(
@@ -209,6 +214,7 @@ def _serving() -> Iterator[Serve]:
             f"--grpc-engine={GRPC_ENGINE}",
             *flags,
             env=env,
+            under=under,
         )
         hosts.append(host)
         return host

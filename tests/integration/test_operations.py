@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,8 +13,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import failure, tensor
-from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
+from host.options import parse
+from tests.asking import command, failure, tensor
+from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve, wait_until
 from tests.http2 import ACK, ENHANCE_YOUR_CALM, GOAWAY, NO_ERROR, PING, Wire
 
 WAITS = """
@@ -248,3 +252,193 @@ def test_a_call_is_ended_when_the_grace_of_its_connection_is_over(
         status, _ = failure(client.infer, "waits", [])
     gate.open()
     assert status == "StatusCode.UNAVAILABLE"
+
+
+# Flags and rights of stock deployments
+
+KSERVE = ["--http-port=8080", "--grpc-port=9000", "--allow-grpc=true", "--allow-http=true"]
+"""What KServe's runtime for Triton passes, beside --model-store=/mnt/models."""
+
+_SOMEBODY = "64321"  # no user of that number is known, as on OpenShift
+
+
+@pytest.fixture
+def unprivileged() -> list[str]:
+    """Runs a command with no right to write what others own.
+
+    A uid that is not root's; it may read everything, as the interpreter may lie in root's home.
+    """
+    if os.getuid() != 0:
+        return ["env"]
+    found = shutil.which("setpriv")
+    if found is None:
+        pytest.skip("setpriv of util-linux is needed to give up root's rights")
+    return [
+        *(found, f"--reuid={_SOMEBODY}", f"--regid={_SOMEBODY}", "--clear-groups"),
+        *("--bounding-set=-all,+dac_read_search", "--no-new-privs"),
+        *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"),
+    ]
+
+
+def test_the_flags_of_kserves_stock_runtime_are_taken(tmp_path: Path) -> None:
+    options = parse([f"--model-store={tmp_path}", *KSERVE])
+    assert (options.model_repository, options.grpc_port) == ([str(tmp_path)], 9000)
+    assert (options.http_port, options.allow_http, options.allow_grpc) == (8080, True, True)
+
+
+def test_a_user_without_rights_serves_a_read_only_repository_without_a_home(
+    repository: RepositoryBuilder,
+    serve: Serve,
+    unprivileged: list[str],
+    tmp_path: Path,
+) -> None:
+    repository.copy("identity", "misbehave")
+    writable = tmp_path / "tmp"
+    writable.mkdir()
+    writable.chmod(0o777)
+    before = _tree(repository.path)
+    for path in [repository.path, *repository.path.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        host = serve(
+            repository,
+            under=[*unprivileged, "env", "--unset=HOME", "--unset=XDG_CACHE_HOME"],
+            env={"TMPDIR": str(writable), "PYTHONPATH": str(ROOT)},
+        ).wait_started()
+        with host.client() as client:
+            assert client.is_server_ready()
+            assert command(client, "echo x") == "x"
+            failure(command, client, "aborts")  # and a stub may be started anew
+            assert command(client, "echo y") == "y"
+        if os.getuid() == 0:
+            assert host.stubs()[0].uids().real == int(_SOMEBODY)
+        assert host.stop() == 0
+    finally:
+        for path in [repository.path, *repository.path.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    assert _tree(repository.path) == before
+    assert list(writable.iterdir()) == []
+
+
+def _tree(path: Path) -> set[str]:
+    return {str(found) for found in path.rglob("*")}
+
+
+# Health
+
+
+SLOW_START = """
+import os, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        print("initializing", flush=True)
+        while os.path.exists({hold!r}):
+            time.sleep(0.01)
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+
+class Hold:
+    """A model's `initialize` takes as long as this is held."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.model = SLOW_START.format(hold=str(path))
+
+    def __enter__(self) -> Hold:
+        self._path.touch()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._path.unlink()
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Hold:
+    return Hold(tmp_path / "hold")
+
+
+def test_a_model_whose_process_died_is_not_ready_until_it_is_back(
+    repository: RepositoryBuilder, serve: Serve, hold: Hold
+) -> None:
+    repository.add("slow", hold.model)
+    repository.copy("identity")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        assert client.is_model_ready("slow")
+        with hold:
+            os.kill(host.stubs("slow_0")[0].pid, signal.SIGKILL)
+            wait_until(lambda: not client.is_model_ready("slow"), "the model not to be ready")
+            host.wait_for("(?s)initializing.*initializing")
+            assert not client.is_model_ready("slow")
+            assert not client.is_server_ready()
+            assert client.is_model_ready("identity")
+            assert client.is_server_live()
+        wait_until(lambda: client.is_model_ready("slow"), "the model to be back")
+        assert client.is_server_ready()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_while_a_new_model_loads_only_a_strict_server_is_not_ready(
+    repository: RepositoryBuilder, serve: Serve, hold: Hold, strict: bool
+) -> None:
+    repository.add("slow", hold.model)
+    repository.copy("identity")
+    host = serve(
+        repository,
+        *("--model-control-mode=explicit", "--load-model=identity"),
+        f"--strict-readiness={strict}",
+    ).wait_started()
+    with host.client() as client, host.client() as loader, ThreadPoolExecutor(1) as pool:
+        assert client.is_server_ready()
+        with hold:
+            loading = pool.submit(loader.load_model, "slow")
+            host.wait_for("initializing")
+            assert client.is_server_ready() is not strict
+            assert client.is_model_ready("identity")
+            assert not client.is_model_ready("slow")
+        loading.result(DEADLINE)
+        assert client.is_server_ready()
+
+
+def test_a_reload_leaves_a_strict_server_ready_even_if_it_fails(
+    repository: RepositoryBuilder, serve: Serve, hold: Hold
+) -> None:
+    directory = repository.add("slow", hold.model)
+    host = serve(repository, "--model-control-mode=explicit", "--load-model=slow").wait_started()
+    with host.client() as client, host.client() as loader, ThreadPoolExecutor(1) as pool:
+        with hold:
+            (directory / "1" / "model.py").write_text(hold.model + "\nraise ValueError('no')\n")
+            failing = pool.submit(failure, loader.load_model, "slow")
+            failing.result(DEADLINE)
+            assert client.is_server_ready()
+            (directory / "1" / "model.py").write_text(hold.model + "\n# changed\n")
+            loading = pool.submit(loader.load_model, "slow")
+            host.wait_for("(?s)initializing.*initializing")
+            assert client.is_server_ready()
+            assert client.is_model_ready("slow")
+        loading.result(DEADLINE)
+        assert client.is_server_ready()
+
+
+def test_a_failed_first_load_keeps_a_strict_server_not_ready_until_one_succeeds(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.add("broken", "raise ValueError('no')\n")
+    host = serve(repository, "--model-control-mode=explicit").wait_started()
+    with host.client() as client:
+        assert client.is_server_ready()
+        failure(client.load_model, "broken")
+        assert not client.is_server_ready()
+        assert client.is_server_live()
+        shutil.rmtree(repository.path / "broken")
+        repository.copy("identity")
+        (repository.path / "identity").rename(repository.path / "broken")
+        config = repository.path / "broken" / "config.pbtxt"
+        config.write_text(config.read_text().replace('name: "identity"', ""))
+        client.load_model("broken")
+        assert client.is_server_ready()
