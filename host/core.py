@@ -26,11 +26,13 @@ VERSION = "2.73.0"
 _log = logging.getLogger("pbhost")
 
 EXTENSIONS = [
+    "classification",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
     "system_shared_memory",
+    "binary_tensor_data",
     "parameters",
     "statistics",
 ]
@@ -91,6 +93,9 @@ class Core:
             raise unsupported(
                 "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
+        if request.classes is not None:
+            request.classes.labels = model.labels
+            request.classes.batched = model.config.max_batch_size > 0
         return model.infer(request)
 
     def check(self, request: InferRequest) -> Awaitable[None] | None:

@@ -6,7 +6,7 @@ import asyncio
 import enum
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from host.errors import ErrorCode, HostError
@@ -33,6 +33,19 @@ class Tensor:
 
 
 @dataclass(slots=True)
+class Classes:
+    """Which outputs are answered by their best classes instead, and how many of each (spec 1.11).
+
+    The core adds what the model says about them: the names of classes by output, and whether it
+    batches.
+    """
+
+    counts: dict[str, int]
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    batched: bool = False
+
+
+@dataclass(slots=True)
 class InferRequest:
     """One inference request, as any door hands it to the core.
 
@@ -53,6 +66,7 @@ class InferRequest:
     trace: str | None = None  # propagation headers as JSON, if the request is part of a trace
     slots: dict[str, object] | None = None
     """Outputs by name that are to be written to the client's memory, and where: blocks."""
+    classes: Classes | None = None
     batch_size: int = 1  # filled by validation: first dimension of the inputs of a batching model
 
 

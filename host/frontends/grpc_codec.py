@@ -23,7 +23,7 @@ from host.frontends.grpc_parameters import (
     output_part,
     region_part,
 )
-from host.inference import Buffer, InferRequest, Tensor
+from host.inference import Buffer, Classes, InferRequest, Tensor
 from host.models.registry import parse_version
 from stub.wire.arena import Block
 
@@ -217,10 +217,13 @@ def to_request(message: InferMessage, regions: Regions = NO_REGIONS) -> InferReq
     _add_inputs(message, request, regions)
     for name, output in message.outputs:
         if output is not None:
-            part = output_part(name, output.parameters)
+            part, classes = output_part(name, output.parameters)
             if part is not None:
                 request.slots = request.slots or {}
                 request.slots[name] = regions.find(*part)
+            if classes:
+                request.classes = request.classes or Classes({})
+                request.classes.counts[name] = classes
     return request
 
 

@@ -122,12 +122,12 @@ def _require_kind(tensor: str, parameters: Mapping[str, Any], key: str, kind: st
         )
 
 
-def output_part(name: str, parameters: Mapping[str, Any]) -> RegionPart | None:
-    """Where in shared memory output `name` is to be written, if it is; HostError.
-
-    Classification is not served yet.
+def output_part(name: str, parameters: Mapping[str, Any]) -> tuple[RegionPart | None, int]:
+    """Where in shared memory output `name` is to be written, if it is; and how many of its best
+    classes are to be answered in its place, or 0. Raises HostError INVALID_ARG.
     """
     part = region_part(name, parameters)
+    classes = 0
     if "classification" in parameters:
         value = parameters["classification"]
         if value.WhichOneof("parameter_choice") != "int64_param":
@@ -140,5 +140,5 @@ def output_part(name: str, parameters: Mapping[str, Any]) -> RegionPart | None:
             raise invalid_argument(
                 "output can't set both 'shared_memory_region' and 'classification'"
             )
-        raise unsupported(f"classification of output '{name}' is not supported by this server")
-    return part
+        classes = value.int64_param
+    return part, classes

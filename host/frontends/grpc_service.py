@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from host.errors import HostError, internal, unavailable
+from host.frontends.classification import classify
 from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding, Header
 from host.frontends.grpc_admin import AdminCore, admin_methods
 from host.frontends.grpc_codec import (
@@ -28,7 +29,7 @@ from host.frontends.grpc_methods import (
 )
 from host.frontends.grpc_stream import InferStream
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
-from host.inference import Call, InferRequest, InferResponse
+from host.inference import Call, Classes, InferRequest, InferResponse
 from host.models.registry import parse_version
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -102,12 +103,18 @@ class GrpcService:
             self._unary_calls -= 1
             if not final:
                 call.cancel()
-            done(_single_answer(response, final))
+            done(_single_answer(response, final, request.classes))
             if self._drained is not None:
                 self.settled()
 
+        request = call.request
         call.subscribe(finish)
         return call
+
+    @property
+    def open_requests(self) -> int:
+        """How many inference RPCs are not answered yet."""
+        return self._unary_calls + len(self._streams)
 
     async def drain(self, timeout: float) -> bool:
         """Refuse new inference requests and wait for open ones, at most `timeout` seconds.
@@ -226,12 +233,14 @@ def _guard(method: Method, restrictions: Restrictions) -> Method:
     return dataclasses.replace(method, handler=answer)
 
 
-def _single_answer(response: InferResponse | None, final: bool) -> bytes | HostError:
+def _single_answer(
+    response: InferResponse | None, final: bool, classes: Classes | None
+) -> bytes | HostError:
     if response is not None and response.error is not None:
         return response.error
     if response is None or not final:
         return internal(f"expected a single response, got {0 if response is None else 2}")
     try:
-        return encode_infer_response(response)
+        return encode_infer_response(classify(response, classes) if classes else response)
     except HostError as error:
         return error

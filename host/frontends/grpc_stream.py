@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from host.errors import HostError, internal
+from host.frontends.classification import classify
 from host.frontends.forwarding import Header
 from host.frontends.grpc_codec import InferMessage, parse_infer_request
 from host.frontends.grpc_encode import encode_stream_notice, encode_stream_response
@@ -185,7 +186,10 @@ class InferStream:
             error = answer.error
         else:
             try:
-                return encode_stream_response(answer, final)
+                classes = exchange.call.request.classes if exchange.call is not None else None
+                return encode_stream_response(
+                    classify(answer, classes) if classes else answer, final
+                )
             except HostError as unsendable:
                 error = unsendable
         text = ""

@@ -24,6 +24,7 @@ from host.instances.work import Flow
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
 from host.models.python_model import PythonModel
+from host.repository import read_labels
 from stub.wire.messages import (
     Initialize,
     ModelSource,
@@ -91,6 +92,7 @@ class Loader:
         stubs = await _all(start("", name) for _ in range(count))
         try:
             config = await self._complete(loaded, source, stubs, start)
+            labels = await asyncio.to_thread(read_labels, directory, config)
             if said := configuration.input_memory(config):
                 _log.info("%s", said)
             specs = self._instances(config)
@@ -100,7 +102,8 @@ class Loader:
             for stub in stubs:
                 stub.kill()
             raise
-        return self._assemble(config, version, specs, stubs, source, arguments, start)
+        model = PythonModel(config, version, self._metrics, labels)
+        return self._assemble(model, specs, stubs, source, arguments, start)
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
         """Those to run: nobody can answer the debuggers of several at one terminal."""
@@ -148,16 +151,13 @@ class Loader:
 
     def _assemble(
         self,
-        config: ModelConfig,
-        version: int,
+        model: PythonModel,
         specs: list[InstanceSpec],
         stubs: list[Instance],
         source: ModelSource,
         arguments: Arguments,
         start: _Start,
     ) -> PythonModel:
-        model = PythonModel(config, version, self._metrics)
-
         restore = model.signature.restore
 
         def lane(stub: Instance, spec: InstanceSpec) -> Supervisor:

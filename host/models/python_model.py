@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 
 from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
@@ -27,11 +28,16 @@ class PythonModel:
     """Ready once its lanes have joined; see the loader."""
 
     def __init__(
-        self, config: ModelConfig, version: int, metrics: MetricsSettings | None = None
+        self,
+        config: ModelConfig,
+        version: int,
+        metrics: MetricsSettings | None = None,
+        labels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.name: str = config.name
         self.version = version
         self.config = config
+        self.labels = labels or {}
         self.lanes: list[Supervisor] = []
         self.environment: Environment | None = None  # that of its stubs, released at the end
         self.signature = Signature(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,8 @@ class Model(Protocol):
     version: int
     config: ModelConfig
     meter: Meter
+    labels: Mapping[str, Sequence[str]]
+    """Names of classes, by output."""
 
     def infer(self, request: InferRequest) -> Call:
         """Start a request. Raises HostError if it is not valid for this model."""

@@ -16,7 +16,7 @@ from host.frontends.grpc_codec import (
     decode_infer_request,
     parse_infer_request,
 )
-from host.inference import InferRequest, Tensor
+from host.inference import Classes, InferRequest, Tensor
 
 
 def request(raw: list[bytes] | None = None, **fields: Any) -> Any:
@@ -324,7 +324,7 @@ def test_classification() -> None:
     assert invalid(with_parameters("o", classification=1, **both)) == (
         "output can't set both 'shared_memory_region' and 'classification'"
     )
-    assert refusal(with_parameters("o", classification=1)).code is ErrorCode.UNSUPPORTED
+    assert decode(with_parameters("o", classification=3)).classes == Classes({"o": 3})
 
 
 def test_rubbish_is_refused() -> None:

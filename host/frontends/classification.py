@@ -1,0 +1,88 @@
+"""An output as its best classes, in place of the tensor (protocol spec 1.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from host.errors import internal, invalid_argument
+from host.inference import Classes, InferResponse, Tensor
+
+MOST_ELEMENTS = 1_000_000
+"""How large a classified output may be."""
+
+_TYPES: dict[str, Any] = {
+    **{f"UINT{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{"FP32": "<f4", "FP64": "<f8"},
+}
+
+
+def classify(response: InferResponse, classes: Classes) -> InferResponse:
+    """The response with the outputs named in `classes` replaced by BYTES of their best classes.
+
+    Raises HostError INVALID_ARG for an output that cannot be classified.
+    """
+    outputs = [
+        _classified(tensor, classes.counts[tensor.name], classes)
+        if tensor.name in classes.counts
+        else tensor
+        for tensor in response.outputs
+    ]
+    return InferResponse(
+        response.model_name, response.model_version, response.id, outputs, response.parameters
+    )
+
+
+def _classified(tensor: Tensor, count: int, classes: Classes) -> Tensor:
+    """`count` classes of each batch element: `<value>:<index>[:<label>]`, the largest value first.
+
+    Its shape is [batch, classes], or [classes] of a model that does not batch.
+    """
+    dtype = _TYPES.get(tensor.datatype)
+    if dtype is None:
+        raise invalid_argument(
+            f"class result not available for output due to unsupported type '{tensor.datatype}'"
+        )
+    if prod(tensor.shape) > MOST_ELEMENTS:
+        raise invalid_argument("classification output tensor too large")
+    try:
+        batch = tensor.shape[0] if classes.batched and tensor.shape else 1
+        rest = prod(tensor.shape[1:]) if classes.batched else prod(tensor.shape)
+        rows = np.frombuffer(tensor.data, dtype).reshape(batch, rest)
+    except ValueError:
+        raise internal(
+            f"output tensor shape does not match size of output for '{tensor.name}'"
+        ) from None
+    labels = classes.labels.get(tensor.name, ())
+    width = min(count, rows.shape[1])
+    elements = [text for row in rows for text in _best(row, width, labels)]
+    data = b"".join(len(text).to_bytes(4, "little") + text for text in elements)
+    shape = [batch, width] if classes.batched else [width]
+    return Tensor(tensor.name, "BYTES", shape, data)
+
+
+def _best(row: npt.NDArray[Any], width: int, labels: Sequence[str]) -> list[bytes]:
+    """The elements of one batch element's best classes. Of equal values, the first comes first."""
+    floating = row.dtype.kind == "f"
+    keys = np.where(np.isnan(row), -np.inf, row) if floating else row
+    if width < len(row):
+        # Only what is not below the last of the best needs to be in order.
+        least = np.partition(keys, len(row) - width)[len(row) - width]
+        candidates = np.flatnonzero(keys >= least)
+    else:
+        candidates = np.arange(len(row))
+    # A stable sort from the small to the large, read backwards, has equal ones backwards too.
+    backwards = candidates[::-1]
+    order = backwards[np.argsort(keys[backwards], kind="stable")][::-1][:width]
+    texts = []
+    for index in order.tolist():
+        value = row[index]
+        text = f"{float(value):f}" if floating else str(int(value))
+        label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
+        texts.append(f"{text}:{index}{label}".encode("utf-8", "surrogateescape"))
+    return texts
