@@ -86,8 +86,13 @@ class Outbox:
             self._transport.writelines(buffers)
 
     def flush_soon(self) -> None:
-        """Flush when this turn of the loop is over, together with what others write in it."""
-        if not self._flush_due and not self.corked:
+        """Flush when this turn of the loop is over, together with what others write in it.
+
+        Whoever writes much in one turn has to learn when the transport has enough.
+        """
+        if self._bytes >= _QUANTUM:
+            self.flush()
+        elif not self._flush_due and not self.corked:
             self._flush_due = True
             self._loop.call_soon(self._flush_now)
 
