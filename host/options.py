@@ -71,6 +71,9 @@ class Options:
     # fmt: off
     id: str = _server("triton", "Identifier for this server.")
     exit_timeout_secs: int = _server(30, "Seconds to wait at exit for requests in flight.")
+    exit_delay_secs: float = _server(
+        0.0, "Seconds at exit in which requests are taken although health already says that the"
+        " server leaves; this flag is pbhost's own.", check=values.not_negative)
 
     log_verbose: int = _logging(0, "Verbose level; 0 is off.", values.VERBOSITY)
     log_info: bool = _logging(True, "Whether to log infos.")

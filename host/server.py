@@ -11,18 +11,9 @@ from types import TracebackType
 
 from host.core import Core
 from host.devices import find_gpus
+from host.doors import Doors, wait_reporting
 from host.environments.environments import Environments
-from host.errors import HostError, internal, unavailable
-from host.flag_values import grpc_restriction
-from host.frontends.forwarding import Forwarding
-from host.frontends.grpc_aio import GrpcAioFrontend
-from host.frontends.grpc_methods import GrpcOptions
-from host.frontends.grpc_service import GrpcService
-from host.frontends.h2.frontend import H2Frontend
-from host.frontends.http_listener import HttpListener
-from host.frontends.metrics_app import MetricsApp
-from host.frontends.restrictions import Restrictions
-from host.frontends.tls import TlsFiles
+from host.errors import internal, unavailable
 from host.inference import InferRequest, InferResponse
 from host.inprocess import Arrays, Result, to_request, to_result
 from host.instances.launchers import ForkLauncher, SpawnLauncher
@@ -56,19 +47,27 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.grpc_port = 0
-        self.metrics_port = 0
         self._registry = Registry()
         self.core = Core(options.id, self._registry, options.strict_readiness)
         self._pool: StubPool | None = None
         self._environments: Environments | None = None
         self._lifecycle: Lifecycle | None = None
         self._poller: Poller | None = None
-        self._grpc: GrpcAioFrontend | H2Frontend | None = None
+        self._doors = Doors(self.core, options)
         self._custom_metrics = CustomMetrics()
         self._scrape: Scrape | None = None
-        self._metrics: HttpListener | None = None
         self._log: Log | None = None
+        self._up = False  # whether it has started, and nobody has told it to stop
+
+    @property
+    def grpc_port(self) -> int:
+        """Where gRPC is served, 0 if it is not."""
+        return self._doors.grpc_port
+
+    @property
+    def metrics_port(self) -> int:
+        """Where metrics are served, 0 if they are not."""
+        return self._doors.metrics_port
 
     async def start(self) -> Server:
         """Load the models, then open the ports.
@@ -83,13 +82,13 @@ class Server:
                 _log.warning(warning)
             await self._load()
             self.core.start()
-            if options.allow_grpc:
-                await self._open_grpc()
+            await self._doors.open()
             if options.allow_metrics:
                 await self._open_metrics()
         except BaseException:  # a cancelled start (Ctrl-C) must not leave processes behind either
             await self.stop()
             raise
+        self._up = True
         return self
 
     async def _load(self) -> None:
@@ -169,26 +168,6 @@ class Server:
         names = [name for name, directory in scan.models.items() if not directory.duplicated]
         return names, not scan.failures
 
-    async def _open_grpc(self) -> None:
-        options = self.options
-        service = GrpcService(
-            self.core,
-            Restrictions(
-                grpc_restriction(options.grpc_restricted_protocol), "triton-grpc-protocol-"
-            ),
-            Forwarding(options.grpc_header_forward_pattern),
-        )
-        engine = H2Frontend if options.grpc_engine == "h2" else GrpcAioFrontend
-        self._grpc = engine(
-            service, options.grpc_address, options.grpc_port, _grpc_options(options)
-        )
-        try:
-            self.grpc_port = await self._grpc.start()
-        except HostError as error:
-            _log.error("failed to start GRPC service: %s - %s", error.code.value, error.message)
-            raise
-        _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
-
     async def _open_metrics(self) -> None:
         options = self.options
         assert self._pool is not None
@@ -200,15 +179,7 @@ class Server:
             interval=options.metrics_interval_ms / 1000,
             pinned=options.pinned_memory_pool_byte_size,
         )
-        app = MetricsApp(scrape.families)
-        listener = HttpListener(app, options.metrics_host, options.metrics_port)
-        try:
-            self.metrics_port = await listener.start()
-        except HostError as error:
-            _log.error("failed to start Metrics service: %s - %s", error.code.value, error.message)
-            raise
-        self._metrics = listener
-        _log.info("Started Metrics Service at %s:%d", options.metrics_host, self.metrics_port)
+        await self._doors.open_metrics(scrape.families)
 
     def model_table(self) -> str:
         """Every known version, with READY or the reason why not."""
@@ -250,31 +221,38 @@ class Server:
 
         Returns whether all work ended within the exit timeout.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + max(0, self.options.exit_timeout_secs)
         self.core.begin_exit()
-        in_time = True
         try:
             if self._poller is not None:
                 await self._poller.close()
-            if self._grpc is not None:
-                await self._grpc.stop(max(0.0, deadline - loop.time()))
+            if self._up:
+                self._up = False
+                await self._serve_on()
+            deadline = asyncio.get_running_loop().time() + self.options.exit_timeout_secs
+            in_time = await self._doors.drain(deadline)
+            await self._doors.close(deadline)
             if self._lifecycle is not None:
-                in_time = await self._unload(self._lifecycle, deadline)
+                in_time = await self._unload(self._lifecycle, deadline, in_time)
         finally:  # also if this is cancelled: no process outlives the server
             await self._give_back()
         return in_time
+
+    async def _serve_on(self) -> None:
+        """Give those who watch health the time to send requests elsewhere."""
+        delay = self.options.exit_delay_secs
+        if delay > 0:
+            _log.info("Not ready any more; requests are still taken for %g s", delay)
+            await asyncio.sleep(delay)
 
     async def _give_back(self) -> None:
         """End what is left, and keep no reference to it: a stopped server holds no memory."""
         self.core.connect(None)
         pool, lifecycle, log = self._pool, self._lifecycle, self._log
         environments, self._environments = self._environments, None
-        metrics, self._metrics = self._metrics, None
         scrape, self._scrape = self._scrape, None
-        self._poller = self._grpc = self._lifecycle = self._pool = self._log = None
-        if metrics is not None:
-            await metrics.stop(_LAST_SECONDS)
+        self._poller = self._lifecycle = self._pool = self._log = None
+        await self._doors.close(0.0)  # if this end was cut short
+        await self._doors.close_metrics(_LAST_SECONDS)
         if scrape is not None:
             scrape.close()
         if pool is not None:
@@ -286,19 +264,13 @@ class Server:
         if log is not None:
             log.close()
 
-    async def _unload(self, lifecycle: Lifecycle, deadline: float) -> bool:
-        loop = asyncio.get_running_loop()
+    async def _unload(self, lifecycle: Lifecycle, deadline: float, in_time: bool) -> bool:
         _log.info("Waiting for in-flight requests to complete.")
-        unload = loop.create_task(lifecycle.unload_all())
-        while True:
-            left = deadline - loop.time()
-            done, _ = await asyncio.wait([unload], timeout=max(0.0, min(1.0, left)))
-            if done:
-                unload.result()
+        unload = asyncio.ensure_future(lifecycle.unload_all())
+        if await wait_reporting(unload, deadline, lambda left: _log_busy(lifecycle, left)):
+            unload.result()
+            if in_time:
                 return True
-            if left <= 0.0:
-                break
-            _log_busy(lifecycle, left)
         _log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
         lifecycle.abort_all(unavailable("the server stops and its exit timeout has expired"))
         await asyncio.wait([unload], timeout=_LAST_SECONDS)
@@ -327,36 +299,6 @@ def _warn_debugging(model: str, names: Sequence[str]) -> None:
         )
     if model not in names:
         _log.warning("--debug-model: '%s' is none of the models that are loaded now", model)
-
-
-def _grpc_options(options: Options) -> GrpcOptions:
-    return GrpcOptions(
-        keepalive_time=options.grpc_keepalive_time,
-        keepalive_timeout=options.grpc_keepalive_timeout,
-        keepalive_permit_without_calls=options.grpc_keepalive_permit_without_calls,
-        http2_max_pings_without_data=options.grpc_http2_max_pings_without_data,
-        http2_min_recv_ping_interval_without_data=(
-            options.grpc_http2_min_recv_ping_interval_without_data
-        ),
-        http2_max_ping_strikes=options.grpc_http2_max_ping_strikes,
-        max_connection_age=options.grpc_max_connection_age,
-        max_connection_age_grace=options.grpc_max_connection_age_grace,
-        reuse_port=options.reuse_grpc_port,
-        compression_level=options.grpc_infer_response_compression_level,
-        tls=_grpc_tls(options),
-    )
-
-
-def _grpc_tls(options: Options) -> TlsFiles | None:
-    if not (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
-        return None
-    return TlsFiles(
-        "grpc",
-        options.grpc_server_cert,
-        options.grpc_server_key,
-        options.grpc_root_cert,
-        options.grpc_use_ssl_mutual,
-    )
 
 
 def _log_busy(lifecycle: Lifecycle, left: float) -> None:

@@ -35,6 +35,7 @@ LAYERS = [
     ["host.models"],
     ["host.core", "host.scrape"],
     ["host.frontends", "host.inprocess", "host.progress"],
+    ["host.doors"],
     ["host.server"],
     ["host.blocking", "host.foreground", "host.__main__"],
 ]

@@ -1,0 +1,154 @@
+"""The doors of a server: opened as its options say, drained together, and closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from host.core import Core
+from host.errors import HostError
+from host.flag_values import grpc_restriction
+from host.frontends.forwarding import Forwarding
+from host.frontends.grpc_aio import GrpcAioFrontend
+from host.frontends.grpc_methods import GrpcOptions
+from host.frontends.grpc_service import GrpcService
+from host.frontends.h2.frontend import H2Frontend
+from host.frontends.http_listener import HttpListener
+from host.frontends.metrics_app import MetricsApp
+from host.frontends.restrictions import Restrictions
+from host.frontends.tls import TlsFiles
+from host.metrics.family import Family
+from host.options import Options
+
+_log = logging.getLogger("pbhost")
+
+_GRPC_PREFIX = "triton-grpc-protocol-"  # of metadata that open what is restricted
+
+
+class Doors:
+    """What clients reach a server by. Belongs to the event loop; ports are 0 until opened."""
+
+    def __init__(self, core: Core, options: Options) -> None:
+        self._core = core
+        self._options = options
+        self.grpc_port = 0
+        self.metrics_port = 0
+        self._grpc_service: GrpcService | None = None
+        self._grpc: GrpcAioFrontend | H2Frontend | None = None
+        self._metrics: HttpListener | None = None
+
+    async def open(self) -> None:
+        """Open the doors to models. Raises HostError if a port or a certificate is of no use."""
+        if self._options.allow_grpc:
+            await self._open_grpc()
+
+    async def _open_grpc(self) -> None:
+        options = self._options
+        service = self._grpc_service = GrpcService(
+            self._core,
+            Restrictions(grpc_restriction(options.grpc_restricted_protocol), _GRPC_PREFIX),
+            Forwarding(options.grpc_header_forward_pattern),
+        )
+        engine = H2Frontend if options.grpc_engine == "h2" else GrpcAioFrontend
+        self._grpc = engine(
+            service, options.grpc_address, options.grpc_port, _grpc_options(options)
+        )
+        self.grpc_port = await _start("GRPC", self._grpc.start())
+        _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
+
+    async def open_metrics(self, families: Callable[[], Iterable[Family]]) -> None:
+        """Open the port of metrics. Raises HostError if that is not possible."""
+        address = self._options.metrics_host
+        self._metrics = HttpListener(MetricsApp(families), address, self._options.metrics_port)
+        self.metrics_port = await _start("Metrics", self._metrics.start())
+        _log.info("Started Metrics Service at %s:%d", address, self.metrics_port)
+
+    async def drain(self, deadline: float) -> bool:
+        """Refuse new requests at every door, and wait for open ones until `deadline` (loop time).
+
+        Returns whether all have been answered. Health is still told.
+        """
+        if self._grpc_service is None:
+            return True
+        service = self._grpc_service
+
+        def report(left: float) -> None:
+            what = "gRPC service connections and inference handlers"
+            _log.info("Timeout %d: Found %d %s", left, service.open_requests, what)
+
+        left = deadline - asyncio.get_running_loop().time()
+        draining = asyncio.ensure_future(service.drain(max(0.0, left)))
+        await wait_reporting(draining, deadline, report)
+        return await draining
+
+    async def close(self, deadline: float) -> None:
+        """Close all but the port of metrics, by `deadline`; what is still open is cut off."""
+        grpc, self._grpc, self._grpc_service = self._grpc, None, None
+        if grpc is not None:
+            await grpc.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+
+    async def close_metrics(self, grace: float) -> None:
+        """Close the port of metrics, the last one."""
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            await metrics.stop(grace)
+
+
+async def wait_reporting(
+    work: asyncio.Future[Any],
+    deadline: float,
+    report: Callable[[float], None],
+) -> bool:
+    """Wait until `deadline` (loop time), and every second report with the seconds that are left.
+
+    Returns whether the work has ended; if not, it goes on.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        left = deadline - loop.time()
+        done, _ = await asyncio.wait([work], timeout=max(0.0, min(1.0, left)))
+        if done:
+            return True
+        if left <= 0.0:
+            return False
+        report(left)
+
+
+async def _start(service: str, starting: Awaitable[int]) -> int:
+    try:
+        return await starting
+    except HostError as error:
+        _log.error("failed to start %s service: %s - %s", service, error.code.value, error.message)
+        raise
+
+
+def _grpc_options(options: Options) -> GrpcOptions:
+    return GrpcOptions(
+        keepalive_time=options.grpc_keepalive_time,
+        keepalive_timeout=options.grpc_keepalive_timeout,
+        keepalive_permit_without_calls=options.grpc_keepalive_permit_without_calls,
+        http2_max_pings_without_data=options.grpc_http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data=(
+            options.grpc_http2_min_recv_ping_interval_without_data
+        ),
+        http2_max_ping_strikes=options.grpc_http2_max_ping_strikes,
+        max_connection_age=options.grpc_max_connection_age,
+        max_connection_age_grace=options.grpc_max_connection_age_grace,
+        reuse_port=options.reuse_grpc_port,
+        compression_level=options.grpc_infer_response_compression_level,
+        tls=_grpc_tls(options),
+    )
+
+
+def _grpc_tls(options: Options) -> TlsFiles | None:
+    if not (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
+        return None
+    return TlsFiles(
+        "grpc",
+        options.grpc_server_cert,
+        options.grpc_server_key,
+        options.grpc_root_cert,
+        options.grpc_use_ssl_mutual,
+    )
