@@ -29,7 +29,7 @@ check: $(VENV)/test.stamp  ## lint and types
 	$(BIN)/basedpyright
 
 test: check  ## lint, types and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(VENV)/test.stamp  ## side by side with a real Triton, installed into a scratch folder
 	$(BIN)/python -m benchmarks
