@@ -80,8 +80,8 @@ def test_a_decoupled_model_cannot_be_asked_for_one_response(client: Client) -> N
 def test_one_that_cannot_be_asked_is_the_single_item(client: Client) -> None:
     assert script(client, "return numbers(ask('nobody').exec(decoupled=True))") == [
         (
-            "Model nobody - Error when running inference: Request for unknown model: 'nobody' is not"
-            " found"
+            "Model nobody - Error when running inference: Request for unknown model: 'nobody' is"
+            " not found"
         )
     ]
 
