@@ -6,16 +6,19 @@ import os
 import shutil
 import signal
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from host.options import parse
 from tests.asking import command, failure, tensor
-from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve, wait_until
+from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.http2 import ACK, ENHANCE_YOUR_CALM, GOAWAY, NO_ERROR, PING, Wire
 
 WAITS = """
@@ -442,3 +445,190 @@ def test_a_failed_first_load_keeps_a_strict_server_not_ready_until_one_succeeds(
         config.write_text(config.read_text().replace('name: "identity"', ""))
         client.load_model("broken")
         assert client.is_server_ready()
+
+
+# The end
+
+
+class Poller:
+    """Asks for readiness all the time, as a load balancer does; `seen` has each new answer."""
+
+    def __init__(self, host: RunningHost) -> None:
+        self.seen: list[str] = []
+        self._client = host.client()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            try:
+                answer = "ready" if self._client.is_server_ready() else "not ready"
+            except InferenceServerException as error:
+                answer = str(error.message())
+            if self.seen[-1:] != [answer]:
+                self.seen.append(answer)
+
+    def wait(self, answer: str) -> None:
+        """Return once this has been answered."""
+        wait_until(lambda: answer in self.seen, f"health to say {answer!r}, not {self.seen}")
+
+    def __enter__(self) -> Poller:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end.set()
+        self._thread.join(DEADLINE)
+        self._client.close()
+
+
+EXITING = "Server exiting"
+STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
+
+
+def test_at_the_end_readiness_goes_first_then_what_runs_ends(
+    repository: RepositoryBuilder, serve: Serve, engine: str, gate: Gate
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(repository, engine).wait_started()
+    with host.client() as client, ThreadPoolExecutor(1) as pool, Poller(host) as poller:
+        poller.wait("ready")
+        answer = pool.submit(client.infer, "waits", [])
+        host.wait_for("waiting")
+        host.process.send_signal(signal.SIGTERM)
+        poller.wait(EXITING)
+        for ask in (client.is_server_live, client.is_server_ready):
+            assert failure(ask) == ("StatusCode.UNAVAILABLE", EXITING)
+        assert failure(client.infer, "waits", []) == ("StatusCode.UNAVAILABLE", STOPPING)
+        assert not answer.done()
+        host.wait_for("Found 1 gRPC service connections and inference handlers")
+        gate.open()
+        answer.result(DEADLINE)
+        assert host.stop() == 0
+    assert poller.seen[:2] == ["ready", EXITING]
+    assert "ready" not in poller.seen[1:]
+
+
+def test_with_a_delay_requests_are_taken_after_health_has_said_no(
+    repository: RepositoryBuilder, serve: Serve, engine: str
+) -> None:
+    repository.copy("misbehave")
+    host = serve(repository, engine, "--exit-delay-secs=2").wait_started()
+    with host.client() as client, Poller(host) as poller:
+        poller.wait("ready")
+        host.process.send_signal(signal.SIGTERM)
+        poller.wait(EXITING)
+        assert command(client, "echo late") == "late"
+        host.wait_for("Not ready any more; requests are still taken for 2 s")
+        assert host.stop() == 0
+    assert "ready" not in poller.seen[1:]
+
+
+def test_further_signals_change_nothing(
+    repository: RepositoryBuilder, serve: Serve, gate: Gate
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(repository).wait_started()
+    with host.client() as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.infer, "waits", [])
+        host.wait_for("waiting")
+        host.process.send_signal(signal.SIGTERM)
+        host.wait_for(r"Signal \(15\) received\.")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
+            host.process.send_signal(number)
+        host.wait_for("gRPC service connections and inference handlers")
+        gate.open()
+        answer.result(DEADLINE)
+        assert host.stop() == 0
+    assert host.output.count(" received.") == 1
+
+
+def test_a_stream_is_told_of_the_end_after_its_answers(
+    repository: RepositoryBuilder, serve: Serve, engine: str, gate: Gate
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(repository, engine).wait_started()
+    came: list[str] = []
+    ended = threading.Event()
+
+    def take(result: object, error: InferenceServerException | None) -> None:
+        came.append("answer" if error is None else str(error.message()))
+        if error is not None:
+            ended.set()
+
+    with host.client() as client:
+        client.start_stream(take)
+        client.async_stream_infer("waits", [])
+        host.wait_for("waiting")
+        host.process.send_signal(signal.SIGTERM)
+        host.wait_for("received")
+        gate.open()
+        assert ended.wait(DEADLINE)
+        client.stop_stream()
+    assert host.stop() == 0
+    assert came == ["answer", STOPPING]
+
+
+@pytest.mark.parametrize("text", ["0", "-5"])
+def test_an_exit_timeout_of_nothing_waits_for_nothing(
+    repository: RepositoryBuilder, serve: Serve, gate: Gate, text: str
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(repository, f"--exit-timeout-secs={text}").wait_started()
+    with host.client() as client, ThreadPoolExecutor(1) as pool:
+        cut = pool.submit(failure, client.infer, "waits", [])
+        host.wait_for("waiting")
+        assert host.stop() == 1
+        assert cut.result(DEADLINE)[0] in ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED")
+    assert (
+        "failed to stop server: Internal - Exit timeout expired. Exiting immediately."
+        in host.output
+    )
+    gate.open()
+
+
+def test_idle_connections_do_not_hold_up_the_end(
+    repository: RepositoryBuilder, serve: Serve, engine: str
+) -> None:
+    repository.copy("identity")
+    host = serve(repository, engine, "--exit-timeout-secs=600").wait_started()
+    with host.client() as client, Wire(host.port):
+        assert client.is_server_live()  # and the connection stays open
+        assert host.stop() == 0
+
+
+def test_metrics_are_told_until_the_end(
+    repository: RepositoryBuilder, serve: Serve, gate: Gate
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(repository).wait_started()
+    with host.client() as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.infer, "waits", [])
+        host.wait_for("waiting")
+        host.process.send_signal(signal.SIGTERM)
+        host.wait_for("Found 1 gRPC service connections")
+        with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as page:
+            assert b"nv_inference_request_success" in page.read()
+        gate.open()
+        answer.result(DEADLINE)
+
+
+def test_a_start_that_fails_ends_what_had_loaded(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            pass
+
+        def finalize(self):
+            print("finalized")
+    """
+    repository.add("sound", source, 'backend: "python"')
+    repository.add("broken", "raise ValueError('no')\n")
+    host = serve(repository, "--exit-delay-secs=600")
+    assert host.process.wait(DEADLINE) == 1
+    host.stop()
+    assert "error: creating server: Internal - failed to load all models" in host.output
+    assert "finalized" in host.output
+    assert "Started GRPCInferenceService" not in host.output
