@@ -127,7 +127,7 @@ class UnaryCall(_Call):
             if end:
                 if not reader.ready or not reader.between:
                     raise RpcFault(Code.INTERNAL, "a unary call ended without a whole message")
-                self._serve(*reader.take())
+                self._serve(*reader.ready.popleft())
         except RpcFault as fault:
             self._fail(fault)
 
@@ -214,7 +214,7 @@ class StreamCall(_Call):
         task.add_done_callback(self._task_done)
 
     def received(self, piece: Piece, size: int, end: bool) -> None:
-        """Messages for the handler. While it has enough of them, no new room is granted."""
+        """Messages for the handler. While one waits for it, no new room is granted."""
         reader = self._reader
         try:
             reader.feed(piece)
@@ -222,15 +222,15 @@ class StreamCall(_Call):
             self.credit(size)
             self._end_early(fault)
             return
-        if reader.ready_bytes > self.connection.limits.backlog:
+        if reader.ready:
             self.held += size
-        else:
+        else:  # the rest of a message that may be larger than the window
             self.credit(size)
         if (reader.ready or end) and self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
     async def _messages(self) -> AsyncIterator[bytes]:
-        reader, limits = self._reader, self.connection.limits
+        reader = self._reader
         while True:
             while not reader.ready:
                 if self.remote_ended:
@@ -239,13 +239,14 @@ class StreamCall(_Call):
                     return
                 self._arrived = self.connection.loop.create_future()
                 await self._arrived
-            flag, message = reader.take()
-            if self.held and reader.ready_bytes <= limits.backlog:
+            flag, message = reader.ready.popleft()
+            if self.held and not reader.ready:
                 held, self.held = self.held, 0
                 self.credit(held)
                 self.connection.out.flush_soon()
             if flag:
-                message = await decompress(message, self.rpc.encoding, limits.max_message)
+                most = self.connection.limits.max_message
+                message = await decompress(message, self.rpc.encoding, most)
             yield message
 
     def _send(self, message: bytes) -> Awaitable[None]:

@@ -9,10 +9,11 @@ from typing import Protocol, cast
 
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.h2 import frames
+from host.frontends.h2.budget import Budget
 from host.frontends.h2.frames import ConnectionFault, ErrorCode, Setting
 from host.frontends.h2.headers import Fields, HeaderReader, Malformed
 from host.frontends.h2.lifetime import Lifetime
-from host.frontends.h2.limits import Budget, Limits
+from host.frontends.h2.limits import Limits
 from host.frontends.h2.outbox import Outbox
 from host.frontends.h2.pings import PingPolicy
 from host.frontends.h2.reader import FrameReader, Piece
@@ -35,8 +36,8 @@ class Route(Protocol):
 class Connection(asyncio.Protocol):
     """The server's end of an HTTP/2 connection. It raises nothing into the event loop.
 
-    `understand` makes a Route of the fields of a request and their size. `made` is called when the
-    client is connected (behind TLS: when that is set up), and `gone` when it is not any more.
+    `understand` makes a Route of the fields of a request and their size. `made` is called when
+    the client is connected, and TLS set up; `gone` when it is not any more.
     """
 
     def __init__(
@@ -68,8 +69,6 @@ class Connection(asyncio.Protocol):
         self._draining = False
         self._refusing = False  # new streams; the last GOAWAY is sent
         self._over = False  # nothing more is read
-
-    # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         limits = self.limits
@@ -109,7 +108,7 @@ class Connection(asyncio.Protocol):
         self.out.flush()
 
     def eof_received(self) -> None:
-        """The transport closes itself then."""
+        """The client will say nothing more: the transport closes itself."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self._over = True
@@ -124,8 +123,6 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.out.resume()
-
-    # --- for streams
 
     def credit(self, size: int) -> None:
         """Grant so many received bytes anew."""
@@ -151,8 +148,6 @@ class Connection(asyncio.Protocol):
         if stream is not None:
             self._forget(stream)
             stream.aborted()
-
-    # --- its life
 
     @property
     def open_streams(self) -> int:
@@ -216,9 +211,15 @@ class Connection(asyncio.Protocol):
         """Read nothing more, and close when all is sent."""
         self._over = True
         self.out.close()
-        if self._transport is not None:
-            self._transport.close()
-            self._lifetime.after(self.limits.linger, self.abort)
+        transport = self._transport
+        if transport is None:
+            return
+        if transport.can_write_eof():
+            # If it were closed with something unread, the kernel would take the reason back.
+            transport.write_eof()
+        else:
+            transport.close()
+        self._lifetime.after(self.limits.linger, self.abort)
 
     def _abort_streams(self) -> None:
         for stream in list(self.streams.values()):
@@ -237,8 +238,6 @@ class Connection(asyncio.Protocol):
         self._ended_early[stream_id] = None
         if len(self._ended_early) > _ENDED_EARLY:
             del self._ended_early[next(iter(self._ended_early))]
-
-    # --- what the client says
 
     def headers(self, stream: int, block: bytes, end: bool) -> None:
         """A request, or the trailers of one."""

@@ -1,8 +1,7 @@
-"""What one connection may ask of the server, and budgets for what costs the sender nothing."""
+"""What one connection may ask of the server."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 MIB = 1 << 20
@@ -20,7 +19,6 @@ class Limits:
     stream_window: int = 8 * MIB  # a request of 4 MiB comes without a pause
     connection_window: int = 64 * MIB
     max_frame: int = MIB
-    backlog: int = MIB  # of messages that a handler has not taken yet, per stream
     send_queue: int = 256 * 1024  # of a stream: what `Send` may leave before it has to wait
     write_buffer: int = MIB  # of a transport, before streams keep their bytes
     header_list: int = 16384  # gRPC's own limit; more is RESOURCE_EXHAUSTED
@@ -33,25 +31,3 @@ class Limits:
     handshake: float = 20.0  # until the client's first SETTINGS
     idle: float = 0.0  # without any stream
     linger: float = 5.0  # for the last bytes of a connection to leave
-
-
-class Budget:
-    """A number of events that refills with time."""
-
-    __slots__ = ("_most", "_rate", "_left", "_seen")
-
-    def __init__(self, most: int, per_second: int) -> None:
-        self._most = float(most)
-        self._rate = per_second
-        self._left = float(most)
-        self._seen = time.monotonic()
-
-    def spend(self) -> bool:
-        """Take one; False if none is left."""
-        now = time.monotonic()
-        self._left = min(self._most, self._left + (now - self._seen) * self._rate) - 1.0
-        self._seen = now
-        if self._left < 0.0:
-            self._left = 0.0
-            return False
-        return True

@@ -23,11 +23,10 @@ _LONG = 1 << 18  # bytes whose compression would stop the event loop for millise
 class MessageReader:
     """Puts messages together from the pieces in which a stream brings them."""
 
-    __slots__ = ("ready", "ready_bytes", "_most", "_head", "_flag", "_left", "_chunks")
+    __slots__ = ("ready", "_most", "_head", "_flag", "_left", "_chunks")
 
     def __init__(self, most: int) -> None:
         self.ready: deque[tuple[int, bytes]] = deque()  # (compressed, message)
-        self.ready_bytes = 0
         self._most = most
         self._head = b""  # of a message, until it is complete
         self._flag = 0
@@ -62,12 +61,6 @@ class MessageReader:
             if not self._left:
                 self._complete()
 
-    def take(self) -> tuple[int, bytes]:
-        """The first message that is there."""
-        flag, message = self.ready.popleft()
-        self.ready_bytes -= len(message) + PREFIX.size
-        return flag, message
-
     def _keep(self, part: Piece) -> None:
         chunks = self._chunks
         if len(part) >= _SMALL or (len(part) == self._left and not chunks):
@@ -79,9 +72,7 @@ class MessageReader:
 
     def _complete(self) -> None:
         chunks, self._chunks = self._chunks, []
-        message = b"".join(chunks)
-        self.ready.append((self._flag, message))
-        self.ready_bytes += len(message) + PREFIX.size  # empty messages are not for nothing
+        self.ready.append((self._flag, b"".join(chunks)))
         self._left = -1
 
 

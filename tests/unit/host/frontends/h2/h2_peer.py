@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import socket
 import struct
@@ -196,7 +197,8 @@ class Peer:
             self.send(SettingsFrame(0, settings=settings or {}))
 
     def write(self, data: bytes) -> None:
-        self.socket.sendall(data)
+        with contextlib.suppress(ConnectionError):  # the server may be done with us
+            self.socket.sendall(data)
 
     def send(self, *frames: Frame) -> None:
         self.write(b"".join(frame.serialize() for frame in frames))

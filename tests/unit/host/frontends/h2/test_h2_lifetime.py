@@ -1,0 +1,244 @@
+"""The end of connections: drained, too old, silent, idle, never begun, pinged too often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from h2_peer import DEADLINE, Peer, Server, grpc_message
+from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame
+
+from host.frontends.grpc_methods import GrpcOptions
+from host.frontends.h2.frames import ErrorCode
+from host.frontends.h2.limits import Limits
+from host.frontends.h2.pings import PingPolicy
+from tests.conftest import wait_until
+
+Serve = Callable[..., Server]
+Connect = Callable[..., Peer]
+
+
+def server_ping(peer: Peer) -> PingFrame:
+    frame = peer.until(lambda f: isinstance(f, PingFrame) and "ACK" not in f.flags)
+    assert isinstance(frame, PingFrame)
+    return frame
+
+
+def answer_ping(peer: Peer, ping: PingFrame) -> None:
+    peer.send(PingFrame(0, ping.opaque_data, flags=["ACK"]))
+
+
+def test_draining_finishes_what_is_open_and_refuses_what_is_late(
+    server: Server, peer: Peer
+) -> None:
+    before = peer.call("Hold", b"before")
+    held = [server.service.held.get(timeout=DEADLINE)]
+    stopping = server.start(server.frontend.stop(DEADLINE))
+    first = peer.goaway()
+    assert (first.error_code, first.last_stream_id) == (0, (1 << 31) - 1)
+    ping = server_ping(peer)
+    meanwhile = peer.call("Hold", b"meanwhile")  # the client could not know
+    held.append(server.service.held.get(timeout=DEADLINE))
+    answer_ping(peer, ping)
+    assert peer.goaway().last_stream_id == meanwhile
+    late = peer.call("Hold", b"late")
+    assert peer.reset_code(late) == ErrorCode.REFUSED_STREAM
+    for work in held:
+        server.call(work.done, work.data)
+    assert peer.answer(before)[1] == grpc_message(b"before")
+    assert peer.answer(meanwhile)[1] == grpc_message(b"meanwhile")
+    assert peer.ended()
+    stopping.result(DEADLINE)
+
+
+def test_draining_does_not_depend_on_the_client(serve: Serve, connect: Connect) -> None:
+    """One that never answers the ping is closed all the same."""
+    server = serve(Limits(linger=0.05))
+    peer = connect(server)
+    peer.settle()
+    server.run(server.frontend.stop(DEADLINE))
+    assert peer.ended()
+
+
+def test_stopping_answers_what_takes_too_long(server: Server, peer: Peer) -> None:
+    unary, stream, flood = peer.call("Hold", b"1"), peer.open("EchoStream"), peer.open("Wait")
+    peer.data(stream, grpc_message(b"x"))
+    peer.until(lambda frame: isinstance(frame, DataFrame))
+    server.run(server.frontend.stop(0))
+    for one in (unary, stream, flood):
+        trailers = peer.answer(one)[2]
+        assert trailers["grpc-status"] == "14"
+        assert trailers["grpc-message"] == "the server has stopped before it could answer"
+    assert server.service.cancelled.get(timeout=DEADLINE) == b"1"
+    assert peer.ended()
+
+
+def test_a_stopped_server_takes_no_connections(server: Server, connect: Connect) -> None:
+    server.run(server.frontend.stop(0))
+    with pytest.raises(ConnectionRefusedError):
+        connect(server)
+
+
+def test_an_old_connection_is_drained(serve: Serve, connect: Connect) -> None:
+    server = serve(options=GrpcOptions(max_connection_age=50))
+    peer = connect(server)
+    stream = peer.call("Hold", b"old")
+    frame = peer.goaway()
+    assert (frame.error_code, frame.additional_data) == (0, b"max_age")
+    answer_ping(peer, server_ping(peer))
+    peer.goaway()
+    work = server.service.held.get(timeout=DEADLINE)
+    server.call(work.done, b"done")
+    assert peer.answer(stream)[1] == grpc_message(b"done")
+    assert peer.ended()
+
+
+def test_an_old_connection_has_a_grace(serve: Serve, connect: Connect) -> None:
+    options = GrpcOptions(max_connection_age=50, max_connection_age_grace=50)
+    server = serve(options=options)
+    peer = connect(server)
+    stream = peer.call("Hold", b"old")
+    assert peer.status(stream) == 14
+    assert server.service.cancelled.get(timeout=DEADLINE) == b"old"
+    assert peer.ended()
+
+
+def test_a_client_that_is_silent_is_asked_and_left(serve: Serve, connect: Connect) -> None:
+    server = serve(options=GrpcOptions(keepalive_time=50, keepalive_timeout=50))
+    peer = connect(server)
+    peer.call("Hold", b"1")
+    server_ping(peer)
+    assert server.service.cancelled.get(timeout=DEADLINE) == b"1"
+    assert peer.ended()
+
+
+def test_a_client_that_answers_stays(serve: Serve, connect: Connect) -> None:
+    options = GrpcOptions(
+        keepalive_time=30,
+        keepalive_timeout=5000,
+        http2_max_pings_without_data=0,
+        http2_max_ping_strikes=0,
+    )
+    server = serve(options=options)
+    peer = connect(server)
+    peer.call("Hold", b"1")
+    for _ in range(5):
+        answer_ping(peer, server_ping(peer))
+    peer.settle()
+    assert server.service.cancelled.empty()
+
+
+def test_only_so_many_pings_are_sent_without_data(serve: Serve, connect: Connect) -> None:
+    options = GrpcOptions(
+        keepalive_time=20, http2_max_pings_without_data=2, http2_max_ping_strikes=0
+    )
+    server = serve(options=options)
+    peer = connect(server)
+    peer.call("Hold", b"1")
+    for _ in range(2):
+        answer_ping(peer, server_ping(peer))
+    done = peer.open("Wait", ("grpc-timeout", "300m"))  # many keepalive times
+    peer.answer(done)
+    assert sum(isinstance(f, PingFrame) and not f.flags for f in peer.frames) == 2
+    server_ping(peer)  # data was sent
+
+
+@pytest.mark.parametrize("permitted", [False, True])
+def test_pings_without_calls(serve: Serve, connect: Connect, permitted: bool) -> None:
+    options = GrpcOptions(
+        keepalive_time=20,
+        keepalive_timeout=50,
+        keepalive_permit_without_calls=permitted,
+        max_connection_age=400,
+    )
+    peer = connect(serve(options=options))
+    if permitted:
+        server_ping(peer)
+        assert peer.ended()
+    else:
+        peer.goaway()  # of age
+        assert not any(isinstance(f, PingFrame) for f in peer.frames[:-1])
+
+
+def test_a_client_that_says_nothing_is_left(serve: Serve, connect: Connect) -> None:
+    peer = connect(serve(Limits(handshake=0.05)), greet=False)
+    assert peer.ended()
+
+
+def test_an_idle_connection_is_drained(serve: Serve, connect: Connect) -> None:
+    server = serve(Limits(idle=0.05))
+    peer = connect(server)
+    stream = peer.call("Hold", b"1")
+    work = server.service.held.get(timeout=DEADLINE)
+    wait = connect(server)
+    assert wait.goaway().additional_data == b"idle"
+    server.call(work.done, b"done")  # this one was not idle
+    assert peer.answer(stream)[1] == grpc_message(b"done")
+    assert peer.goaway().additional_data == b"idle"
+
+
+def test_pings_too_often(serve: Serve, connect: Connect) -> None:
+    peer = connect(serve(options=GrpcOptions(http2_max_ping_strikes=2)))
+    for number in range(10):
+        peer.send(PingFrame(0, b"ping%04d" % number))
+    frame = peer.goaway()
+    assert (frame.error_code, frame.additional_data) == (
+        ErrorCode.ENHANCE_YOUR_CALM,
+        b"too_many_pings",
+    )
+    answers = [f for f in peer.frames if isinstance(f, PingFrame)]
+    assert len(answers) == 3  # the first is free, two strikes are allowed
+
+
+@pytest.mark.parametrize(
+    "options, times, sent, idle, abused",
+    [
+        (GrpcOptions(), [0, 1, 2], [0, 0, 0], False, False),
+        (GrpcOptions(), [0, 1, 2, 3], [0, 0, 0, 0], False, True),
+        (GrpcOptions(), [0, 1, 2, 3], [0, 1, 2, 3], False, False),
+        (GrpcOptions(), [0, 300, 600, 900, 1200], [0] * 5, False, False),
+        (GrpcOptions(), [0, 300, 600, 900, 1200], [0] * 5, True, True),
+        (
+            GrpcOptions(keepalive_permit_without_calls=True),
+            [0, 300, 600, 900, 1200],
+            [0] * 5,
+            True,
+            False,
+        ),
+        (GrpcOptions(), [0, 7200, 14400, 21600, 28800], [0] * 5, True, False),
+        (GrpcOptions(http2_max_ping_strikes=0), list(range(99)), [0] * 99, False, False),
+        (
+            GrpcOptions(http2_min_recv_ping_interval_without_data=1000),
+            [0, 1, 2, 3, 4],
+            [0] * 5,
+            False,
+            False,
+        ),
+    ],
+)
+def test_which_pings_are_too_many(
+    options: GrpcOptions, times: list[float], sent: list[int], idle: bool, abused: bool
+) -> None:
+    policy = PingPolicy(options)
+    results = [policy.abused(time, data, idle) for time, data in zip(times, sent, strict=True)]
+    assert any(results) is abused
+
+
+def test_goaway_of_the_client_lets_calls_end(server: Server, peer: Peer) -> None:
+    stream = peer.call("Hold", b"1")
+    peer.send(GoAwayFrame(0))
+    work = server.service.held.get(timeout=DEADLINE)
+    server.call(work.done, b"done")
+    assert peer.answer(stream)[1] == grpc_message(b"done")
+
+
+def test_nothing_is_kept_of_connections_that_have_gone(server: Server, connect: Connect) -> None:
+    for _ in range(20):
+        peer = connect(server)
+        peer.call("Hold", b"x")
+        server.service.held.get(timeout=DEADLINE)
+        peer.send(HeadersFrame(3, b"", flags=["END_HEADERS"]), RstStreamFrame(5, 0))
+        peer.close()
+    wait_until(lambda: not server.frontend.open_connections, "no connections")
+    for _ in range(20):
+        assert server.service.cancelled.get(timeout=DEADLINE) == b"x"
