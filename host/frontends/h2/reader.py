@@ -13,6 +13,7 @@ Piece = bytes | memoryview
 
 _VIEW_FROM = 16384  # bytes; a view of less would keep much more memory than it shows
 _STREAM_BITS = 0x7FFFFFFF
+_ODD_HEADERS = frames.END_HEADERS | frames.PADDED | frames.WITH_PRIORITY
 _NUMBER = struct.Struct(">I")
 _SETTING = struct.Struct(">HI")
 
@@ -98,9 +99,10 @@ class FrameReader:
                 raise _fault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} bytes, limit {most}")
             start = position + HEAD_SIZE
             stop = start + length
-            if kind == frames.DATA and not flags & frames.PADDED:
-                stream &= _STREAM_BITS
+            stream &= _STREAM_BITS
+            if kind > frames.HEADERS or not stream or self._block_stream or not self._greeted:
                 self._check_order(kind, stream)
+            if kind == frames.DATA and not flags & frames.PADDED:
                 if stop > end:
                     self._begin_data(stream, flags, _cut(data, start, end), length)
                     return
@@ -108,9 +110,10 @@ class FrameReader:
             elif stop > end:
                 self._need = HEAD_SIZE + length
                 break
+            elif kind == frames.HEADERS and flags & _ODD_HEADERS == frames.END_HEADERS:
+                self._check_block(length)
+                events.headers(stream, data[start:stop], bool(flags & 1))
             else:
-                stream &= _STREAM_BITS
-                self._check_order(kind, stream)
                 self._frame(kind, flags, stream, data[start:stop])
             position = stop
         if position < end:
