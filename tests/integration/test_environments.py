@@ -467,11 +467,16 @@ def test_a_signal_shows_what_every_thread_of_a_model_is_doing(
     repository.copy("misbehave")
     host = serve(repository, f"--stub-start={start}").wait_started()
     (stub,) = host.stubs("misbehave_0")
-    stub.send_signal(signal.SIGUSR1)
+
+    def at_rest() -> bool:
+        """It may still be telling the host that it is ready."""
+        stub.send_signal(signal.SIGUSR1)
+        return "in receive_work" in host.output
+
+    wait_until(at_rest, "the stack of the main thread at rest")
     host.wait_for(r"\[misbehave/misbehave_0\] Current thread 0x\w+ .*\(most recent call first\):")
     host.wait_for(
         r"\[misbehave/misbehave_0\]   File \".*worker\.py\", line \d+ in receive_service|_watch"
     )
-    host.wait_for(r"in receive_work")
     with host.client() as client:
         assert command(client, "echo still here") == "still here"

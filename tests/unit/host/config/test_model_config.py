@@ -180,7 +180,6 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
         ),
         ("sequence_batching {}", "sequence_batching"),
         ("model_warmup {}", "model_warmup"),
-        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
         ('model_repository_agents { agents { name: "a" } }', "model_repository_agents"),
         (
             'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "b.so" } }',
@@ -197,8 +196,8 @@ def test_what_cannot_be_honoured_is_refused(model: Path, text: str, field: str) 
 
 def test_a_model_may_not_complete_itself_with_what_is_refused(model: Path) -> None:
     loaded = load(model, strict=False)
-    with pytest.raises(HostError, match="decoupled models are not supported"):
-        finish(loaded, {"model_transaction_policy": {"decoupled": True}})
+    with pytest.raises(HostError, match="the sequence batcher is not supported"):
+        finish(loaded, {"sequence_batching": {}})
 
 
 def test_other_backends_are_looked_for_later(model: Path) -> None:
