@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -21,9 +20,6 @@ from host.frontends.grpc_methods import (
 )
 from host.frontends.grpc_service import GrpcService
 from host.frontends.sockets import listening_socket
-from host.frontends.tls import TlsFiles
-
-logger = logging.getLogger("pbhost")
 
 MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
@@ -80,8 +76,8 @@ class GrpcAioFrontend:
         if tls is None:
             return server.add_insecure_port(target)
         credentials = grpc.ssl_server_credentials(
-            [(_read(tls, "server-key"), _read(tls, "server-cert"))],
-            root_certificates=_read(tls, "root-cert") if tls.mutual else None,
+            [(tls.read_or_nothing("server-key"), tls.read_or_nothing("server-cert"))],
+            root_certificates=tls.read_or_nothing("root-cert") if tls.mutual else None,
             require_client_auth=tls.mutual,
         )
         return server.add_secure_port(target, credentials)
@@ -183,12 +179,3 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
         # A level, unlike an algorithm, makes the core choose among what the client accepts.
         arguments.append(("grpc.default_compression_level", level))
     return arguments
-
-
-def _read(tls: TlsFiles, name: str) -> bytes:
-    """The file, or nothing (protocol spec 2.6)."""
-    try:
-        return tls.read(name)
-    except HostError as error:
-        logger.warning("%s; it counts as empty", error.message)
-        return b""

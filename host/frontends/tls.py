@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 from host.errors import HostError, invalid_argument
+
+_log = logging.getLogger("pbhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,14 @@ class TlsFiles:
             return Path(path).read_bytes()
         except OSError as error:
             raise self._useless(f"'{path}' cannot be read: {error.strerror}", name) from None
+
+    def read_or_nothing(self, name: str) -> bytes:
+        """The same for doors that take a file that cannot be read for an empty one. Blocks."""
+        try:
+            return self.read(name)
+        except HostError as error:
+            _log.warning("%s; it counts as empty", error.message)
+            return b""
 
     def _flag(self, name: str) -> str:
         return f"--{self.door}-{name}"

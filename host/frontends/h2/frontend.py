@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Protocol
 
 from host.frontends.grpc_methods import GrpcOptions, Services
@@ -10,6 +11,7 @@ from host.frontends.h2.connection import Connection
 from host.frontends.h2.limits import Limits
 from host.frontends.h2.route import Router
 from host.frontends.sockets import listening_socket
+from host.frontends.tls import TlsFiles
 
 _LAST_SECONDS = 1.0  # for GOAWAY and the last answers to leave
 
@@ -63,8 +65,7 @@ class H2Frontend:
 
         tls, context = self._options.tls, None
         if tls is not None:
-            context = await asyncio.to_thread(tls.context)
-            context.set_alpn_protocols(["h2"])
+            context = await asyncio.to_thread(_context, tls)
         listening = listening_socket(self._address, self._port, self._options.reuse_port)
         try:
             self._server = await asyncio.get_running_loop().create_server(
@@ -120,3 +121,12 @@ class H2Frontend:
         self._connections.discard(connection)
         if not self._connections:
             self._all_gone.set()
+
+
+def _context(tls: TlsFiles) -> ssl.SSLContext:
+    """TLS for HTTP/2. Raises HostError INVALID_ARG. Blocks."""
+    for name in ("server-cert", "server-key"):
+        tls.read_or_nothing(name)  # says so, before the context says that it cannot work
+    context = tls.context()
+    context.set_alpn_protocols(["h2"])
+    return context
