@@ -42,9 +42,7 @@ _agent = Group(
 _cache = Group("Response Cache", Status.REFUSED, "responses are not cached")
 _rate = Group("Rate Limiter", Status.REFUSED, "executions are not limited by resources")
 _shm = Group("Shared Memory")
-_device = Group(
-    "Memory/Device Management", Status.IGNORED, "the host has no pools of memory of its own"
-)
+_device = Group("Memory/Device Management", Status.IGNORED, "the host itself uses no GPU")
 _cloud = Group("Sagemaker, Vertex", Status.REFUSED, "these platforms' endpoints are not served")
 _own = Group("Stub Processes")
 
@@ -160,7 +158,7 @@ class Options:
 
     allow_metrics: bool = _metrics(True, "Whether to serve metrics.")
     allow_gpu_metrics: bool = _metrics(
-        True, "Whether to serve metrics of GPUs.", status=_IGNORED, reason="there are none")
+        True, "Whether to serve metrics of GPUs.", status=_IGNORED, reason="they are not measured")
     allow_cpu_metrics: bool = _metrics(True, "Whether to serve metrics of the CPU.")
     metrics_address: str = _metrics("", "Address to listen on; as for HTTP if not given.")
     metrics_port: int = _metrics(8002, "Port to listen on, 0 for a free one.", PORT)
@@ -192,14 +190,16 @@ class Options:
     allow_client_shm: bool = _shm(
         False, "Whether clients may pass tensors by shared memory.", status=Status.HONOURED)
 
-    pinned_memory_pool_byte_size: int = _device(268435456, "Pinned memory.", SIZE)
+    pinned_memory_pool_byte_size: int = _device(
+        268435456, "Pinned memory.", SIZE, reason="it is shown in metrics, and nothing is pinned")
     cuda_memory_pool_byte_size: list[str] = _device(
         [], "<device>:<bytes>", check=values.device_sizes("cuda-memory-pool-byte-size"))
     cuda_virtual_address_size: list[str] = _device(
         [], "<device>:<bytes>", check=values.device_sizes("cuda-virtual-address-size"))
     min_supported_compute_capability: float = _device(
         6.0, "Least CUDA compute capability of a GPU that instances may run on.", status=_HONOURED)
-    buffer_manager_thread_count: int = _device(0, "Threads that copy tensors.")
+    buffer_manager_thread_count: int = _device(
+        0, "Threads that copy tensors.", reason="tensors are copied where they are written or read")
     host_policy: list[str] = _device(
         [], "<policy>,<setting>=<value>", status=_REFUSED, check=values.host_policy,
         reason="processes are not bound to cores or NUMA nodes")

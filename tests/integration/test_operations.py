@@ -327,6 +327,28 @@ def _tree(path: Path) -> set[str]:
     return {str(found) for found in path.rglob("*")}
 
 
+def test_a_repository_may_have_other_configurations_for_other_machines(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    """A model that has none of that name is served as it is; a changed one is loaded anew."""
+    repository.copy("identity", "misbehave")
+    plain = (repository.path / "identity" / "config.pbtxt").read_text()
+    configs = repository.path / "identity" / "configs"
+    configs.mkdir()
+    big = configs / "big.pbtxt"
+    big.write_text(plain + "instance_group [ { count: 2 kind: KIND_CPU } ]")
+    host = serve(
+        repository,
+        *("--model-config-name=big", "--model-control-mode=explicit", "--load-model=*"),
+    ).wait_started()
+    assert len(host.stubs()) == 3
+    with host.client() as client:
+        big.unlink()
+        client.load_model("identity")
+        config = client.get_model_config("identity").config
+    assert [group.count for group in config.instance_group] == [1]
+
+
 # Health
 
 

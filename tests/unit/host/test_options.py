@@ -14,6 +14,7 @@ from host.deprecated_flags import DEPRECATED
 from host.flag_values import PythonSettings
 from host.flags import Flag, Status
 from host.options import FLAGS, Options, UsageError, parse, usage
+from tests import flag_table
 
 HERE = os.path.dirname(__file__)
 UNSERVED = "HTTP is not served yet: its options have no effect."
@@ -611,6 +612,16 @@ def test_flag_that_is_not_honoured_says_why_in_the_usage(flag: Flag) -> None:
 def test_refused_flag_may_say_its_default(flag: Flag) -> None:
     if flag.default != "":
         options(f"--{flag.name}={flag.default}")
+
+
+def test_every_flag_of_triton_is_known() -> None:
+    assert flag_table.TRITONS <= {flag.name for flag in FLAGS}
+
+
+def test_the_operators_page_says_what_becomes_of_every_flag() -> None:
+    assert flag_table.written().strip() == flag_table.section().strip(), (
+        "docs/operations.md is behind the options; run: python -m tests.flag_table"
+    )
 
 
 def test_polls_have_an_interval() -> None:

@@ -1,0 +1,83 @@
+"""Who may pass, and which headers become parameters: the rules that every door shares."""
+
+from __future__ import annotations
+
+import pytest
+
+from host.errors import ErrorCode, HostError
+from host.flags import BadValue
+from host.frontends.forwarding import Forwarding
+from host.frontends.restrictions import UNRESTRICTED, Restrictions
+
+
+def lacking(restrictions: Restrictions, category: str, **sent: str | bytes) -> str | None:
+    return restrictions.lacking(category, sent.get)
+
+
+def test_only_the_very_value_passes() -> None:
+    guard = Restrictions({"health": ("Key", "väl=ue"), "trace": ("other", "v")})
+    assert lacking(guard, "health", key="väl=ue") is None
+    assert lacking(guard, "health", key="väl=ue".encode()) is None
+    for wrong in ("", "väl=u", "väl=uee", "VÄL=UE"):
+        assert lacking(guard, "health", key=wrong) == "Key"
+    assert lacking(guard, "health") == "Key"
+    assert lacking(guard, "health", other="v") == "Key"
+
+
+def test_what_is_not_restricted_passes() -> None:
+    guard = Restrictions({"health": ("key", "value")})
+    assert "health" in guard
+    assert "metadata" not in guard
+    assert lacking(guard, "metadata") is None
+    assert lacking(UNRESTRICTED, "health") is None
+
+
+def test_a_prefix_belongs_to_the_name() -> None:
+    guard = Restrictions({"health": ("Key", "value")}, "Triton-")
+    assert guard.lacking("health", {"triton-key": "value"}.get) is None
+    assert guard.lacking("health", {"key": "value"}.get) == "Triton-Key"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("", []),
+        (".*", ["X-Tenant", "x-b", "other"]),
+        ("x-", ["X-Tenant", "x-b"]),
+        ("^X-T", ["X-Tenant"]),
+        ("(?-i)X-", ["X-Tenant"]),
+        ("(?-i)x-", ["x-b"]),
+        ("nant|the", ["X-Tenant", "other"]),
+        ("nothing", []),
+    ],
+)
+def test_a_pattern_is_searched_for_in_any_case_unless_it_says_otherwise(
+    pattern: str, names: list[str]
+) -> None:
+    headers = [(b"X-Tenant", b"1"), ("x-b", "2"), ("other", b"3")]
+    assert list(Forwarding(pattern).parameters(headers)) == names
+    assert bool(Forwarding(pattern)) is (pattern != "")
+
+
+def test_values_are_read_as_utf_8() -> None:
+    headers = [(b"x", "é".encode()), (b"y", b"\xff")]
+    assert Forwarding(".").parameters(headers) == {"x": "é", "y": "\N{REPLACEMENT CHARACTER}"}
+
+
+def test_reserved_names_are_those_of_exactly_that_case() -> None:
+    forwarding = Forwarding(".")
+    assert forwarding.parameters([("TIMEOUT", "1"), ("Triton_x", "2")]) == {
+        "TIMEOUT": "1",
+        "Triton_x": "2",
+    }
+    with pytest.raises(HostError) as caught:
+        forwarding.parameters([("priority", "1")])
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message == (
+        "Header 'priority' is reserved for Triton usage and cannot be forwarded."
+    )
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(BadValue):
+        Forwarding("(?P<")

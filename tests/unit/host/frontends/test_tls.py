@@ -1,0 +1,93 @@
+"""Certificates in files: what is read, and every complaint about them."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from host.errors import ErrorCode, HostError
+from host.frontends.tls import TlsFiles
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """root.pem, and server.pem with server.key, which secret.key is with a password."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "root.pem"))
+    made = authority.issue_cert("localhost")
+    made.private_key_pem.write_to_path(str(folder / "server.key"))
+    made.cert_chain_pems[0].write_to_path(str(folder / "server.pem"))
+    key = serialization.load_pem_private_key(made.private_key_pem.bytes(), None)
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (folder / "secret.key").write_bytes(encrypted)
+    return folder
+
+
+def files(folder: Path, *, mutual: bool = True, **other: str) -> TlsFiles:
+    paths = {
+        "server_cert": str(folder / "server.pem"),
+        "server_key": str(folder / "server.key"),
+        "root_cert": str(folder / "root.pem"),
+        **other,
+    }
+    return TlsFiles("http", mutual=mutual, **paths)
+
+
+def complaint(made: TlsFiles) -> str:
+    with pytest.raises(HostError) as caught:
+        made.context()
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    return caught.value.message
+
+
+@pytest.mark.parametrize("mutual", [True, False])
+def test_a_context_asks_for_certificates_only_if_it_is_mutual(folder: Path, mutual: bool) -> None:
+    context = files(folder, mutual=mutual).context()
+    assert context.verify_mode is (ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE)
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert len(context.get_ca_certs()) == mutual
+
+
+@pytest.mark.parametrize("name", ["server_cert", "server_key", "root_cert"])
+def test_a_file_that_cannot_be_read_or_is_not_given_is_named(folder: Path, name: str) -> None:
+    flag = f"--http-{name.replace('_', '-')}"
+    assert complaint(files(folder, **{name: "/nowhere"})) == (
+        f"{flag}: '/nowhere' cannot be read: No such file or directory"
+    )
+    assert complaint(files(folder, **{name: str(folder)})) == (
+        f"{flag}: '{folder}' cannot be read: Is a directory"
+    )
+    assert complaint(files(folder, **{name: ""})) == (
+        f"{flag}: a file in PEM form is needed for TLS, and none is given"
+    )
+
+
+def test_a_root_certificate_is_looked_at_only_if_it_is_needed(folder: Path) -> None:
+    files(folder, mutual=False, root_cert="/nowhere").context()
+
+
+@pytest.mark.parametrize("key", ["root.pem", "secret.key"])
+def test_a_key_that_is_none_or_has_a_password_is_refused_without_asking(
+    folder: Path, key: str
+) -> None:
+    text = complaint(files(folder, server_key=str(folder / key)))
+    assert text.startswith(
+        f"--http-server-cert: '{folder}/server.pem' and --http-server-key '{folder}/{key}' are not"
+        " a certificate and its key, without a password, in PEM form: "
+    )
+
+
+def test_a_root_certificate_without_certificates_is_refused(folder: Path) -> None:
+    key = str(folder / "server.key")
+    assert complaint(files(folder, root_cert=key)).startswith(
+        f"--http-root-cert: '{key}' holds no certificates in PEM form: "
+    )
