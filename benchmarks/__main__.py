@@ -1,6 +1,6 @@
 """Measures this host and a real Triton in one run, on the same models, and prints ratios.
 
-    python -m benchmarks [--peer FOLDER] [--rounds N] [--only NAME]
+    python -m benchmarks [--peer FOLDER] [--rounds N] [--only NAME] [--engine h2]
 
 Both servers run all the time and are loaded in turns, so that what disturbs one disturbs both.
 """
@@ -50,23 +50,24 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="the median round is reported")
     parser.add_argument("--only", default="", help="only rows whose name contains this")
+    parser.add_argument("--engine", default="grpcio", help="the gRPC engine of our host")
     arguments = parser.parse_args()
     peer = Peer(arguments.peer)
     peer.install()
     rows = {name: load for name, load in LOADS.items() if arguments.only in name}
     if rows:
-        compare(peer, rows, arguments.rounds)
+        compare(peer, arguments.engine, rows, arguments.rounds)
     if arguments.only in "streams":
-        compare_streams(peer, arguments.rounds)
+        compare_streams(peer, arguments.engine, arguments.rounds)
     if arguments.only in "start-up":
         compare_start(peer, arguments.rounds)
 
 
-def compare(peer: Peer, rows: dict[str, Load], rounds: int) -> None:
+def compare(peer: Peer, engine: str, rows: dict[str, Load], rounds: int) -> None:
     """Print the table of loads."""
     print(HEADER)
     print("|---" * (HEADER.count("|") - 1) + "|")
-    with ours(REPOSITORY) as host, theirs(REPOSITORY, peer) as rival:
+    with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         for name, load in rows.items():
             pairs = [
                 [
@@ -92,9 +93,9 @@ def _median(pairs: list[list[Measurement]], side: int) -> Measurement:
     return ordered[len(ordered) // 2]
 
 
-def compare_streams(peer: Peer, rounds: int) -> None:
+def compare_streams(peer: Peer, engine: str, rounds: int) -> None:
     """Print how fast the official Python client gets a decoupled model's responses."""
-    with ours(REPOSITORY) as host, theirs(REPOSITORY, peer) as rival:
+    with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         long = [[one_stream(server, 20_000) for server in (host, rival)] for _ in range(rounds)]
         many = [many_streams(server, 500, 20) for server in (host, rival)]
     rates, firsts = (

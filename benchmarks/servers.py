@@ -36,12 +36,12 @@ class RunningServer:
 
 
 @contextmanager
-def ours(repository: Path) -> Iterator[RunningServer]:
-    """This project's host."""
+def ours(repository: Path, engine: str = "grpcio") -> Iterator[RunningServer]:
+    """This project's host, with that engine behind its gRPC port."""
     port = _free_port()
     command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository}"]
     command += [f"--grpc-port={port}", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
-    command += ["--allow-client-shm=true"]
+    command += ["--allow-client-shm=true", f"--grpc-engine={engine}"]
     with _running(command, port) as server:
         yield server
 
