@@ -1,1 +1,0 @@
-"""The HTTP/REST door (protocol spec 1): an ASGI application over the core."""
