@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -68,45 +68,76 @@ async def run(
         heard(line)
 
     try:
-        transport, listener = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _Listener(keep),
-            *map(str, command),
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-            env=variables,
-            cwd=cwd,
-            pass_fds=inherited,
-            start_new_session=True,  # a group, to be killed as one
-        )
+        process = _start(command, variables, cwd, inherited)
     except OSError as error:
         raise ProgramFailed(f"'{name}' cannot be run: {error.strerror}") from error
+    in_time = False
     try:
-        await asyncio.wait([listener.over], timeout=seconds)
-        in_time = listener.over.done()
+        in_time = await _end_of(process, keep, seconds)
     finally:
-        if not listener.over.done():
+        if not in_time:
             with suppress(ProcessLookupError):
-                os.killpg(transport.get_pid(), signal.SIGKILL)
-        transport.close()  # should one have left the group, nobody listens to it
-        await listener.over
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()  # it has ended, or has just been killed
     if not in_time:
         raise ProgramFailed(f"'{name}' was killed after {seconds:g} s, {limit}", output)
-    status = transport.get_returncode()
+    status = process.returncode
     if status:
         raise ProgramFailed(f"'{name}' ended with status {status}", output, status)
     return list(output)
 
 
-class _Listener(asyncio.SubprocessProtocol):
-    """Cuts output into lines; `over` is when the program has ended and nobody can print more."""
+def _start(
+    command: Sequence[str | Path],
+    variables: Mapping[str, str] | None,
+    cwd: Path | None,
+    inherited: Sequence[int],
+) -> subprocess.Popen[bytes]:
+    """Not as the event loop does it: uvloop forks, and gRPC's hooks can crash a forked child."""
+    return subprocess.Popen(
+        [*map(str, command)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        cwd=cwd,
+        pass_fds=inherited,
+        start_new_session=True,  # a group, to be killed as one
+    )
+
+
+async def _end_of(
+    process: subprocess.Popen[bytes], heard: Callable[[str], None], seconds: float
+) -> bool:
+    """Listen to a program; whether it ended, and all that could print, within that time."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    pidfd = os.pidfd_open(process.pid)
+    transport, listener = await loop.connect_read_pipe(lambda: _Listener(heard), process.stdout)
+
+    def end() -> None:
+        loop.remove_reader(pidfd)
+        ended.set_result(None)
+
+    loop.add_reader(pidfd, end)
+    try:
+        _, waiting = await asyncio.wait([ended, listener.over], timeout=seconds)
+        return not waiting
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        transport.close()  # should one have left the group, nobody listens to it
+
+
+class _Listener(asyncio.Protocol):
+    """Cuts output into lines; `over` is when nobody can print more."""
 
     def __init__(self, heard: Callable[[str], None]) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard = heard
         self._rest = b""
 
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], b""

@@ -371,6 +371,7 @@ def test_a_call_that_is_broken_off_counts_as_cancelled(host: RunningHost) -> Non
 
 WAIT_FOR_FILE = """
 import os, time
+open({path!r} + ".reached", "w").close()
 while not os.path.exists({path!r}):
     time.sleep(0.01)
 """
@@ -382,6 +383,7 @@ def busy(host: RunningHost, model: str, gate: Path) -> Iterator[None]:
     with ThreadPoolExecutor(1) as pool, host.client() as client:
         running = pool.submit(script, client, WAIT_FOR_FILE.format(path=str(gate)), model)
         try:
+            wait_until(Path(f"{gate}.reached").exists, "the request to run")
             yield
         finally:
             gate.touch()

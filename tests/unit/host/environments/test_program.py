@@ -146,3 +146,17 @@ asyncio.run(run(command, seconds=60, heard=heard))
     assert error.status == -9
     pid = int(error.output[0])
     wait_until(lambda: not psutil.pid_exists(pid) or is_zombie(pid), "the program's end")
+
+
+HOOKS = """
+import os, sys, uvloop
+from host.environments.program import run
+
+os.register_at_fork(after_in_child=lambda: os._exit(77))
+uvloop.run(run([sys.executable, "-c", "pass"], seconds=60))
+"""
+
+
+def test_hooks_of_forks_do_not_run_in_a_program_that_starts() -> None:
+    """As gRPC's, which can crash it; uvloop's own way to start a program runs them."""
+    asyncio.run(run(python(HOOKS), seconds=DEADLINE))
