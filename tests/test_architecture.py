@@ -45,7 +45,7 @@ ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
     "grpc": {"host.frontends.grpc_aio"},
     "hpack": {"host.frontends.h2.headers"},
-    "subprocess": {"host.instances.launchers"},
+    "subprocess": {"host.instances.launchers", "host.environments.program"},
     "mmap": {"stub.wire.shared_file"},
     "uvloop": {"host.__main__"},
     "re2": {"host.flag_values"},
