@@ -65,6 +65,11 @@ class Server:
         return self._doors.grpc_port
 
     @property
+    def http_port(self) -> int:
+        """Where HTTP is served, 0 if it is not."""
+        return self._doors.http_port
+
+    @property
     def metrics_port(self) -> int:
         """Where metrics are served, 0 if they are not."""
         return self._doors.metrics_port

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 import math
 import socket
 import ssl
@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from host.frontends.http_connection import Connection, Patience
 from host.frontends.sockets import BACKLOG, listening_socket
 
 Message = MutableMapping[str, Any]
@@ -20,17 +20,6 @@ App = Callable[
     Awaitable[None],
 ]
 """An ASGI 3 application."""
-
-_log = logging.getLogger("pbhost")
-
-
-class _Connection(HttpToolsProtocol):
-    """Logs where we do: uvicorn's own loggers may be those of a program that a host is part of."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.logger = _log
-        self.access_log = False
 
 
 class HttpListener:
@@ -48,6 +37,7 @@ class HttpListener:
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._address = address
         self._port = port
@@ -55,7 +45,7 @@ class HttpListener:
         self._tls = tls
         self._config = uvicorn.Config(
             app,
-            http=_Connection,
+            http=functools.partial(Connection, patience=patience or Patience()),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             interface="asgi3",
