@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from host.core import Core
 from host.errors import HostError
@@ -23,6 +23,8 @@ from host.frontends.restrictions import Restrictions
 from host.frontends.tls import TlsFiles
 from host.metrics.family import Family
 from host.options import Options
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger("pbhost")
 
@@ -43,6 +45,15 @@ class Doors:
         self._http_app: HttpApp | None = None
         self._http: HttpListener | None = None
         self._metrics: HttpListener | None = None
+        self._http_tls: ssl.SSLContext | None = None
+
+    async def prepare(self) -> None:
+        """Find out now what would end the start when all models have loaded.
+
+        Raises HostError if a certificate is of no use.
+        """
+        if self._options.allow_http:
+            self._http_tls = await _start("HTTP", _http_tls(self._options))
 
     async def open(self) -> None:
         """Open the doors to models. Raises HostError if a port or a certificate is of no use."""
@@ -78,7 +89,7 @@ class Doors:
             options.http_address,
             options.http_port,
             reuse_port=options.reuse_http_port,
-            tls=await _http_tls(options),
+            tls=self._http_tls,
         )
         self.http_port = await _start("HTTP", self._http.start())
         _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)
@@ -115,10 +126,8 @@ class Doors:
         """Close all but the port of metrics, by `deadline`; what is still open is cut off."""
         grpc, self._grpc, self._grpc_service = self._grpc, None, None
         http, self._http, self._http_app = self._http, None, None
-        if http is not None:
-            await http.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
-        if grpc is not None:
-            await grpc.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        await asyncio.gather(*(door.stop(left) for door in (http, grpc) if door is not None))
 
     async def close_metrics(self, grace: float) -> None:
         """Close the port of metrics, the last one."""
@@ -147,7 +156,7 @@ async def wait_reporting(
         report(left)
 
 
-async def _start(service: str, starting: Awaitable[int]) -> int:
+async def _start(service: str, starting: Awaitable[_T]) -> _T:
     try:
         return await starting
     except HostError as error:

@@ -85,6 +85,7 @@ class Server:
         try:
             for warning in options.warnings:
                 _log.warning(warning)
+            await self._doors.prepare()
             await self._load()
             self.core.start()
             await self._doors.open()

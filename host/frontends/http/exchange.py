@@ -36,7 +36,7 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """A request that is being answered. `headers` are by lowercase name, the last of a name."""
+    """A request that is being answered. `headers` are by lowercase name, the first of a name."""
 
     __slots__ = ("begun", "headers", "method", "_receive", "_scope", "_send")
 
@@ -48,7 +48,7 @@ class Exchange:
     ) -> None:
         self.method: str = scope["method"]
         self.begun = False  # the response is on its way
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self._scope = scope
         self._receive = receive
         self._send = send
