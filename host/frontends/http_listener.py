@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import socket
@@ -20,6 +21,8 @@ App = Callable[
     Awaitable[None],
 ]
 """An ASGI 3 application."""
+
+_LAST_SECONDS = 1.0  # for the last answers to leave
 
 
 class HttpListener:
@@ -82,5 +85,7 @@ class HttpListener:
             return
         self._config.timeout_graceful_shutdown = max(1, math.ceil(grace))
         await server.shutdown(sockets=[self._socket])
+        if server.server_state.tasks:  # cancelled when the time was over, and about to say so
+            await asyncio.wait(list(server.server_state.tasks), timeout=_LAST_SECONDS)
         for connection in list(server.server_state.connections):
             connection.transport.abort()
