@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import functools
 import math
 import socket
 import ssl
@@ -10,8 +11,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from host.frontends.http_connection import Connection, Patience
 from host.frontends.sockets import BACKLOG, listening_socket
 
 Message = MutableMapping[str, Any]
@@ -21,16 +22,7 @@ App = Callable[
 ]
 """An ASGI 3 application."""
 
-_log = logging.getLogger("pbhost")
-
-
-class _Connection(HttpToolsProtocol):
-    """Logs where we do: uvicorn's own loggers may be those of a program that a host is part of."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.logger = _log
-        self.access_log = False
+_LAST_SECONDS = 1.0  # for the last answers to leave
 
 
 class HttpListener:
@@ -48,6 +40,7 @@ class HttpListener:
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._address = address
         self._port = port
@@ -55,7 +48,7 @@ class HttpListener:
         self._tls = tls
         self._config = uvicorn.Config(
             app,
-            http=_Connection,
+            http=functools.partial(Connection, patience=patience or Patience()),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -92,5 +85,7 @@ class HttpListener:
             return
         self._config.timeout_graceful_shutdown = max(1, math.ceil(grace))
         await server.shutdown(sockets=[self._socket])
+        if server.server_state.tasks:  # cancelled when the time was over, and about to say so
+            await asyncio.wait(list(server.server_state.tasks), timeout=_LAST_SECONDS)
         for connection in list(server.server_state.connections):
             connection.transport.abort()

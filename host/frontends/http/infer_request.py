@@ -108,10 +108,7 @@ def raw_request(config: ModelConfig, version: int, body: bytes, limit: JsonLimit
         )
     entry = config.input[0]
     if len(body) > limit.most:
-        raise invalid_argument(
-            f"Raw input has a byte_size ({len(body)} bytes) that exceeds the maximum allowed value"
-            f" of {limit.most} bytes. Use --http-max-input-size to increase the limit."
-        )
+        raise limit.raw_too_large(len(body))
     datatype = wire_name(entry.data_type)
     dims = list(entry.dims)
     data = body

@@ -48,6 +48,13 @@ class JsonLimit:
                 " limit."
             )
 
+    def raw_too_large(self, size: int) -> HostError:
+        """The complaint about a body that is nothing but an input, and larger."""
+        return invalid_argument(
+            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of"
+            f" {self.most} bytes. Use --http-max-input-size to increase the limit."
+        )
+
 
 def read_tensor(
     name: str, datatype: str, shape: Sequence[int], data: Any, limit: JsonLimit
@@ -58,11 +65,9 @@ def read_tensor(
     Raises HostError with the texts of protocol spec 1.6.
     """
     count = _element_count(name, shape)
-    if datatype in _NOT_AS_JSON:
-        raise invalid_argument(
-            f"receiving {datatype} data via JSON is not supported. Please use the binary data"
-            f" format for input {name}"
-        )
+    refusal = not_as_json(name, datatype)
+    if refusal is not None:
+        raise refusal
     if datatype not in CODES:
         raise invalid_argument(f"invalid datatype for input {name}")
     if type(data) is not list:
@@ -88,6 +93,16 @@ def read_tensor(
     if len(values) < count:
         raise internal("Failed to parse 'data' field: shape does not match true shape")
     return encoded
+
+
+def not_as_json(name: str, datatype: str) -> HostError | None:
+    """The complaint about an input of a datatype that JSON has no numbers for."""
+    if datatype not in _NOT_AS_JSON:
+        return None
+    return invalid_argument(
+        f"receiving {datatype} data via JSON is not supported. Please use the binary data format"
+        f" for input {name}"
+    )
 
 
 def _element_count(name: str, shape: Sequence[int]) -> int:
