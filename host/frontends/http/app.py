@@ -17,7 +17,7 @@ from host.frontends.http.generate import Generation
 from host.frontends.http.infer import Inference
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http.shared_memory import SharedMemory
-from host.frontends.http_listener import Message
+from host.frontends.http_cycle import Message
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 
 _log = logging.getLogger("pbhost")

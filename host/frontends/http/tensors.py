@@ -112,7 +112,7 @@ def _element_count(name: str, shape: Sequence[int]) -> int:
             f"invalid shape for input '{name}': shape {_shape_text(shape)} contains one or more"
             " invalid dimensions"
         )
-    count = math.prod(shape)
+    count = math.prod(shape) if shape else 0  # that of no dimensions is none (spec 3.3)
     if count > MOST_BYTES:
         raise invalid_argument(
             f"invalid shape for input '{name}': shape {_shape_text(shape)} causes total element"
