@@ -41,6 +41,7 @@ def ours(repository: Path, engine: str = "grpcio") -> Iterator[RunningServer]:
     port = _free_port()
     command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository}"]
     command += [f"--grpc-port={port}", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
+    command += ["--allow-http=false"]
     command += ["--allow-client-shm=true", f"--grpc-engine={engine}"]
     with _running(command, port) as server:
         yield server

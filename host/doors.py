@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from host.core import Core
 from host.errors import HostError
-from host.flag_values import grpc_restriction
+from host.flag_values import grpc_restriction, http_restriction
 from host.frontends.forwarding import Forwarding
 from host.frontends.grpc_aio import GrpcAioFrontend
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import GrpcService
 from host.frontends.h2.frontend import H2Frontend
+from host.frontends.http.app import HttpApp
 from host.frontends.http_listener import HttpListener
 from host.frontends.metrics_app import MetricsApp
 from host.frontends.restrictions import Restrictions
 from host.frontends.tls import TlsFiles
 from host.metrics.family import Family
 from host.options import Options
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger("pbhost")
 
@@ -34,15 +38,29 @@ class Doors:
         self._core = core
         self._options = options
         self.grpc_port = 0
+        self.http_port = 0
         self.metrics_port = 0
         self._grpc_service: GrpcService | None = None
         self._grpc: GrpcAioFrontend | H2Frontend | None = None
+        self._http_app: HttpApp | None = None
+        self._http: HttpListener | None = None
         self._metrics: HttpListener | None = None
+        self._http_tls: ssl.SSLContext | None = None
+
+    async def prepare(self) -> None:
+        """Find out now what would end the start when all models have loaded.
+
+        Raises HostError if a certificate is of no use.
+        """
+        if self._options.allow_http:
+            self._http_tls = await _start("HTTP", _http_tls(self._options))
 
     async def open(self) -> None:
         """Open the doors to models. Raises HostError if a port or a certificate is of no use."""
         if self._options.allow_grpc:
             await self._open_grpc()
+        if self._options.allow_http:
+            await self._open_http()
 
     async def _open_grpc(self) -> None:
         options = self._options
@@ -58,6 +76,24 @@ class Doors:
         self.grpc_port = await _start("GRPC", self._grpc.start())
         _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
 
+    async def _open_http(self) -> None:
+        options = self._options
+        app = self._http_app = HttpApp(
+            self._core,
+            options.http_max_input_size,
+            Restrictions(http_restriction(options.http_restricted_api)),
+            Forwarding(options.http_header_forward_pattern),
+        )
+        self._http = HttpListener(
+            app,
+            options.http_address,
+            options.http_port,
+            reuse_port=options.reuse_http_port,
+            tls=self._http_tls,
+        )
+        self.http_port = await _start("HTTP", self._http.start())
+        _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)
+
     async def open_metrics(self, families: Callable[[], Iterable[Family]]) -> None:
         """Open the port of metrics. Raises HostError if that is not possible."""
         address = self._options.metrics_host
@@ -70,24 +106,28 @@ class Doors:
 
         Returns whether all have been answered. Health is still told.
         """
-        if self._grpc_service is None:
-            return True
-        service = self._grpc_service
+        services: list[tuple[str, GrpcService | HttpApp]] = []
+        if self._http_app is not None:
+            services.append(("HTTP service connections", self._http_app))
+        if self._grpc_service is not None:
+            what = "gRPC service connections and inference handlers"
+            services.append((what, self._grpc_service))
 
         def report(left: float) -> None:
-            what = "gRPC service connections and inference handlers"
-            _log.info("Timeout %d: Found %d %s", left, service.open_requests, what)
+            for what, service in services:
+                _log.info("Timeout %d: Found %d %s", left, service.open_requests, what)
 
-        left = deadline - asyncio.get_running_loop().time()
-        draining = asyncio.ensure_future(service.drain(max(0.0, left)))
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        draining = asyncio.gather(*(service.drain(left) for _, service in services))
         await wait_reporting(draining, deadline, report)
-        return await draining
+        return all(await draining)
 
     async def close(self, deadline: float) -> None:
         """Close all but the port of metrics, by `deadline`; what is still open is cut off."""
         grpc, self._grpc, self._grpc_service = self._grpc, None, None
-        if grpc is not None:
-            await grpc.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+        http, self._http, self._http_app = self._http, None, None
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        await asyncio.gather(*(door.stop(left) for door in (http, grpc) if door is not None))
 
     async def close_metrics(self, grace: float) -> None:
         """Close the port of metrics, the last one."""
@@ -116,7 +156,7 @@ async def wait_reporting(
         report(left)
 
 
-async def _start(service: str, starting: Awaitable[int]) -> int:
+async def _start(service: str, starting: Awaitable[_T]) -> _T:
     try:
         return await starting
     except HostError as error:
@@ -140,6 +180,19 @@ def _grpc_options(options: Options) -> GrpcOptions:
         compression_level=options.grpc_infer_response_compression_level,
         tls=_grpc_tls(options),
     )
+
+
+async def _http_tls(options: Options) -> ssl.SSLContext | None:
+    if not (options.http_use_ssl or options.http_use_ssl_mutual):
+        return None
+    files = TlsFiles(
+        "http",
+        options.http_server_cert,
+        options.http_server_key,
+        options.http_root_cert,
+        options.http_use_ssl_mutual,
+    )
+    return await asyncio.to_thread(files.context)
 
 
 def _grpc_tls(options: Options) -> TlsFiles | None:

@@ -21,7 +21,6 @@ class Status(enum.Enum):
 
     HONOURED = ""
     IGNORED = "Accepted without effect"
-    UNSERVED = "Not served yet by this version"
     REFUSED = "Not supported by this version"
 
 

@@ -6,7 +6,7 @@ import asyncio
 import enum
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from host.errors import ErrorCode, HostError
@@ -232,7 +232,7 @@ class Call:
             raise HostError(ErrorCode.INTERNAL, f"expected a single response, got {count}")
         return response
 
-    async def __aiter__(self) -> AsyncIterator[InferResponse]:
+    async def __aiter__(self) -> AsyncGenerator[InferResponse, None]:
         """Every response in order; ends with the final one. Leaving early cancels the call."""
         final = False
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,7 @@ StrPath = str | os.PathLike[str]
 _server = Group("Server")
 _logging = Group("Logging")
 _models = Group("Model Repository")
-_http = Group("HTTP", Status.UNSERVED, "its options have no effect")
+_http = Group("HTTP")
 _grpc = Group("GRPC")
 _metrics = Group("Metrics")
 _tracing = Group("Tracing", Status.REFUSED, "requests are not traced")
@@ -268,7 +268,6 @@ class Options:
             )
         self.warnings += values.unused_settings(self.backend_config)
         self.warnings += self.metrics_settings.warnings
-        self._warn_unserved(f.name for f in FLAGS if getattr(self, f.field) != f.default)
 
     @property
     def arena_limit(self) -> int:
@@ -318,28 +317,20 @@ class Options:
                 )
 
     def _listeners(self) -> list[tuple[str, str, int]]:
-        """What would listen where. What is not served yet stays out unless its port was chosen."""
+        """What listens where; a free port is nobody else's."""
         return [
             (service, address, port)
-            for service, allowed, address, port, default in (
-                ("HTTP", self.allow_http, self.http_address, self.http_port, 8000),
-                ("GRPC", self.allow_grpc, self.grpc_address, self.grpc_port, None),
-                ("metrics", self.allow_metrics, self.metrics_host, self.metrics_port, None),
+            for service, allowed, address, port in (
+                ("HTTP", self.allow_http, self.http_address, self.http_port),
+                ("GRPC", self.allow_grpc, self.grpc_address, self.grpc_port),
+                ("metrics", self.allow_metrics, self.metrics_host, self.metrics_port),
             )
-            if allowed and port not in (0, default)
+            if allowed and port != 0
         ]
-
-    def _warn_unserved(self, given: Iterable[str]) -> None:
-        names = set(given)
-        unserved = any(f.name in names for f in FLAGS if f.status is Status.UNSERVED)
-        if unserved and _UNSERVED not in self.warnings:
-            self.warnings.append(_UNSERVED)
 
 
 FLAGS = flags_of(Options)
 """Every flag but the deprecated ones, in the order of the usage text."""
-
-_UNSERVED = "HTTP is not served yet: its options have no effect."
 
 
 def usage() -> str:
@@ -361,7 +352,6 @@ def parse(argv: Sequence[str]) -> Options:
     options.warnings[:0] = [
         f"'--{alias.name}' has been deprecated! {alias.help}" for alias in line.deprecated
     ]
-    options._warn_unserved(line.names)
     return options
 
 

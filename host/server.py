@@ -65,6 +65,11 @@ class Server:
         return self._doors.grpc_port
 
     @property
+    def http_port(self) -> int:
+        """Where HTTP is served, 0 if it is not."""
+        return self._doors.http_port
+
+    @property
     def metrics_port(self) -> int:
         """Where metrics are served, 0 if they are not."""
         return self._doors.metrics_port
@@ -80,6 +85,7 @@ class Server:
         try:
             for warning in options.warnings:
                 _log.warning(warning)
+            await self._doors.prepare()
             await self._load()
             self.core.start()
             await self._doors.open()

@@ -139,6 +139,12 @@ class RunningHost:
         return f"127.0.0.1:{self.port}"
 
     @property
+    def http_url(self) -> str:
+        """Host and port of its HTTP door."""
+        port = self.wait_for(r"Started HTTPService at \S+:(\d+)").group(1)
+        return f"127.0.0.1:{port}"
+
+    @property
     def metrics_url(self) -> str:
         """Host and port of its metrics."""
         port = self.wait_for(r"Started Metrics Service at \S+:(\d+)").group(1)
@@ -209,6 +215,8 @@ def _serving() -> Iterator[Serve]:
             f"--model-repository={path}",
             "--grpc-port=0",
             "--grpc-address=127.0.0.1",
+            "--http-port=0",
+            "--http-address=127.0.0.1",
             "--metrics-port=0",
             "--metrics-address=127.0.0.1",
             f"--grpc-engine={GRPC_ENGINE}",

@@ -76,9 +76,6 @@ def section() -> str:
         *_with_reasons(Status.REFUSED),
         "",
     ]
-    if any(flag.status is Status.UNSERVED for flag in FLAGS):
-        lines += ["### Those that wait for what they are about", ""]
-        lines += [*_with_reasons(Status.UNSERVED), ""]
     lines += ["### Deprecated ones", "", "| flag | |", "|---|---|"]
     lines += [f"| `--{alias.name}` | {_plain(alias.help)} |" for alias in DEPRECATED]
     return "\n".join(lines) + "\n"

@@ -1,43 +1,22 @@
-"""An ASGI application on a port, carried by uvicorn in the host's own event loop."""
+"""An ASGI application on a port, in the host's own event loop."""
 
 from __future__ import annotations
 
-import logging
-import math
-import socket
+import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from host.frontends.http_connection import Connection, Patience
+from host.frontends.http_cycle import App
 from host.frontends.sockets import BACKLOG, listening_socket
 
-Message = MutableMapping[str, Any]
-App = Callable[
-    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
-    Awaitable[None],
-]
-"""An ASGI 3 application."""
-
-_log = logging.getLogger("pbhost")
-
-
-class _Connection(HttpToolsProtocol):
-    """Logs where we do: uvicorn's own loggers may be those of a program that a host is part of."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.logger = _log
-        self.access_log = False
+_LAST_SECONDS = 1.0  # for the last answers to leave
 
 
 class HttpListener:
     """Serves `app`. All methods belong to the thread of the running event loop.
 
-    uvicorn has no part in signals, logging and the application's life here. `address` is a name,
-    an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `tls`, it speaks HTTPS only.
+    `address` is a name, an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `tls`, it
+    speaks HTTPS only.
     """
 
     def __init__(
@@ -48,49 +27,49 @@ class HttpListener:
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
+        patience: Patience | None = None,
     ) -> None:
+        self._app = app
         self._address = address
         self._port = port
         self._reuse_port = reuse_port
         self._tls = tls
-        self._config = uvicorn.Config(
-            app,
-            http=_Connection,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            backlog=BACKLOG,
-        )
-        self._server: uvicorn.Server | None = None
-        self._socket: socket.socket | None = None
+        self._patience = patience or Patience()
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
         """Listen, and return the port. Raises HostError UNAVAILABLE if that is not possible."""
         listening = listening_socket(self._address, self._port, self._reuse_port)
-        # Not `serve`: that takes the process's signals.
-        config = self._config
-        config.load()
-        config.ssl = self._tls
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
+        port = int(listening.getsockname()[1])
         try:
-            await server.startup(sockets=[listening])
+            self._server = await asyncio.get_running_loop().create_server(
+                self._connection, sock=listening, ssl=self._tls, backlog=BACKLOG
+            )
         except BaseException:
             listening.close()
             raise
-        self._server, self._socket = server, listening
-        return int(listening.getsockname()[1])
+        return port
+
+    def _connection(self) -> Connection:
+        return Connection(self._app, self._patience, self._connections, self._tasks)
 
     async def stop(self, grace: float) -> None:
         """Accept nothing more, let running requests end within `grace` seconds, and close."""
         server, self._server = self._server, None
-        if server is None or self._socket is None:
+        if server is None:
             return
-        self._config.timeout_graceful_shutdown = max(1, math.ceil(grace))
-        await server.shutdown(sockets=[self._socket])
-        for connection in list(server.server_state.connections):
+        server.close()
+        for connection in list(self._connections):
+            connection.shutdown()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=max(0.0, grace))
+        for task in self._tasks:  # what still runs; it says so to its client
+            task.cancel()
+        last = [connection.closed for connection in self._connections]
+        if last:  # what is written is still to be sent
+            await asyncio.wait(last, timeout=_LAST_SECONDS)
+        for connection in list(self._connections):
             connection.transport.abort()
+        await server.wait_closed()

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from host.frontends.http_listener import Message
+from host.frontends.http_cycle import Message
 from host.metrics.exposition import expose
 from host.metrics.family import Family
 

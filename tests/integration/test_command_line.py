@@ -220,6 +220,7 @@ def test_loading_shows_its_progress_on_a_terminal(repository: RepositoryBuilder)
         [
             *(sys.executable, "-m", "host", "serve", f"--model-repository={repository.path}"),
             *("--grpc-port=0", "--grpc-address=127.0.0.1", "--metrics-port=0"),
+            "--allow-http=false",
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

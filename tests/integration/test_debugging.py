@@ -448,6 +448,7 @@ def serving(
         "--grpc-address=127.0.0.1",
         "--grpc-port=0",
         "--metrics-port=0",
+        "--allow-http=false",
         "--debug-model=scale",
         *flags,
     )
@@ -498,6 +499,7 @@ def test_initialize_can_be_stopped_as_well(
         f"--model-repository={repository.path}",
         "--grpc-port=0",
         "--metrics-port=0",
+        "--allow-http=false",
         "--debug-model=scale",
     )
     terminal.wait_for(r"initialize\(\)\n-> [^\n]+\n\(Pdb\) ")

@@ -450,6 +450,7 @@ def test_a_server_in_a_thread_has_environments_too(
     options = host.Options(
         model_repository=[str(repository.path)],
         allow_grpc=False,
+        allow_http=False,
         allow_metrics=False,
         log_info=False,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client as http_client
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import grpc
@@ -32,6 +34,7 @@ class TritonPythonModel:
         ]
 """
 FLAG = "--grpc-header-forward-pattern"
+HTTP_FLAG = "--http-header-forward-pattern"
 RESERVED = "Header '{}' is reserved for Triton usage and cannot be forwarded."
 Metadata = tuple[str, str | bytes]
 
@@ -159,3 +162,88 @@ def test_no_key_takes_long_to_match(sees: RepositoryBuilder, serve: Serve) -> No
     with door.channel:
         assert door.ask(("a" * 4000, "yes"))["a" * 4000] == "yes"
         assert door.ask(("a" * 4000 + "b", "no")) == {}
+
+
+# HTTP
+
+
+class HttpDoor:
+    """The infer and generate endpoints, with headers as they are written here."""
+
+    def __init__(self, host: RunningHost) -> None:
+        self._address = host.http_url
+
+    def ask(self, *headers: tuple[str, bytes | str], endpoint: str = "infer", **body: Any) -> Any:
+        """What the model saw; the error text if the status is 400."""
+        data = json.dumps({"inputs": [], **body} if endpoint == "infer" else body).encode()
+        connection = http_client.HTTPConnection(self._address, timeout=DEADLINE)
+        with closing(connection):
+            connection.putrequest("POST", f"/v2/models/sees/{endpoint}", skip_accept_encoding=True)
+            for name, value in headers:
+                connection.putheader(name, value)
+            connection.putheader("Content-Length", str(len(data)))
+            connection.endheaders(data)
+            answer = connection.getresponse()
+            document = json.loads(answer.read())
+        if answer.status != 200:
+            assert answer.status == 400
+            return document["error"]
+        seen = document["outputs"][0]["data"][0] if endpoint == "infer" else document["SEEN"]
+        return json.loads(seen)
+
+
+@pytest.fixture(scope="module")
+def http(sees: RepositoryBuilder, module_serve: Serve) -> HttpDoor:
+    return HttpDoor(
+        module_serve(
+            sees, f"{HTTP_FLAG}=^x-|tenant|timeout|triton_|binary_data_output"
+        ).wait_started()
+    )
+
+
+def test_headers_are_forwarded_under_the_names_that_the_client_wrote(http: HttpDoor) -> None:
+    seen = http.ask(("X-Trace", "7"), ("The-TENANT", "me"), ("x-low", "l"), ("Other", "no"))
+    assert seen == {"X-Trace": "7", "The-TENANT": "me", "x-low": "l"}
+
+
+def test_a_forwarded_header_comes_before_a_parameter_of_that_name(http: HttpDoor) -> None:
+    seen = http.ask(("x-a", "header"), parameters={"x-a": "parameter", "b": 1})
+    assert seen == {"x-a": "header", "b": 1}
+
+
+def test_of_a_header_that_is_sent_twice_the_last_counts(http: HttpDoor) -> None:
+    assert http.ask(("X-A", "1"), ("X-A", "2")) == {"X-A": "2"}
+
+
+def test_values_of_headers_are_read_as_utf_8(http: HttpDoor) -> None:
+    assert http.ask(("x-a", "é".encode())) == {"x-a": "é"}
+
+
+@pytest.mark.parametrize("name", ["timeout", "triton_x", "binary_data_output"])
+def test_headers_with_a_meaning_cannot_be_forwarded(http: HttpDoor, name: str) -> None:
+    assert http.ask((name, "1")) == RESERVED.format(name)
+
+
+def test_reserved_names_in_another_case_mean_nothing(http: HttpDoor) -> None:
+    assert http.ask(("Timeout", "1")) == {"Timeout": "1"}
+
+
+def test_generate_forwards_nothing(http: HttpDoor) -> None:
+    assert http.ask(("x-a", "1"), ("timeout", "2"), endpoint="generate") == {}
+
+
+def test_case_of_http_headers_matters_if_the_pattern_says_so(
+    sees: RepositoryBuilder, serve: Serve
+) -> None:
+    http = HttpDoor(serve(sees, f"{HTTP_FLAG}=(?-i)^X-").wait_started())
+    assert http.ask(("X-A", "1"), ("x-b", "2")) == {"X-A": "1"}
+
+
+def test_the_doors_have_patterns_of_their_own(sees: RepositoryBuilder, serve: Serve) -> None:
+    host = serve(sees, f"{FLAG}=g", f"{HTTP_FLAG}=h").wait_started()
+    assert HttpDoor(host).ask(("g", "1"), ("h", "2"))["h"] == "2"
+    door = Door(host)
+    with door.channel:
+        seen = door.ask(("g", "1"), ("h", "2"))
+    assert seen["g"] == "1"
+    assert "h" not in seen

@@ -23,6 +23,7 @@ import sys, threading
 import psutil, host
 
 server = host.BlockingServer(host.Options(model_repository=[sys.argv[1]], allow_grpc=False,
+                                          allow_http=False,
                                           exit_timeout_secs=600,
                                           metrics_port=0, metrics_address="127.0.0.1"))
 try:

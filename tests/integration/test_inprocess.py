@@ -16,7 +16,7 @@ from tests.conftest import RepositoryBuilder
 def options(repository: RepositoryBuilder, **more: object) -> host.Options:
     settings = {
         **{"grpc_port": 0, "grpc_address": "127.0.0.1"},
-        **{"metrics_port": 0, "metrics_address": "127.0.0.1"},
+        **{"metrics_port": 0, "metrics_address": "127.0.0.1", "allow_http": False},
         **{"log_info": False, **more},
     }
     return host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]

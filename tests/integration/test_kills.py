@@ -136,7 +136,8 @@ class Bench:
 @asynccontextmanager
 async def serving(repository: RepositoryBuilder, **more: object) -> AsyncIterator[Bench]:
     quiet = {"log_info": False, "log_error": False}
-    settings = {"allow_grpc": False, "allow_metrics": False, **quiet, **more}
+    doors = {"allow_grpc": False, "allow_http": False, "allow_metrics": False}
+    settings = {**doors, **quiet, **more}
     options = host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]
     async with host.Server(options) as server:
         bench = Bench(server)

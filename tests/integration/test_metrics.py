@@ -450,6 +450,7 @@ def test_a_scrape_takes_in_what_stubs_have_said_before_anything_else_does(
     options = host_package.Options(
         model_repository=[str(repository.path)],
         allow_grpc=False,
+        allow_http=False,
         metrics_port=0,
         metrics_address="127.0.0.1",
         log_info=False,
@@ -656,6 +657,7 @@ def test_the_metrics_port_is_known_to_the_program_that_serves(
     options = host_package.Options(
         model_repository=[str(repository.path)],
         allow_grpc=False,
+        allow_http=False,
         metrics_port=0,
         http_address="127.0.0.1",  # the metrics' too, as they have none of their own
         log_info=False,

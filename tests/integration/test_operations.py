@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import http.client as http_client
+import json
 import os
 import shutil
 import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
@@ -100,7 +104,7 @@ def test_a_port_is_not_shared_with_one_that_did_not_say_so(
     assert f"error: creating server: {text}" in second.output
 
 
-@pytest.mark.parametrize("door", ["grpc", "metrics"])
+@pytest.mark.parametrize("door", ["grpc", "http", "metrics"])
 def test_an_address_that_is_not_the_machines_is_no_taken_port(
     repository: RepositoryBuilder, serve: Serve, engine: str, door: str
 ) -> None:
@@ -122,22 +126,54 @@ def _has_ipv6() -> bool:
 
 @pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
 def test_an_ipv6_address(repository: RepositoryBuilder, serve: Serve, engine: str) -> None:
-    host = serve(repository, engine, "--grpc-address=ipv6:[::1]", "--metrics-address=ipv6:[::1]")
-    port = host.wait_for(r"Started GRPCInferenceService at ipv6:\[::1\]:(\d+)")[1]
-    with grpcclient.InferenceServerClient(f"[::1]:{port}") as client:
+    doors = ("grpc", "http", "metrics")
+    host = serve(repository, engine, *(f"--{door}-address=ipv6:[::1]" for door in doors))
+
+    def port(service: str) -> str:
+        return host.wait_for(rf"Started {service} at ipv6:\[::1\]:(\d+)")[1]
+
+    with grpcclient.InferenceServerClient(f"[::1]:{port('GRPCInferenceService')}") as client:
         assert client.is_server_live()
-    metrics = int(host.wait_for(r"Started Metrics Service at ipv6:\[::1\]:(\d+)")[1])
-    with socket.create_connection(("::1", metrics), DEADLINE):
-        pass
+    for service, path in (("HTTPService", "v2/health/ready"), ("Metrics Service", "metrics")):
+        with urlopen(f"http://[::1]:{port(service)}/{path}", timeout=DEADLINE) as page:
+            assert page.status == 200
 
 
+@pytest.mark.parametrize(
+    ("door", "line"),
+    [("grpc", "Started GRPCInferenceService"), ("http", "Started HTTPService")],
+)
 def test_a_door_that_is_not_allowed_is_not_opened(
+    repository: RepositoryBuilder, serve: Serve, door: str, line: str
+) -> None:
+    host = serve(repository, f"--allow-{door}=false")
+    assert host.metrics_url  # the last one to open
+    assert host.stop() == 0
+    assert line not in host.output
+
+
+def test_two_hosts_share_an_http_port_if_both_say_so(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
-    host = serve(repository, "--allow-grpc=false")
-    assert host.metrics_url
-    assert host.stop() == 0
-    assert "Started GRPCInferenceService" not in host.output
+    first = serve(repository, "--reuse-http-port=true", "--id=one").wait_started()
+    address = first.http_url
+    port = address.rpartition(":")[2]
+    flags = ("--reuse-http-port=true", "--id=two", f"--http-port={port}")
+    second = serve(repository, *flags).wait_started()
+    assert second.http_url == address
+    names = set()
+
+    def ask() -> bool:
+        with urlopen(f"http://{address}/v2", timeout=DEADLINE) as page:
+            names.add(json.load(page)["name"])
+        return names == {"one", "two"}
+
+    wait_until(ask, "answers of both")
+    third = serve(repository, f"--http-port={port}")
+    assert third.process.wait(DEADLINE) == 1
+    text = f"Unavailable - Socket '127.0.0.1:{port}' already in use "
+    assert f"failed to start HTTP service: {text}" in third.output
+    assert f"error: creating server: {text}" in third.output
 
 
 # Connections
@@ -477,18 +513,27 @@ class Poller:
 
     def __init__(self, host: RunningHost) -> None:
         self.seen: list[str] = []
-        self._client = host.client()
+        self._open(host)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
+    def _open(self, host: RunningHost) -> None:
+        self._client = host.client()
+
+    def _close(self) -> None:
+        self._client.close()
+
     def _run(self) -> None:
         while not self._end.is_set():
-            try:
-                answer = "ready" if self._client.is_server_ready() else "not ready"
-            except InferenceServerException as error:
-                answer = str(error.message())
+            answer = self._ask()
             if self.seen[-1:] != [answer]:
                 self.seen.append(answer)
+
+    def _ask(self) -> str:
+        try:
+            return "ready" if self._client.is_server_ready() else "not ready"
+        except InferenceServerException as error:
+            return str(error.message())
 
     def wait(self, answer: str) -> None:
         """Return once this has been answered."""
@@ -501,7 +546,7 @@ class Poller:
     def __exit__(self, *exception: object) -> None:
         self._end.set()
         self._thread.join(DEADLINE)
-        self._client.close()
+        self._close()
 
 
 EXITING = "Server exiting"
@@ -529,6 +574,75 @@ def test_at_the_end_readiness_goes_first_then_what_runs_ends(
         assert host.stop() == 0
     assert poller.seen[:2] == ["ready", EXITING]
     assert "ready" not in poller.seen[1:]
+
+
+class HttpPoller(Poller):
+    """The same of the HTTP door: the status and the body, on one connection as long as it lasts."""
+
+    def _ask(self) -> str:
+        try:
+            self._connection.request("GET", "/v2/health/ready")
+            answer = self._connection.getresponse()
+            text = answer.read().decode()
+        except OSError as error:
+            self._connection.close()  # the next request opens it anew
+            return "refused" if isinstance(error, ConnectionRefusedError) else "closed"
+        except http_client.HTTPException:
+            self._connection.close()
+            return "closed"
+        return "ready" if answer.status == 200 else f"{answer.status} {text}"
+
+    def _open(self, host: RunningHost) -> None:
+        self._connection = http_client.HTTPConnection(host.http_url, timeout=DEADLINE)
+
+    def _close(self) -> None:
+        self._connection.close()
+
+
+def post(host: RunningHost, model: str = "waits", **body: Any) -> tuple[int, Any]:
+    """Status and document of an inference over HTTP, on a connection of its own."""
+    connection = http_client.HTTPConnection(host.http_url, timeout=DEADLINE)
+    with closing(connection):
+        data = json.dumps({"inputs": [], **body})
+        connection.request("POST", f"/v2/models/{model}/infer", data)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def test_at_the_end_readiness_goes_first_on_the_http_door_too(
+    repository: RepositoryBuilder, serve: Serve, gate: Gate
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(repository).wait_started()
+    exiting = '503 {"error":"Server exiting"}'
+    with ThreadPoolExecutor(1) as pool, HttpPoller(host) as poller:
+        poller.wait("ready")
+        answer = pool.submit(post, host)
+        host.wait_for("waiting")
+        host.process.send_signal(signal.SIGTERM)
+        poller.wait(exiting)
+        status, document = post(host)
+        assert (status, document) == (503, {"error": EXITING})
+        assert not answer.done()
+        host.wait_for("Found 1 HTTP service connections")
+        gate.open()
+        assert answer.result(DEADLINE)[0] == 200
+        assert host.stop() == 0
+    assert poller.seen[:2] == ["ready", exiting]
+    assert "ready" not in poller.seen[1:]
+
+
+def test_an_http_request_that_outlasts_the_exit_timeout_is_answered(
+    repository: RepositoryBuilder, serve: Serve, gate: Gate
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(repository, "--exit-timeout-secs=1").wait_started()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, host)
+        host.wait_for("waiting")
+        assert host.stop() == 1
+        assert answer.result(DEADLINE) == (503, {"error": EXITING})
+    gate.open()
 
 
 def test_with_a_delay_requests_are_taken_after_health_has_said_no(
@@ -614,8 +728,11 @@ def test_idle_connections_do_not_hold_up_the_end(
 ) -> None:
     repository.copy("identity")
     host = serve(repository, engine, "--exit-timeout-secs=600").wait_started()
-    with host.client() as client, Wire(host.port):
+    connection = http_client.HTTPConnection(host.http_url, timeout=DEADLINE)
+    with host.client() as client, Wire(host.port), closing(connection):
         assert client.is_server_live()  # and the connection stays open
+        connection.request("GET", "/v2/health/live")
+        assert connection.getresponse().read() == b""
         assert host.stop() == 0
 
 

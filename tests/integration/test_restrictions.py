@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import http.client as http_client
+import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -40,6 +44,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     return module_serve(
         module_repository,
         *(f"--grpc-restricted-protocol={name}:key-{name}=of {name}" for name in CATEGORIES),
+        *(f"--http-restricted-api={name}:Key-{name}=of {name}" for name in CATEGORIES),
     ).wait_started()
 
 
@@ -147,3 +152,108 @@ def test_other_categories_stay_open_and_one_key_may_be_for_several(
         headers = {"triton-grpc-protocol-admin-key": "a:b=c"}
         index = client.get_model_repository_index(headers=headers)
         assert [model.name for model in index.models] == ["misbehave"]
+
+
+# HTTP
+
+ENDPOINTS = {
+    "health": ["GET /v2/health/live", "GET /v2/health/ready", "GET /v2/models/misbehave/ready"],
+    "metadata": ["GET /v2", "GET /v2/models/misbehave", "GET /v2/models/misbehave/versions/1"],
+    "inference": [
+        "POST /v2/models/misbehave/infer",
+        "POST /v2/models/misbehave/generate",
+        "POST /v2/models/misbehave/versions/1/generate_stream",
+    ],
+    "shared-memory": [
+        "GET /v2/systemsharedmemory/status",
+        "POST /v2/systemsharedmemory/region/r/register",
+        "POST /v2/systemsharedmemory/unregister",
+        "GET /v2/cudasharedmemory/region/r/status",
+        "POST /v2/cudasharedmemory/region/r/register",
+        "POST /v2/cudasharedmemory/region/r/unregister",
+    ],
+    "model-config": ["GET /v2/models/misbehave/config"],
+    "model-repository": [
+        "POST /v2/repository/index",
+        "POST /v2/repository/models/misbehave/load",
+        "POST /v2/repository/models/misbehave/unload",
+    ],
+    "statistics": ["GET /v2/models/stats", "GET /v2/models/misbehave/stats"],
+    "trace": ["GET /v2/trace/setting", "POST /v2/models/misbehave/trace/setting"],
+    "logging": ["GET /v2/logging", "POST /v2/logging"],
+}
+PATHS = [(path, category) for category, paths in ENDPOINTS.items() for path in paths]
+
+
+def http(host: RunningHost, request: str, *headers: tuple[str, str]) -> tuple[int, str]:
+    """Status and body of the answer to a request, which is sent without its body."""
+    method, path = request.split()
+    connection = http_client.HTTPConnection(host.http_url, timeout=DEADLINE)
+    with closing(connection):
+        connection.putrequest(method, path)
+        for name, value in headers:
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def forbidden(category: str) -> tuple[int, str]:
+    text = f"This API is restricted, expecting header 'Key-{category}'"
+    return 403, json.dumps({"error": text}, separators=(",", ":"))
+
+
+def test_the_endpoints_are_of_every_category() -> None:
+    assert set(ENDPOINTS) == set(CATEGORIES)
+
+
+@pytest.mark.parametrize(("request_line", "category"), PATHS)
+def test_an_endpoint_needs_the_header_of_its_category(
+    host: RunningHost, request_line: str, category: str
+) -> None:
+    assert http(host, request_line) == forbidden(category)
+    assert http(host, request_line, (f"key-{category}", "of")) == forbidden(category)
+    others = [(f"Key-{other}", f"of {other}") for other in CATEGORIES if other != category]
+    assert http(host, request_line, *others) == forbidden(category)
+    right = (f"kEY-{category}", f"of {category}")
+    assert http(host, request_line, right, ("Content-Length", "0"))[0] != 403
+
+
+@pytest.mark.parametrize("kind", ["infer", "generate_stream"])
+def test_a_restricted_request_is_refused_before_its_body_is_read(
+    host: RunningHost, kind: str
+) -> None:
+    line = f"POST /v2/models/misbehave/{kind}"
+    assert http(host, line, ("Content-Length", "1000")) == forbidden("inference")
+
+
+def test_the_restriction_is_checked_before_the_method(host: RunningHost) -> None:
+    assert http(host, "DELETE /v2/models/misbehave/config") == forbidden("model-config")
+    right = ("key-model-config", "of model-config")
+    assert http(host, "DELETE /v2/models/misbehave/config", right)[0] == 405
+
+
+def test_of_a_header_that_is_sent_twice_the_first_counts(host: RunningHost) -> None:
+    right, wrong = ("key-metadata", "of metadata"), ("key-metadata", "no")
+    assert http(host, "GET /v2", wrong, right) == forbidden("metadata")
+    assert http(host, "GET /v2", right, wrong)[0] == 200
+
+
+def test_what_is_nowhere_is_not_restricted(host: RunningHost) -> None:
+    assert http(host, "GET /v2/nothing")[0] == 404
+
+
+def test_metrics_are_not_restricted(host: RunningHost) -> None:
+    with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as page:
+        assert page.status == 200
+
+
+def test_the_doors_have_restrictions_of_their_own(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    host = serve(repository, "--http-restricted-api=health:k=v").wait_started()
+    with host.client() as client:
+        assert client.is_server_live()
+    status, body = http(host, "GET /v2/health/live")
+    assert (status, "expecting header 'k'" in body) == (403, True)
+    assert http(host, "GET /v2/health/live", ("K", "v")) == (200, "")

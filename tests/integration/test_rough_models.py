@@ -38,6 +38,7 @@ def test_a_request_without_room_holds_no_memory_afterwards(repository: Repositor
     options = host.Options(
         model_repository=[str(repository.path)],
         allow_grpc=False,
+        allow_http=False,
         allow_metrics=False,
         log_info=False,
         arena_byte_size=4 << 20,
@@ -62,6 +63,7 @@ def test_what_no_message_can_carry_is_refused_and_nothing_hangs(
     options = host.Options(
         model_repository=[str(repository.path)],
         allow_grpc=False,
+        allow_http=False,
         allow_metrics=False,
         log_info=False,
     )

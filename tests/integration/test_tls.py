@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client as http_client
 import socket
 import ssl
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +63,10 @@ def empty(repository: RepositoryBuilder) -> RepositoryBuilder:
     return repository
 
 
-def flags(certificates: Certificates, *, mutual: bool = False, **files: str) -> list[str]:
-    """Of a gRPC door with TLS; `files` replace some (server_cert, server_key, root_cert)."""
+def flags(
+    certificates: Certificates, *, door: str = "grpc", mutual: bool = False, **files: str
+) -> list[str]:
+    """Of a door with TLS; `files` replace some (server_cert, server_key, root_cert)."""
     named = {
         "server-cert": certificates["server.pem"],
         "server-key": certificates["server.key"],
@@ -70,8 +74,8 @@ def flags(certificates: Certificates, *, mutual: bool = False, **files: str) -> 
         **{name.replace("_", "-"): path for name, path in files.items()},
     }
     return [
-        "--grpc-use-ssl-mutual=true" if mutual else "--grpc-use-ssl=true",
-        *(f"--grpc-{name}={path}" for name, path in named.items()),
+        f"--{door}-use-ssl-mutual=true" if mutual else f"--{door}-use-ssl=true",
+        *(f"--{door}-{name}={path}" for name, path in named.items()),
     ]
 
 
@@ -97,12 +101,14 @@ def refused(call: Any, *arguments: Any) -> str:
 
 @pytest.fixture(scope="module")
 def server(module_repository: RepositoryBuilder, module_serve: Serve, ours: Certificates) -> Any:
-    return module_serve(module_repository, *flags(ours)).wait_started()
+    return module_serve(module_repository, *flags(ours), *flags(ours, door="http")).wait_started()
 
 
 @pytest.fixture(scope="module")
 def mutual(module_repository: RepositoryBuilder, module_serve: Serve, ours: Certificates) -> Any:
-    return module_serve(module_repository, *flags(ours, mutual=True)).wait_started()
+    return module_serve(
+        module_repository, *flags(ours, mutual=True), *flags(ours, door="http", mutual=True)
+    ).wait_started()
 
 
 def test_a_client_that_trusts_the_authority_is_served(
@@ -168,6 +174,71 @@ def test_without_mutual_tls_a_root_certificate_asks_nothing_of_clients(
     server: RunningHost, ours: Certificates, strangers: Certificates
 ) -> None:
     assert ask(server, ours, strangers)
+
+
+# HTTP
+
+
+def get(host: RunningHost, trusted: Certificates, client: Certificates | None = None) -> int:
+    """The status of health over HTTPS; raises OSError if the hands are not shaken."""
+    context = ssl.create_default_context(cafile=trusted["root.pem"])
+    if client is not None:
+        context.load_cert_chain(client["client.pem"], client["client.key"])
+    connection = http_client.HTTPSConnection(host.http_url, timeout=DEADLINE, context=context)
+    with closing(connection):
+        connection.request("GET", "/v2/health/live")
+        return connection.getresponse().status
+
+
+def test_https_serves_clients_that_trust_the_authority(
+    server: RunningHost, ours: Certificates, strangers: Certificates
+) -> None:
+    assert get(server, ours) == 200
+    assert get(server, ours, strangers) == 200  # of whom nothing is asked
+    with pytest.raises(ssl.SSLCertVerificationError):
+        get(server, strangers)
+
+
+def test_the_https_port_does_not_speak_plain_http(server: RunningHost) -> None:
+    connection = http_client.HTTPConnection(server.http_url, timeout=DEADLINE)
+    with closing(connection), pytest.raises((http_client.HTTPException, ConnectionError)):
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse()
+
+
+def test_mutual_https_serves_only_clients_with_a_certificate_of_the_authority(
+    mutual: RunningHost, ours: Certificates, strangers: Certificates
+) -> None:
+    assert get(mutual, ours, ours) == 200
+    for client in (None, strangers):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            get(mutual, ours, client)
+
+
+def test_the_doors_decide_on_tls_by_themselves(
+    empty: RepositoryBuilder, serve: Serve, ours: Certificates
+) -> None:
+    host = serve(empty, *flags(ours, door="http")).wait_started()
+    assert get(host, ours) == 200
+    with host.client() as client:
+        assert client.is_server_live()
+
+
+@pytest.mark.parametrize("name", ["server_cert", "server_key", "root_cert"])
+def test_a_file_of_https_that_cannot_be_read_ends_the_start_before_models_load(
+    repository: RepositoryBuilder, serve: Serve, ours: Certificates, name: str
+) -> None:
+    repository.copy("identity")
+    output = ended(
+        serve(repository, *flags(ours, door="http", mutual=True, **{name: "/nowhere.pem"}))
+    )
+    complaint = (
+        f"Invalid argument - --http-{name.replace('_', '-')}: '/nowhere.pem' cannot be read:"
+        " No such file or directory"
+    )
+    assert f"failed to start HTTP service: {complaint}" in output
+    assert f"error: creating server: {complaint}" in output
+    assert "READY" not in output
 
 
 # Files that are of no use

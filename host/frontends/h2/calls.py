@@ -190,7 +190,8 @@ class UnaryCall(_Call):
         encoding = self.rpc.reply_encoding
         head = status.response(encoding) if encoding else status.RESPONSE
         self.respond(head, prefix, body, _OK)
-        self.connection.out.flush()
+        # Not at once: whoever has answered may have more answers, or work to hand out first.
+        self.connection.out.flush_soon()
 
 
 class StreamCall(_Call):

@@ -17,7 +17,6 @@ from host.options import FLAGS, Options, UsageError, parse, usage
 from tests import flag_table
 
 HERE = os.path.dirname(__file__)
-UNSERVED = "HTTP is not served yet: its options have no effect."
 
 
 def options(*argv: str) -> Options:
@@ -463,7 +462,6 @@ def test_options_that_do_not_go_together(argv: list[str], detail: str) -> None:
         ["--http-port=8001", "--allow-http=false"],
         ["--http-port=8001", "--grpc-address=127.0.0.1"],
         ["--http-port=0", "--grpc-port=0", "--metrics-port=0"],
-        ["--grpc-port=8000"],  # nobody listens there yet
     ],
 )
 def test_ports_that_do_not_clash(argv: list[str]) -> None:
@@ -652,8 +650,8 @@ def test_trace_settings_are_fine_while_no_level_is_on(text: str) -> None:
         ["--http-thread-count", "9", "--http-restricted-api=health:k=v"],
     ],
 )
-def test_options_of_http_are_accepted_with_one_warning(argv: list[str]) -> None:
-    assert options(*argv).warnings == [UNSERVED]
+def test_options_of_http_are_served(argv: list[str]) -> None:
+    assert options(*argv).warnings == []
 
 
 def test_metrics_settings_are_read_and_complained_about() -> None:
@@ -670,10 +668,6 @@ def test_metrics_settings_are_read_and_complained_about() -> None:
 def test_metrics_are_where_http_is_unless_told_otherwise() -> None:
     assert options("--http-address=127.0.0.1").metrics_host == "127.0.0.1"
     assert options("--metrics-address=127.0.0.2").metrics_host == "127.0.0.2"
-
-
-def test_program_is_warned_too() -> None:
-    assert Options(http_port=9000).warnings == [UNSERVED]
 
 
 @pytest.mark.parametrize(

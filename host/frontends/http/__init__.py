@@ -1,0 +1,1 @@
+"""The HTTP/REST door (protocol spec 1): an ASGI application over the core."""

@@ -1,0 +1,165 @@
+"""Everything about the server and its models but inference (protocol spec 1.3 to 1.5, 5)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from host.config.json_form import to_json
+from host.descriptions import IndexEntry, ModelMetadata, ModelStatistics, ServerMetadata
+from host.errors import internal, invalid_argument, unsupported
+from host.frontends.http import json_text as json
+from host.frontends.http.exchange import JSON, Exchange
+from host.frontends.http.infer import InferenceCore, json_too_large
+from host.frontends.http.routes import Route
+from host.inference import Parameter
+
+
+class AdminCore(InferenceCore, Protocol):
+    """What these endpoints ask of the host. Every method may raise HostError."""
+
+    def live(self) -> bool:
+        """Whether the server works at all."""
+
+    async def ready(self) -> bool:
+        """Whether it can take requests for everything it should serve."""
+
+    def server_metadata(self) -> ServerMetadata:
+        """Name, version and extensions."""
+
+    async def model_ready(self, name: str, version: str) -> bool:
+        """Whether a model can take requests."""
+
+    def model_metadata(self, name: str, version: str) -> ModelMetadata:
+        """Inputs, outputs and versions of a model."""
+
+    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        """Of one model, or of all if the name is empty."""
+
+    async def repository_index(self, ready: bool) -> list[IndexEntry]:
+        """What is in the repositories, or only what is ready."""
+
+    async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
+        """Load or reload a model; `config` and `file:` parameters override its files."""
+
+    async def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """Begin to unload a model."""
+
+
+class Administration:
+    """One method per endpoint. All raise HostError. `most` is `--http-max-input-size`."""
+
+    def __init__(self, core: AdminCore, most: int) -> None:
+        self._core = core
+        self._most = most
+        self._metadata = json.dump(asdict(core.server_metadata()))
+
+    async def live(self, exchange: Exchange, route: Route) -> None:
+        """Success if the server works, and an empty body either way."""
+        await _answer_health(exchange, self._core.live())
+
+    async def ready(self, exchange: Exchange, route: Route) -> None:
+        """Success if the server is ready, and an empty body either way."""
+        await _answer_health(exchange, await self._core.ready())
+
+    async def model_ready(self, exchange: Exchange, route: Route) -> None:
+        """Success if the model can be asked, otherwise why not."""
+        if not await self._core.model_ready(route.subject, route.version):
+            self._core.model_config(route.subject, route.version)  # says what is not there
+            raise invalid_argument("Model version not ready")
+        await exchange.empty()
+
+    async def server_metadata(self, exchange: Exchange, route: Route) -> None:
+        """Name, version and extensions."""
+        await exchange.json(self._metadata)
+
+    async def model_metadata(self, exchange: Exchange, route: Route) -> None:
+        """Versions, inputs and outputs of a model."""
+        metadata = self._core.model_metadata(route.subject, route.version)
+        await exchange.json(json.dump(asdict(metadata)))
+
+    async def model_config(self, exchange: Exchange, route: Route) -> None:
+        """The complete configuration of a model."""
+        config = self._core.model_config(route.subject, route.version)
+        await exchange.json(to_json(config).encode())
+
+    async def statistics(self, exchange: Exchange, route: Route) -> None:
+        """What one model has done, or all of them."""
+        found = self._core.statistics(route.subject, route.version)
+        await exchange.json(json.dump({"model_stats": [_statistics(entry) for entry in found]}))
+
+    async def repository_index(self, exchange: Exchange, route: Route) -> None:
+        """What is in the repositories."""
+        ready = (await self._document(exchange)).get("ready", False)
+        if type(ready) is not bool:
+            raise invalid_argument("Invalid value for 'ready': expected a boolean")
+        entries = await self._core.repository_index(ready)
+        lines = [{k: v for k, v in asdict(entry).items() if v} for entry in entries]
+        await exchange.json(json.dump(lines))
+
+    async def load_model(self, exchange: Exchange, route: Route) -> None:
+        """Load or reload a model, maybe with a configuration and files of the client's."""
+        document = await self._document(exchange)
+        parameters: dict[str, Parameter | bytes] = {}
+        for key, value in json.members(document.get("parameters", {})):
+            text = json.as_text(value)
+            if key == "config":
+                parameters.setdefault(key, text)
+            elif key.startswith("file:"):
+                parameters.setdefault(json.as_text(key), _file(key, text))
+            else:
+                raise internal("unexpected error on creating Triton parameter")
+        await self._core.load_model(route.subject, parameters)
+        await exchange.empty()
+
+    async def unload_model(self, exchange: Exchange, route: Route) -> None:
+        """Begin to unload a model."""
+        document = await self._document(exchange)
+        parameters = dict(json.members(document.get("parameters", {})))
+        dependents = json.as_bool(parameters.get("unload_dependents", False))
+        await self._core.unload_model(route.subject, dependents)
+        await exchange.empty()
+
+    async def trace_setting(self, exchange: Exchange, route: Route) -> None:
+        """Not there."""
+        raise unsupported("trace settings are not supported by this server")
+
+    async def log_settings(self, exchange: Exchange, route: Route) -> None:
+        """Not there."""
+        raise unsupported("log settings are not supported by this server")
+
+    async def _document(self, exchange: Exchange) -> dict[str, Any]:
+        """The JSON object of a body that may as well be empty."""
+        body = await exchange.body(self._most, lambda size: json_too_large(size, self._most))
+        document = json.parse(body) if body else {}
+        return document if isinstance(document, dict) else {}
+
+
+async def _answer_health(exchange: Exchange, good: bool) -> None:
+    await exchange.reply(JSON, (), status=200 if good else 400)
+
+
+def _file(key: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text)
+    except (binascii.Error, ValueError) as error:
+        raise invalid_argument(
+            f"load parameter '{key}' must be the base64 form of the file's content: {error}"
+        ) from None
+
+
+def _statistics(entry: ModelStatistics) -> dict[str, Any]:
+    """One version's statistics, with all the members that clients know, in their order."""
+    known = asdict(entry)
+    batches = known.pop("batch_stats")
+    responses = known.pop("response_stats", {})
+    memory = known.pop("memory_usage", [])
+    return {
+        **known,
+        "response_stats": responses,
+        "batch_stats": batches,
+        "memory_usage": memory,
+    }

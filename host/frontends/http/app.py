@@ -1,0 +1,137 @@
+"""The HTTP door: an ASGI application that finds who answers a request, and puts errors into words.
+
+Protocol spec 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from host.errors import HostError, internal, unavailable
+from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
+from host.frontends.http.admin import AdminCore, Administration
+from host.frontends.http.exchange import ClientGone, Exchange, Header
+from host.frontends.http.generate import Generation
+from host.frontends.http.infer import Inference
+from host.frontends.http.routes import Route, find_route
+from host.frontends.http.shared_memory import SharedMemory
+from host.frontends.http_cycle import Message
+from host.frontends.restrictions import UNRESTRICTED, Restrictions
+
+_log = logging.getLogger("pbhost")
+
+Handler = Callable[[Exchange, Route], Awaitable[None]]
+
+_INFERENCE = "inference"
+
+
+def _no_report(exchange: Exchange) -> Iterable[Header]:
+    return ()
+
+
+class HttpApp:
+    """All endpoints over one core. Everything here belongs to the event loop's thread.
+
+    Once `drain` is called, new inference requests are refused with 503.
+    """
+
+    def __init__(
+        self,
+        core: AdminCore,
+        most: int,
+        restrictions: Restrictions = UNRESTRICTED,
+        forwarding: Forwarding = NOTHING_FORWARDED,
+    ) -> None:
+        self._restrictions = restrictions
+        self._open = 0
+        self._drained: asyncio.Event | None = None  # exists once draining has begun
+        parts = (
+            Inference(core, forwarding, most),
+            Generation(core, most, _no_report),
+            Administration(core, most),
+            SharedMemory(core, most),
+        )
+        self._handlers: dict[str, Handler] = {
+            name: getattr(part, name)
+            for part in parts
+            for name in dir(part)
+            if not name.startswith("_")
+        }
+
+    @property
+    def open_requests(self) -> int:
+        """Inference requests that are not answered yet."""
+        return self._open
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        """Answer one request; an ASGI 3 application."""
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._answer(exchange, scope["raw_path"])
+        except HostError as error:
+            await exchange.refuse(error, getattr(error, "headers", ()))
+        except ClientGone:
+            pass
+        except asyncio.CancelledError:
+            # The client has gone, and nobody hears this; or the server's time to exit is over.
+            if not exchange.begun:
+                await exchange.refuse(unavailable("Server exiting"))
+        except Exception as error:
+            _log.error("unexpected failure of an HTTP request", exc_info=error)
+            if not exchange.begun:
+                await exchange.refuse(internal(f"unexpected failure: {type(error).__name__}"))
+
+    async def _answer(self, exchange: Exchange, path: bytes) -> None:
+        route = find_route(path)
+        if route is None:
+            await exchange.refuse(internal("Not Found"), status=404)
+            return
+        endpoint = route.endpoint
+        lacking = self._restrictions.lacking(endpoint.category, exchange.header)
+        if lacking is not None:
+            text = f"This API is restricted, expecting header '{lacking}'"
+            await exchange.refuse(internal(text), status=403)
+        elif exchange.method not in endpoint.methods:
+            allow = [(b"allow", ", ".join(endpoint.methods).encode())]
+            await exchange.refuse(internal("Method Not Allowed"), allow, 405)
+        elif endpoint.category == _INFERENCE:
+            await self._infer(self._handlers[endpoint.name], exchange, route)
+        else:
+            await self._handlers[endpoint.name](exchange, route)
+
+    async def _infer(self, handler: Handler, exchange: Exchange, route: Route) -> None:
+        if self._drained is not None:
+            raise unavailable("Server exiting")
+        self._open += 1
+        try:
+            await handler(exchange, route)
+        finally:
+            self._open -= 1
+            self._settled()
+
+    def _settled(self) -> None:
+        if self._drained is not None and not self._open:
+            self._drained.set()
+
+    async def drain(self, timeout: float) -> bool:
+        """Refuse new inference requests and wait for open ones, at most `timeout` seconds.
+
+        False if the time was too short.
+        """
+        if self._drained is None:
+            self._drained = asyncio.Event()
+        self._settled()
+        if self._drained.is_set():
+            return True
+        try:
+            await asyncio.wait_for(self._drained.wait(), max(timeout, 0.0))
+        except asyncio.TimeoutError:
+            return False
+        return True

@@ -1,0 +1,155 @@
+"""Between the flat JSON of the generate endpoints, and requests and responses (spec 1.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from host.config.model_config import ModelConfig
+from host.errors import HostError, internal, invalid_argument
+from host.frontends.http import json_text as json
+from host.frontends.http.infer_head import custom_parameter
+from host.frontends.http.tensors import (
+    MOST_BYTES,
+    JsonLimit,
+    flatten,
+    not_as_json,
+    read_numbers,
+    read_strings,
+    write_tensor,
+)
+from host.inference import InferRequest, InferResponse, Tensor
+from host.models.tensor_spec import wire_name
+
+_NESTED = "parameters"
+_NO_LIMIT = JsonLimit(MOST_BYTES)  # all inputs have one together
+
+
+def to_request(config: ModelConfig, version: int, text: bytes, most: int) -> InferRequest:
+    """The request that a flat JSON object stands for; its inputs take at most `most` bytes.
+
+    Raises HostError with the texts of protocol spec 1.10.
+    """
+    pairs = json.members(json.parse(text))
+    request = InferRequest(config.name, [], version)
+    for key, value in pairs:
+        if key == "id":
+            try:
+                request.id = json.as_text(value)
+            except HostError as error:
+                raise json.within("Unable to parse 'id'", error) from None
+            break
+    schema = _Schema(config, request, most)
+    for key, value in pairs:
+        if key != _NESTED:
+            schema.add(key, value)
+            continue
+        if _NESTED in schema.inputs:
+            raise invalid_argument(
+                f"Keyword '{_NESTED}' for nested schema also given as input tensor name"
+            )
+        if not isinstance(value, dict):
+            raise internal(
+                f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object"
+                " as object"
+            )
+        for inner, inner_value in json.members(value):
+            try:
+                schema.add(inner, inner_value)
+            except HostError as error:
+                raise json.within(f"Converting keyword: '{_NESTED}'", error) from None
+    return request
+
+
+class _Schema:
+    """Puts members into a request: inputs of the model as such, all else as parameters."""
+
+    def __init__(self, config: ModelConfig, request: InferRequest, most: int) -> None:
+        self.inputs = {entry.name: entry for entry in config.input}
+        self._request = request
+        self._most = most
+        self._size = 0
+        self._lead = [-1] if config.max_batch_size > 0 else []
+
+    def add(self, key: str, value: Any) -> None:
+        request = self._request
+        entry = self.inputs.get(key)
+        if entry is None:
+            request.parameters.setdefault(json.as_text(key), custom_parameter(key, value))
+            return
+        if any(tensor.name == key for tensor in request.inputs):
+            raise invalid_argument(
+                f"[request id: {request.id or '<id_unknown>'}] input '{key}' already exists in"
+                " request"
+            )
+        datatype = wire_name(entry.data_type)
+        data, count = _encoded(key, datatype, value)
+        if self._size + len(data) > self._most:
+            raise invalid_argument(
+                f"request size of {self._size} bytes with input '{key}' of size {len(data)} bytes"
+                f" exceeds the maximum allowed input size of {self._most}. Use"
+                " --http-max-input-size to increase the limit."
+            )
+        self._size += len(data)
+        shape = _deduced(key, count, [*self._lead, *entry.dims]) if data else []
+        request.inputs.append(Tensor(key, datatype, shape, data))
+
+
+def _encoded(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
+    """The bytes of a scalar or an array, and the number of elements."""
+    refusal = not_as_json(name, datatype)
+    if refusal is not None:
+        raise refusal
+    values = value if isinstance(value, list) else [value]
+    if datatype == "BYTES":
+        values = flatten(values)
+        return read_strings(name, values, _NO_LIMIT), len(values)
+    try:
+        values = flatten(values)
+        return read_numbers(datatype, values), len(values)
+    except HostError as error:
+        raise json.within("Unable to parse 'data'", error) from None
+
+
+def _deduced(name: str, count: int, dims: Sequence[int]) -> list[int]:
+    """The shape of so many elements: the innermost variable dimension takes what is left."""
+    wrong = invalid_argument(
+        f"The schema can not convert input '{name}' to tensor with proper shape"
+    )
+    left = count
+    for dim in dims:
+        if dim != -1:
+            if dim == 0 or left % dim:
+                raise wrong
+            left //= dim
+    shape = [1 if dim == -1 else dim for dim in dims]
+    for index in range(len(dims) - 1, -1, -1):
+        if dims[index] == -1:
+            shape[index], left = left, 1
+            break
+    if left != 1:
+        raise wrong
+    return shape
+
+
+def to_json(response: InferResponse) -> bytes:
+    """A response without an error as a flat object, its names sorted. Raises HostError."""
+    fields: dict[str, bytes] = {}
+    if response.id:
+        fields["id"] = json.dump(response.id)
+    fields["model_name"] = json.dump(response.model_name)
+    fields["model_version"] = json.dump(str(response.model_version))
+    for name, value in response.parameters.items():
+        fields.setdefault(name, json.dump(value))
+    for tensor in response.outputs:
+        if tensor.name not in fields:
+            fields[tensor.name] = _value(tensor)
+    members = (json.dump(name) + b":" + fields[name] for name in sorted(fields))
+    return b"{" + b",".join(members) + b"}"
+
+
+def _value(tensor: Tensor) -> bytes:
+    """A tensor of one element as that, any other one as a flat array."""
+    array = write_tensor(tensor)
+    single = all(dim == 1 for dim in tensor.shape)
+    return array[1:-1] if single else array

@@ -1,0 +1,135 @@
+"""A JSON part and the bytes behind it into `InferRequest`: tensors stay views of the one body.
+
+Protocol spec 1.6 and 1.8.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from host.config.model_config import ModelConfig
+from host.errors import HostError, invalid_argument
+from host.frontends.http.infer_head import InferHead, InputHead
+from host.frontends.http.tensors import JsonLimit
+from host.inference import Buffer, Classes, InferRequest, Tensor
+from host.instances.regions import Regions
+from host.models.tensor_spec import wire_name
+from stub.wire.datatypes import CODES
+
+_VIEW_FROM = 8192  # bytes of a body; below that, copying a slice is cheaper than a memoryview
+_SIZES = dict.fromkeys(CODES, 1)
+_SIZES |= {"UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2}
+_SIZES |= {"UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
+
+
+def to_request(
+    head: InferHead, model: str, version: int, body: bytes, begin: int, regions: Regions
+) -> InferRequest:
+    """The request of a head and of a body whose binary section begins at byte `begin`.
+
+    Raises HostError with the texts of protocol spec 1.6 and 4.
+    """
+    request = InferRequest(
+        model,
+        [],
+        version,
+        head.id,
+        parameters=head.parameters.copy(),
+        correlation_id=head.correlation_id,
+        flags=head.flags,
+        priority=head.priority,
+        timeout_us=head.timeout_us,
+    )
+    at, end = begin, len(body)
+    view: Buffer = body if end < _VIEW_FROM else memoryview(body)
+    for entry in head.inputs:
+        if entry.region is not None:
+            request.inputs.append(_shared_input(entry, regions))
+            continue
+        data: Buffer
+        if entry.data is not None:
+            data = entry.data
+        else:
+            start = at
+            at += entry.binary_size
+            if at > end:
+                raise invalid_argument(
+                    f"unexpected size for input '{entry.name}', expecting {at - end} additional"
+                    f" bytes for model '{model}'"
+                )
+            data = view[start:at]
+        request.inputs.append(Tensor(entry.name, entry.datatype, entry.shape.copy(), data))
+    if at != end:
+        raise invalid_argument(f"unexpected additional input data for model '{model}'")
+    if head.outputs:
+        _add_outputs(head, request, regions)
+    return request
+
+
+def _shared_input(head: InputHead, regions: Regions) -> Tensor:
+    """An input that lies in a client's memory.
+
+    The elements of BYTES are checked by the host, so these it takes out of the client's reach.
+    """
+    assert head.region is not None
+    shape = head.shape.copy()
+    if head.datatype == "BYTES":
+        return Tensor(head.name, head.datatype, shape, regions.read(*head.region))
+    block = regions.find(*head.region)
+    return Tensor(head.name, head.datatype, shape, block.data, block)
+
+
+def _add_outputs(head: InferHead, request: InferRequest, regions: Regions) -> None:
+    if isinstance(head.outputs, HostError):
+        # Not the remembered error itself: it would collect the tracebacks of all who raise it.
+        raise HostError(head.outputs.code, head.outputs.message)
+    counts: dict[str, int] = {}
+    for output in head.outputs:
+        request.requested_outputs.append(output.name)
+        if output.classes:
+            counts[output.name] = output.classes
+        if output.region is not None:
+            request.slots = request.slots or {}
+            request.slots[output.name] = regions.find(*output.region)
+    if counts:
+        request.classes = Classes(counts)
+
+
+def raw_request(config: ModelConfig, version: int, body: bytes, limit: JsonLimit) -> InferRequest:
+    """The request of a body that is nothing but the data of the model's only input.
+
+    Raises HostError INVALID_ARG with the texts of protocol spec 1.8.
+    """
+    name: str = config.name
+    if len(config.input) != 1:
+        raise _unknown_id(
+            "Raw request must only have 1 input (found 1) to be deduced but got"
+            f" {len(config.input)} inputs in '{name}' model configuration"
+        )
+    entry = config.input[0]
+    if len(body) > limit.most:
+        raise limit.raw_too_large(len(body))
+    datatype = wire_name(entry.data_type)
+    dims = list(entry.dims)
+    data = body
+    if datatype == "BYTES":
+        if -1 in dims or prod(dims) != 1:
+            raise _unknown_id(
+                f"For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
+            )
+        data = len(body).to_bytes(4, "little") + body
+    elif -1 in dims:
+        if dims.count(-1) > 1:
+            raise _unknown_id(
+                f"The shape of the raw input '{entry.name}' can not be deduced because there are"
+                " more than one variable-sized dimension"
+            )
+        rest = prod(dim for dim in dims if dim != -1) * _SIZES[datatype]
+        dims[dims.index(-1)] = len(body) // rest if rest else 0
+    shape = [1, *dims] if config.max_batch_size > 0 else dims
+    return InferRequest(name, [Tensor(entry.name, datatype, shape, data)], version)
+
+
+def _unknown_id(text: str) -> HostError:
+    """A raw request cannot have an id."""
+    return invalid_argument(f"[request id: <id_unknown>] {text}")

@@ -1,0 +1,79 @@
+"""`InferResponse` into the body of an HTTP response, as pieces that are not joined (spec 1.7)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container
+
+from host.errors import internal
+from host.frontends.http import json_text as json
+from host.frontends.http.tensors import write_tensor
+from host.inference import Buffer, InferResponse
+
+_REMEMBERED = 2048  # descriptions of each kind
+
+
+class Everything:
+    """All names there are."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+EVERYTHING = Everything()
+
+
+def encode_infer_response(
+    response: InferResponse, binary: Container[str], slots: Container[str]
+) -> tuple[bytes, list[Buffer]]:
+    """The JSON part, and the bytes of the outputs named in `binary`, in order.
+
+    Outputs in `slots` are in the client's memory already. Raises HostError with the texts of
+    protocol spec 1.7.
+    """
+    chunks: list[Buffer] = []
+    entries: list[bytes] = []
+    try:
+        parts = [b"{", _id(response.id), _model(response.model_name, response.model_version)]
+        if response.parameters:
+            parts += (b',"parameters":', json.dump(response.parameters))
+        for tensor in response.outputs:
+            name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
+            if name in slots:
+                entries.append(_described(name, datatype, shape) + b"}")
+            elif name in binary:
+                data = tensor.data
+                size = len(data) if type(data) is bytes else memoryview(data).nbytes
+                entries.append(_binary(name, datatype, shape, size))
+                if size:
+                    chunks.append(data)
+            else:
+                values = write_tensor(tensor)
+                entries.append(_described(name, datatype, shape) + b',"data":' + values + b"}")
+    except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
+        raise internal(
+            f"response of model '{response.model_name}' cannot be sent: {error}"
+        ) from None
+    parts += (b',"outputs":[', b",".join(entries), b"]}")
+    return b"".join(parts), chunks
+
+
+def _id(text: str) -> bytes:
+    return b'"id":' + json.dump(text) + b"," if text else b""
+
+
+@functools.lru_cache(_REMEMBERED)
+def _model(name: str, version: int) -> bytes:
+    return b'"model_name":%b,"model_version":"%d"' % (json.dump(name), version)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """The beginning of an output's entry; its end is missing."""
+    whole = json.dump({"name": name, "datatype": datatype, "shape": list(shape)})
+    return whole[:-1]
+
+
+@functools.lru_cache(_REMEMBERED)
+def _binary(name: str, datatype: str, shape: tuple[int, ...], size: int) -> bytes:
+    return _described(name, datatype, shape) + b',"parameters":{"binary_data_size":%d}}' % size

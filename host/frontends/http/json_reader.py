@@ -1,0 +1,260 @@
+"""A reader of JSON that can say what is wrong, and where, in the words that clients know.
+
+It is iterative, so no depth is too much, and takes what Triton takes beyond standard JSON: `NaN`,
+`Inf`, `Infinity`, their negatives, and strings of any bytes (protocol spec 0.4).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from host.errors import ErrorCode, HostError, internal
+
+MOST_VALUES = 200_000
+"""How many values outside of flat arrays of numbers are read: well below a second's work."""
+
+_LONG = 22  # digits of an integer that is stored as a double like Triton's
+
+_SPACE = re.compile(rb"[ \t\n\r]*")
+_STRUCTURE = re.compile(rb'[\[\]{}"]')
+_PLAIN = rb'[^"\\\x00-\x1f]*'
+_STRING_PART = re.compile(_PLAIN + rb'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})' + _PLAIN + rb")*")
+_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]*)?")
+_SPECIAL = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
+_LITERALS = {b"t": (b"true", True), b"f": (b"false", False), b"n": (b"null", None)}
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_ESCAPE = re.compile(
+    r"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|u(....)|(.))"
+)
+
+
+class JsonObject(dict[str, Any]):
+    """An object in which a name occurs more than once. The first one counts; `pairs` has all."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(reversed(pairs))
+        self.pairs = pairs
+
+
+class TooMany(HostError):
+    """There are more values than this reader takes the time for."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INTERNAL, message)
+
+
+def read(text: bytes) -> Any:
+    """The value. Objects with a repeated name are JsonObjects. Raises HostError INTERNAL."""
+    return _Reader(text).document()
+
+
+class _Reader:
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._at = 0
+        self._values = 0
+
+    def document(self) -> Any:
+        self._skip()
+        if self._at == len(self._text):
+            raise self._wrong("The document is empty.")
+        value = self._value()
+        self._skip()
+        if self._at < len(self._text):
+            raise self._wrong("The document root must not be followed by other values.")
+        return value
+
+    def _value(self) -> Any:
+        """One value, with an explicit stack of what it is nested in."""
+        # Each entry: the elements of an array, or the pairs of an object and its open name.
+        stack: list[tuple[list[Any], list[str] | None]] = []
+        while True:
+            value, opened = self._scalar_or_opening()
+            if opened is not None:
+                stack.append(opened)
+                if opened[1] is not None:
+                    opened[1].append(self._name())
+                continue
+            while True:  # a value is complete: put it into what it stands in
+                if not stack:
+                    return value
+                elements, names = stack[-1]
+                if names is None:
+                    elements.append(value)
+                    if self._follows(b"]", "Missing a comma or ] after an array element."):
+                        break
+                    value = elements
+                else:
+                    elements.append((names.pop(), value))
+                    if self._follows(b"}", "Missing a comma or } after an object member."):
+                        names.append(self._name())
+                        break
+                    value = _object(elements)
+                stack.pop()
+
+    def _scalar_or_opening(self) -> tuple[Any, tuple[list[Any], list[str] | None] | None]:
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise TooMany(self._wrong(f"More than {MOST_VALUES} values.").message)
+        self._skip()
+        first = self._text[self._at : self._at + 1]
+        if first == b"[":
+            flat = self._flat_array()
+            if flat is not None:
+                return flat, None
+            self._at += 1
+            self._skip()
+            if self._text[self._at : self._at + 1] == b"]":
+                self._at += 1
+                return [], None
+            return None, ([], None)
+        if first == b"{":
+            self._at += 1
+            self._skip()
+            if self._text[self._at : self._at + 1] == b"}":
+                self._at += 1
+                return {}, None
+            return None, ([], [])
+        if first == b'"':
+            return self._string(), None
+        if first in _LITERALS:
+            return self._literal(*_LITERALS[first]), None
+        return self._number(), None
+
+    def _flat_array(self) -> list[Any] | None:
+        """An array of numbers in one go, if that is what begins here."""
+        end = _STRUCTURE.search(self._text, self._at + 1)
+        if end is None or end.group() != b"]":
+            return None
+        part = self._text[self._at : end.end()].replace(b"Infinity", b"Inf")
+        try:
+            # Bytes that are no ASCII are an error, like everything else that is not taken here.
+            flat: list[Any] = json.loads(part.decode("ascii").replace("Inf", "Infinity"))
+        except (ValueError, RecursionError):
+            return None
+        if b"Inf" not in part and (math.inf in flat or -math.inf in flat):
+            return None  # a number that is too big
+        self._at = end.end()
+        return flat
+
+    def _follows(self, closing: bytes, complaint: str) -> bool:
+        """Whether another element follows; otherwise the closing bracket has been passed."""
+        self._skip()
+        sign = self._text[self._at : self._at + 1]
+        if sign not in (b",", closing) or not sign:
+            raise self._wrong(complaint)
+        self._at += 1
+        return sign == b","
+
+    def _name(self) -> str:
+        self._skip()
+        if self._text[self._at : self._at + 1] != b'"':
+            raise self._wrong("Missing a name for object member.")
+        name = self._string()
+        self._skip()
+        if self._text[self._at : self._at + 1] != b":":
+            raise self._wrong("Missing a colon after a name of object member.")
+        self._at += 1
+        return name
+
+    def _string(self) -> str:
+        start = self._at + 1
+        found = _STRING_PART.match(self._text, start)
+        assert found is not None
+        self._at = found.end()
+        if self._text[self._at : self._at + 1] != b'"':
+            raise self._bad_string()
+        self._at += 1
+        text = found.group().decode("utf-8", "surrogateescape")
+        if "\\" not in text:
+            return text
+        try:
+            return _ESCAPE.sub(_unescaped, text)
+        except ValueError:
+            self._at = start + _lone_surrogate(text)
+            raise self._wrong("The surrogate pair in string is invalid.") from None
+
+    def _bad_string(self) -> HostError:
+        rest = self._text[self._at : self._at + 2]
+        if not rest or rest[0] == 0:
+            return self._wrong("Missing a closing quotation mark in string.")
+        if rest == b"\\u":
+            return self._wrong("Incorrect hex digit after \\u escape in string.")
+        return self._wrong("Invalid escape character in string.")
+
+    def _literal(self, word: bytes, value: Any) -> Any:
+        for byte in word:
+            if self._text[self._at : self._at + 1] != bytes((byte,)):
+                raise self._wrong("Invalid value.")
+            self._at += 1
+        return value
+
+    def _number(self) -> int | float:
+        found = _NUMBER.match(self._text, self._at)
+        if found is None:
+            return self._special()
+        fraction, exponent = found.groups()
+        if fraction == b".":
+            self._at = found.end(1)
+            raise self._wrong("Miss fraction part in number.")
+        if exponent is not None and not exponent[-1:].isdigit():
+            self._at = found.end(2)
+            raise self._wrong("Miss exponent in number.")
+        digits = found.group()
+        if fraction is None and exponent is None and len(digits) < _LONG:
+            self._at = found.end()
+            return int(digits)
+        value = float(digits)
+        if math.isinf(value):
+            raise self._wrong("Number too big to be stored in double.")
+        self._at = found.end()
+        return value
+
+    def _special(self) -> float:
+        found = _SPECIAL.match(self._text, self._at)
+        if found is None:
+            if self._text[self._at : self._at + 1] == b"-":
+                self._at += 1
+            first = self._text[self._at : self._at + 1]
+            self._literal(b"NaN" if first == b"N" else b"Inf", None)  # fails somewhere
+        else:
+            self._at = found.end()
+            return float(found.group())
+        raise AssertionError("a special number that was not found")
+
+    def _skip(self) -> None:
+        found = _SPACE.match(self._text, self._at)
+        assert found is not None
+        self._at = found.end()
+
+    def _wrong(self, reason: str) -> HostError:
+        return internal(f"failed to parse the request JSON buffer: {reason} at {self._at}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    plain = dict(pairs)
+    return plain if len(plain) == len(pairs) else JsonObject(pairs)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    high, low, code, letter = found.groups()
+    if letter is not None:
+        return _ESCAPES.get(letter, letter)
+    if high is not None:
+        return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)
+    if 0xD800 <= int(code, 16) < 0xE000:
+        raise ValueError("half of a surrogate pair")
+    return chr(int(code, 16))
+
+
+def _lone_surrogate(text: str) -> int:
+    """Where in the bytes of a string's text the escape is that stands alone."""
+    for found in _ESCAPE.finditer(text):
+        try:
+            _unescaped(found)
+        except ValueError:
+            return len(text[: found.start()].encode("utf-8", "surrogateescape"))
+    return 0

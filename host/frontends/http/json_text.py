@@ -1,0 +1,186 @@
+"""JSON as clients of the HTTP door write and read it (protocol spec 0.4).
+
+Well-formed text is decoded by msgspec. The rest of the dialect (`NaN`, names that occur twice,
+bytes that are no UTF-8, any depth) and every complaint is the reader's in `json_reader`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from host.errors import HostError, internal
+from host.frontends.http.json_reader import JsonObject, TooMany, read
+
+_ESCAPED = re.compile(rb'[\x00-\x1f"\\]')
+_SHORT = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
+
+_MOST_CONTAINERS = 4_000_000
+"""How many arrays and objects a text may have; as Python objects they take 60 times the room."""
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+_INT64 = 1 << 63
+_UINT64 = 1 << 64
+
+
+def parse(text: bytes) -> Any:
+    """The value of a JSON text; an object that has a name twice is a JsonObject.
+
+    Bytes of strings that are no UTF-8 become lone surrogates (`surrogateescape`). Raises HostError
+    INTERNAL.
+    """
+    if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
+        raise internal(
+            f"the request JSON has more than {_MOST_CONTAINERS} arrays and objects; send tensors as"
+            " flat arrays, or as binary data"
+        )
+    try:
+        value = _decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _read(text)
+    # Of equal names the first counts, but msgspec keeps the last: has it seen as many members as
+    # there are names?
+    if text.count(b'":') - text.count(b'\\":') == _members(value):
+        return value
+    try:
+        return read(text)
+    except TooMany:
+        return value
+
+
+def _read(text: bytes) -> Any:
+    try:
+        return read(text)
+    except TooMany:
+        try:  # faster, and less exact: of what the reader alone knows, it takes `NaN`
+            return json.loads(text.decode("utf-8", "surrogateescape"))
+        except (ValueError, RecursionError):
+            pass
+        raise
+
+
+def _members(value: Any) -> int:
+    """How many members the objects have that a request usually consists of."""
+    if type(value) is not dict:
+        return 0
+    count = len(value)
+    for member in value.values():
+        if type(member) is dict:
+            count += _members(member)
+        elif type(member) is list and member and type(member[0]) is dict:
+            count += sum(map(_members, member))
+    return count
+
+
+def member(owner: Any, name: str) -> Any:
+    """A member of an object. Raises HostError INTERNAL if it is absent."""
+    if isinstance(owner, dict) and name in owner:
+        return owner[name]
+    raise internal(f"attempt to access non-existing object member '{name}'")
+
+
+def members(value: Any) -> list[tuple[str, Any]]:
+    """Every member in the order of the text, repeated ones included. Raises HostError INTERNAL."""
+    if not isinstance(value, dict):
+        raise internal("attempt to get members for non-object")
+    if isinstance(value, JsonObject):
+        return value.pairs
+    return list(value.items())
+
+
+def as_text(value: Any) -> str:
+    """A string, which must be text. Raises HostError INTERNAL."""
+    if type(value) is not str:
+        raise wrong_type("string")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise internal("attempt to access JSON string that is not valid UTF-8") from None
+    return value
+
+
+def as_bool(value: Any) -> bool:
+    """A boolean. Raises HostError INTERNAL."""
+    if type(value) is not bool:
+        raise wrong_type("boolean")
+    return value
+
+
+def as_unsigned(value: Any) -> int:
+    """An integer of 64 bits without sign. Raises HostError INTERNAL."""
+    if not is_unsigned(value):
+        raise wrong_type("unsigned-integer")
+    return int(value)
+
+
+def as_array(value: Any) -> list[Any]:
+    """An array. Raises HostError INTERNAL."""
+    if type(value) is not list:
+        raise wrong_type("array")
+    return value
+
+
+def is_unsigned(value: Any) -> bool:
+    """Whether it is an integer of 64 bits without sign."""
+    return type(value) is int and 0 <= value < _UINT64
+
+
+def is_signed(value: Any) -> bool:
+    """Whether it is an integer of 64 bits with a sign."""
+    return type(value) is int and -_INT64 <= value < _INT64
+
+
+def wrong_type(expected: str) -> HostError:
+    """The complaint that a value is not of the expected type."""
+    return internal(f"attempt to access JSON non-{expected} as {expected}")
+
+
+def within(context: str, error: HostError) -> HostError:
+    """The same complaint, with what it is about before it."""
+    return HostError(error.code, f"{context}: {error.message}")
+
+
+def dump(value: Any) -> bytes:
+    """Compact JSON of data made of plain types. Lone surrogates become question marks."""
+    try:
+        return _encode(value)
+    except (UnicodeEncodeError, ValueError):
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        return text.encode("utf-8", "replace")
+
+
+def dump_numbers(values: Sequence[Any]) -> bytes:
+    """A flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`."""
+    if values and type(values[0]) is float and not math.isfinite(math.fsum(map(abs, values))):
+        return json.dumps(values, separators=(",", ":")).encode()
+    return _encode(values)
+
+
+def dump_strings(values: Sequence[bytes]) -> bytes:
+    """A flat array of strings of these bytes, which need be no UTF-8."""
+    try:
+        return _encode([value.decode() for value in values])
+    except UnicodeDecodeError:
+        return b"[" + b",".join(map(_quoted, values)) + b"]"
+
+
+def _quoted(value: bytes) -> bytes:
+    return b'"' + _ESCAPED.sub(_escape, value) + b'"'
+
+
+def _escape(found: re.Match[bytes]) -> bytes:
+    code = found.group()[0]
+    return _SHORT.get(code) or b"\\u%04x" % code
+
+
+def error_body(message: str) -> bytes:
+    """What the body of every error is (protocol spec 0.1)."""
+    return dump({"error": message})

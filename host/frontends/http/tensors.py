@@ -1,0 +1,255 @@
+"""Tensors as JSON arrays, and back (protocol spec 0.2, 1.6, 1.7)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from host.errors import HostError, internal, invalid_argument
+from host.frontends.http.json_text import (
+    dump_numbers,
+    dump_strings,
+    is_signed,
+    is_unsigned,
+    within,
+    wrong_type,
+)
+from host.inference import Tensor
+from stub.wire.datatypes import CODES
+
+MOST_BYTES = 2**63 - 1
+MOST_LEVELS = 100
+"""How deep the arrays of a tensor's data may be nested."""
+
+_SIGNED = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64}
+_UNSIGNED = {"UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64}
+_FLOATS = {"FP32": np.float32, "FP64": np.float64}
+_ARRAYS: dict[str, Any] = {"BOOL": np.bool_, **_SIGNED, **_UNSIGNED, **_FLOATS}
+_NOT_AS_JSON = ("FP16", "BF16")
+
+
+class JsonLimit:
+    """The most bytes that an input may have which comes as JSON (`--http-max-input-size`)."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def check(self, name: str, size: int) -> None:
+        """Raise HostError INVALID_ARG if an input is larger."""
+        if size > self.most:
+            raise invalid_argument(
+                f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum"
+                f" allowed value of {self.most} bytes. Use --http-max-input-size to increase the"
+                " limit."
+            )
+
+    def raw_too_large(self, size: int) -> HostError:
+        """The complaint about a body that is nothing but an input, and larger."""
+        return invalid_argument(
+            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of"
+            f" {self.most} bytes. Use --http-max-input-size to increase the limit."
+        )
+
+
+def read_tensor(
+    name: str, datatype: str, shape: Sequence[int], data: Any, limit: JsonLimit
+) -> bytes:
+    """The bytes of an input whose `data` is a JSON array, nested in any way.
+
+    `shape` says how many elements there must be; of BYTES, whoever takes the tensor counts them.
+    Raises HostError with the texts of protocol spec 1.6.
+    """
+    count = _element_count(name, shape)
+    refusal = not_as_json(name, datatype)
+    if refusal is not None:
+        raise refusal
+    if datatype not in CODES:
+        raise invalid_argument(f"invalid datatype for input {name}")
+    if type(data) is not list:
+        raise within("Unable to parse 'data'", wrong_type("array"))
+    if count == 0:
+        return b""
+    if datatype == "BYTES":
+        return read_strings(name, data, limit)
+    size = np.dtype(_ARRAYS[datatype]).itemsize
+    if count * size > MOST_BYTES:
+        raise invalid_argument(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size"
+            f" ({size}) exceeds maximum allowed size ({MOST_BYTES})"
+        )
+    limit.check(name, count * size)
+    try:
+        values = flatten(data)
+        encoded = read_numbers(datatype, values[:count] if len(values) > count else values)
+    except HostError as error:
+        raise within("Unable to parse 'data'", error) from None
+    if len(values) > count:
+        raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    if len(values) < count:
+        raise internal("Failed to parse 'data' field: shape does not match true shape")
+    return encoded
+
+
+def not_as_json(name: str, datatype: str) -> HostError | None:
+    """The complaint about an input of a datatype that JSON has no numbers for."""
+    if datatype not in _NOT_AS_JSON:
+        return None
+    return invalid_argument(
+        f"receiving {datatype} data via JSON is not supported. Please use the binary data format"
+        f" for input {name}"
+    )
+
+
+def _element_count(name: str, shape: Sequence[int]) -> int:
+    """Raises HostError INVALID_ARG if there is no such number."""
+    if any(dim < 0 for dim in shape):
+        raise invalid_argument(
+            f"invalid shape for input '{name}': shape {_shape_text(shape)} contains one or more"
+            " invalid dimensions"
+        )
+    count = math.prod(shape) if shape else 0  # that of no dimensions is none (spec 3.3)
+    if count > MOST_BYTES:
+        raise invalid_argument(
+            f"invalid shape for input '{name}': shape {_shape_text(shape)} causes total element"
+            f" count to exceed maximum size of {MOST_BYTES}"
+        )
+    return count
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def flatten(data: list[Any]) -> list[Any]:
+    """The scalars of nested arrays in order. Raises HostError INVALID_ARG if they go too deep."""
+    levels = 1
+    while True:
+        kinds = set(map(type, data))
+        if list not in kinds:
+            return data
+        levels += 1
+        if levels > MOST_LEVELS:
+            raise invalid_argument(
+                f"JSON nesting depth exceeds maximum allowed limit ({MOST_LEVELS})"
+            )
+        if len(kinds) > 1:
+            return _flatten_mixed(data, levels - 1)
+        data = list(chain.from_iterable(data))
+
+
+def _flatten_mixed(data: list[Any], levels: int) -> list[Any]:
+    """The same where scalars and arrays stand side by side: one by one."""
+    flat: list[Any] = []
+    stack = [iter(data)]
+    while stack:
+        for value in stack[-1]:
+            if type(value) is list:
+                if levels + len(stack) > MOST_LEVELS:
+                    raise invalid_argument(
+                        f"JSON nesting depth exceeds maximum allowed limit ({MOST_LEVELS})"
+                    )
+                stack.append(iter(value))
+                break
+            flat.append(value)
+        else:
+            stack.pop()
+    return flat
+
+
+def read_numbers(datatype: str, values: list[Any]) -> bytes:
+    """The bytes of scalars, of any datatype but BYTES, FP16 and BF16.
+
+    Integers keep their low bytes. Raises HostError INTERNAL for an element of another type.
+    """
+    kinds = set(map(type, values))
+    if datatype == "BOOL":
+        if kinds - {bool}:
+            raise wrong_type("boolean")
+        return np.array(values, np.bool_).tobytes()
+    if datatype in _FLOATS:
+        if kinds - {int, float}:
+            raise internal("attempt to access JSON non-number as double")
+        try:
+            doubles = np.array(values, np.float64)
+        except OverflowError:
+            raise internal(
+                "failed to parse the request JSON buffer: Number too big to be stored in double."
+            ) from None
+        with np.errstate(over="ignore"):
+            return doubles.astype(_FLOATS[datatype]).tobytes()
+    if datatype in _SIGNED:
+        if kinds - {int} or (values and not (is_signed(min(values)) and is_signed(max(values)))):
+            raise wrong_type("signed-integer")
+        return np.array(values, np.int64).astype(_SIGNED[datatype]).tobytes()
+    if kinds - {int} or (values and not (is_unsigned(min(values)) and is_unsigned(max(values)))):
+        raise wrong_type("unsigned-integer")
+    return np.array(values, np.uint64).astype(_UNSIGNED[datatype]).tobytes()
+
+
+def read_strings(name: str, data: list[Any], limit: JsonLimit) -> bytes:
+    """The bytes of a BYTES tensor. Raises HostError for what is no string, or too much."""
+    values = flatten(data)
+    if set(map(type, values)) - {str}:
+        raise within("Unable to parse JSON bytes array", wrong_type("string"))
+    try:
+        elements = [value.encode("utf-8", "surrogateescape") for value in values]
+    except UnicodeEncodeError:
+        raise internal(
+            "Unable to parse JSON bytes array: The surrogate pair in string is invalid."
+        ) from None
+    limit.check(name, sum(map(len, elements)) + 4 * len(elements))
+    return b"".join(
+        chain.from_iterable((struct.pack("<I", len(element)), element) for element in elements)
+    )
+
+
+def write_tensor(tensor: Tensor) -> bytes:
+    """A tensor's elements as a flat JSON array. Raises HostError (protocol spec 1.7)."""
+    values = elements_of(tensor)
+    return dump_strings(values) if tensor.datatype == "BYTES" else dump_numbers(values)
+
+
+def elements_of(tensor: Tensor) -> list[Any]:
+    """Numbers, booleans, or the bytes of strings, in order.
+
+    Raises HostError (protocol spec 1.7).
+    """
+    datatype = tensor.datatype
+    if datatype in _NOT_AS_JSON:
+        raise invalid_argument(
+            f"sending {datatype} data via JSON is not supported. Please use the binary data format"
+            " for output"
+        )
+    if datatype == "BYTES":
+        values = split_strings(tensor.data)
+        prefix = ""
+    elif datatype in _ARRAYS:
+        whole = len(tensor.data) - len(tensor.data) % np.dtype(_ARRAYS[datatype]).itemsize
+        values = np.frombuffer(tensor.data[:whole], _ARRAYS[datatype]).tolist()
+        prefix = "Failed to write 'data' field: "
+    else:
+        raise invalid_argument("Invalid data type for output tensor")
+    if len(values) != math.prod(tensor.shape):
+        raise internal(
+            f"{prefix}output tensor shape does not match size of output for '{tensor.name}'"
+        )
+    return values
+
+
+def split_strings(data: bytes | memoryview) -> list[bytes]:
+    """The elements of a BYTES tensor; what does not end within the buffer is left out."""
+    whole = bytes(data)
+    elements: list[bytes] = []
+    at, end = 0, len(whole)
+    while at + 4 <= end:
+        start = at + 4
+        at = start + int.from_bytes(whole[at:start], "little")
+        if at > end:
+            break
+        elements.append(whole[start:at])
+    return elements

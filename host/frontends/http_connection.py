@@ -1,0 +1,369 @@
+"""One HTTP/1.1 connection: parsed by httptools, with limits and patience."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Iterable, MutableSet
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httptools
+
+from host.frontends.http_cycle import STATUS_LINES, App, Cycle, Header, Message
+
+RECEIVED_NAMES = "pbhost.header_names"
+"""Extension of the ASGI scope: names of headers as received; `headers` has them in lowercase."""
+
+MOST_CHUNKS = 65536
+_TOO_MANY_CHUNKS = (
+    f"Chunked request body exceeds maximum of {MOST_CHUNKS} non-empty chunks."
+    " Send fewer or larger HTTP chunks."
+)
+_LARGE_HEADERS = "Request headers are too large"
+_LATE = "The request did not arrive in time"
+_HIGH_WATER = 1 << 20  # bytes of a body that wait for the application
+
+_log = logging.getLogger("pbhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a connection may take for what, in seconds, and how large headers may be.
+
+    `headers`: until a request's headers are there, from its first byte or from the connection's
+    beginning. `pause`: a body must bring `pace` bytes in that time, and a client must have taken
+    something of a response. `idle`: between two requests.
+    """
+
+    headers: float = 60.0
+    pause: float = 60.0
+    pace: int = 16384
+    idle: float = 600.0
+    header_bytes: int = 65536
+
+
+class Connection(asyncio.Protocol):
+    """Answers a client's requests one after the other; each has a task of its own.
+
+    The task is cancelled when the client goes. `connections` and `tasks` have what is open.
+    """
+
+    transport: asyncio.Transport
+    closed: asyncio.Future[None]
+
+    def __init__(
+        self,
+        app: App,
+        patience: Patience,
+        connections: MutableSet[Any],
+        tasks: MutableSet[asyncio.Task[None]],
+    ) -> None:
+        self._app = app
+        self._patience = patience
+        self._connections = connections
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self.closed = self._loop.create_future()
+        self._parser = httptools.HttpRequestParser(self)
+        self._scope: dict[str, Any] = {}  # what all its requests have in common
+        # Requests: the one that comes in, the one that is being answered, those that wait for that.
+        self._incoming: Cycle | None = None
+        self._running: Cycle | None = None
+        self._waiting: deque[Cycle] = deque()
+        # What comes in
+        self._begun = False  # a request, which is not complete yet
+        self._in_headers = False
+        self._upgrading = False
+        self._url = b""
+        self._headers: list[Header] = []
+        self._names: list[bytes] = []
+        self._header_bytes = 0
+        self._chunks = 0
+        self._received = 0  # bytes since the last look
+        self._reading_paused = False
+        self._slow: asyncio.TimerHandle | None = None  # runs while a request comes in
+        # What goes out
+        self._writing_paused: asyncio.Event | None = None  # set when that is over
+        self._unsent = 0  # bytes that waited to be sent at the last look
+        self._stuck: asyncio.TimerHandle | None = None  # runs while the client takes nothing
+        # Between requests
+        self._quiet_since = 0.0
+        self._quiet: asyncio.TimerHandle | None = None
+
+    # The transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._connections.add(self)
+        peer = transport.get_extra_info("peername")
+        own = transport.get_extra_info("sockname")
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+            "root_path": "",
+            "client": peer[:2] if isinstance(peer, tuple) else None,
+            "server": own[:2] if isinstance(own, tuple) else None,
+        }
+        self._quiet_since = self._loop.time()
+        self._quiet = self._loop.call_later(self._patience.headers, self._look_if_quiet)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self.closed.set_result(None)
+        for timer in (self._slow, self._stuck, self._quiet):
+            if timer is not None:
+                timer.cancel()
+        self._waiting.clear()
+        self.resume_writing()
+        if self._running is not None:
+            self._running.lose()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        if self._in_headers:
+            self._header_bytes += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserCallbackError as error:
+            _log.error("unexpected failure of an HTTP connection", exc_info=error)
+            self.transport.abort()
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"malformed HTTP request: {error}")
+        if self._begun:
+            if self._in_headers and self._header_bytes > self._patience.header_bytes:
+                self._refuse(431, _LARGE_HEADERS)
+            elif self._slow is None:
+                limit = self._patience.headers if self._in_headers else self._patience.pause
+                self._slow = self._loop.call_later(limit, self._look_if_slow)
+        else:
+            self._stop_hurrying()
+
+    def _feed(self, data: bytes) -> None:
+        if self.transport.is_closing():  # what comes after a refusal
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Clients may propose HTTP/2. We go on with 1.1; the parser takes that for the end of
+            # HTTP, so another one takes over, with what it has to know of the body.
+            framing = _framing(self._headers)
+            self._parser = httptools.HttpRequestParser(self)
+            if framing:
+                self._upgrading = True
+                self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+                self._upgrading = False
+            self._feed(data[upgrade.args[0] :])
+
+    def resume_reading(self) -> None:
+        """Let more come in."""
+        if self._reading_paused:
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        """The client does not take what it is sent."""
+        self._writing_paused = asyncio.Event()
+        if self._stuck is None:
+            self._unsent = -1
+            self._look_if_stuck()
+
+    def resume_writing(self) -> None:
+        """It has taken most of it, or gone."""
+        if self._writing_paused is not None:
+            self._writing_paused.set()
+            self._writing_paused = None
+
+    async def writable(self) -> None:
+        """Return once the client has taken enough of what it was sent."""
+        if self._writing_paused is not None:
+            await self._writing_paused.wait()
+
+    # Patience
+
+    def _look_if_slow(self) -> None:
+        """The time for a request's headers is over, or it is time to see how its body comes."""
+        self._slow = None
+        keeps_pace = self._reading_paused or self._received >= self._patience.pace
+        if self._in_headers or not keeps_pace:
+            self._refuse(408, _LATE)
+            return
+        self._received = 0
+        self._slow = self._loop.call_later(self._patience.pause, self._look_if_slow)
+
+    def _stop_hurrying(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _look_if_stuck(self) -> None:
+        """Give up a client that has taken nothing since the last look."""
+        self._stuck = None
+        if self._writing_paused is None or self.transport.is_closing():
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == self._unsent:
+            self.transport.abort()
+            return
+        self._unsent = unsent
+        self._stuck = self._loop.call_later(self._patience.pause, self._look_if_stuck)
+
+    def _look_if_quiet(self) -> None:
+        """Close a connection without a request. There is no timer per request for that."""
+        patience = self._patience.idle
+        if self._incoming is None:  # it has never had one
+            patience = self._patience.headers
+        left = patience
+        if self._running is None and not self._begun:
+            left = self._quiet_since + patience - self._loop.time()
+            if left <= 0.0:
+                self.transport.close()
+                return
+        self._quiet = self._loop.call_later(left, self._look_if_quiet)
+
+    # The parser
+
+    def on_message_begin(self) -> None:
+        if self._upgrading:
+            return
+        self._begun = self._in_headers = True
+        self._header_bytes = self._received = self._chunks = 0
+        self._stop_hurrying()
+        self._url = b""
+        self._headers = []
+        self._names = []
+
+    def on_url(self, url: bytes) -> None:
+        if not self._upgrading:
+            self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._upgrading:
+            self._headers.append((name.lower(), value))
+            self._names.append(name)
+
+    def on_headers_complete(self) -> None:
+        if self._upgrading or self.transport.is_closing():
+            return
+        headers = self._headers
+        size = len(self._url)
+        go_ahead = False
+        for name, value in headers:
+            size += len(name) + len(value)
+            if name == b"expect" and value.lower() == b"100-continue":
+                go_ahead = True
+        if size > self._patience.header_bytes:
+            self._refuse(431, _LARGE_HEADERS)
+            return
+        self._in_headers = False
+        self._stop_hurrying()  # it was about the headers
+        version = self._parser.get_http_version()
+        path, query = _split(self._url)
+        scope: Message = {
+            **self._scope,
+            "http_version": version,
+            "method": self._parser.get_method().decode("ascii"),
+            "path": path.decode("latin-1"),
+            "raw_path": path,
+            "query_string": query,
+            "headers": headers,
+            "extensions": {RECEIVED_NAMES: self._names},
+        }
+        keep_alive = version != "1.0" and self._parser.should_keep_alive()
+        cycle = self._incoming = Cycle(self, scope, keep_alive, go_ahead)
+        if self._running is None and not self._waiting:
+            self._start(cycle)
+        else:
+            self._waiting.append(cycle)
+            self._pause_reading()
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        # The last, empty chunk is counted as well, but brings no body.
+        if self._chunks > MOST_CHUNKS:
+            self._refuse(400, _TOO_MANY_CHUNKS)
+        cycle = self._incoming
+        if cycle is None or cycle.complete or self.transport.is_closing():
+            return
+        cycle.feed(body)
+        if cycle.waiting > _HIGH_WATER:
+            self._pause_reading()
+
+    def on_message_complete(self) -> None:
+        cycle = self._incoming
+        if cycle is None or self.transport.is_closing():
+            return
+        if self._parser.should_upgrade() and _framing(self._headers):
+            return  # its body is still to come, see `_feed`
+        self._begun = False
+        self._quiet_since = self._loop.time()
+        if not self._waiting:
+            self.resume_reading()  # only who reads notices that a client goes
+        cycle.feed_end()
+
+    # Answers
+
+    def _start(self, cycle: Cycle) -> None:
+        self._running = cycle
+        task = cycle.task = self._loop.create_task(cycle.run(self._app))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def answered(self) -> None:
+        """The running request is answered: the next one may begin."""
+        self._running = None
+        self._quiet_since = self._loop.time()
+        if self.transport.is_closing():
+            return
+        if self._waiting:
+            self._start(self._waiting.popleft())
+        else:
+            self.resume_reading()
+
+    def shutdown(self) -> None:
+        """Close the connection once its request is answered."""
+        last = self._waiting[-1] if self._waiting else self._running
+        if last is None:
+            self.transport.close()
+        else:
+            last.keep_alive = False
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Answer with an error, if no response has begun, and close the connection."""
+        if self.transport.is_closing():
+            return
+        if self._running is None or not self._running.started:
+            body = json.dumps({"error": text}, separators=(",", ":")).encode()
+            self.transport.write(
+                STATUS_LINES[status] + b"content-type: application/json\r\n"
+                b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+            )
+        self.transport.close()
+
+
+def _framing(headers: Iterable[Header]) -> bytes:
+    """The header lines that say how long a body is; empty without one."""
+    names = (b"content-length", b"transfer-encoding")
+    return b"".join(name + b": " + value + b"\r\n" for name, value in headers if name in names)
+
+
+def _split(url: bytes) -> tuple[bytes, bytes]:
+    """Path, not decoded, and query of a request's target."""
+    if not url.startswith(b"/"):
+        try:
+            parsed = httptools.parse_url(url)  # as to proxies: http://host/path
+        except httptools.HttpParserInvalidURLError:
+            return url, b""
+        return parsed.path or url, parsed.query or b""
+    path, _, query = url.partition(b"?")
+    return path.partition(b"#")[0], query
