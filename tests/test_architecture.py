@@ -49,7 +49,6 @@ ONE_PLACE = {
     "mmap": {"stub.wire.shared_file"},
     "uvloop": {"host.__main__"},
     "re2": {"host.flag_values"},
-    "uvicorn": {"host.frontends.http_listener"},
     "prometheus_client": {"host.metrics.exposition"},
 }
 """A library, and the only modules that may import it."""
