@@ -1,6 +1,6 @@
 """Measures this host and a real Triton in one run, on the same models, and prints ratios.
 
-    python -m benchmarks [--peer FOLDER] [--rounds N] [--only NAME] [--engine h2]
+    python -m benchmarks [--peer FOLDER] [--rounds N] [--only NAME] [--engine grpcio]
 
 Both servers run all the time and are loaded in turns, so that what disturbs one disturbs both.
 """
@@ -50,7 +50,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="the median round is reported")
     parser.add_argument("--only", default="", help="only rows whose name contains this")
-    parser.add_argument("--engine", default="grpcio", help="the gRPC engine of our host")
+    parser.add_argument("--engine", default="h2", help="the gRPC engine of our host")
     arguments = parser.parse_args()
     peer = Peer(arguments.peer)
     peer.install()

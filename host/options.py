@@ -219,8 +219,8 @@ class Options:
         0, "The most tensor memory that one process's arena may take; 0: the machine's memory.",
         SIZE)
     grpc_engine: str = _own(
-        "grpcio", "What speaks gRPC to clients. grpcio: the library of that name; h2: this host's"
-        " own, which needs less of the CPU.", check=values.grpc_engine)
+        "h2", "What speaks gRPC to clients. h2: this host's own; grpcio: the library of that name,"
+        " which needs more of the CPU.", check=values.grpc_engine)
     stub_start: str = _own(
         "fork", "fork: stubs are forks of a process with its imports done; spawn: each is a new"
         " interpreter.", check=values.stub_start)
