@@ -36,7 +36,7 @@ class RunningServer:
 
 
 @contextmanager
-def ours(repository: Path, engine: str = "grpcio") -> Iterator[RunningServer]:
+def ours(repository: Path, engine: str = "h2") -> Iterator[RunningServer]:
     """This project's host, with that engine behind its gRPC port."""
     port = _free_port()
     command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository}"]

@@ -112,6 +112,7 @@ class Call:
         "on_cancel",
         "on_first",
         "on_finish",
+        "on_response",
         "on_taken",
         "place",
         "_callback",
@@ -130,6 +131,7 @@ class Call:
         self.on_cancel: Callable[[Call], None] | None = None
         self.on_first: Callable[[Call], None] | None = None  # its first response is there
         self.on_finish: Callable[[Call], None] | None = None
+        self.on_response: Callable[[InferResponse], None] | None = None  # may change it
         self.on_taken: Callable[[InferResponse], None] | None = None
         self.place: object = None  # the scheduler it waits in, or the lane it runs on
         self._callback: ResponseCallback | None = None
@@ -142,6 +144,8 @@ class Call:
             return
         if response is not None and response.error is not None:
             self.failed = True
+        if self.on_response is not None and response is not None:
+            self.on_response(response)
         if self.on_first is not None and response is not None:
             told, self.on_first = self.on_first, None
             told(self)

@@ -145,7 +145,7 @@ class DynamicScheduler(LaneQueue):
     def _expire(self, now: int) -> None:
         for call in self._queue.expire(now):
             call.reason = FailureReason.REJECTED
-            self._refuse(call, unavailable("Request timeout expired"))
+            self.refuse(call, unavailable("Request timeout expired"))
 
     def _wake_at(self, time: int) -> None:
         """Look again then. One timer is enough: it may come too early, and is then set again."""
@@ -164,11 +164,18 @@ class DynamicScheduler(LaneQueue):
         self._dispatch()
         self._wake_at(self._queue.nearest)
 
+    def reserve(self, call: Call) -> None:
+        """Give the call its place in the order of responses, if there is one."""
+        if self._order is not None:
+            self._enter(call)
+
     def _enter(self, call: Call) -> None:
         assert isinstance(call, OrderedCall) and self._order is not None
-        self._order.enter(call)
+        if call.order is None:
+            self._order.enter(call)
 
-    def _refuse(self, call: Call, error: HostError) -> None:
+    def refuse(self, call: Call, error: HostError) -> None:
+        """Answer a call that will not run; it holds back no other response."""
         if isinstance(call, OrderedCall):
             call.refuse(error)
         else:

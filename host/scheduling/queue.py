@@ -32,7 +32,7 @@ class LaneQueue:
         while self._queue:
             call = next(iter(self._queue))
             self._withdraw(call)
-            self._refuse(call, error)
+            self.refuse(call, error)
 
     @property
     def queued(self) -> int:
@@ -45,8 +45,11 @@ class LaneQueue:
         call.place = self
         call.on_cancel = self._withdraw
 
-    def _refuse(self, call: Call, error: HostError) -> None:
-        """Answer a call that has been taken out of the queue and will not run."""
+    def reserve(self, call: Call) -> None:
+        """A call has arrived; without an order of responses that is of no matter yet."""
+
+    def refuse(self, call: Call, error: HostError) -> None:
+        """Answer a call that is not, or no longer, in the queue and will not run."""
         call.fail(error)
 
     def _join(self, lane: Lane) -> None:

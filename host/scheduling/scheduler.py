@@ -42,8 +42,17 @@ class Scheduler(Protocol):
     lane_returns: Callable[[], bool]
     """Whether a lane that has gone is on its way back; the model says."""
 
+    def reserve(self, call: Call) -> None:
+        """A call that may be answered without being run, or be submitted later, has arrived.
+
+        It has its place in the order of responses from now on.
+        """
+
     def submit(self, call: Call) -> None:
         """Queue a call or start it at once. Raises HostError if too many are queued."""
+
+    def refuse(self, call: Call, error: HostError) -> None:
+        """End a call that was reserved, or taken from the queue, and will not run."""
 
     def lane_free(self, lane: Lane) -> None:
         """This lane can take a batch; a lane not heard of before joins."""
