@@ -20,7 +20,7 @@ demo: $(VENV)/base.stamp  ## serve model_repository/, send real queries, show th
 	$(BIN)/python examples/demo.py
 
 serve: $(VENV)/base.stamp  ## serve model_repository/ until Ctrl-C
-	$(BIN)/pbhost serve --model-repository=model_repository
+	$(BIN)/pbhost serve --model-repository=model_repository --cache-config=local,size=1048576
 
 check: $(VENV)/test.stamp  ## lint and types
 	$(BIN)/ruff check .

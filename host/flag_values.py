@@ -158,6 +158,14 @@ def cache_config(settings: Sequence[str]) -> None:
         )
 
 
+def cache_settings(settings: Sequence[str]) -> tuple[str, dict[str, str]] | None:
+    """The name of the cache and what is set for it, from texts that have been checked."""
+    parts = [given for text in settings if (given := _split(text))]
+    if not parts:
+        return None
+    return parts[0][0], {setting: value for _, setting, value in parts}
+
+
 def host_policy(settings: Sequence[str]) -> None:
     """`<policy>,<setting>=<value>` each, with known settings."""
     for text in settings:

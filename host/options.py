@@ -39,7 +39,7 @@ _backend = Group("Backend")
 _agent = Group(
     "Repository Agent", Status.IGNORED, "a model that names an agent is refused when it is loaded"
 )
-_cache = Group("Response Cache", Status.REFUSED, "responses are not cached")
+_cache = Group("Response Cache")
 _rate = Group("Rate Limiter", Status.REFUSED, "executions are not limited by resources")
 _shm = Group("Shared Memory")
 _device = Group("Memory/Device Management", Status.IGNORED, "the host itself uses no GPU")
@@ -180,8 +180,12 @@ class Options:
 
     repoagent_directory: str = _agent("/opt/tritonserver/repoagents", "Where agents are.")
 
-    cache_config: list[str] = _cache([], "<cache>,<setting>=<value>", check=values.cache_config)
-    cache_directory: str = _cache("/opt/tritonserver/caches", "Where to look for caches.")
+    cache_config: list[str] = _cache(
+        [], "<cache>,<setting>=<value>, the cache local or redis; may be given several times.",
+        check=values.cache_config)
+    cache_directory: str = _cache(
+        "/opt/tritonserver/caches", "Where to look for caches.", status=_IGNORED,
+        reason="those that there are come with the program")
 
     rate_limit: str = _rate("off", "off or execution_count.", check=values.rate_limit)
     rate_limit_resource: list[str] = _rate(
@@ -281,6 +285,11 @@ class Options:
         user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         chosen = self.environment_cache_dir or f"{user}/pbhost/environments"
         return Path(os.path.abspath(os.path.expanduser(chosen)))
+
+    @property
+    def cache_settings(self) -> tuple[str, dict[str, str]] | None:
+        """The name of the cache and its settings, None without a cache."""
+        return values.cache_settings(self.cache_config)
 
     @property
     def python_settings(self) -> PythonSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from host.cache.store import Store
 from host.instances.pool import StubPool
 from host.instances.supervisor import LaneState
 from host.metrics.catalogue import Sheet
@@ -18,7 +19,8 @@ class Scrape:
     """Reads the server's numbers when asked, and those of the machine at intervals.
 
     `interval` is that of `--metrics-interval-ms`, in seconds: measurements come twice as often.
-    `pinned` is the size of a memory pool that Triton would have, in bytes.
+    `pinned` is the size of a memory pool that Triton would have, in bytes. `store` is the response
+    cache.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class Scrape:
         machine: Machine | None,
         interval: float,
         pinned: int,
+        store: Store | None = None,
     ) -> None:
         self._registry = registry
         self._pool = pool
@@ -37,6 +40,7 @@ class Scrape:
         self._machine = machine
         self._pause = max(0.001, interval / 2)
         self._pinned = pinned
+        self._store = store
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
             self._poll(machine)
@@ -60,6 +64,8 @@ class Scrape:
         sheet["nv_pinned_memory_pool_used_bytes"].add((), 0)
         if self._machine is not None:
             self._machine.fill(sheet)
+        if self._store is not None:
+            self._store.fill(sheet)
         arenas = self._pool.arenas
         for owner, taken in zip(("host", "stubs"), arenas.taken(), strict=True):
             sheet["pbhost_arena_used_bytes"].add((("owner", owner),), taken)

@@ -9,6 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 
+from host.cache.opening import open_store
+from host.cache.store import Store
 from host.core import Core
 from host.devices import find_gpus
 from host.doors import Doors, wait_reporting
@@ -55,6 +57,7 @@ class Server:
         self._poller: Poller | None = None
         self._doors = Doors(self.core, options)
         self._custom_metrics = CustomMetrics()
+        self._store: Store | None = None
         self._scrape: Scrape | None = None
         self._log: Log | None = None
         self._up = False  # whether it has started, and nobody has told it to stop
@@ -112,6 +115,8 @@ class Server:
         environments = self._environments = Environments(
             options.environment_cache, options.environment_timeout_secs
         )
+        if options.cache_settings is not None:
+            self._store = await open_store(*options.cache_settings, options.cache_directory)
         lifecycle = self._lifecycle = Lifecycle(
             self._registry,
             repository,
@@ -126,6 +131,7 @@ class Server:
                 ),
                 debugged=options.debug_model,
                 metrics=options.metrics_settings,
+                store=self._store,
             ),
             LoadSettings(
                 strict=options.disable_auto_complete_config,
@@ -184,6 +190,7 @@ class Server:
             machine=Machine() if options.allow_cpu_metrics else None,
             interval=options.metrics_interval_ms / 1000,
             pinned=options.pinned_memory_pool_byte_size,
+            store=self._store,
         )
         await self._doors.open_metrics(scrape.families)
 
@@ -256,6 +263,7 @@ class Server:
         pool, lifecycle, log = self._pool, self._lifecycle, self._log
         environments, self._environments = self._environments, None
         scrape, self._scrape = self._scrape, None
+        store, self._store = self._store, None
         self._poller = self._lifecycle = self._pool = self._log = None
         await self._doors.close(0.0)  # if this end was cut short
         await self._doors.close_metrics(_LAST_SECONDS)
@@ -265,6 +273,8 @@ class Server:
             await pool.close()
         if environments is not None:
             await environments.close()
+        if store is not None:
+            await store.close()
         if lifecycle is not None:
             await asyncio.to_thread(lifecycle.close)
         if log is not None:

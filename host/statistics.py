@@ -27,6 +27,12 @@ class Latencies(Protocol):
     ) -> None:
         """A request was answered by the model."""
 
+    def cached(self, queue_ns: int, lookup_ns: int) -> None:
+        """A request was answered from the response cache."""
+
+    def missed(self, lookup_and_insert_ns: int) -> None:
+        """An answered request was not in the response cache."""
+
 
 class Counters:
     """The statistics of one model version since it was loaded (protocol spec 5.1, 5.2).
@@ -167,12 +173,16 @@ class Counters:
         self._queue_ns += queue_ns
         self._hits += 1
         self._hit_ns += lookup_ns
+        if self.latencies is not None:
+            self.latencies.cached(queue_ns, lookup_ns)
 
     def cache_miss(self, lookup_and_insert_ns: int) -> None:
         """A successful request was not in the cache: what looking and keeping took on top."""
         self._misses += 1
         self._miss_ns += lookup_and_insert_ns
         self._success_ns += lookup_and_insert_ns
+        if self.latencies is not None:
+            self.latencies.missed(lookup_and_insert_ns)
 
     def snapshot(self) -> ModelStatistics:
         """The statistics as they are now; batch sizes in ascending order."""

@@ -26,6 +26,7 @@ LAYERS = [
     ["host.config"],
     ["host.repository", "host.log", "host.statistics", "host.private_folder"],
     ["host.environments", "host.metrics"],
+    ["host.cache"],
     ["host.devices"],
     ["host.flags"],
     ["host.flag_values", "host.deprecated_flags"],
@@ -49,6 +50,7 @@ ONE_PLACE = {
     "mmap": {"stub.wire.shared_file"},
     "uvloop": {"host.__main__"},
     "re2": {"host.flag_values"},
+    "redis": {"host.cache.redis_store"},
     "prometheus_client": {"host.metrics.exposition"},
 }
 """A library, and the only modules that may import it."""

@@ -23,8 +23,8 @@ class _Refusal:
     asked: Callable[[ModelConfig], bool]
 
 
-# A feature that arrives deletes its line here. `response_cache` and `rate_limiter` are missing on
-# purpose: without a cache or a limiter switched on for the whole server they have no effect.
+# A feature that arrives deletes its line here. `rate_limiter` is missing on purpose: without a
+# limiter switched on for the whole server it has no effect.
 _REFUSALS = (
     _Refusal("ensemble_scheduling", "ensembles are not supported", is_ensemble),
     _Refusal(

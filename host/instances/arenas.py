@@ -28,6 +28,9 @@ class Region(Protocol):
     def block(self, offset: int, size: int) -> Block:
         """A part of it. Raises ValueError if it lies outside."""
 
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of the bytes; fewer if the memory has become smaller."""
+
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write to it."""
 

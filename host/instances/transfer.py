@@ -10,6 +10,7 @@ from collections.abc import Callable
 from host.errors import ErrorCode, HostError, internal
 from host.inference import InferRequest, InferResponse, Tensor
 from host.instances.arenas import ArenaFile, Arenas
+from host.instances.client_memory import ClientMemory
 from stub.wire.arena import ArenaFull, Block, Ledger
 from stub.wire.datatypes import CODES, NAMES
 from stub.wire.messages import (
@@ -23,7 +24,6 @@ from stub.wire.payload import (
     WireRequest,
     WireResponse,
     WireTensor,
-    slot_too_small,
 )
 
 # Numbers of TritonError codes (pb_utils spec 3.11), in order.
@@ -45,6 +45,7 @@ class Transfer:
 
     def __init__(self, arenas: Arenas, own: ArenaFile, returns_due: ReturnsDue) -> None:
         self._arenas = arenas
+        self._clients = ClientMemory(arenas)
         self._own = own  # the stub's arena
         self._lent = Ledger()
         self._returns: deque[int] = deque()
@@ -157,25 +158,7 @@ class Transfer:
 
         The stub has written there what it would otherwise have put into shared memory.
         """
-        for index, output in enumerate(outputs):
-            slot = request.slots.get(output.name) if request.slots else None
-            if slot is None:
-                continue
-            assert isinstance(slot, Block)
-            owner = output.owner
-            written = isinstance(owner, Block) and (
-                owner.arena == slot.arena and owner.offset == slot.offset
-            )
-            if not written:
-                size = len(output.data)
-                if size > slot.size:
-                    return internal(slot_too_small(output.name, slot.size, size))
-                region = self._arenas.region(slot.arena)
-                if region is None:
-                    return internal(f"the region of output '{output.name}' is gone")
-                region.write(slot.offset, output.data)
-            outputs[index] = Tensor(output.name, output.datatype, output.shape, b"")
-        return None
+        return self._clients.deliver(request.slots or {}, outputs)
 
     def receive_request(self, wire: WireRequest) -> InferRequest:
         """A BLS request. Raises as `receive_tensor`."""

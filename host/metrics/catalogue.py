@@ -30,7 +30,9 @@ _COUNTERS = {
     "nv_cache_num_hits_per_model": "Number of cache hits per model",
     "nv_cache_num_misses_per_model": "Number of cache misses per model",
     "nv_cache_hit_duration_per_model": "Total cache hit duration per model, in microseconds",
-    "nv_cache_miss_duration_per_model": "Total cache miss duration per model, in microseconds",
+    "nv_cache_miss_duration_per_model": (
+        "Total cache miss (insert+lookup) duration per model, in microseconds"
+    ),
     "pbhost_stub_restarts_total": "Stub processes that were started in place of one that died",
 }
 _GAUGES = {
@@ -43,6 +45,14 @@ _GAUGES = {
     "nv_cpu_utilization": "CPU utilization rate [0.0 - 1.0]",
     "nv_cpu_memory_total_bytes": "CPU total memory (RAM), in bytes",
     "nv_cpu_memory_used_bytes": "CPU used memory (RAM), in bytes",
+    "nv_cache_util": "Cache utilization [0.0 - 1.0]",
+    "nv_cache_num_entries": "Number of responses stored in response cache",
+    "nv_cache_num_hits": "Number of cache hits in response cache",
+    "nv_cache_num_misses": "Number of cache misses in response cache",
+    "nv_cache_num_lookups": "Number of cache lookups in response cache",
+    "nv_cache_num_evictions": "Number of cache evictions in response cache",
+    "nv_cache_lookup_duration": ("Total cache lookup duration (hit and miss), in microseconds"),
+    "nv_cache_insertion_duration": "Total cache insertion duration, in microseconds",
     "pbhost_stub_up": "Whether the instance has a stub process that takes requests",
     "pbhost_arena_used_bytes": "Shared memory that the tensors of the stubs and the host take",
     "pbhost_arena_limit_bytes": "Shared memory that the tensors of one process may take",

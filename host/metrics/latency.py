@@ -125,9 +125,23 @@ class Latencies:
             if summary is not None:
                 summary.observe(max(0, ns) // 1000)
 
+    def cached(self, queue_ns: int, lookup_ns: int) -> None:
+        """The response cache has answered a request."""
+        for summary, ns in ((self.queue, queue_ns), (self.cache_hit, lookup_ns)):
+            if summary is not None:
+                summary.observe(max(0, ns) // 1000)
+
+    def missed(self, lookup_and_insert_ns: int) -> None:
+        """The response cache has not answered a request that then succeeded."""
+        if self.cache_miss is not None:
+            self.cache_miss.observe(lookup_and_insert_ns // 1000)
+
     def succeed(self, elder: Latencies) -> None:
         """Go on with what another one has, as far as both have it."""
-        for name in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+        for name in (
+            *("request", "queue", "compute_input", "compute_infer", "compute_output"),
+            *("cache_hit", "cache_miss"),
+        ):
             if getattr(self, name) is not None and getattr(elder, name) is not None:
                 setattr(self, name, getattr(elder, name))
         mine, other = self.first_response, elder.first_response

@@ -12,11 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from host.cache.responses import ResponseCache
+from host.cache.store import Store
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
 from host.environments.environment import Environment
 from host.environments.environments import Environments
+from host.instances.client_memory import ClientMemory
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
 from host.instances.supervisor import Supervisor
@@ -40,6 +43,7 @@ _Start = Callable[[str, str], Awaitable[Instance]]
 class Loader:
     """`auto_complete`: whether models may complete their configuration. `flow`: when a
     response sender must wait. `debugged`: the model whose one instance is on the terminal.
+    `store`: what keeps the responses of models that ask for it.
     """
 
     def __init__(
@@ -52,8 +56,10 @@ class Loader:
         flow: Flow,
         metrics: MetricsSettings | None = None,
         debugged: str = "",
+        store: Store | None = None,
     ) -> None:
         self._debugged = debugged
+        self._store = store
         self._metrics = metrics
         self._pool = pool
         self._environments = environments
@@ -103,6 +109,9 @@ class Loader:
                 stub.kill()
             raise
         model = PythonModel(config, version, self._metrics, labels)
+        if self._store is not None and config.response_cache.enable:
+            memory = ClientMemory(self._pool.arenas)
+            model.cache = ResponseCache(self._store, version, model.counters, memory)
         return self._assemble(model, specs, stubs, source, arguments, start)
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
+from host.cache.responses import ResponseCache
 from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
 from host.environments.environment import Environment
@@ -40,6 +41,7 @@ class PythonModel:
         self.labels = labels or {}
         self.lanes: list[Supervisor] = []
         self.environment: Environment | None = None  # that of its stubs, released at the end
+        self.cache: ResponseCache | None = None
         self.signature = Signature(config)
         self.scheduler = make_scheduler(config, self.signature)
         self.scheduler.lane_returns = self._lane_returns
@@ -67,12 +69,26 @@ class PythonModel:
         if self.meter.latencies is not None:
             call.on_first = self.meter.latencies.first
         self._calls.add(call)
+        if self.cache is not None:
+            self.scheduler.reserve(call)
+            self.cache.serve(call, self._submit)
+            return call
         try:
             self.scheduler.submit(call)
         except HostError:
             self._calls.discard(call)  # it was never under way, and is not counted
             raise
         return call
+
+    def _submit(self, call: Call) -> None:
+        """Queue a call that the cache could not answer; by now there may be nobody to run it."""
+        try:
+            if not self.scheduler.lanes:
+                self._refuse_if_dead()
+            self.scheduler.submit(call)
+        except HostError as error:
+            call.on_finish = self._leave  # it was never under way, and is not counted
+            self.scheduler.refuse(call, error)
 
     @property
     def ready(self) -> bool:
@@ -137,12 +153,15 @@ class PythonModel:
         return len(self._calls)
 
     def _finished(self, call: Call) -> None:
-        self._calls.discard(call)
         times = self._late.pop(call, None)
         if call.failed:
             self.counters.failure(time.monotonic_ns() - call.received_ns, self._reason(call))
         elif times is not None:
             self.counters.answered(call, times)
+        self._leave(call)
+
+    def _leave(self, call: Call) -> None:
+        self._calls.discard(call)
         if self._drained is not None and not self._calls:
             self._drained.set()
 
@@ -163,6 +182,9 @@ class PythonModel:
                 f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for"
                 " model has stopped accepting new inference requests"
             )
+        self._refuse_if_dead()
+
+    def _refuse_if_dead(self) -> None:
         if not any(lane.state is LaneState.RESTARTING for lane in self.lanes):
             raise unavailable("; ".join(lane.reason for lane in self.lanes))
 

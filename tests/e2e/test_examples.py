@@ -41,6 +41,7 @@ EXPECTED = {
     "long_job": "  cancelled\nprimes below 2000000:\n  82025 after 52.4289 %\n"
     "  148933 after 100.0000 %\n  finished",
     "metered": 'reversed_characters_bucket{model="metered",version="1",le="10"} 2',
+    "cached_model": "is 6857\ncomputed: 1, from the cache: 2",
     "readable": "3000000000 bytes are 3.0 GB",
     "elements": "hydrogen, hydrogen, oxygen: together 18.015 u",
 }
@@ -48,7 +49,8 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def host(module_serve: Serve) -> RunningHost:
-    return module_serve(ROOT / "model_repository").wait_started()
+    cache = "--cache-config=local,size=1048576"
+    return module_serve(ROOT / "model_repository", cache).wait_started()
 
 
 def run(client: str, host: RunningHost) -> str:

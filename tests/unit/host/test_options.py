@@ -573,8 +573,6 @@ def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> 
 SAMPLES = {
     "model-namespacing": "true",
     "trace-config": "level=TIMESTAMPS",
-    "cache-config": "local,size=1048576",
-    "cache-directory": "/c",
     "rate-limit": "execution_count",
     "rate-limit-resource": "R1:10:0",
     "host-policy": "p,numa-node=0",
@@ -734,5 +732,12 @@ def test_complaint_about_a_deprecated_flags_value_names_it() -> None:
 
 
 def test_deprecated_flag_is_refused_like_the_one_it_stands_for() -> None:
-    for argv in ("--response-cache-byte-size=1", "--trace-level=TENSORS"):
-        assert " is not supported by this version: " in complaint("--model-repository", HERE, argv)
+    argv = "--trace-level=TENSORS"
+    assert " is not supported by this version: " in complaint("--model-repository", HERE, argv)
+
+
+def test_a_cache_has_a_name_and_settings() -> None:
+    assert options().cache_settings is None
+    made = options("--cache-config=redis,host=h", "--cache-config=redis,port=1")
+    assert made.cache_settings == ("redis", {"host": "h", "port": "1"})
+    assert options("--response-cache-byte-size=9").cache_settings == ("local", {"size": "9"})

@@ -1,0 +1,1 @@
+"""Responses that are kept, so that the same request need not be run again."""

@@ -1,0 +1,47 @@
+"""What makes two requests the same for the response cache (configuration spec 7.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from operator import attrgetter
+
+from host.inference import Buffer, InferRequest
+
+SIZE = 16
+"""Bytes of a key: so many that no two requests ever share one by accident."""
+
+
+def key_of(request: InferRequest, version: int) -> bytes:
+    """The key of a checked request to that version of its model.
+
+    Over the model, its version, every input's name, data type, shape and bytes, and the names of
+    the requested outputs, in whatever order they came. Nothing else has a say: not the id, the
+    parameters, or the priority.
+    """
+    digest = blake2b(digest_size=SIZE)
+    for part in _parts(request, version):
+        # With its length before it, no part can pass for the end of another one.
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def _parts(request: InferRequest, version: int) -> Iterator[Buffer]:
+    yield request.model_name.encode()
+    yield str(version).encode()
+    inputs = sorted(request.inputs, key=attrgetter("name"))
+    yield str(len(inputs)).encode()
+    for tensor in inputs:
+        yield tensor.name.encode()
+        yield tensor.datatype.encode()
+        yield str(tensor.shape).encode()
+        data = tensor.data
+        yield data if isinstance(data, bytes) else data.cast("B")
+    for name in sorted(request.requested_outputs):
+        yield name.encode()
+
+
+def printed(key: bytes) -> str:
+    """The key as the log shows it: a decimal number."""
+    return str(int.from_bytes(key, "little"))

@@ -1,0 +1,30 @@
+"""The cache that `--cache-config` asks for, opened by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from host.cache.local import LocalStore
+from host.cache.store import Store
+from host.errors import invalid_argument
+
+
+async def open_store(name: str, settings: Mapping[str, str], directory: str) -> Store:
+    """The cache of that name. Raises HostError.
+
+    `directory` is where a Triton would look for it.
+    """
+    if name == "local":
+        return LocalStore.of(settings)
+    if name == "redis":
+        try:
+            from host.cache.redis_store import RedisSettings, RedisStore
+        except ModuleNotFoundError as error:
+            raise invalid_argument(
+                f"--cache-config=redis needs the Python package '{error.name}':"
+                " pip install 'pbhost[redis]'"
+            ) from None
+        return await RedisStore(RedisSettings.of(settings)).connect()
+    raise invalid_argument(
+        f"unable to find 'libtritoncache_{name}.so' for cache. Searched: {directory}"
+    )

@@ -1,0 +1,201 @@
+"""The cache `redis`: responses in a Redis server, which several hosts may share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import redis.asyncio as aioredis
+from redis.exceptions import RedisError
+
+from host.cache.key import printed
+from host.cache.store import Found, Kept, Outputs
+from host.errors import ErrorCode, HostError, invalid_argument, unavailable
+from host.inference import Tensor
+from host.metrics.catalogue import Sheet
+
+_log = logging.getLogger("pbhost")
+
+_PREFIX = b"pbhost:response:"
+_PAUSE = 1.0  # seconds in which a server that has failed is not asked again
+_FAILURES = (RedisError, OSError, asyncio.TimeoutError)
+
+_Wire = list[tuple[str, str, list[int], bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSettings:
+    """`--cache-config=redis,...`, named as Triton's cache of that name has them.
+
+    Timeouts are in milliseconds. `pool_size` is how many connections there may be.
+    """
+
+    host: str
+    port: int
+    user: str = ""
+    password: str = ""
+    db: int = 0
+    connect_timeout: int = 1000
+    socket_timeout: int = 1000
+    pool_size: int = 8
+    wait_timeout: int = 1000
+    tls_enabled: bool = False
+    cert: str = ""
+    key: str = ""
+    cacert: str = ""
+    cacert_dir: str = ""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> RedisSettings:
+        """From the texts of the command line. Raises HostError INVALID_ARG."""
+        read: dict[str, Any] = {
+            "user": os.environ.get("TRITONCACHE_REDIS_USERNAME", ""),
+            "password": os.environ.get("TRITONCACHE_REDIS_PASSWORD", ""),
+        }
+        for name, text in settings.items():
+            if name not in cls.__slots__:
+                known = ", ".join(cls.__slots__)
+                raise _no_good(f"there is no setting '{name}'; there are {known}")
+            kind = cls.__annotations__[name]
+            if kind == "int" and not (text.isascii() and text.isdecimal()):
+                raise _no_good(f"setting '{name}' must be a whole number, got '{text}'")
+            if kind == "bool" and text not in ("yes", "no"):
+                raise _no_good(f"setting '{name}' must be yes or no, got '{text}'")
+            read[name] = int(text) if kind == "int" else text == "yes" if kind == "bool" else text
+        for name in ("host", "port"):
+            if not read.get(name):
+                raise _no_good(
+                    f"setting '{name}' is missing, as in 'redis,host=localhost,port=6379'"
+                )
+        return cls(**read)
+
+    def client(self) -> aioredis.Redis:
+        """A client of that server; it connects when it is used."""
+        options: dict[str, Any] = {}
+        if self.tls_enabled:
+            options = {
+                "connection_class": aioredis.SSLConnection,
+                "ssl_certfile": self.cert or None,
+                "ssl_keyfile": self.key or None,
+                "ssl_ca_certs": self.cacert or None,
+                "ssl_ca_path": self.cacert_dir or None,
+            }
+        pool = aioredis.BlockingConnectionPool(
+            host=self.host,
+            port=self.port,
+            db=self.db,
+            username=self.user or None,
+            password=self.password or None,
+            socket_connect_timeout=max(1, self.connect_timeout) / 1000,
+            socket_timeout=max(1, self.socket_timeout) / 1000,
+            max_connections=max(1, self.pool_size),
+            timeout=max(1, self.wait_timeout) / 1000,
+            **options,
+        )
+        return aioredis.Redis(connection_pool=pool)
+
+
+class RedisStore:
+    """Never holds a request up for longer than its timeouts: a server that fails is left alone
+    for a second, in which nothing is found and nothing is kept."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._address = f"{settings.host}:{settings.port}"
+        self._client = settings.client()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._rest_until = 0.0
+
+    async def connect(self) -> RedisStore:
+        """Make sure that there is a server. Raises HostError."""
+        try:
+            await self._client.ping()
+        except _FAILURES as error:
+            await self._client.aclose(close_connection_pool=True)
+            raise unavailable(
+                f"Failed to initialize RedisCache: no Redis server at {self._address}: {error}"
+            ) from error
+        return self
+
+    def look_up(self, key: bytes, found: Found) -> None:
+        """Ask the server, and call `found` with what it says."""
+        if self._resting:
+            found(None)
+        else:
+            self._run(self._look_up(key, found))
+
+    async def _look_up(self, key: bytes, found: Found) -> None:
+        outputs: Outputs | None = None
+        try:
+            data = await self._client.get(_PREFIX + key)
+            if isinstance(data, bytes):  # as it is, for the client decodes nothing
+                outputs = _decode(data)
+        except msgspec.DecodeError as error:
+            _log.error("response cache: what is kept under [%s] is no response: %s",
+                       printed(key), error)  # fmt: skip
+        except _FAILURES as error:
+            self._rest("Failed to look up", key, error)
+        found(outputs)
+
+    def insert(self, key: bytes, outputs: Outputs, kept: Kept) -> None:
+        """Send the outputs, and call `kept` once the server has them."""
+        if self._resting:
+            kept(unavailable(f"the Redis server at {self._address} has failed lately"))
+        else:
+            self._run(self._insert(key, _encode(outputs), kept))
+
+    async def _insert(self, key: bytes, data: bytes, kept: Kept) -> None:
+        error: HostError | None = None
+        try:
+            if not await self._client.set(_PREFIX + key, data, nx=True):
+                error = HostError(ErrorCode.ALREADY_EXISTS, "the response is kept already")
+        except _FAILURES as failure:
+            self._rest("Failed to insert", key, failure)
+            error = unavailable(str(failure))
+        kept(error)
+
+    @property
+    def _resting(self) -> bool:
+        return self._loop.time() < self._rest_until
+
+    def _rest(self, what: str, key: bytes, error: Exception) -> None:
+        if not self._resting:
+            _log.warning(
+                "%s key [%s]: the Redis server at %s is not used for %g s: %s",
+                what, printed(key), self._address, _PAUSE, error,
+            )  # fmt: skip
+        self._rest_until = self._loop.time() + _PAUSE
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def fill(self, sheet: Sheet) -> None:
+        """The server has numbers of its own."""
+
+    async def close(self) -> None:
+        """Let go of the server; what is kept there stays."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._client.aclose(close_connection_pool=True)
+
+
+def _encode(outputs: Outputs) -> bytes:
+    wire = [(o.name, o.datatype, o.shape, o.data) for o in outputs]
+    return msgspec.msgpack.encode(wire)
+
+
+def _decode(data: bytes) -> Outputs:
+    return [Tensor(*fields) for fields in msgspec.msgpack.decode(data, type=_Wire)]
+
+
+def _no_good(what: str) -> HostError:
+    return invalid_argument(f"Failed to initialize RedisCache: {what}")

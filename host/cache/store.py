@@ -1,0 +1,38 @@
+"""The contract of whatever keeps responses, local or far away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from host.errors import HostError
+from host.inference import Tensor
+from host.metrics.catalogue import Sheet
+
+Outputs = Sequence[Tensor]
+"""What is kept of a response; the tensors' `data` are bytes of their own."""
+
+Found = Callable[[Outputs | None], None]
+Kept = Callable[[HostError | None], None]
+
+
+class Store(Protocol):
+    """Keeps outputs by key. All methods belong to the event loop; none of them waits."""
+
+    def look_up(self, key: bytes, found: Found) -> None:
+        """Call `found`, at once or later, with the outputs of that key, None if there are none.
+
+        What goes wrong is logged, and nothing is found.
+        """
+
+    def insert(self, key: bytes, outputs: Outputs, kept: Kept) -> None:
+        """Keep outputs that will not change, unless the key has some already.
+
+        Calls `kept`, at once or later: with None, ALREADY_EXISTS, or what went wrong.
+        """
+
+    def fill(self, sheet: Sheet) -> None:
+        """Put the store's own series on the sheet."""
+
+    async def close(self) -> None:
+        """Forget what is under way."""

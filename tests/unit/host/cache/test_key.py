@@ -1,0 +1,93 @@
+"""Which requests are the same for the response cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from host.cache.key import SIZE, key_of, printed
+from host.inference import InferRequest, Tensor
+
+
+def tensor(name: str = "A", datatype: str = "INT32", shape: tuple[int, ...] = (1, 1)) -> Tensor:
+    return Tensor(name, datatype, list(shape), b"\1\0\0\0")
+
+
+def request(*inputs: Tensor, outputs: tuple[str, ...] = ()) -> InferRequest:
+    return InferRequest("m", list(inputs or [tensor()]), requested_outputs=list(outputs))
+
+
+BASE = key_of(request(), 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(request(), model_name="n"),
+        request(tensor(name="B")),
+        request(tensor(datatype="UINT32")),
+        request(tensor(shape=(1,))),
+        request(replace(tensor(), data=b"\2\0\0\0")),
+        request(tensor(), tensor("B")),
+        request(outputs=("X",)),
+    ],
+    ids=["model", "name", "data type", "shape", "bytes", "another input", "outputs"],
+)
+def test_what_makes_another_request(other: InferRequest) -> None:
+    assert key_of(other, 1) != BASE
+
+
+def test_another_version_is_another_request() -> None:
+    assert key_of(request(), 2) != BASE
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(request(), id="7"),
+        replace(request(), parameters={"a": 1}),
+        replace(request(), priority=2),
+        replace(request(), timeout_us=5),
+        replace(request(), model_version=1),
+        request(replace(tensor(), data=memoryview(b"\1\0\0\0"))),
+    ],
+    ids=["id", "parameters", "priority", "timeout", "how it names the version", "kind of buffer"],
+)
+def test_what_has_no_say(other: InferRequest) -> None:
+    assert key_of(other, 1) == BASE
+
+
+def test_order_is_of_no_matter() -> None:
+    ab, ba = request(tensor("A"), tensor("B")), request(tensor("B"), tensor("A"))
+    assert key_of(ab, 1) == key_of(ba, 1)
+    xy, yx = request(outputs=("X", "Y")), request(outputs=("Y", "X"))
+    assert key_of(xy, 1) == key_of(yx, 1)
+
+
+texts = st.text(max_size=3)
+parts = st.tuples(texts, texts, st.lists(st.integers(0, 9), max_size=2), st.binary(max_size=5))
+shapes = st.tuples(st.lists(parts, max_size=2, unique_by=lambda part: part[0]), st.sets(texts))
+
+
+@given(shapes, shapes)
+def test_only_equal_requests_share_a_key(one: object, other: object) -> None:
+    def key(made: object) -> bytes:
+        inputs, outputs = made  # type: ignore[misc]
+        return key_of(request_of(inputs, outputs), 1)
+
+    def request_of(inputs: list[tuple[str, str, list[int], bytes]], outputs: set[str]):  # type: ignore[no-untyped-def]
+        return InferRequest("m", [Tensor(*p) for p in inputs], requested_outputs=list(outputs))
+
+    def meaning(made: object) -> object:
+        inputs, outputs = made  # type: ignore[misc]
+        return sorted(inputs), outputs
+
+    assert (key(one) == key(other)) == (meaning(one) == meaning(other))
+
+
+def test_the_log_shows_a_number() -> None:
+    assert printed(bytes([1] + [0] * (SIZE - 1))) == "1"
+    assert printed(BASE).isdecimal()

@@ -1,0 +1,126 @@
+"""The cache in the host's own memory: how much it holds, and who has to leave."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from host.cache.local import LocalStore
+from host.cache.store import Outputs
+from host.errors import ErrorCode, HostError
+from host.inference import Tensor
+from host.metrics.catalogue import Sheet
+
+BESIDES = 512  # what an entry of one tensor takes in addition to its data
+
+
+def outputs(size: int, fill: bytes = b"x") -> Outputs:
+    return [Tensor("Y", "UINT8", [size], fill * size)]
+
+
+def insert(store: LocalStore, key: bytes, size: int, fill: bytes = b"x") -> HostError | None:
+    results: list[HostError | None] = []
+    store.insert(key, outputs(size, fill), results.append)
+    (result,) = results
+    return result
+
+
+def look_up(store: LocalStore, key: bytes) -> Outputs | None:
+    results: list[Outputs | None] = []
+    store.look_up(key, results.append)
+    (result,) = results
+    return result
+
+
+def shown(store: LocalStore) -> dict[str, float]:
+    sheet = Sheet()
+    store.fill(sheet)
+    return {family.name: sample.value for family in sheet.families() for sample in family.samples}
+
+
+def test_what_is_kept_is_found() -> None:
+    store = LocalStore(10_000)
+    assert look_up(store, b"a") is None
+    assert insert(store, b"a", 3) is None
+    assert look_up(store, b"a") == outputs(3)
+    assert look_up(store, b"b") is None
+
+
+def test_what_is_there_is_not_replaced() -> None:
+    store = LocalStore(10_000)
+    insert(store, b"a", 3)
+    error = insert(store, b"a", 3, b"y")
+    assert error is not None and error.code is ErrorCode.ALREADY_EXISTS
+    assert look_up(store, b"a") == outputs(3)
+
+
+def test_who_was_not_used_for_longest_makes_room() -> None:
+    store = LocalStore(3 * (BESIDES + 100))
+    for key in (b"a", b"b", b"c"):
+        insert(store, key, 100)
+    look_up(store, b"a")
+    insert(store, b"d", 100)
+    assert look_up(store, b"b") is None
+    assert all(look_up(store, key) for key in (b"a", b"c", b"d"))
+    assert shown(store)["nv_cache_num_evictions"] == 1
+
+
+def test_as_many_leave_as_have_to() -> None:
+    store = LocalStore(3 * (BESIDES + 100))
+    for key in (b"a", b"b", b"c"):
+        insert(store, key, 100)
+    insert(store, b"d", BESIDES + 200)  # needs the room of two
+    assert [look_up(store, key) is not None for key in (b"a", b"b", b"c", b"d")] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
+def test_what_is_larger_than_the_whole_cache_moves_nobody() -> None:
+    store = LocalStore(2000)
+    insert(store, b"a", 100)
+    error = insert(store, b"b", 2000)
+    assert error is not None and (error.code, error.message) == (
+        ErrorCode.INTERNAL,
+        f"Requested byte_size: {2000 + BESIDES} is greater than total cache size: 2000",
+    )
+    assert look_up(store, b"a") is not None
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2000)), max_size=50))
+def test_it_never_takes_more_than_its_size(steps: list[tuple[int, int]]) -> None:
+    store = LocalStore(4000)
+    for key, size in steps:
+        insert(store, bytes([key]), size)
+        assert 0 <= shown(store)["nv_cache_util"] <= 1
+    there = sum(look_up(store, bytes([key])) is not None for key in range(10))
+    assert shown(store)["nv_cache_num_entries"] == there
+
+
+def test_it_counts_what_happens() -> None:
+    store = LocalStore(1024)
+    look_up(store, b"a")
+    insert(store, b"a", 0)
+    look_up(store, b"a")
+    seen = shown(store)
+    assert seen["nv_cache_util"] == 0.5
+    counts = ("entries", "hits", "misses", "lookups", "evictions")
+    assert [seen[f"nv_cache_num_{name}"] for name in counts] == [1, 1, 1, 2, 0]
+    assert seen["nv_cache_lookup_duration"] >= 0
+    assert seen["nv_cache_insertion_duration"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "config didn't contain a valid 'size' field."),
+        ({"size": "big"}, "'size' config must be a string or uint type"),
+        ({"size": "-1"}, "'size' config must be a string or uint type"),
+    ],
+    ids=["none", "a word", "negative"],
+)
+def test_its_size_must_be_a_number_of_bytes(settings: dict[str, str], text: str) -> None:
+    with pytest.raises(HostError) as caught:
+        LocalStore.of(settings)
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message == f"Failed to initialize LocalCache: {text}"
