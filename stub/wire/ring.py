@@ -16,7 +16,6 @@ BYTES = 1 << 16
 _LONGEST = BYTES // 4
 _START = 64  # the reader's position has a cache line of its own
 _WORD = struct.Struct("<I")
-_POSITION = struct.Struct("<Q")
 _WRAP, _ELSEWHERE = 0xFFFFFFFE, 0xFFFFFFFF  # in place of a length
 _ROOM = BYTES - _START
 
@@ -41,6 +40,7 @@ class RingWriter:
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
+        self._position = _position(memory)
         self._written = 0  # bytes since the beginning; the position is this modulo _ROOM
 
     def put(self, frame: bytes) -> bool:
@@ -75,8 +75,7 @@ class RingWriter:
         return True
 
     def _free(self) -> int:
-        read: int = _POSITION.unpack_from(self._memory)[0]
-        return _ROOM - (self._written - read)
+        return _ROOM - (self._written - self._position[0])
 
 
 class RingReader:
@@ -84,6 +83,7 @@ class RingReader:
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
+        self._position = _position(memory)
         self._read = 0
 
     def take(self) -> Optional[bytes]:
@@ -106,8 +106,13 @@ class RingReader:
                 raise RingError(f"a frame of {size} bytes at {position}")
             frame = bytes(self._memory[at : at + size])
             self._read += _padded(_WORD.size + size)
-        _POSITION.pack_into(self._memory, 0, self._read)
+        self._position[0] = self._read
         return frame
+
+
+def _position(memory: memoryview) -> memoryview:
+    """The reader's position, to be read and written whole: pack_into would zero it in between."""
+    return memory[:8].cast("Q")
 
 
 def _padded(size: int) -> int:

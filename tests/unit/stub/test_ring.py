@@ -256,3 +256,39 @@ def test_two_processes_share_the_two_rings() -> None:
 
 def test_the_constants_that_these_tests_repeat() -> None:
     assert (ring._START, ring._LONGEST, ring._ROOM) == (START, LONGEST, ROOM)
+
+
+TAKE = """
+import os, sys
+from stub.wire.ring import RingReader, map_file
+reader = RingReader(map_file(os.open(sys.argv[1], os.O_RDWR))[0])
+while count := len(os.read(0, 64)):
+    for _ in range(count):
+        reader.take()
+    os.write(1, b"x" * count)
+"""
+
+
+def test_room_is_seen_while_the_other_process_makes_it() -> None:
+    """A position that is not written whole looks, for a moment, as if nothing had been read."""
+    fd = create_file("pbhost-test-rings")
+    writer = RingWriter(map_file(fd)[0])
+    with subprocess.Popen(
+        [sys.executable, "-c", TAKE, f"/proc/{os.getpid()}/fd/{fd}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        bufsize=0,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        under_way = 0
+        for number in range(100_000):
+            assert writer.put(b"x" * 100), f"no room for frame {number} behind {under_way}"
+            under_way += 1
+            child.stdin.write(b"x")
+            while under_way > 32:
+                under_way -= len(child.stdout.read(64))
+        child.stdin.close()
+        assert child.wait(60) == 0
+    os.close(fd)
