@@ -32,7 +32,6 @@ _REFUSALS = (
         "the sequence batcher is not supported",
         lambda config: bool(config.HasField("sequence_batching")),
     ),
-    _Refusal("model_warmup", "warm-up is not supported", lambda config: bool(config.model_warmup)),
     _Refusal(
         "model_repository_agents",
         "repository agents are not supported",

@@ -39,13 +39,20 @@ class Supervisor:
     """Keeps one lane of a scheduler alive.
 
     A stub that dies is replaced: at once the first time, then with growing pauses. One that fails
-    to initialise is not tried again: what failed once with this code fails again.
+    to initialise is not tried again: what failed once with this code fails again. A `passive` one
+    takes no work.
     """
 
     def __init__(
-        self, instance: Instance, launch: Launch, scheduler: Scheduler, report: BatchReport
+        self,
+        instance: Instance,
+        launch: Launch,
+        scheduler: Scheduler,
+        report: BatchReport,
+        passive: bool = False,
     ) -> None:
         self.instance = instance
+        self.passive = passive
         self.state = LaneState.SERVING
         self.reason = ""
         self.restarts = 0
@@ -59,7 +66,8 @@ class Supervisor:
     def join(self) -> None:
         """Take work from the scheduler from now on."""
         if self.instance.serving:
-            self._scheduler.lane_free(self)
+            if not self.passive:
+                self._scheduler.lane_free(self)
         else:  # it died before anybody could be told
             self._died(self.instance.death)
 

@@ -7,10 +7,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from host.cache.responses import ResponseCache
 from host.cache.store import Store
@@ -22,22 +22,18 @@ from host.environments.environments import Environments
 from host.instances.client_memory import ClientMemory
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
-from host.instances.supervisor import Supervisor
 from host.instances.work import Flow
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
 from host.models.python_model import PythonModel
+from host.models.warmup import Warmup
+from host.models.workshop import Arguments, Start, Workshop
 from host.repository import read_labels
-from stub.wire.messages import (
-    Initialize,
-    ModelSource,
-)
+from stub.wire.messages import ModelSource
 
 _log = logging.getLogger("pbhost")
 
 _Result = TypeVar("_Result")
-_Start = Callable[[str, str], Awaitable[Instance]]
-"""Starts a stub of one model; its name, and what stands before its lines in the log."""
 
 
 class Loader:
@@ -101,18 +97,21 @@ class Loader:
             labels = await asyncio.to_thread(read_labels, directory, config)
             if said := configuration.input_memory(config):
                 _log.info("%s", said)
-            specs = self._instances(config)
+            model = PythonModel(config, version, self._metrics, labels)
+            if self._store is not None and config.response_cache.enable:
+                memory = ClientMemory(self._pool.arenas)
+                model.cache = ResponseCache(self._store, version, model.counters, memory)
+            warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
             arguments = Arguments(directory, version, config, self._flow)
-            await self._initialize(specs, stubs, source, arguments)
+            workshop = Workshop(model, start, source, arguments, warmup)
+            specs = self._instances(config)
+            await _in_turn_or_together(map(workshop.furnish, stubs, specs))
         except BaseException:  # also if cancelled: nobody else would end these processes
             for stub in stubs:
                 stub.kill()
             raise
-        model = PythonModel(config, version, self._metrics, labels)
-        if self._store is not None and config.response_cache.enable:
-            memory = ClientMemory(self._pool.arenas)
-            model.cache = ResponseCache(self._store, version, model.counters, memory)
-        return self._assemble(model, specs, stubs, source, arguments, start)
+        workshop.open(zip(stubs, specs, strict=True))
+        return model
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
         """Those to run: nobody can answer the debuggers of several at one terminal."""
@@ -124,7 +123,7 @@ class Loader:
         loaded: LoadedConfig,
         source: ModelSource,
         stubs: list[Instance],
-        start: _Start,
+        start: Start,
     ) -> ModelConfig:
         """The final configuration, with the model's own additions.
 
@@ -142,97 +141,13 @@ class Loader:
             await described.stop(0, 5.0)
         return config
 
-    async def _initialize(
-        self,
-        specs: list[InstanceSpec],
-        stubs: list[Instance],
-        source: ModelSource,
-        arguments: Arguments,
-    ) -> None:
-        steps = [
-            _become(stub, spec, source, arguments) for stub, spec in zip(stubs, specs, strict=True)
-        ]
-        if os.environ.get("TRITON_PARALLEL_INSTANCE_LOADING") == "0":
-            for step in steps:
-                await step
-        else:
-            await _all(steps)
 
-    def _assemble(
-        self,
-        model: PythonModel,
-        specs: list[InstanceSpec],
-        stubs: list[Instance],
-        source: ModelSource,
-        arguments: Arguments,
-        start: _Start,
-    ) -> PythonModel:
-        restore = model.signature.restore
-
-        def lane(stub: Instance, spec: InstanceSpec) -> Supervisor:
-            stub.work.restore = restore
-            label = stub.label  # and not the stub itself, which may die long before its lane
-
-            async def launch() -> Instance:
-                fresh = await start(spec.name, label)
-                try:
-                    await _become(fresh, spec, source, arguments)
-                except BaseException:  # also if cancelled, as above
-                    fresh.kill()
-                    raise
-                fresh.work.restore = restore
-                return fresh
-
-            return Supervisor(stub, launch, model.scheduler, model.report)
-
-        model.lanes = [lane(stub, spec) for stub, spec in zip(stubs, specs, strict=True)]
-        for supervisor in model.lanes:
-            supervisor.join()
-        return model
-
-
-class Arguments:
-    """What `initialize` is called with (pb_utils spec 2.3)."""
-
-    def __init__(self, directory: Path, version: int, config: ModelConfig, flow: Flow) -> None:
-        self.outputs = [output.name for output in config.output]
-        self.decoupled = bool(config.model_transaction_policy.decoupled)
-        self.overlap = configuration.overlap(config)
-        self.flow = flow
-        self._common = {
-            "model_config": to_json(config),
-            "model_repository": str(directory),
-            "model_version": str(version),
-            "model_name": config.name,
-        }
-
-    def of(self, spec: InstanceSpec) -> dict[str, str]:
-        """The arguments of one instance."""
-        return {
-            **self._common,
-            "model_instance_kind": spec.kind,
-            "model_instance_name": spec.name,
-            "model_instance_device_id": str(spec.device_id),
-        }
-
-
-async def _become(
-    stub: Instance, spec: InstanceSpec, source: ModelSource, arguments: Arguments
-) -> None:
-    stub.name = spec.name
-    stub.label = f"{arguments.of(spec)['model_name']}/{spec.name}"
-    await stub.initialize(
-        Initialize(
-            spec.name,
-            source,
-            arguments.of(spec),
-            arguments.outputs,
-            arguments.decoupled,
-            arguments.overlap,
-            arguments.flow.window,
-            arguments.flow.seconds,
-        )
-    )
+async def _in_turn_or_together(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
+    if os.environ.get("TRITON_PARALLEL_INSTANCE_LOADING") == "0":
+        for step in steps:
+            await step
+    else:
+        await _all(steps)
 
 
 async def _all(steps: Iterable[Awaitable[_Result]]) -> list[_Result]:

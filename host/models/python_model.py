@@ -56,6 +56,7 @@ class PythonModel:
         )
         self._calls: set[Call] = set()  # under way, queued ones included
         self._late: dict[Call, Times] = {}  # those whose batch has ended before them
+        self._holds = 0
         self._drained: asyncio.Event | None = None
 
     def infer(self, request: InferRequest) -> Call:
@@ -63,12 +64,7 @@ class PythonModel:
         self.signature.check(request)
         if not self.scheduler.lanes or self._drained is not None:
             self._refuse_if_hopeless(request)
-        call = self._new_call(request)
-        call.queued_ns = call.received_ns
-        call.on_finish = self._finished
-        if self.meter.latencies is not None:
-            call.on_first = self.meter.latencies.first
-        self._calls.add(call)
+        call = self.new_call(request)
         if self.cache is not None:
             self.scheduler.reserve(call)
             self.cache.serve(call, self._submit)
@@ -78,6 +74,16 @@ class PythonModel:
         except HostError:
             self._calls.discard(call)  # it was never under way, and is not counted
             raise
+        return call
+
+    def new_call(self, request: InferRequest) -> Call:
+        """A call under way: it is counted, and waited for at the end."""
+        call = self._new_call(request)
+        call.queued_ns = call.received_ns
+        call.on_finish = self._finished
+        if self.meter.latencies is not None:
+            call.on_first = self.meter.latencies.first
+        self._calls.add(call)
         return call
 
     def _submit(self, call: Call) -> None:
@@ -93,7 +99,7 @@ class PythonModel:
     @property
     def ready(self) -> bool:
         """Whether at least one instance is alive."""
-        return any(lane.state is LaneState.SERVING for lane in self.lanes)
+        return any(lane.state is LaneState.SERVING and not lane.passive for lane in self.lanes)
 
     @property
     def has_say(self) -> bool:
@@ -102,7 +108,9 @@ class PythonModel:
 
     async def why_not_ready(self) -> str:
         """Why a request should not come now, "" if it may (pb_utils spec 2.11)."""
-        serving = [lane for lane in self.lanes if lane.state is LaneState.SERVING]
+        serving = [
+            lane for lane in self.lanes if lane.state is LaneState.SERVING and not lane.passive
+        ]
         if not serving:
             return "; ".join(lane.reason for lane in self.lanes)
         for lane in serving:
@@ -120,6 +128,13 @@ class PythonModel:
         """A batch has ended; without times, because its stub died; without calls, unsent."""
         if times is None or not batch.calls:
             return
+        for call in batch.calls:
+            if call.on_computed is not None:
+                call.on_computed(
+                    times.inputs_ready - times.started,
+                    times.outputs_begin - times.inputs_ready,
+                    times.ended - times.outputs_begin,
+                )
         if not batch.late:
             self.counters.batch(batch.calls, times)
             return
@@ -129,10 +144,19 @@ class PythonModel:
         self._late.update((call, times) for call in late if not call.finished)
 
     async def drain(self) -> None:
-        """Refuse new calls and wait until those under way have ended."""
+        """Refuse new calls, and wait until those under way have ended and nobody holds it."""
         self._drained = asyncio.Event()
-        if self._calls:
+        if self._calls or self._holds:
             await self._drained.wait()
+
+    def hold(self) -> None:
+        """It is part of an ensemble's request, which may ask it later."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """An ensemble's request has ended."""
+        self._holds -= 1
+        self._tell_drained()
 
     def abort(self, error: HostError) -> None:
         """End every call under way."""
@@ -162,7 +186,10 @@ class PythonModel:
 
     def _leave(self, call: Call) -> None:
         self._calls.discard(call)
-        if self._drained is not None and not self._calls:
+        self._tell_drained()
+
+    def _tell_drained(self) -> None:
+        if self._drained is not None and not self._calls and not self._holds:
             self._drained.set()
 
     def _reason(self, call: Call) -> FailureReason:
@@ -177,12 +204,13 @@ class PythonModel:
 
     def _refuse_if_hopeless(self, request: InferRequest) -> None:
         """A stub that is being replaced is worth waiting for; anything else is not."""
-        if self._drained is not None:
+        if self._drained is not None and not self._holds:
             raise unavailable(
                 f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for"
                 " model has stopped accepting new inference requests"
             )
-        self._refuse_if_dead()
+        if not self.scheduler.lanes:
+            self._refuse_if_dead()
 
     def _refuse_if_dead(self) -> None:
         if not any(lane.state is LaneState.RESTARTING for lane in self.lanes):

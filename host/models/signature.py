@@ -41,6 +41,12 @@ class Signature:
         the model's shape in place of the client's. Raises HostError INVALID_ARG with the texts of
         protocol spec 3.2 and 3.3, in their order.
         """
+        self.check_tensors(request)
+        if self._corrid is not None:
+            self._check_correlation_id(request)
+
+    def check_tensors(self, request: InferRequest) -> None:
+        """As `check`, for a request that is in no sequence even if the model expects one."""
         inputs = request.inputs
         count = len(inputs)
         if count > 1 and len({tensor.name for tensor in inputs}) < count:
@@ -62,8 +68,6 @@ class Signature:
         for index, entry in enumerate(expected):
             if entry.check(inputs[index], request):
                 inputs[index] = entry.reshaped(inputs[index])
-        if self._corrid is not None:
-            self._check_correlation_id(request)
 
     def requested(self, request: InferRequest) -> list[str]:
         """Names of the outputs to produce, in the configuration's order: all if none is named."""

@@ -158,6 +158,11 @@ def wire_name(data_type: int) -> str:
     return NAMES.get(data_type, "<invalid>")
 
 
+def byte_size(datatype: str) -> int:
+    """Bytes of an element; of BYTES, those of an empty one (configuration spec 2.1)."""
+    return _SIZES.get(datatype, 4)
+
+
 def refuse(request: InferRequest, text: str) -> NoReturn:
     """Raise HostError INVALID_ARG with a text that names the request."""
     raise invalid_argument(f"[request id: {request.id or '<id_unknown>'}] {text}")

@@ -42,6 +42,7 @@ EXPECTED = {
     "  148933 after 100.0000 %\n  finished",
     "metered": 'reversed_characters_bucket{model="metered",version="1",le="10"} 2',
     "cached_model": "is 6857\ncomputed: 1, from the cache: 2",
+    "warmed_up_model": "the table was made before the first request: True\n[0. 1. 0.]",
     "readable": "3000000000 bytes are 3.0 GB",
     "elements": "hydrogen, hydrogen, oxygen: together 18.015 u",
 }

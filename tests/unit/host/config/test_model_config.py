@@ -179,7 +179,6 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
             "ensemble_scheduling",
         ),
         ("sequence_batching {}", "sequence_batching"),
-        ("model_warmup {}", "model_warmup"),
         ('model_repository_agents { agents { name: "a" } }', "model_repository_agents"),
         (
             'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "b.so" } }',

@@ -1,0 +1,177 @@
+"""Warm-up: what instances run before anybody may ask them (configuration spec 7.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from host.config.model_config import ModelConfig
+from host.errors import HostError, internal, invalid_argument
+from host.inference import Call, InferRequest, InferResponse, Tensor
+from host.instances.batch import Batch, Times
+from host.instances.instance import Instance
+from host.models.signature import Signature
+from host.models.tensor_spec import byte_size, refuse, wire_name
+
+_log = logging.getLogger("pbhost")
+
+_FOLDER = "warmup"
+_ANONYMOUS = InferRequest("", [])
+_NO_TYPE = "<invalid>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One `model_warmup` entry: `inputs` of one request, of which a batch has `batch_size`."""
+
+    name: str
+    batch_size: int
+    count: int
+    inputs: Sequence[Tensor]
+    extra: Sequence[Tensor]
+
+
+class Warmup:
+    """The samples of one model version, made once and run on each of its instances.
+
+    `new_call` makes the calls, and `report` hears of the batches. Reads files. Raises HostError.
+    """
+
+    def __init__(self, config: ModelConfig, directory: Path, signature: Signature) -> None:
+        self._model: str = config.name
+        self._signature = signature
+        self._samples: list[_Sample] = []
+        known = {entry.name for entry in config.input}
+        lead = [1] if config.max_batch_size > 0 else []
+        for setting in config.model_warmup:
+            if not setting.batch_size:
+                _log.debug("skipping batch 0 warmup sample '%s' of '%s'", setting.name, self._model)
+                continue
+            inputs: list[Tensor] = []
+            extra: list[Tensor] = []
+            for name, given in sorted(setting.inputs.items()):
+                shape, data = _content(name, given, directory, self._model)
+                datatype = wire_name(given.data_type)
+                if name in known:
+                    inputs.append(Tensor(name, datatype, lead + shape, data))
+                else:  # a control or a state: it comes beside what clients send
+                    extra.append(Tensor(name, datatype, shape, data))
+            sample = _Sample(setting.name, setting.batch_size, max(1, setting.count), inputs, extra)
+            self._request(sample)  # refuses what the model would not take
+            self._samples.append(sample)
+
+    def _request(self, sample: _Sample) -> InferRequest:
+        """A request as the scheduler would hand it to an instance. Raises HostError."""
+        request = InferRequest(self._model, [_copy(tensor) for tensor in sample.inputs])
+        self._signature.check_tensors(request)
+        request.inputs += [_copy(tensor) for tensor in sample.extra]
+        return request
+
+    async def run(
+        self,
+        instance: Instance,
+        new_call: Callable[[InferRequest], Call],
+        report: Callable[[Batch, Times | None], None],
+    ) -> None:
+        """Run every sample on an instance that is initialised. Raises HostError if one fails."""
+        for sample in self._samples:
+            for iteration in range(1, sample.count + 1):
+                _log.debug(
+                    "model '%s' instance %s is running warmup sample '%s' for iteration %d",
+                    self._model, instance.name, sample.name, iteration,
+                )  # fmt: skip
+                calls = [new_call(self._request(sample)) for _ in range(sample.batch_size)]
+                errors = await _execute(instance, calls, report)
+                if errors:
+                    texts = "".join(f"{error.message}; " for error in errors)
+                    raise invalid_argument(f"failed to run warmup sample '{sample.name}': {texts}")
+
+
+async def _execute(
+    instance: Instance, calls: Sequence[Call], report: Callable[[Batch, Times | None], None]
+) -> list[HostError]:
+    """Run a batch past the scheduler, to its last response; the errors among them."""
+    released = asyncio.Event()
+    errors: list[HostError] = []
+    open_calls = set(calls)
+    answered = asyncio.Event()
+
+    def done(batch: Batch, times: Times | None) -> None:
+        report(batch, times)
+        released.set()  # also if its process has died
+
+    def responder(call: Call) -> Callable[[InferResponse | None, bool], None]:
+        def respond(response: InferResponse | None, final: bool) -> None:
+            if response is not None:
+                if response.error is not None:
+                    errors.append(response.error)
+                call.took(response)  # or the model would wait before it sends more
+            if final:
+                open_calls.discard(call)
+                if not open_calls:
+                    answered.set()
+
+        return respond
+
+    for call in calls:
+        call.subscribe(responder(call))
+    instance.execute(Batch(calls, released.set, done))
+    await answered.wait()
+    await released.wait()
+    return errors
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """One of its own for each request: sending it puts its bytes elsewhere."""
+    return Tensor(tensor.name, tensor.datatype, list(tensor.shape), tensor.data)
+
+
+def _content(name: str, given: ModelConfig, directory: Path, model: str) -> tuple[list[int], bytes]:
+    """Shape and bytes of one batch item of an input. Raises HostError."""
+    shape = list(given.dims)
+    if any(size < 0 for size in shape):
+        raise invalid_argument(
+            f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
+        )
+    datatype = wire_name(given.data_type)
+    if datatype == _NO_TYPE:
+        raise invalid_argument(
+            f"warmup setting expects input '{name}' of model '{model}' to have a data_type"
+        )
+    size = prod(shape) * byte_size(datatype)
+    source = given.WhichOneof("input_data_type")
+    if source is None:
+        refuse(_ANONYMOUS, f"warmup setting expects input '{name}' to have input_data_type set")
+    if source == "input_data_file":
+        return shape, _from_file(directory, given.input_data_file, datatype, size, model)
+    if source == "random_data" and datatype not in ("BYTES", "BOOL"):
+        return shape, os.urandom(size)
+    if source == "random_data" and datatype == "BOOL":
+        return shape, bytes(byte & 1 for byte in os.urandom(size))
+    return shape, bytes(size)
+
+
+def _from_file(directory: Path, name: str, datatype: str, size: int, model: str) -> bytes:
+    path = directory / _FOLDER / name
+    if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(directory / _FOLDER)):
+        raise invalid_argument(
+            f"warmup data file '{path}' of model '{model}' is outside of its folder '{_FOLDER}'"
+        )
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise internal(f"failed to open text file for read {path}: {error.strerror}") from None
+    if datatype == "BYTES":
+        return data  # its elements are checked like a client's
+    if len(data) < size:
+        refuse(
+            _ANONYMOUS,
+            f"warmup setting expects {size} bytes, but the data provided from {name}only has"
+            f" {len(data)} bytes",
+        )
+    return data[:size]
