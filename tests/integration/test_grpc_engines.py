@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Stream, command, failure, tensor
+from tests.asking import Stream, command, failure, script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -26,7 +26,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 @pytest.fixture(scope="module")
 def models(module_repository: RepositoryBuilder) -> RepositoryBuilder:
-    module_repository.copy("identity", "misbehave", "stream")
+    module_repository.copy("identity", "misbehave", "script", "stream")
     return module_repository
 
 
@@ -184,7 +184,8 @@ def test_deadlines_and_errors_have_the_same_status(host: RunningHost) -> None:
         assert failure(client.infer, "nobody", array)[0] == "StatusCode.NOT_FOUND"
         status, text = failure(client.infer, "stream", [tensor("COMMAND", np.array([b"x"], "O"))])
         assert status == "StatusCode.UNIMPLEMENTED"
-        status, text = failure(command, client, "sleep=5", client_timeout=0.2)
+        waits = "while not request.is_cancelled():\n threading.Event().wait(0.01)"
+        status, text = failure(script, client, f"import threading\n{waits}", client_timeout=0.2)
         assert (status, text) == ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded")
 
 
