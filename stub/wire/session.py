@@ -16,6 +16,8 @@ class ProtocolError(Exception):
 class State(enum.Enum):
     """The life of a stub process as both ends see it."""
 
+    __hash__ = object.__hash__  # that of Enum is a Python function, and each message needs it
+
     CONNECTING = "connecting"
     IDLE = "idle"
     DESCRIBING = "describing"
