@@ -95,6 +95,10 @@ ResponseCallback = Callable[[InferResponse | None, bool], None]
 """Called with (response or None for a bare completion, is it the last one)."""
 
 
+ComputeCallback = Callable[[int, int, int], None]
+"""Called with the nanoseconds that an execution has spent on inputs, on inference, on outputs."""
+
+
 class Call:
     """One request on its way: a model responds to it, a door awaits, iterates or subscribes.
 
@@ -110,6 +114,7 @@ class Call:
         "cancelled",
         "reason",
         "on_cancel",
+        "on_computed",
         "on_first",
         "on_finish",
         "on_response",
@@ -129,6 +134,7 @@ class Call:
         self.cancelled = False
         self.reason: FailureReason | None = None  # if it is known to be neither BACKEND nor OTHER
         self.on_cancel: Callable[[Call], None] | None = None
+        self.on_computed: ComputeCallback | None = None  # may come after its last response
         self.on_first: Callable[[Call], None] | None = None  # its first response is there
         self.on_finish: Callable[[Call], None] | None = None
         self.on_response: Callable[[InferResponse], None] | None = None  # may change it

@@ -14,6 +14,8 @@ from host.cache.store import Store
 from host.core import Core
 from host.devices import find_gpus
 from host.doors import Doors, wait_reporting
+from host.ensembles.families import Families
+from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, unavailable
 from host.inference import InferRequest, InferResponse
@@ -117,19 +119,26 @@ class Server:
         )
         if options.cache_settings is not None:
             self._store = await open_store(*options.cache_settings, options.cache_directory)
+        python = Loader(
+            pool,
+            Backends(Path(options.backend_directory)),
+            environments,
+            auto_complete=not options.disable_auto_complete_config,
+            flow=Flow(
+                min(Flow.window, options.grpc_max_response_pool_size),
+                options.response_send_timeout_secs,
+            ),
+            debugged=options.debug_model,
+            metrics=options.metrics_settings,
+            store=self._store,
+        )
         lifecycle = self._lifecycle = Lifecycle(
             self._registry,
             repository,
-            Loader(
-                pool,
-                Backends(Path(options.backend_directory)),
-                environments,
-                auto_complete=not options.disable_auto_complete_config,
-                flow=Flow(
-                    min(Flow.window, options.grpc_max_response_pool_size),
-                    options.response_send_timeout_secs,
-                ),
-                debugged=options.debug_model,
+            EnsembleLoader(
+                python,
+                self._registry,
+                pool.arenas,
                 metrics=options.metrics_settings,
                 store=self._store,
             ),
@@ -144,10 +153,11 @@ class Server:
                 config_name=options.model_config_name or None,
             ),
         )
+        families = Families(self._registry, lifecycle)
         pool.control = control = Control(
             self._registry,
             repository,
-            lifecycle,
+            families,
             explicit=options.model_control_mode == "explicit",
             serving=lambda: self.core.serving,
         )
@@ -157,7 +167,7 @@ class Server:
             _warn_debugging(options.debug_model, names)
         # A line that is painted anew would run over what a debugger asks.
         with nullcontext() if options.debug_model else Progress(self._registry, names):
-            sound = await lifecycle.load_all(names) and sound
+            sound = await families.load_all(names) and sound
         _log.info("%s", self.model_table(), extra={"table": True})
         if not sound:
             error = internal("failed to load all models")
@@ -166,7 +176,7 @@ class Server:
             _log.error("%s", error.status_string)
         if options.model_control_mode == "poll":
             self._poller = Poller(
-                self._registry, repository, lifecycle, options.repository_poll_secs
+                self._registry, repository, families, options.repository_poll_secs
             )
 
     async def _startup_models(self, repository: Repository) -> tuple[list[str], bool]:

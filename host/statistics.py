@@ -149,6 +149,12 @@ class Counters:
         if self.latencies is not None:
             self.latencies.answered(total_ns, queue_ns, input_ns, infer_ns, output_ns)
 
+    def computed(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """A request that has been counted took this much more."""
+        self._input_ns += input_ns
+        self._infer_ns += infer_ns
+        self._output_ns += output_ns
+
     def answered(self, call: Call, times: Times) -> None:
         """A call has got its last answer after its execution had ended."""
         self.success(

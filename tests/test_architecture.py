@@ -33,7 +33,7 @@ LAYERS = [
     ["host.options"],
     ["host.scheduling"],
     ["host.instances"],
-    ["host.models"],
+    ["host.models", "host.ensembles"],
     ["host.core", "host.scrape"],
     ["host.frontends", "host.inprocess", "host.progress"],
     ["host.doors"],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from host.config.findings import Finding, Findings, raise_first
 from host.config.input_memory import check_input_memory
-from host.config.schema import ModelConfig, is_ensemble
+from host.config.schema import ModelConfig
 from host.config.source import Source
 from host.errors import ErrorCode
 
@@ -26,7 +26,6 @@ class _Refusal:
 # A feature that arrives deletes its line here. `rate_limiter` is missing on purpose: without a
 # limiter switched on for the whole server it has no effect.
 _REFUSALS = (
-    _Refusal("ensemble_scheduling", "ensembles are not supported", is_ensemble),
     _Refusal(
         "sequence_batching",
         "the sequence batcher is not supported",

@@ -8,10 +8,12 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
+from host.inference import Tensor
 from stub.wire.arena import Arena, ArenaReader, Block, create_file
 from stub.wire.messages import (
     OpenArena,
 )
+from stub.wire.payload import INLINE_LIMIT
 
 HOST = 0
 """Number of the host's own arena."""
@@ -112,6 +114,15 @@ class Arenas:
         self._files.pop(number, None)
         for callback in list(self.on_closed):
             callback(number)
+
+    def place(self, tensor: Tensor) -> None:
+        """Put what is too long for a message into shared memory. Raises ArenaFull.
+
+        From here on it is passed on by reference, and its own bytes may go.
+        """
+        if not isinstance(tensor.owner, Block) and len(tensor.data) > INLINE_LIMIT:
+            block = self.host.write(memoryview(tensor.data))
+            tensor.data, tensor.owner = block.data, block
 
     def taken(self) -> tuple[int, int]:
         """Bytes of memory that the host's arena takes, and those of all stubs together."""

@@ -18,7 +18,6 @@ from stub.wire.messages import (
     ToStub,
 )
 from stub.wire.payload import (
-    INLINE_LIMIT,
     Slot,
     WireError,
     WireRequest,
@@ -94,14 +93,9 @@ class Transfer:
         return WireResponse([], {}, WireError(_ERROR_NUMBERS[error.code], error.message))
 
     def _place(self, tensors: list[Tensor]) -> None:
-        """Put what is too long for a message into shared memory. Raises ArenaFull.
-
-        From here on it is passed on by reference, and a request's own bytes may go.
-        """
+        """Put what is too long for a message into shared memory. Raises ArenaFull."""
         for tensor in tensors:
-            if not isinstance(tensor.owner, Block) and len(tensor.data) > INLINE_LIMIT:
-                block = self._arenas.host.write(memoryview(tensor.data))
-                tensor.data, tensor.owner = block.data, block
+            self._arenas.place(tensor)
 
     def _refer(self, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
         """The tensor for a message. A block is lent with it: nothing may fail after that."""

@@ -9,9 +9,10 @@ from contextlib import nullcontext
 
 from host.config.names import checked_load_name
 from host.descriptions import IndexEntry
+from host.ensembles.families import Families
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.inference import Parameter
-from host.models.lifecycle import Lifecycle, PollFailure
+from host.models.lifecycle import PollFailure
 from host.models.override import parse_override
 from host.models.registry import Registry, State, parse_version
 from host.repository import Repository
@@ -31,14 +32,14 @@ class Control:
         self,
         registry: Registry,
         repository: Repository,
-        lifecycle: Lifecycle,
+        families: Families,
         *,
         explicit: bool,
         serving: Callable[[], bool],
     ) -> None:
         self._registry = registry
         self._repository = repository
-        self._lifecycle = lifecycle
+        self._families = families
         self._explicit = explicit
         self._serving = serving
 
@@ -68,8 +69,8 @@ class Control:
             _log.error("failed to load '%s': %s", name, error.status_string)
             raise internal(not_polled) from error
         try:
-            with self._lifecycle.slots.lent(asker, name) if asker else nullcontext():
-                await self._lifecycle.load(name, override)
+            with self._families.lifecycle.slots.lent(asker, name) if asker else nullcontext():
+                await self._families.load(name, override)
         except PollFailure as error:
             raise internal(not_polled) from error
         except HostError as error:
@@ -78,10 +79,11 @@ class Control:
     async def unload(self, name: str, dependents: bool) -> None:
         """Begin to unload a model; one that is not loaded is no error. Raises HostError.
 
-        `dependents` are models that were loaded only because this one needs them: there are none.
+        Ensembles that are made of it go as well. `dependents`: and so do models that were loaded
+        only because this one is made of them, if no other ensemble is.
         """
         self._refuse_unless_explicit()
-        self._lifecycle.unload(name)
+        self._families.unload(name, dependents)
 
     async def is_ready(self, name: str, version: str) -> bool:
         """Whether a model can be asked. Raises HostError if it is not there (pb_utils 3.14)."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from host.config import model_config as configuration
+from host.config.model_config import ModelConfig
 from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
-from host.models.loader import Loader
 from host.models.override import Files, Override, Uploads
-from host.models.python_model import PythonModel
-from host.models.registry import UNLOADED, Registry, State, Version
+from host.models.registry import UNLOADED, LoadedModel, Registry, State, Version
 from host.models.slots import Slots
 from host.repository import Repository, Stamp, model_file, select_versions, stamp, versions
 
@@ -57,11 +58,39 @@ class LoadSettings:
     config_name: str | None = None
 
 
+Prepare = Callable[[ModelConfig], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One load, as `Lifecycle.load` was asked for it; `unloads` the model had seen by then."""
+
+    name: str
+    override: Override | None
+    polled: bool
+    anew: bool
+    prepare: Prepare | None
+    unloads: int
+
+
+class ModelLoader(Protocol):
+    """Whoever brings a version up."""
+
+    async def load(
+        self, directory: Path, version: int, loaded: configuration.LoadedConfig
+    ) -> LoadedModel:
+        """A model that can be asked. Raises HostError."""
+
+
 class Lifecycle:
     """The only one that changes the registry. Belongs to the event loop; reads disks off it."""
 
     def __init__(
-        self, registry: Registry, repository: Repository, loader: Loader, settings: LoadSettings
+        self,
+        registry: Registry,
+        repository: Repository,
+        loader: ModelLoader,
+        settings: LoadSettings,
     ) -> None:
         self.slots = Slots(settings.threads)
         self._registry = registry
@@ -75,33 +104,31 @@ class Lifecycle:
         self._stamps: dict[str, Stamp] = {}  # of models that are loaded without an override
         self._unloads: dict[str, int] = {}  # how many each model has seen
         self._reported: dict[str, set[str]] = {}  # failures that polls have met since a success
-        self._loads: set[asyncio.Task[None]] = set()
+        self._loads: set[asyncio.Task[bool]] = set()
         self._releases: set[asyncio.Task[None]] = set()
-        self._living: dict[PythonModel, Files] = {}
+        self._living: dict[LoadedModel, Files] = {}
 
     # Loading
 
-    async def load_all(self, names: Iterable[str]) -> bool:
-        """Load these models; whether all are ready. Failures are in the log and the registry."""
-        results = await asyncio.gather(*map(self.try_load, names))
-        return all(results)
-
-    async def try_load(self, name: str, polled: bool = False) -> bool:
-        """As `load`, for a model that is to be served; whether it is."""
-        try:
-            await self.load(name, polled=polled)
-        except HostError as error:
-            if not self._registry.versions(name):  # else each version says it
-                self._registry.set_failed(name, error.status_string)
-            return False
-        return True
+    def note_failure(self, name: str, error: HostError) -> None:
+        """A model that is to be served could not be loaded."""
+        if not self._registry.versions(name):  # else each version says it
+            self._registry.set_failed(name, error.status_string)
 
     async def load(
-        self, name: str, override: Override | None = None, *, polled: bool = False
-    ) -> None:
-        """Load a model, or bring it up to date. What served before serves until then.
+        self,
+        name: str,
+        override: Override | None = None,
+        *,
+        polled: bool = False,
+        anew: bool = False,
+        prepare: Prepare | None = None,
+    ) -> bool:
+        """Load a model, or bring it up to date: whether that has changed what is served.
 
-        An override always loads anew, and what it brought is undone by a load without one.
+        What served before serves until then. An override always loads anew, `anew` says that
+        there is another reason to, and what an override brought is undone by a load without one.
+        `prepare` gets the configuration before anything is made of it, and may raise HostError.
         `polled`: nobody has asked. Then a failure that was met before is no news for the log, and
         a model whose instances were given up is left so until its files change.
 
@@ -110,22 +137,24 @@ class Lifecycle:
         if self._closing:
             raise unavailable("Server exiting")
         # Whoever asked may go away; that does not stop a load half-way.
-        loading = asyncio.get_running_loop().create_task(self._load(name, override, polled))
+        asked = _Asked(name, override, polled, anew, prepare, self._unloads.get(name, 0))
+        loading = asyncio.get_running_loop().create_task(self._load(asked))
         self._loads.add(loading)
         loading.add_done_callback(self._loads.discard)
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(loading)
+        return await asyncio.shield(loading)
 
-    async def _load(self, name: str, override: Override | None, polled: bool) -> None:
-        unloads = self._unloads.get(name, 0)
+    async def _load(self, asked: _Asked) -> bool:
+        name = asked.name
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             try:
-                await self._bring_up_to_date(name, override, polled, unloads)
+                changed = await self._bring_up_to_date(asked)
             except HostError as error:
-                self._report(name, error, polled)
+                self._report(name, error, asked.polled)
                 raise
             self._reported.pop(name, None)
+            return changed
 
     def _report(self, name: str, error: HostError, polled: bool) -> None:
         lines = [f"failed to load '{name}': {error.status_string}"]
@@ -136,25 +165,28 @@ class Lifecycle:
             _log.log(logging.DEBUG if line in known else logging.ERROR, "%s", line)
         known.update(lines)
 
-    async def _bring_up_to_date(
-        self, name: str, override: Override | None, polled: bool, unloads: int
-    ) -> None:
+    async def _bring_up_to_date(self, asked: _Asked) -> bool:
+        name, override = asked.name, asked.override
         files, seen = await self._find(name, override)
         try:
-            if seen is not None and seen == self._stamps.get(name) and self._serves(name, polled):
-                return
+            current = seen is not None and seen == self._stamps.get(name)
+            if current and not asked.anew and self._serves(name, asked.polled):
+                return False
             loaded, available = await self._read(name, files, override)
+            if asked.prepare is not None:
+                await asked.prepare(loaded.config)
             chosen = select_versions(loaded.config, available)
             for number in chosen:
                 model_file(files.path, number, loaded.config)
             self._registry.clear_failed(name)
-            await self._replace(name, files, loaded, chosen, unloads)
+            await self._replace(name, files, loaded, chosen, asked.unloads)
         finally:
             await self._let_go(files)
         self._stamps.pop(name, None)
         if seen is not None:
             self._stamps[name] = seen
         _log.info("successfully loaded '%s'", name)
+        return True
 
     async def _find(self, name: str, override: Override | None) -> tuple[Files, Stamp | None]:
         """Where to load from, and for a load without override what that looks like."""
@@ -223,10 +255,10 @@ class Lifecycle:
             )
         )
         outdated = self._unloads.get(name, 0) != unloads
-        if outdated or not all(isinstance(result, PythonModel) for result in results.values()):
+        if outdated or any(isinstance(result, BaseException) for result in results.values()):
             await self._undo(name, serving, results, outdated)
         for number, result in results.items():
-            assert isinstance(result, PythonModel)
+            assert not isinstance(result, BaseException)
             files.hold()
             self._living[result] = files
             replaced = before[number].model if number in serving else None
@@ -241,7 +273,7 @@ class Lifecycle:
 
     async def _load_version(
         self, name: str, files: Files, number: int, loaded: configuration.LoadedConfig
-    ) -> PythonModel:
+    ) -> LoadedModel:
         async with self.slots:
             for left in reversed(range(self._settings.retries)):
                 try:
@@ -258,14 +290,14 @@ class Lifecycle:
         self,
         name: str,
         serving: set[int],
-        results: dict[int, PythonModel | BaseException],
+        results: dict[int, LoadedModel | BaseException],
         outdated: bool,
     ) -> None:
         """Give up the versions that came up, and say why. Always raises HostError."""
         texts: list[str] = []
         lines: list[str] = []
         for number, result in results.items():
-            if isinstance(result, PythonModel):
+            if not isinstance(result, BaseException):
                 await result.stop(0, self._settings.finalize)
                 state, reason = State.UNAVAILABLE, UNLOADED
             else:
@@ -311,7 +343,7 @@ class Lifecycle:
 
     async def _finish(self, name: str, version: Version, replaced: bool) -> None:
         model = version.model
-        assert isinstance(model, PythonModel)
+        assert model is not None
         await model.drain()
         await model.stop(self._grace, self._settings.finalize)
         await self._let_go(self._living.pop(model))
@@ -331,7 +363,7 @@ class Lifecycle:
         """Whether a model was loaded from a directory that looked like this."""
         return self._stamps.get(name) == seen and self._serves(name, polled=True)
 
-    def models(self) -> list[PythonModel]:
+    def models(self) -> list[LoadedModel]:
         """Every model that is alive, also those that only finish their work."""
         return list(self._living)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from host.models.lifecycle import Lifecycle
+from host.ensembles.families import Families, Order
 from host.models.registry import Registry
 from host.repository import Repository, Scan, Stamp, stamp
 
@@ -16,11 +16,11 @@ class Poller:
     """Looks every `seconds`, off the event loop (configuration spec 8.5)."""
 
     def __init__(
-        self, registry: Registry, repository: Repository, lifecycle: Lifecycle, seconds: float
+        self, registry: Registry, repository: Repository, families: Families, seconds: float
     ) -> None:
         self._registry = registry
         self._repository = repository
-        self._lifecycle = lifecycle
+        self._families = families
         self._seconds = seconds
         self._complaints: list[str] = []
         self._loading: dict[str, asyncio.Task[bool]] = {}
@@ -42,14 +42,16 @@ class Poller:
             self._complaints = scan.complaints
             for text in scan.complaints:
                 _log.error("%s", text)
+        order = self._families.order(polled=True)
+        current = self._families.lifecycle.is_current
         for name, directory in scan.models.items():
             if directory.duplicated:
-                self._lifecycle.unload(name)
-            elif name not in self._loading and not self._lifecycle.is_current(name, stamps[name]):
-                self._begin(name)
+                self._families.unload(name)
+            elif name not in self._loading and not current(name, stamps[name]):
+                self._begin(name, order)
         if not scan.failures:  # else what is missing may still be there, in what cannot be read
             for name in self._registry.names() - scan.models.keys():
-                self._lifecycle.forget(name)
+                self._families.forget(name)
 
     def _look(self) -> tuple[Scan, dict[str, Stamp]]:
         scan = self._repository.scan()
@@ -59,10 +61,8 @@ class Poller:
             if not directory.duplicated
         }
 
-    def _begin(self, name: str) -> None:
-        loading = asyncio.get_running_loop().create_task(
-            self._lifecycle.try_load(name, polled=True)
-        )
+    def _begin(self, name: str, order: Order) -> None:
+        loading = asyncio.get_running_loop().create_task(order.try_load(name))
         self._loading[name] = loading
         loading.add_done_callback(lambda _: self._loading.pop(name))
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
-from host.errors import invalid_argument, not_found, unavailable
+from host.errors import HostError, invalid_argument, not_found, unavailable
 from host.inference import Call, InferRequest
 from host.metrics.meter import Meter
 
@@ -43,6 +43,29 @@ class Model(Protocol):
         """What it has done so far."""
 
 
+class LoadedModel(Model, Protocol):
+    """A model as its keeper sees it: ended when nobody needs it any more."""
+
+    def hold(self) -> None:
+        """Whoever asks it later, as part of an ensemble, may do so even while it is drained."""
+
+    def release(self) -> None:
+        """One of those who held it asks it no more."""
+
+    async def drain(self) -> None:
+        """Refuse new calls, and wait until those under way have ended and nobody holds it."""
+
+    def abort(self, error: HostError) -> None:
+        """End every call under way."""
+
+    async def stop(self, grace: float, finalize: float) -> None:
+        """End it; seconds as for `Instance.stop`."""
+
+    @property
+    def in_flight(self) -> int:
+        """Calls under way, queued ones included."""
+
+
 class State(enum.Enum):
     """The states that the repository index shows (configuration spec 8.1)."""
 
@@ -65,7 +88,7 @@ class Version:
     number: int
     state: State
     reason: str = ""
-    model: Model | None = None
+    model: LoadedModel | None = None
 
 
 @dataclass(slots=True)
@@ -81,9 +104,9 @@ class Registry:
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._ready: dict[tuple[str, int], Model] = {}
+        self._ready: dict[tuple[str, int], LoadedModel] = {}
 
-    def find(self, name: str, version: int = -1) -> Model:
+    def find(self, name: str, version: int = -1) -> LoadedModel:
         """The model for a request; -1 means its highest ready version.
 
         Raises HostError with the texts of protocol spec 3.1.
@@ -149,7 +172,7 @@ class Registry:
         self._index()
 
     def _index(self) -> None:
-        ready: dict[tuple[str, int], Model] = {}
+        ready: dict[tuple[str, int], LoadedModel] = {}
         for name, entry in self._entries.items():
             for number, version in sorted(entry.versions.items()):
                 if version.state is State.READY and version.model is not None:

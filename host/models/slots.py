@@ -41,29 +41,37 @@ class Slots:
 
         Raises HostError INVALID_ARG if neither could ever end.
         """
-        chain = self._chain(target, asker)
+        chain = self.chain(target, asker)
         if chain:
             raise invalid_argument(
                 f"'initialize' of model '{asker}' asks for it, and would wait for itself:"
                 f" {' -> '.join([asker, *chain])}. Load one of them before the others, or from"
                 " 'execute'"
             )
+        with self.waiting(asker, target):
+            self._give()
+            try:
+                yield
+            finally:
+                self._free -= 1  # without waiting: a load that has begun is to go on
+
+    @contextmanager
+    def waiting(self, asker: str, target: str) -> Iterator[None]:
+        """While entered, the load of `asker` waits for that of `target`, and has no place yet."""
         self._waits.setdefault(asker, []).append(target)
-        self._give()
         try:
             yield
         finally:
-            self._free -= 1  # without waiting: a load that has begun is to go on
             self._waits[asker].remove(target)
             if not self._waits[asker]:
                 del self._waits[asker]
 
-    def _chain(self, start: str, end: str) -> list[str]:
+    def chain(self, start: str, end: str) -> list[str]:
         """The models from `start` to `end`, each of which waits for the next; none if it cannot."""
         if start == end:
             return [end]
         for following in self._waits.get(start, ()):
-            rest = self._chain(following, end)
+            rest = self.chain(following, end)
             if rest:
                 return [start, *rest]
         return []

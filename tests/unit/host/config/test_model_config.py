@@ -170,14 +170,6 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        (
-            (
-                'platform: "ensemble" input { name: "a" } output { name: "b" } '
-                'ensemble_scheduling { step { model_name: "x" input_map { key: "i" value: "a" } '
-                'output_map { key: "o" value: "b" } } }'
-            ),
-            "ensemble_scheduling",
-        ),
         ("sequence_batching {}", "sequence_batching"),
         ('model_repository_agents { agents { name: "a" } }', "model_repository_agents"),
         (

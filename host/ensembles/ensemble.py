@@ -1,0 +1,230 @@
+"""One version of an ensemble: checked like a model, run by its members, counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from host.cache.responses import ResponseCache
+from host.config.model_config import ModelConfig
+from host.descriptions import ModelStatistics
+from host.ensembles.limiter import Limiter
+from host.ensembles.plan import Plan, Step
+from host.ensembles.run import Face, Partner, Run, TensorMemory
+from host.errors import HostError, unavailable
+from host.inference import Call, ComputeCallback, FailureReason, InferRequest
+from host.metrics.meter import Meter
+from host.metrics.settings import MetricsSettings
+from host.models.registry import LoadedModel, Registry
+from host.models.signature import Signature
+from host.statistics import Counters
+
+
+class Ensemble:
+    """Its members are looked up in the registry at every request, and held until it ends."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        registry: Registry,
+        memory: TensorMemory,
+        metrics: MetricsSettings | None = None,
+        labels: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.name: str = config.name
+        self.version = version
+        self.config = config
+        self.labels = labels or {}
+        self.cache: ResponseCache | None = None
+        self.counters = Counters(self.name, str(version))
+        self.meter = Meter(config, version, self.counters, lambda: 0, metrics or MetricsSettings())
+        self._registry = registry
+        self._memory = memory
+        self._signature = Signature(config)
+        self._plan = Plan(config)
+        self._face = Face(
+            self.name,
+            version,
+            {
+                output.name: list(
+                    output.reshape.shape if output.HasField("reshape") else output.dims
+                )
+                for output in config.output
+            },
+            config.max_batch_size > 0,
+            bool(config.model_transaction_policy.decoupled),
+        )
+        most = config.ensemble_scheduling.max_inflight_requests
+        self._limiter = Limiter(self.name, most) if most else None
+        self._partners: dict[int, Partner] = {}  # as they were when a step last ran
+        self._calls: set[Call] = set()
+        self._holds = 0
+        self._drained: asyncio.Event | None = None
+
+    def infer(self, request: InferRequest) -> Call:
+        """Start a request. Raises HostError if it is not valid, or a member is not there."""
+        self._signature.check(request)
+        if self._drained is not None and not self._holds:
+            raise unavailable(
+                f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for"
+                " model has stopped accepting new inference requests"
+            )
+        call = Call(request)
+        call.queued_ns = call.received_ns
+        call.on_finish = self._failed_outside
+        if self.meter.latencies is not None:
+            call.on_first = self.meter.latencies.first
+        self._calls.add(call)
+        if self.cache is not None:
+            self.cache.serve(call, self._run)
+        else:
+            self._run(call)
+        return call
+
+    def _run(self, call: Call) -> None:
+        started = time.monotonic_ns()
+        route = self._plan.route(call.request.requested_outputs)
+        try:
+            partners = {step.index: self._partner(step) for step in route.steps}
+        except HostError as error:
+            call.fail(HostError(error.code, f"in ensemble '{self.name}', {error.message}"))
+            return
+        models = {id(partner.model): partner.model for partner in partners.values()}
+        for model in models.values():
+            model.hold()
+        ended = partial(self._ended, list(models.values()))
+        run = Run(self._face, call, route, partners, self._memory, self._limiter, ended)
+        call.on_finish = partial(self._finished, run, started)
+        run.begin()
+
+    def _partner(self, step: Step) -> Partner:
+        """Whoever runs the step now. Raises HostError."""
+        model = self._registry.find(step.model, step.version)
+        known = self._partners.get(step.index)
+        if known is None or known.model is not model:
+            config = model.config
+            known = self._partners[step.index] = Partner(
+                model,
+                {entry.name: list(entry.dims) for entry in config.input},
+                config.max_batch_size > 0,
+                bool(config.model_transaction_policy.decoupled),
+            )
+        return known
+
+    def _ended(self, models: Sequence[LoadedModel], run: Run) -> None:
+        for model in models:
+            model.release()
+
+    def _finished(self, run: Run, started: int, call: Call) -> None:
+        """Count it: its times are those of its members together (configuration spec 6.3)."""
+        call.on_finish = None  # it refers to the call: no collection should be needed
+        now = time.monotonic_ns()
+        total = now - call.received_ns
+        if call.failed:
+            # Both the response and the end of the request count, if it failed on its way.
+            for _ in range(2 if run.failed_inside else 1):
+                self.counters.failure(total, _REASON)
+        else:
+            size = call.request.batch_size
+            self.counters.success(size, total, started - call.queued_ns, *run.spent)
+            self.counters.execution(size, *run.spent)
+            run.on_late = self.counters.computed
+        if call.on_computed is not None:  # this is a step of another ensemble
+            call.on_computed(*run.spent)
+            run.on_late = partial(self._computed, call.on_computed, not call.failed)
+        self._leave(call)
+
+    def _computed(
+        self, tell: ComputeCallback, counted: bool, input_ns: int, infer_ns: int, output_ns: int
+    ) -> None:
+        """A member's execution has ended after its last response."""
+        if counted:
+            self.counters.computed(input_ns, infer_ns, output_ns)
+        tell(input_ns, infer_ns, output_ns)
+
+    def _failed_outside(self, call: Call) -> None:
+        """It has ended before it was run: answered from the cache, or given up."""
+        if call.failed:
+            self.counters.failure(time.monotonic_ns() - call.received_ns, _REASON)
+        self._leave(call)
+
+    def _leave(self, call: Call) -> None:
+        self._calls.discard(call)
+        self._tell_drained()
+
+    # As the registry and its keeper see it
+
+    @property
+    def ready(self) -> bool:
+        """Whether every member would run a request now."""
+        try:
+            return all(self._find(step).ready for step in self._plan.steps)
+        except HostError:
+            return False
+
+    @property
+    def has_say(self) -> bool:
+        """Whether a member is asked itself if it is ready."""
+        try:
+            return any(self._find(step).has_say for step in self._plan.steps)
+        except HostError:
+            return False
+
+    async def why_not_ready(self) -> str:
+        """What the first member that is not ready says, "" if all are."""
+        for step in self._plan.steps:
+            try:
+                reason = await self._find(step).why_not_ready()
+            except HostError as error:
+                reason = error.message
+            if reason:
+                return f"model '{step.model}', which it is made of, is not ready: {reason}"
+        return ""
+
+    def _find(self, step: Step) -> LoadedModel:
+        return self._registry.find(step.model, step.version)
+
+    def statistics(self) -> ModelStatistics:
+        """What it has done so far."""
+        return self.counters.snapshot()
+
+    def hold(self) -> None:
+        """It is part of another ensemble's request, which may ask it later."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """Another ensemble's request has ended."""
+        self._holds -= 1
+        self._tell_drained()
+
+    async def drain(self) -> None:
+        """Refuse new calls, and wait until those under way have ended and nobody holds it."""
+        self._drained = asyncio.Event()
+        if self._calls or self._holds:
+            await self._drained.wait()
+
+    def _tell_drained(self) -> None:
+        if self._drained is not None and not self._calls and not self._holds:
+            self._drained.set()
+
+    def abort(self, error: HostError) -> None:
+        """End every call under way."""
+        for call in list(self._calls):
+            call.abandon(error)
+
+    async def stop(self, grace: float, finalize: float) -> None:
+        """Nothing runs here: its members end on their own."""
+        self._partners.clear()
+        self.meter.end()
+
+    @property
+    def in_flight(self) -> int:
+        """Calls under way."""
+        return len(self._calls)
+
+
+_REASON = FailureReason.OTHER
+"""Whatever the reason was inside: members count it with their own."""

@@ -1,0 +1,202 @@
+"""Loads and unloads models together with the ensembles that are made of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from host.config.model_config import ModelConfig
+from host.ensembles.membership import Membership, circular
+from host.errors import HostError
+from host.models.lifecycle import Lifecycle, PollFailure
+from host.models.override import Override
+from host.models.registry import Registry
+
+_log = logging.getLogger("pbhost")
+
+
+class Families:
+    """Members come before their ensembles. When one changes, its ensembles are loaded anew; when
+    one goes, they go, and come back with it (configuration spec 8.3, 8.6, 8.7).
+
+    Belongs to the event loop.
+    """
+
+    def __init__(self, registry: Registry, lifecycle: Lifecycle) -> None:
+        self.lifecycle = lifecycle
+        self._known = Membership(registry)
+
+    def order(self, polled: bool = False) -> Order:
+        """Loads that are asked for together. `polled`: nobody has asked for them."""
+        return Order(self.lifecycle, self._known, self._orphan, polled)
+
+    async def load_all(self, names: Iterable[str]) -> bool:
+        """Load these models; whether all are ready. Failures are in the log and the registry."""
+        return all(await asyncio.gather(*map(self.order().try_load, names)))
+
+    async def load(self, name: str, override: Override | None = None) -> None:
+        """Load a model, and before what it is made of; then what is made of it.
+
+        As `Lifecycle.load` otherwise. Raises HostError.
+        """
+        await self.order().load(name, override)
+
+    def unload(self, name: str, dependents: bool = False) -> None:
+        """Begin to unload a model, and the ensembles that are made of it.
+
+        With `dependents`, also what was loaded only for it, and is not needed by another one.
+        """
+        known = self._known
+        self.lifecycle.unload(name)
+        self._forget_why(name)
+        self._orphan_users(name)
+        if dependents:
+            for member in sorted(known.members(name)):
+                if member in known.implicit and not known.needed(member):
+                    self.unload(member, dependents=True)
+
+    def forget(self, name: str) -> None:
+        """Unload a model that is not to be served any more; that it failed no longer counts."""
+        self.lifecycle.forget(name)
+        self._known.forget(name)
+        self._forget_why(name)
+        self._orphan_users(name)
+
+    def _forget_why(self, name: str) -> None:
+        self._known.orphans.discard(name)
+        self._known.implicit.discard(name)
+        self._known.overrides.pop(name, None)
+
+    def _orphan(self, name: str) -> None:
+        """Unload an ensemble until its members are there, or fit, again."""
+        self._known.orphans.add(name)
+        self.lifecycle.unload(name)
+        self._orphan_users(name)
+
+    def _orphan_users(self, name: str) -> None:
+        for user in self._known.users(name):
+            if self._known.present(user):
+                _log.info("unloading ensemble '%s', which is made of '%s'", user, name)
+                self._orphan(user)
+
+
+class Order:
+    """Loads that were asked for together: each model is brought up to date once for all of them."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, known: Membership, orphan: Callable[[str], None], polled: bool
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._known = known
+        self._orphan = orphan
+        self._polled = polled
+        self._tasks: dict[str, asyncio.Task[bool]] = {}
+        self._changed: set[str] = set()
+
+    async def try_load(self, name: str) -> bool:
+        """As `load`, for a model that is to be served; whether it is."""
+        try:
+            await self.load(name)
+        except HostError as error:
+            self._lifecycle.note_failure(name, error)
+            return False
+        return True
+
+    async def load(self, name: str, override: Override | None = None) -> None:
+        """Load a model, its members before, and what is made of it after. Raises HostError."""
+        self._known.implicit.discard(name)
+        # Whoever asked may go away; that does not stop a load half-way.
+        loading = self._task(self._load(name, override))
+        await asyncio.shield(loading)
+
+    async def _load(self, name: str, override: Override | None) -> bool:
+        changed = await self._once(name, self._bring(name, override, named=True))
+        await self._follow()
+        return changed
+
+    async def _once(self, name: str, load: Coroutine[Any, Any, bool]) -> bool:
+        """Whether the model has changed, once its one load in this order has ended."""
+        if name in self._tasks:
+            load.close()
+        else:
+            self._tasks[name] = self._task(load)
+        return await asyncio.shield(self._tasks[name])
+
+    def _task(self, load: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
+        task = asyncio.get_running_loop().create_task(load)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def _bring(
+        self, name: str, override: Override | None = None, named: bool = False
+    ) -> bool:
+        """Bring one model up to date, and before that what it is made of."""
+        known = self._known
+        members = known.members(name)
+        fresh = False
+        if members and override is None:
+            await self._bring_members(name, members)
+            fresh = not self._changed.isdisjoint(members)
+        if not named and name in known.overrides:
+            if known.present(name) and not fresh:
+                return False  # nobody has said that it is to be as on disk again
+            override = known.overrides[name]
+        changed = await self._lifecycle.load(
+            name, override, polled=self._polled, anew=fresh, prepare=self._prepare
+        )
+        known.orphans.discard(name)
+        known.overrides.pop(name, None)
+        if override is not None:
+            known.overrides[name] = Override(override.config)
+        if changed:
+            self._changed.add(name)
+        return changed
+
+    async def _prepare(self, config: ModelConfig) -> None:
+        """Before an ensemble is loaded, its members are. Raises HostError (spec 6.2)."""
+        members = self._known.learn(config)
+        if members:
+            self._known.check(config, await self._bring_members(config.name, members))
+
+    async def _bring_members(self, name: str, members: Iterable[str]) -> dict[str, HostError]:
+        """Bring the members of an ensemble up to date; what went wrong with each."""
+        slots = self._lifecycle.slots
+        failures: dict[str, HostError] = {}
+
+        async def bring(member: str) -> None:
+            if slots.chain(member, name):
+                failures[member] = circular(member, name)  # it waits for this one
+                return
+            if member not in self._tasks and not self._known.present(member):
+                self._known.implicit.add(member)
+            try:
+                with slots.waiting(name, member):
+                    await self._once(member, self._bring(member))
+            except HostError as error:
+                failures[member] = error
+
+        await asyncio.gather(*map(bring, sorted(members)))
+        return failures
+
+    async def _follow(self) -> None:
+        """Load the ensembles anew whose members have changed; those that do not fit go."""
+        known = self._known
+        while True:
+            users = {user for name in self._changed for user in known.users(name)}
+            left = [
+                user
+                for user in sorted(users)
+                if user not in self._tasks and (known.present(user) or user in known.orphans)
+            ]
+            if not left:
+                return
+            for user in left:
+                try:
+                    await self._once(user, self._bring(user))
+                except PollFailure:
+                    pass  # what is wrong is its own configuration; it is in the log
+                except HostError as error:
+                    _log.info("unloading ensemble '%s': %s", user, error.message)
+                    self._orphan(user)

@@ -1,0 +1,74 @@
+"""Makes ensembles of their configurations, and has everything else loaded by whoever does that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from host.cache.responses import ResponseCache
+from host.cache.store import Store
+from host.config import model_config as configuration
+from host.config.model_config import LoadedConfig
+from host.config.schema import is_ensemble
+from host.ensembles.ensemble import Ensemble
+from host.errors import HostError
+from host.inference import Tensor
+from host.instances.arenas import Arenas
+from host.instances.client_memory import ClientMemory
+from host.instances.transfer import no_room
+from host.metrics.settings import MetricsSettings
+from host.models.lifecycle import ModelLoader
+from host.models.registry import LoadedModel, Registry
+from host.repository import read_labels
+from stub.wire.arena import ArenaFull
+
+
+class EnsembleLoader:
+    """`others` loads what is not an ensemble; `store` keeps the responses of those that ask."""
+
+    def __init__(
+        self,
+        others: ModelLoader,
+        registry: Registry,
+        arenas: Arenas,
+        *,
+        metrics: MetricsSettings | None = None,
+        store: Store | None = None,
+    ) -> None:
+        self._others = others
+        self._registry = registry
+        self._memory = _Memory(arenas)
+        self._metrics = metrics
+        self._store = store
+
+    async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> LoadedModel:
+        """A model that can be asked; the members of an ensemble are there. Raises HostError."""
+        if not is_ensemble(loaded.config):
+            return await self._others.load(directory, version, loaded)
+        config = configuration.finish(loaded)
+        labels = await asyncio.to_thread(read_labels, directory, config)
+        ensemble = Ensemble(config, version, self._registry, self._memory, self._metrics, labels)
+        if self._store is not None and config.response_cache.enable:
+            memory = self._memory.clients
+            ensemble.cache = ResponseCache(self._store, version, ensemble.counters, memory)
+        return ensemble
+
+
+class _Memory:
+    """Where the tensors of ensembles lie: in the host's arena, and with clients."""
+
+    def __init__(self, arenas: Arenas) -> None:
+        self.clients = ClientMemory(arenas)
+        self._arenas = arenas
+
+    def share(self, tensor: Tensor) -> None:
+        """Put it where several models can read it, once. Raises HostError if there is no room."""
+        try:
+            self._arenas.place(tensor)
+        except ArenaFull as full:
+            raise no_room(full) from full
+
+    def deliver(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
+        """Write outputs to where the client wants them; what stands against it."""
+        return self.clients.deliver(slots, outputs)

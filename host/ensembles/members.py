@@ -1,0 +1,152 @@
+"""Whether an ensemble and the models that it is made of fit together (configuration spec 6.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from host.config.schema import ModelConfig, pb
+from host.errors import invalid_argument
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is known of a tensor, and from which model. `full` has the batch dimension."""
+
+    model: str
+    data_type: int
+    dims: list[int]
+    full: list[int]
+
+
+def check_members(config: ModelConfig, members: Sequence[ModelConfig]) -> bool:
+    """Whether the ensemble may answer a request several times; `members` are those of its steps.
+
+    Raises HostError INVALID_ARG for the first thing that does not fit.
+    """
+    tensors: dict[str, _Kind] = {}
+    for entry in (*config.input, *config.output):
+        tensors[entry.name] = _kind(config, entry, reshaped=True)
+    for step, member in zip(config.ensemble_scheduling.step, members, strict=True):
+        _check_batch_size(config, member)
+        _check_inputs(config, step, member, tensors)
+        _check_outputs(config, step, member, tensors)
+    return _check_streams(config, members)
+
+
+def _kind(config: ModelConfig, entry: Any, reshaped: bool = False) -> _Kind:
+    dims = entry.reshape.shape if reshaped and entry.HasField("reshape") else entry.dims
+    lead = [-1] if config.max_batch_size > 0 else []
+    return _Kind(config.name, entry.data_type, list(dims), lead + list(dims))
+
+
+def _check_batch_size(config: ModelConfig, member: ModelConfig) -> None:
+    allowed, largest = config.max_batch_size, member.max_batch_size
+    if 0 < largest < allowed:
+        raise invalid_argument(
+            f"ensemble {config.name} allows maximum batch size {allowed}, but it contains model"
+            f" {member.name} which only allows maximum batch size to be {largest}"
+        )
+
+
+def _check_inputs(
+    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _Kind]
+) -> None:
+    known = {entry.name: entry for entry in member.input}
+    for name, tensor in sorted(step.input_map.items()):
+        if name not in known:
+            _refuse(
+                config,
+                f"ensemble tensor {tensor} is mapping to non-existing input {name}"
+                f" in model {member.name}",
+            )
+    for name, entry in known.items():
+        if name in step.input_map:
+            _match(config, step.input_map[name], _kind(member, entry), tensors)
+        elif not entry.optional:
+            _refuse(
+                config,
+                f"input {name} in model {member.name} is not mapped to any ensemble tensors",
+            )
+
+
+def _check_outputs(
+    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _Kind]
+) -> None:
+    known = {entry.name: entry for entry in member.output}
+    for name, tensor in sorted(step.output_map.items()):
+        if name not in known:
+            _refuse(
+                config,
+                f"ensemble tensor {tensor} is mapped from non-existing output {name}"
+                f" in model {member.name}",
+            )
+        _match(config, tensor, _kind(member, known[name]), tensors)
+
+
+def _match(config: ModelConfig, name: str, kind: _Kind, tensors: dict[str, _Kind]) -> None:
+    """Compare with what is known of the tensor from elsewhere."""
+    other = tensors.setdefault(name, kind)
+    if other.data_type != kind.data_type:
+        names = pb.DataType.Name
+        _refuse(
+            config,
+            f"ensemble tensor {name}: inconsistent data type: {names(other.data_type)} is inferred"
+            f" from model {other.model} while {names(kind.data_type)} is inferred from model"
+            f" {kind.model}",
+        )
+    if not (_equal(other.dims, kind.dims) or _equal(other.full, kind.full)):
+        _refuse(
+            config,
+            f"ensemble tensor {name}: inconsistent shape: {_text(other.full)} is inferred from"
+            f" model {other.model} while {_text(kind.full)} is inferred from model {kind.model}",
+        )
+
+
+def _equal(dims: Sequence[int], others: Sequence[int]) -> bool:
+    return len(dims) == len(others) and all(
+        dim == other or -1 in (dim, other) for dim, other in zip(dims, others, strict=True)
+    )
+
+
+def _check_streams(config: ModelConfig, members: Sequence[ModelConfig]) -> bool:
+    """Tensors of the same response go together, and nothing else does.
+
+    Each tensor belongs to the stream of the decoupled step that it comes from, 0 if there is none.
+    """
+    streams = {entry.name: 0 for entry in config.input}
+    left = list(zip(config.ensemble_scheduling.step, members, strict=True))
+    number = 0
+    while left:  # checked before: everything can be made
+        waiting = []
+        for step, member in left:
+            if not all(name in streams for name in step.input_map.values()):
+                waiting.append((step, member))
+                continue
+            stream = _common(config, member.name, step.input_map.values(), streams)
+            if member.model_transaction_policy.decoupled:
+                number = stream = number + 1
+            streams.update((name, stream) for name in step.output_map.values())
+        assert len(waiting) < len(left), "a step that can never start has passed the checks"
+        left = waiting
+    return _common(config, config.name, [entry.name for entry in config.output], streams) != 0
+
+
+def _common(config: ModelConfig, model: str, names: Any, streams: dict[str, int]) -> int:
+    """The stream that all these tensors belong to."""
+    found = {streams[name] for name in names}
+    if len(found) > 1:
+        _refuse(
+            config,
+            f"step of model '{model}' receives inputs originated from different decoupled models",
+        )
+    return found.pop() if found else 0
+
+
+def _refuse(config: ModelConfig, text: str) -> NoReturn:
+    raise invalid_argument(f"in ensemble {config.name}, {text}")
+
+
+def _text(dims: Sequence[int]) -> str:
+    return f"[{','.join(map(str, dims))}]"

@@ -1,0 +1,130 @@
+"""Who is made of whom, and why each model is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from host.config.model_config import ModelConfig
+from host.config.schema import is_ensemble
+from host.ensembles.members import check_members
+from host.errors import HostError, invalid_argument
+from host.models.lifecycle import PollFailure, VersionFailure
+from host.models.override import Override
+from host.models.registry import Registry, State
+
+
+class Membership:
+    """What ensembles are made of, as their configurations were read last."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._members: dict[str, frozenset[str]] = {}
+        self.implicit: set[str] = set()
+        """Models that were loaded only because an ensemble is made of them."""
+        self.orphans: set[str] = set()
+        """Ensembles that have gone with a member, and come back with it."""
+        self.overrides: dict[str, Override] = {}
+        """Configurations that came with a load, of what is there because of it."""
+
+    def learn(self, config: ModelConfig) -> frozenset[str]:
+        """Remember what this one is made of; nothing, if it is not an ensemble."""
+        self._members.pop(config.name, None)
+        if not is_ensemble(config):
+            return frozenset()
+        steps = config.ensemble_scheduling.step
+        members = self._members[config.name] = frozenset(step.model_name for step in steps)
+        return members
+
+    def forget(self, name: str) -> None:
+        """There is no such model any more."""
+        self._members.pop(name, None)
+
+    def members(self, name: str) -> frozenset[str]:
+        """What a model is made of."""
+        return self._members.get(name, frozenset())
+
+    def users(self, name: str) -> list[str]:
+        """The ensembles that are made of this one, among others."""
+        return sorted(user for user, members in self._members.items() if name in members)
+
+    def present(self, name: str) -> bool:
+        """Whether a version is served, or is about to be."""
+        versions = self._registry.versions(name).values()
+        return any(version.state in (State.READY, State.LOADING) for version in versions)
+
+    def needed(self, name: str) -> bool:
+        """Whether an ensemble that is there is made of this one."""
+        return any(self.present(user) for user in self.users(name))
+
+    def check(self, config: ModelConfig, failures: Mapping[str, HostError]) -> None:
+        """See whether an ensemble can be made of what is there; `failures` of members' loads.
+
+        Sets whether it is decoupled. Raises HostError INVALID_ARG (configuration spec 6.2).
+        """
+        last = self._last_before(config.name)
+        if last:
+            raise circular(config.name, last)
+        missing = [
+            member
+            for member in sorted(self.members(config.name))
+            if isinstance(failures.get(member), PollFailure) and not self.present(member)
+        ]
+        if missing:
+            raise invalid_argument(
+                f"ensemble {config.name} contains models that are not available or ambiguous:"
+                f" {', '.join(missing)}"
+            )
+        steps = config.ensemble_scheduling.step
+        members = [self._member(config.name, step, failures) for step in steps]
+        decoupled = check_members(config, members)
+        if decoupled or config.HasField("model_transaction_policy"):
+            config.model_transaction_policy.decoupled = decoupled
+
+    def _last_before(self, name: str) -> str:
+        """The one that closes a circle which begins with `name`, "" if there is none."""
+        seen: set[str] = set()
+        todo = [name]
+        while todo:
+            current = todo.pop()
+            for member in sorted(self.members(current)):
+                if member == name:
+                    return current
+                if member not in seen:
+                    seen.add(member)
+                    todo.append(member)
+        return ""
+
+    def _member(self, ensemble: str, step: Any, failures: Mapping[str, HostError]) -> ModelConfig:
+        """The configuration of the version that a step asks for."""
+        name, number = step.model_name, step.model_version
+        depends = f"ensemble '{ensemble}' depends on '{name}'"
+        failure = failures.get(name)
+        ready = {
+            version.number: version.model
+            for version in self._registry.versions(name).values()
+            if version.state is State.READY and version.model is not None
+        }
+        if not ready:
+            if failure is None:
+                raise invalid_argument(f"{depends} which has no loaded version.")
+            if isinstance(failure, VersionFailure):
+                raise invalid_argument(
+                    f"{depends} which has no loaded version. Model '{name}' loading failed with"
+                    f" error: {failure.message}"
+                )
+            raise invalid_argument(
+                f"{depends} which is not valid. Model '{name}' failed with error: {failure.message}"
+            )
+        if number == -1:
+            number = max(ready)
+        if number not in ready:
+            raise invalid_argument(f"{depends} whose required version {number} is not loaded.")
+        return ready[number].config
+
+
+def circular(name: str, last: str) -> HostError:
+    """An ensemble is made of itself: `last` is what leads back to it."""
+    return invalid_argument(
+        f"circular dependency between ensembles: {name} -> ... -> {last} -> {name}"
+    )

@@ -1,0 +1,356 @@
+"""One request to an ensemble: each step starts as soon as all that it takes is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from host.ensembles.limiter import Limiter, Ticket
+from host.ensembles.plan import Route, Step
+from host.ensembles.values import Correlation, Lease, Value
+from host.errors import HostError, invalid_argument
+from host.inference import Call, ComputeCallback, InferRequest, InferResponse, Tensor
+from host.models.registry import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """A model that runs a step, and the shapes of its inputs without batch dimension."""
+
+    model: LoadedModel
+    dims: Mapping[str, Sequence[int]]
+    batches: bool
+    decoupled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """What clients see of an ensemble; `dims` are those of its outputs."""
+
+    name: str
+    version: int
+    dims: Mapping[str, Sequence[int]]
+    batches: bool
+    decoupled: bool
+
+
+class TensorMemory(Protocol):
+    """Where tensors of the ensemble itself lie."""
+
+    def share(self, tensor: Tensor) -> None:
+        """Put it where several models can read it. Raises HostError if there is no room."""
+
+    def deliver(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
+        """Write outputs to where the client wants them; what stands against it."""
+
+
+class _Flight:
+    """A step under way for one iteration; `call` is there once it has been submitted."""
+
+    __slots__ = ("call", "correlation", "iteration", "leases", "step", "ticket")
+
+    def __init__(self, step: Step, iteration: int) -> None:
+        self.step = step
+        self.iteration = iteration
+        self.correlation: Correlation
+        self.call: Call | None = None
+        self.ticket: Ticket | None = None
+        self.leases: list[Lease] = []
+
+
+class Run:
+    """`partners` run the steps of the route, by their index; `ended` hears of the end.
+
+    Tensors are numbered: those of a decoupled member by its responses, and what is made of one
+    has its number. All that makes one response of the ensemble has the same (spec 6.3).
+    """
+
+    def __init__(
+        self,
+        face: Face,
+        call: Call,
+        route: Route,
+        partners: Mapping[int, Partner],
+        memory: TensorMemory,
+        limiter: Limiter | None,
+        ended: Callable[[Run], None],
+    ) -> None:
+        self.call = call
+        self.spent = 0, 0, 0
+        """Nanoseconds of members on inputs, inference and outputs."""
+        self.failed_inside = False
+        """Whether it fails because of what happened on the way."""
+        self.on_late: ComputeCallback | None = None
+        """Who is to know of what is spent from now on."""
+        self._face = face
+        self._request = call.request
+        self._route = route
+        self._partners = partners
+        self._memory = memory
+        self._limiter = limiter
+        self._ended = ended
+        self._values: dict[tuple[str, int], Value] = {}
+        self._flights: dict[_Flight, None] = {}
+        self._made: dict[int, int] = {}  # responses so far of decoupled steps
+        self._error: HostError | None = None
+        self._answers = 0
+        self._given: dict[int, list[Lease]] = {}  # responses that the asker has not taken yet
+        self._over = False
+
+    @property
+    def waiting_for(self) -> list[Call]:
+        """The members' calls under way."""
+        return [flight.call for flight in self._flights if flight.call is not None]
+
+    def begin(self) -> None:
+        """Start what the request's own tensors are enough for."""
+        call, request = self.call, self._request
+        call.place = self
+        call.on_cancel = self._cancel
+        call.on_taken = self._taken if self._face.decoupled else None
+        correlation = Correlation(request.correlation_id, request.flags)
+        given = {tensor.name: tensor for tensor in request.inputs}
+        request.inputs = []  # each goes when the last step that takes it has ended
+        size = request.batch_size if self._face.batches else 0
+        inputs = {n: Value(given.get(n), size, correlation, 0) for n in self._route.inputs}
+        del given
+        self._add(inputs, 0)
+        self._settle()
+
+    # Tensors come
+
+    def _add(self, made: Mapping[str, Value], iteration: int) -> None:
+        """Take tensors of one number in, and do what can be done now."""
+        route, values = self._route, self._values
+        starting: dict[Step, None] = {}
+        for name, value in made.items():
+            uses = route.uses.get(name, 0)
+            if uses:
+                value.uses = uses
+                if uses > 1 and value.tensor is not None:
+                    try:
+                        self._memory.share(value.tensor)
+                    except HostError as error:
+                        self._fail(error)
+                        return
+                values[name, iteration] = value
+        for name in made:
+            for step in route.users.get(name, ()):
+                if all((source, iteration) in values for source in step.sources):
+                    starting[step] = None
+        for step in starting:
+            if self._error is None and not self._over:
+                self._start(step, iteration)
+        if self._error is None and not self._over:
+            if all((name, iteration) in values for name in route.outputs):
+                self._respond(iteration)
+
+    def _use(self, name: str, iteration: int) -> Value:
+        """One of those that need the tensor has got it; after the last one it is let go."""
+        key = name, iteration
+        value = self._values[key]
+        value.uses -= 1
+        if not value.uses:
+            del self._values[key]
+        return value
+
+    # Steps
+
+    def _start(self, step: Step, iteration: int) -> None:
+        flight = _Flight(step, iteration)
+        self._flights[flight] = None
+        request = self._request_of(flight)
+        if self._limiter is None:
+            self._submit(flight, request)
+        else:
+            flight.ticket = Ticket(step.index, partial(self._submit, flight, request))
+            self._limiter.enter(flight.ticket)
+
+    def _request_of(self, flight: _Flight) -> InferRequest:
+        """What the member is asked. It is told all that the ensemble was told."""
+        step, asked, iteration = flight.step, self._request, flight.iteration
+        partner = self._partners[step.index]
+        correlation = Correlation(asked.correlation_id, asked.flags)
+        values = {name: self._use(name, iteration) for name in step.sources}
+        inputs: list[Tensor] = []
+        for name, source in step.inputs:
+            value = values[source]
+            tensor = value.named(name, partner.dims.get(name, ()), partner.batches)
+            if tensor is not None:
+                inputs.append(tensor)
+            if value.correlation.own:
+                correlation = value.correlation
+        flight.leases = [value.lease for value in values.values() if value.lease is not None]
+        flight.correlation = correlation
+        return InferRequest(
+            step.model,
+            inputs,
+            partner.model.version,
+            asked.id,
+            list(step.outputs),
+            asked.parameters,
+            correlation.id,
+            correlation.flags,
+            asked.priority,
+            asked.timeout_us,
+            asked.trace,
+        )
+
+    def _submit(self, flight: _Flight, request: InferRequest) -> None:
+        if flight.ticket is not None:
+            flight.ticket.start = _nothing  # it has the request, and with it the tensors
+        try:
+            call = self._partners[flight.step.index].model.infer(request)
+        except HostError as error:
+            self._land(flight)
+            self._fail(error)
+            self._settle()
+            return
+        flight.call = call
+        call.on_computed = self._computed
+        call.subscribe(partial(self._answered, flight, call))
+
+    def _computed(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        if self.on_late is not None:
+            self.on_late(input_ns, infer_ns, output_ns)
+            return
+        inputs, infer, outputs = self.spent
+        self.spent = inputs + input_ns, infer + infer_ns, outputs + output_ns
+
+    def _answered(
+        self, flight: _Flight, call: Call, response: InferResponse | None, final: bool
+    ) -> None:
+        if final:
+            self._land(flight)
+        if response is not None:
+            if response.error is not None:
+                self._fail(response.error)
+            elif self._error is None and not self._over:
+                self._take(flight, call, response, final)
+            elif not final:
+                call.took(response)  # the member is to come to its end
+        if final:
+            self._settle()
+
+    def _land(self, flight: _Flight) -> None:
+        """A step has ended, or was never submitted."""
+        del self._flights[flight]
+        if flight.ticket is not None and self._limiter is not None:
+            self._limiter.leave(flight.ticket)
+        for lease in flight.leases:
+            lease.end()
+
+    def _take(self, flight: _Flight, call: Call, response: InferResponse, final: bool) -> None:
+        step, uses = flight.step, self._route.uses
+        partner = self._partners[step.index]
+        iteration = flight.iteration
+        if partner.decoupled:
+            iteration = self._made.get(step.index, 0)
+            self._made[step.index] = iteration + 1
+        try:
+            correlation = flight.correlation.changed_by(response.parameters)
+        except HostError as error:
+            self._fail(error)
+            return
+        lease = None
+        if not final:
+            needed = sum(uses.get(name, 0) for name in step.outputs.values())
+            lease = Lease(call, response, needed)
+            if not needed:
+                call.took(response)
+        size = call.request.batch_size if partner.batches else 0
+        produced = {tensor.name: tensor for tensor in response.outputs}
+        made = {
+            name: Value(produced.get(output), size, correlation, 0, lease)
+            for output, name in step.outputs.items()
+        }
+        self._add(made, iteration)
+
+    # Responses
+
+    def _respond(self, iteration: int) -> None:
+        face, request = self._face, self._request
+        response = InferResponse(face.name, face.version, request.id)
+        leases: list[Lease] = []
+        for name in self._route.outputs:
+            value = self._use(name, iteration)
+            tensor = value.named(name, face.dims[name], face.batches)
+            if tensor is not None:
+                response.outputs.append(tensor)
+                response.parameters = value.correlation.parameters()
+            if value.lease is not None:
+                leases.append(value.lease)
+        if request.slots:
+            response.error = self._memory.deliver(request.slots, response.outputs)
+        if leases:
+            self._given[id(response)] = leases
+        self._answers += 1
+        self.call.respond(response, not self._flights)
+
+    def _taken(self, response: InferResponse) -> None:
+        for lease in self._given.pop(id(response), ()):
+            lease.end()
+
+    # Ends
+
+    def _fail(self, error: HostError) -> None:
+        """The first error is the answer, once nothing is under way any more."""
+        if self._error is None and not self._over:
+            self._error = HostError(error.code, f"in ensemble '{self._face.name}', {error.message}")
+            self.failed_inside = True
+            self._drop()
+
+    def _drop(self) -> None:
+        """What is left will not be used."""
+        values, self._values = self._values, {}
+        for value in values.values():
+            if value.lease is not None:
+                value.lease.end(value.uses)
+        if self._limiter is not None:
+            for flight in [flight for flight in self._flights if flight.call is None]:
+                if flight.ticket is not None and flight.ticket.waits:
+                    self._land(flight)
+
+    def _settle(self) -> None:
+        """Come to the end if nothing is under way."""
+        if self._flights or self._over:
+            return
+        self._over = True
+        call = self.call
+        if not call.finished:
+            if self._error is not None:
+                call.fail(self._error)
+            elif self._answers or self._face.decoupled:
+                call.respond(None)
+            else:
+                name = self._request.id or "<id_unknown>"
+                self.failed_inside = True
+                call.fail(
+                    invalid_argument(
+                        f"in ensemble '{self._face.name}', [request id: {name}] unexpected"
+                        " deadlock, at least one output is not set while no more ensemble steps"
+                        " can be made"
+                    )
+                )
+        self._end()
+
+    def _cancel(self, call: Call) -> None:
+        """Nobody waits any more: nothing is started, and what is under way is told to stop."""
+        self._over = True
+        self._drop()
+        for flight in list(self._flights):
+            if flight.call is not None:
+                flight.call.cancel()
+        self._end()
+
+    def _end(self) -> None:
+        self._drop()
+        self._given.clear()
+        self.call.place = self.call.on_cancel = self.call.on_taken = None
+        self._ended(self)
+
+
+def _nothing() -> None:
+    pass

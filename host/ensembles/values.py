@@ -1,0 +1,109 @@
+"""The tensors of one request to an ensemble: their shapes, their sequence, and who needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from host.errors import invalid_argument
+from host.inference import Call, InferResponse, Parameter, Tensor
+
+_START, _END = 1, 2
+
+
+_NAMES = ("sequence_id", "sequence_start", "sequence_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """Which sequence a tensor belongs to, and where in it."""
+
+    id: int | str
+    flags: int
+    own: bool = False
+    """Whether the member that made the tensor has said so, and not the request."""
+
+    def changed_by(self, parameters: Mapping[str, Parameter]) -> Correlation:
+        """As a member's response says. Raises HostError INVALID_ARG (configuration spec 6.3)."""
+        if parameters.keys().isdisjoint(_NAMES):
+            return self
+        changed = replace(self, own=True)
+        if "sequence_id" in parameters:
+            value = parameters["sequence_id"]
+            if isinstance(value, bool) or not isinstance(value, int | str):
+                raise invalid_argument(
+                    "expected parameter 'sequence_id' to be TRITONSERVER_PARAMETER_INT or"
+                    " TRITONSERVER_PARAMETER_STRING"
+                )
+            changed = replace(changed, id=value)
+        for name, flag in (("sequence_start", _START), ("sequence_end", _END)):
+            if name in parameters:
+                on = parameters[name]
+                if not isinstance(on, bool):
+                    raise invalid_argument(
+                        f"expect parameter '{name}' to be TRITONSERVER_PARAMETER_BOOL"
+                    )
+                changed = replace(changed, flags=(changed.flags & ~flag) | (flag if on else 0))
+        return changed
+
+    def parameters(self) -> dict[str, Parameter]:
+        """As every response of an ensemble says it."""
+        return {
+            "sequence_id": self.id,
+            "sequence_start": bool(self.flags & _START),
+            "sequence_end": bool(self.flags & _END),
+        }
+
+
+class Lease:
+    """A member's response, until all that use its tensors are done: then the next may come."""
+
+    __slots__ = ("_call", "_response", "_uses")
+
+    def __init__(self, call: Call, response: InferResponse, uses: int) -> None:
+        self._call = call
+        self._response = response
+        self._uses = uses
+
+    def end(self, uses: int = 1) -> None:
+        """So many of them are done."""
+        self._uses -= uses
+        if not self._uses:
+            self._call.took(self._response)
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """A tensor of the ensemble, None if its maker has left it out; `uses` are still to come.
+
+    `batch_size` is that of the request that made it, 0 if its maker does not batch.
+    """
+
+    tensor: Tensor | None
+    batch_size: int
+    correlation: Correlation
+    uses: int
+    lease: Lease | None = None
+
+    def named(self, name: str, dims: Sequence[int], batches: bool) -> Tensor | None:
+        """The tensor for a model that calls it `name` and takes `dims`, batched or not.
+
+        A batch dimension of one comes and goes where only one side has it (configuration spec
+        6.3). The bytes stay where they are.
+        """
+        tensor = self.tensor
+        if tensor is None:
+            return None
+        shape = tensor.shape
+        if batches and not self.batch_size:
+            if _fit(shape, dims):
+                shape = [1, *shape]
+        elif not batches and self.batch_size == 1 and not _fit(shape, dims):
+            shape = shape[1:]
+        return Tensor(name, tensor.datatype, list(shape), tensor.data, tensor.owner)
+
+
+def _fit(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(
+        want in (-1, got) for want, got in zip(dims, shape, strict=True)
+    )
