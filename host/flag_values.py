@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 
-log_format = one_of("invalid argument for --log-format", "default", "ISO8601")
+log_format = one_of("invalid argument for --log-format", "default", "ISO8601", "json")
 stub_start = one_of("invalid argument for --stub-start", "fork", "spawn")
 grpc_engine = one_of("invalid argument for --grpc-engine", "grpcio", "h2")
 rate_limit = one_of("invalid argument for --rate-limit", "off", "execution_count")
@@ -191,6 +191,12 @@ def rate_resource(settings: Sequence[str]) -> None:
             )
 
 
+def read_resource(text: str) -> tuple[str, int, int | None]:
+    """Name, count and device of a text that has been checked."""
+    name, count, *device = text.split(":")
+    return name, int(count), int(device[0]) if device else None
+
+
 def device_sizes(flag: str) -> Callable[[Sequence[str]], None]:
     """A check for `<device>:<bytes>` each."""
 
@@ -313,6 +319,15 @@ def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
     PythonSettings.of(backends.get("python", {}))
 
 
+_ONNX_KEYS = ("default-max-batch-size", "intra_op_thread_count", "inter_op_thread_count")
+_KEYS_OF_BACKENDS: dict[str, Collection[str]] = {
+    "": ("default-max-batch-size",),
+    "python": _PYTHON_KEYS,
+    "onnxruntime": _ONNX_KEYS,
+    "pytorch": ("default-max-batch-size",),
+}
+
+
 def unused_settings(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Warnings about settings that nothing reads."""
     return [
@@ -320,5 +335,5 @@ def unused_settings(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
         " is not used by this version"
         for name, settings in backends.items()
         for key in settings
-        if name != "python" or key not in _PYTHON_KEYS
+        if key not in _KEYS_OF_BACKENDS.get(name, ())
     ]

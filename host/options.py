@@ -40,7 +40,7 @@ _agent = Group(
     "Repository Agent", Status.IGNORED, "a model that names an agent is refused when it is loaded"
 )
 _cache = Group("Response Cache")
-_rate = Group("Rate Limiter", Status.REFUSED, "executions are not limited by resources")
+_rate = Group("Rate Limiter")
 _shm = Group("Shared Memory")
 _device = Group("Memory/Device Management", Status.IGNORED, "the host itself uses no GPU")
 _cloud = Group("Sagemaker, Vertex", Status.REFUSED, "these platforms' endpoints are not served")
@@ -187,9 +187,12 @@ class Options:
         "/opt/tritonserver/caches", "Where to look for caches.", status=_IGNORED,
         reason="those that there are come with the program")
 
-    rate_limit: str = _rate("off", "off or execution_count.", check=values.rate_limit)
+    rate_limit: str = _rate(
+        "off", "off or execution_count: executions need the resources that instances ask for.",
+        check=values.rate_limit)
     rate_limit_resource: list[str] = _rate(
-        [], "<name>:<count>[:<device>]; may be given several times.", check=values.rate_resource)
+        [], "<name>:<count>[:<device>], how much there is of it; may be given several times.",
+        check=values.rate_resource)
 
     allow_client_shm: bool = _shm(
         False, "Whether clients may pass tensors by shared memory.", status=Status.HONOURED)
@@ -290,6 +293,11 @@ class Options:
     def cache_settings(self) -> tuple[str, dict[str, str]] | None:
         """The name of the cache and its settings, None without a cache."""
         return values.cache_settings(self.cache_config)
+
+    @property
+    def rate_limiter_resources(self) -> list[tuple[str, int, int | None]]:
+        """Name, count and device (None: any) of each `--rate-limit-resource`."""
+        return [values.read_resource(text) for text in self.rate_limit_resource]
 
     @property
     def python_settings(self) -> PythonSettings:

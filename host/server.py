@@ -36,6 +36,7 @@ from host.models.registry import Registry, State
 from host.options import Options
 from host.progress import Progress
 from host.repository import Repository
+from host.scheduling.rate_limiter import Allowance, RateLimiter
 from host.scrape import Scrape
 
 _log = logging.getLogger("pbhost")
@@ -121,7 +122,7 @@ class Server:
             self._store = await open_store(*options.cache_settings, options.cache_directory)
         python = Loader(
             pool,
-            Backends(Path(options.backend_directory)),
+            Backends(Path(options.backend_directory), options.backend_config),
             environments,
             auto_complete=not options.disable_auto_complete_config,
             flow=Flow(
@@ -131,6 +132,7 @@ class Server:
             debugged=options.debug_model,
             metrics=options.metrics_settings,
             store=self._store,
+            limiter=_limiter(options),
         )
         lifecycle = self._lifecycle = Lifecycle(
             self._registry,
@@ -314,6 +316,12 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
+
+
+def _limiter(options: Options) -> RateLimiter | None:
+    if options.rate_limit == "off":
+        return None
+    return RateLimiter(Allowance(*given) for given in options.rate_limiter_resources)
 
 
 def _warn_debugging(model: str, names: Sequence[str]) -> None:

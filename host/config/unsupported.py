@@ -23,8 +23,7 @@ class _Refusal:
     asked: Callable[[ModelConfig], bool]
 
 
-# A feature that arrives deletes its line here. `rate_limiter` is missing on purpose: without a
-# limiter switched on for the whole server it has no effect.
+# A feature that arrives deletes its line here.
 _REFUSALS = (
     _Refusal(
         "sequence_batching",

@@ -11,6 +11,7 @@ from host.errors import HostError, unavailable
 from host.inference import Call
 from host.instances.batch import Batch, Times
 from host.instances.instance import Instance
+from host.scheduling.rate_limiter import Permit
 from host.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger("pbhost")
@@ -40,7 +41,7 @@ class Supervisor:
 
     A stub that dies is replaced: at once the first time, then with growing pauses. One that fails
     to initialise is not tried again: what failed once with this code fails again. A `passive` one
-    takes no work.
+    takes no work. With a `permit`, each batch needs it.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Supervisor:
         scheduler: Scheduler,
         report: BatchReport,
         passive: bool = False,
+        permit: Permit | None = None,
     ) -> None:
         self.instance = instance
+        self.permit = permit
         self.passive = passive
         self.state = LaneState.SERVING
         self.reason = ""
@@ -61,6 +64,7 @@ class Supervisor:
         self._report = report
         self._deaths = 0
         self._restart: asyncio.Task[None] | None = None
+        self._waiting: Sequence[Call] = ()  # the batch that has no permission as yet
         instance.on_death = self._died
 
     def join(self) -> None:
@@ -74,8 +78,34 @@ class Supervisor:
     # Lane
 
     def run(self, calls: Sequence[Call]) -> None:
-        """Run a batch."""
-        self.instance.execute(Batch(calls, self._released, self._done))
+        """Run a batch, as soon as there is permission."""
+        permit = self.permit
+        if permit is None:
+            self.instance.execute(Batch(calls, self._released, self._done))
+            return
+        self._waiting = calls
+        if permit.granted or permit.ask(self._permitted):
+            self._permitted()
+
+    def _permitted(self) -> None:
+        """Run the batch that has waited for resources, or what is left of it."""
+        assert self.permit is not None
+        calls = [call for call in self._waiting if not call.finished]
+        self._waiting = ()
+        if calls:
+            self.permit.start()
+            self.instance.execute(Batch(calls, self._released, self._done))
+        else:
+            self.permit.give_back()
+            self._released()
+
+    def _fail_waiting(self, error: HostError) -> None:
+        """There will be no permission for the batch that waits for it."""
+        calls, self._waiting = self._waiting, ()
+        for call in calls:
+            call.fail(error)
+        if self.permit is not None:
+            self.permit.give_back()
 
     def cancel(self, call: Call) -> None:
         """Nobody waits any more for a call that runs here."""
@@ -97,6 +127,8 @@ class Supervisor:
             self._scheduler.lane_free(self)
 
     def _done(self, batch: Batch, times: Times | None) -> None:
+        if self.permit is not None:
+            self.permit.end()
         if times is not None:
             self._deaths = 0
         self._report(batch, times)
@@ -106,6 +138,7 @@ class Supervisor:
     def _died(self, reason: str) -> None:
         self._deaths += 1
         self.reason = reason
+        self._fail_waiting(unavailable(reason))
         self._scheduler.lane_gone(self)
         _log.error("%s; starting a new one", reason, extra={"instance": self.instance.label})
         self.state = LaneState.RESTARTING
@@ -150,7 +183,10 @@ class Supervisor:
         """End the lane; seconds as for `Instance.stop`."""
         self.state = LaneState.STOPPED
         self._scheduler.lane_gone(self)
+        self._fail_waiting(unavailable(f"instance '{self.instance.name}' is being unloaded"))
         if self._restart is not None and not self._restart.done():
             self._restart.cancel()
             await asyncio.wait([self._restart])
         await self.instance.stop(grace, finalize)
+        if self.permit is not None:
+            self.permit.close()

@@ -23,12 +23,14 @@ from host.instances.client_memory import ClientMemory
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
 from host.instances.work import Flow
+from host.log_lines import Label, about
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
 from host.models.python_model import PythonModel
 from host.models.warmup import Warmup
-from host.models.workshop import Arguments, Start, Workshop
+from host.models.workshop import Arguments, Place, Start, Workshop
 from host.repository import read_labels
+from host.scheduling.rate_limiter import RateLimiter
 from stub.wire.messages import ModelSource
 
 _log = logging.getLogger("pbhost")
@@ -39,7 +41,7 @@ _Result = TypeVar("_Result")
 class Loader:
     """`auto_complete`: whether models may complete their configuration. `flow`: when a
     response sender must wait. `debugged`: the model whose one instance is on the terminal.
-    `store`: what keeps the responses of models that ask for it.
+    `store`: what keeps the responses of models that ask for it. `limiter`: what limits executions.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class Loader:
         metrics: MetricsSettings | None = None,
         debugged: str = "",
         store: Store | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._debugged = debugged
         self._store = store
+        self._limiter = limiter
         self._metrics = metrics
         self._pool = pool
         self._environments = environments
@@ -91,26 +95,30 @@ class Loader:
         count = len(self._instances(loaded.config))
         attached = name == self._debugged
         start = partial(self._pool.start, environment=environment, attached=attached)
-        stubs = await _all(start("", name) for _ in range(count))
+        label = Label(name, version)
+        stubs = await _all(start("", label) for _ in range(count))
+        places: list[Place] = []
         try:
             config = await self._complete(loaded, source, stubs, start)
             labels = await asyncio.to_thread(read_labels, directory, config)
             if said := configuration.input_memory(config):
-                _log.info("%s", said)
+                _log.info("%s", said, extra=about(name, version))
             model = PythonModel(config, version, self._metrics, labels)
             if self._store is not None and config.response_cache.enable:
                 memory = ClientMemory(self._pool.arenas)
                 model.cache = ResponseCache(self._store, version, model.counters, memory)
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
             arguments = Arguments(directory, version, config, self._flow)
-            workshop = Workshop(model, start, source, arguments, warmup)
-            specs = self._instances(config)
-            await _in_turn_or_together(map(workshop.furnish, stubs, specs))
+            workshop = Workshop(model, start, source, arguments, warmup, self._limiter)
+            places = workshop.places(self._instances(config))
+            await _in_turn_or_together(map(workshop.furnish, stubs, places))
         except BaseException:  # also if cancelled: nobody else would end these processes
             for stub in stubs:
                 stub.kill()
+            for place in places:
+                place.close()
             raise
-        workshop.open(zip(stubs, specs, strict=True))
+        workshop.open(zip(stubs, places, strict=True))
         return model
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
@@ -137,7 +145,7 @@ class Loader:
         config = configuration.finish(loaded, completed)
         if completed is not None:
             described = stubs[0]
-            stubs[0] = await start("", loaded.config.name)
+            stubs[0] = await start("", described.label)
             await described.stop(0, 5.0)
         return config
 

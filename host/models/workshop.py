@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, ModelConfig
+from host.errors import HostError
 from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.instances.work import Flow
+from host.log_lines import Label
 from host.models.python_model import PythonModel
 from host.models.warmup import Warmup
+from host.scheduling.gate import LimitedGate
+from host.scheduling.queue import LaneQueue
+from host.scheduling.rate_limiter import Need, Permit, RateLimiter, Resource
+from host.scheduling.scheduler import Lane
 from stub.wire.messages import Initialize, ModelSource
 
-Start = Callable[[str, str], Awaitable[Instance]]
+Start = Callable[[str, Label], Awaitable[Instance]]
 """Starts a stub of one model; its name, and what stands before its lines in the log."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An instance that is to be, and its permit if executions are limited."""
+
+    spec: InstanceSpec
+    permit: Permit | None = None
+
+    def close(self) -> None:
+        """It will not be."""
+        if self.permit is not None:
+            self.permit.close()
+
+
 class Workshop:
-    """Makes instances for `model`, out of stubs that `start` brings up."""
+    """Makes instances for `model`, out of stubs that `start` brings up.
+
+    With a `limiter`, whatever they do needs resources.
+    """
 
     def __init__(
         self,
@@ -29,18 +52,48 @@ class Workshop:
         source: ModelSource,
         arguments: Arguments,
         warmup: Warmup,
+        limiter: RateLimiter | None,
     ) -> None:
         self._model = model
         self._start = start
         self._source = source
         self._arguments = arguments
         self._warmup = warmup
+        self._limiter = limiter
+        if limiter is not None and isinstance(model.scheduler, LaneQueue):
+            model.scheduler.gate = LimitedGate(_permit_of, model.scheduler.dispatch)
 
-    async def furnish(self, stub: Instance, spec: InstanceSpec) -> None:
+    def places(self, specs: Iterable[InstanceSpec]) -> list[Place]:
+        """What is needed for these instances. Raises HostError if one of them could never run."""
+        places: list[Place] = []
+        try:
+            for spec in specs:
+                limited = self._limiter is not None and not spec.passive
+                places.append(Place(spec, self._permit(spec) if limited else None))
+        except HostError:
+            for place in places:
+                place.close()
+            raise
+        return places
+
+    def _permit(self, spec: InstanceSpec) -> Permit:
+        assert self._limiter is not None
+        wanted = self._model.config.instance_group[spec.group].rate_limiter
+        resources = [Resource(r.name, r.count, getattr(r, "global")) for r in wanted.resources]
+        return self._limiter.permit(Need(resources, spec.device_id, wanted.priority))
+
+    async def furnish(self, stub: Instance, place: Place) -> None:
         """Make a stub that instance: initialised and warmed up. Raises HostError."""
+        if place.permit is None:
+            await self._furnish(stub, place.spec)
+            return
+        async with place.permit.held():
+            await self._furnish(stub, place.spec)
+
+    async def _furnish(self, stub: Instance, spec: InstanceSpec) -> None:
         arguments = self._arguments
         stub.name = spec.name
-        stub.label = f"{self._model.name}/{spec.name}"
+        stub.label = Label(self._model.name, self._model.version, spec.name)
         await stub.initialize(
             Initialize(
                 spec.name,
@@ -57,30 +110,36 @@ class Workshop:
         if not spec.passive:
             await self._warmup.run(stub, self._model.new_call, self._model.report)
 
-    def open(self, made: Iterable[tuple[Instance, InstanceSpec]]) -> None:
+    def open(self, made: Iterable[tuple[Instance, Place]]) -> None:
         """Have these instances take the model's work, unless they are passive."""
-        lanes = [self._lane(stub, spec) for stub, spec in made]
+        lanes = [self._lane(stub, place) for stub, place in made]
         self._model.lanes += lanes
         for lane in lanes:
             lane.join()
 
-    def _lane(self, stub: Instance, spec: InstanceSpec) -> Supervisor:
+    def _lane(self, stub: Instance, place: Place) -> Supervisor:
         label = stub.label  # and not the stub itself, which may die long before its lane
 
         async def launch() -> Instance:
-            return await self._launch(spec, label)
+            return await self._launch(place, label)
 
         model = self._model
-        return Supervisor(stub, launch, model.scheduler, model.report, spec.passive)
+        passive = place.spec.passive
+        return Supervisor(stub, launch, model.scheduler, model.report, passive, place.permit)
 
-    async def _launch(self, spec: InstanceSpec, label: str) -> Instance:
-        fresh = await self._start(spec.name, label)
+    async def _launch(self, place: Place, label: Label) -> Instance:
+        fresh = await self._start(place.spec.name, label)
         try:
-            await self.furnish(fresh, spec)
+            await self.furnish(fresh, place)
         except BaseException:  # also if cancelled: nobody else would end this process
             fresh.kill()
             raise
         return fresh
+
+
+def _permit_of(lane: Lane) -> Permit:
+    assert isinstance(lane, Supervisor) and lane.permit is not None
+    return lane.permit
 
 
 class Arguments:

@@ -67,15 +67,17 @@ class DynamicScheduler(LaneQueue):
         Raises HostError if too many wait already.
         """
         if self._at_once and self._free and not self._queue:  # nothing to wait for, or to go with
-            if self._order is not None:
-                self._enter(call)
-            start(self._free.pop(), [call])
-            return
+            lane = self.gate.take(self._free)
+            if lane is not None:
+                if self._order is not None:
+                    self._enter(call)
+                start(lane, [call])
+                return
         self._enqueue(call)
         if self._order is not None:
             self._enter(call)
         if self._free or self._hold:
-            self._dispatch()
+            self.dispatch()
         if self._timed:
             self._wake_at(self._queue.nearest)
 
@@ -84,7 +86,7 @@ class DynamicScheduler(LaneQueue):
         self._join(lane)
         self._free.append(lane)
         if self._queue:
-            self._dispatch()
+            self.dispatch()
 
     def fail_queued(self, error: HostError) -> None:
         """Answer every call that has not started."""
@@ -93,7 +95,8 @@ class DynamicScheduler(LaneQueue):
             self._timer = None
         super().fail_queued(error)
 
-    def _dispatch(self) -> None:
+    def dispatch(self) -> None:
+        """Start the batches that are due, as long as there are lanes for them."""
         if self._hold and len(self._queue) < self._hold:
             return
         if self._hold:
@@ -109,9 +112,12 @@ class DynamicScheduler(LaneQueue):
             if due > now:
                 self._wake_at(due)
                 return
+            lane = self.gate.take(self._free)
+            if lane is None:
+                return
             for call in batch:
                 self._withdraw(call)
-            start(self._free.pop(), batch)
+            start(lane, batch)
 
     def _next_batch(self, now: int) -> tuple[list[Call], int]:
         """The calls that go together as things are, and when they should go at the latest."""
@@ -161,7 +167,7 @@ class DynamicScheduler(LaneQueue):
     def _woken(self) -> None:
         self._timer = None
         self._expire(self._clock.now())
-        self._dispatch()
+        self.dispatch()
         self._wake_at(self._queue.nearest)
 
     def reserve(self, call: Call) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from host.errors import HostError
 from host.inference import Call
+from host.scheduling.gate import Gate, OpenGate
 from host.scheduling.scheduler import Lane
 from host.scheduling.waiting import Fifo, Waiting
 
@@ -16,9 +17,14 @@ class LaneQueue:
     def __init__(self, queue: Waiting | None = None) -> None:
         self.lanes: list[Lane] = []
         self.lane_returns: Callable[[], bool] = lambda: False
+        self.gate: Gate = OpenGate()
         self._free: list[Lane] = []
         self._queue: Waiting = Fifo() if queue is None else queue
         self._withdraw = self._queue.remove
+
+    def dispatch(self) -> None:
+        """Start what can be started."""
+        raise NotImplementedError
 
     def lane_gone(self, lane: Lane) -> None:
         """Queued calls wait for another lane, or for this one to come back."""
@@ -26,6 +32,7 @@ class LaneQueue:
             self.lanes.remove(lane)
         if lane in self._free:
             self._free.remove(lane)
+        self.gate.gone(lane)
 
     def fail_queued(self, error: HostError) -> None:
         """Answer every call that has not started."""

@@ -573,8 +573,6 @@ def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> 
 SAMPLES = {
     "model-namespacing": "true",
     "trace-config": "level=TIMESTAMPS",
-    "rate-limit": "execution_count",
-    "rate-limit-resource": "R1:10:0",
     "host-policy": "p,numa-node=0",
     "allow-sagemaker": "true",
     "sagemaker-safe-port-range": "1-2",
@@ -734,6 +732,11 @@ def test_complaint_about_a_deprecated_flags_value_names_it() -> None:
 def test_deprecated_flag_is_refused_like_the_one_it_stands_for() -> None:
     argv = "--trace-level=TENSORS"
     assert " is not supported by this version: " in complaint("--model-repository", HERE, argv)
+
+
+def test_a_resource_has_a_name_a_count_and_perhaps_a_device() -> None:
+    made = options("--rate-limit-resource=R:4", "--rate-limit-resource=S:2:1")
+    assert made.rate_limiter_resources == [("R", 4, None), ("S", 2, 1)]
 
 
 def test_a_cache_has_a_name_and_settings() -> None:

@@ -1,0 +1,252 @@
+"""Models that need the same resources, on real hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+from tests.asking import Client, failure, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.integration.test_scheduling import Pipe
+
+WAITS = """
+import os
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    \"\"\"Opens the pipe that it is given, if it is given one.\"\"\"
+
+    count = 0
+
+    def initialize(self, args):
+        self.name = args["model_instance_name"]
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            pipe = pb_utils.get_input_tensor_by_name(request, "PIPE").as_numpy()[0].decode()
+            if pipe == "die":
+                os._exit(3)
+            if pipe:
+                open(pipe).read()
+            self.count += 1
+            text = f"{self.name} {self.count}".encode()
+            answer = pb_utils.Tensor("WHO", np.array([text], dtype=object))
+            responses.append(pb_utils.InferenceResponse([answer]))
+        return responses
+"""
+CONFIG = """
+backend: "python"
+input [ {{ name: "PIPE" data_type: TYPE_STRING dims: [ 1 ] }} ]
+output [ {{ name: "WHO" data_type: TYPE_STRING dims: [ 1 ] }} ]
+instance_group [ {groups} ]
+{more}
+"""
+
+
+def group(resources: str, priority: int = 0, count: int = 1) -> str:
+    return (
+        f"{{ count: {count} kind: KIND_CPU"
+        f" rate_limiter {{ priority: {priority} resources [ {resources} ] }} }}"
+    )
+
+
+def add(repository: RepositoryBuilder, name: str, *groups: str, more: str = "") -> None:
+    repository.add(name, WAITS, CONFIG.format(groups=", ".join(groups), more=more))
+
+
+R = '{ name: "R" count: 1 }'
+
+
+@pytest.fixture(scope="module")
+def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
+    for name in ("one", "other"):
+        add(module_repository, name, group(R))
+    add(module_repository, "batched", group(R), more="dynamic_batching { }")
+    add(module_repository, "chosen", group("", 1), group("", 2))
+    warm = """model_warmup [ { name: "w" batch_size: 1 inputs { key: "PIPE"
+        value { data_type: TYPE_STRING dims: [ 1 ] zero_data: true } } } ]"""
+    add(module_repository, "warm", group(R, count=2), more=warm)
+    return module_serve(module_repository, "--rate-limit=execution_count").wait_started()
+
+
+@pytest.fixture
+def client(host: RunningHost) -> Iterator[Client]:
+    with host.client() as client:
+        yield client
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Pipe:
+    return Pipe(tmp_path / "pipe")
+
+
+def who(client: Client, model: str, pipe: str = "") -> str:
+    """The instance that has answered, and how often it has been run."""
+    text = np.array([pipe.encode()], dtype=np.object_)
+    answer: bytes = client.infer(model, [tensor("PIPE", text)], client_timeout=DEADLINE).as_numpy(
+        "WHO"
+    )[0]
+    return answer.decode()
+
+
+def pending(host: RunningHost, model: str) -> float:
+    with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as answer:
+        text = answer.read().decode()
+    start = f'nv_inference_pending_request_count{{model="{model}",version="1"}} '
+    (line,) = [line for line in text.splitlines() if line.startswith(start)]
+    return float(line.removeprefix(start))
+
+
+class Held:
+    """A request to `one` that holds the resource until it is let go."""
+
+    def __init__(self, host: RunningHost, pipe: Pipe, pool: ThreadPoolExecutor) -> None:
+        self._pipe = pipe
+        self.host = host
+        self.answer: Future[str] = pool.submit(self._ask)
+        wait_until(pipe.reached, "the model to wait")
+
+    def _ask(self) -> str:
+        with self.host.client() as client:
+            return who(client, "one", str(self._pipe.path))
+
+    def let_go(self) -> None:
+        self._pipe.let_go()
+        self.answer.result(DEADLINE)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def ask_aside(host: RunningHost, pool: ThreadPoolExecutor, model: str) -> Future[str]:
+    def ask() -> str:
+        with host.client() as client:
+            return who(client, model)
+
+    return pool.submit(ask)
+
+
+@pytest.mark.parametrize("model", ["other", "batched"])
+def test_an_execution_waits_for_the_resource_that_another_models_has(
+    host: RunningHost, pipe: Pipe, pool: ThreadPoolExecutor, model: str
+) -> None:
+    held = Held(host, pipe, pool)
+    try:
+        waiting = ask_aside(host, pool, model)
+        wait_until(lambda: pending(host, model) == 1, "the request to wait")
+        assert not waiting.done()
+    finally:
+        held.let_go()
+    assert waiting.result(DEADLINE).startswith(f"{model}_0_0 ")
+
+
+def test_the_death_of_a_holder_frees_what_it_held(
+    host: RunningHost, client: Client, pipe: Pipe, pool: ThreadPoolExecutor
+) -> None:
+    held = Held(host, pipe, pool)
+    waiting = ask_aside(host, pool, "other")
+    wait_until(lambda: pending(host, "other") == 1, "the request to wait")
+    (stub,) = host.stubs("one_0_0")
+    stub.send_signal(signal.SIGKILL)
+    assert waiting.result(DEADLINE)
+    assert held.answer.exception(DEADLINE) is not None
+    os.close(pipe._held)
+    wait_until(lambda: client.is_model_ready("one"), "the new process")
+    assert who(client, "one") == "one_0_0 1"
+
+
+def test_an_instance_of_priority_two_is_run_half_as_often(client: Client) -> None:
+    last = [who(client, "chosen") for _ in range(9)]
+    assert sum(name.startswith("chosen_0_0") for name in last) == 6
+    assert sum(name.startswith("chosen_1_0") for name in last) == 3
+
+
+def test_instances_load_and_warm_up_one_after_the_other(client: Client) -> None:
+    (found,) = client.get_inference_statistics("warm").model_stats
+    assert found.execution_count == 2
+    assert who(client, "warm").endswith(" 2")
+
+
+LIMITED = (
+    'Resource count for "R" is limited to {} which will prevent scheduling of one or more model'
+    " instances, the minimum required count is {}"
+)
+BOTH = (
+    'Resource "R" is present as both global and device-specific resource in the model'
+    " configuration."
+)
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory, module_serve: Serve) -> RunningHost:
+    repository = RepositoryBuilder(tmp_path_factory.mktemp("refusing"))
+    add(repository, "greedy", group('{ name: "R" count: 5 }'))
+    add(repository, "unlisted", group('{ name: "S" count: 1 }'))
+    add(repository, "both", group(R), group('{ name: "R" global: true count: 1 }'))
+    add(repository, "fits", group('{ name: "R" count: 4 }', count=2))
+    return module_serve(
+        repository,
+        "--rate-limit=execution_count",
+        "--rate-limit-resource=R:4",
+        "--rate-limit-resource=R:7",
+        "--model-control-mode=explicit",
+    ).wait_started()
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("greedy", LIMITED.format(4, 5)),
+        ("unlisted", LIMITED.format(0, 1).replace('"R"', '"S"')),
+        ("both", BOTH),
+    ],
+)
+def test_a_model_that_could_never_run_does_not_load(
+    refusing: RunningHost, model: str, text: str
+) -> None:
+    with refusing.client() as client:
+        for _ in range(2):
+            assert failure(client.load_model, model)[1] == (
+                f"load failed for model '{model}': version 1 is at UNAVAILABLE state:"
+                f" Invalid argument: {text};\n"
+            )
+        client.load_model("fits")
+        assert who(client, "fits")
+        client.unload_model("fits")
+
+
+def test_without_the_flag_settings_have_no_effect(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    add(repository, "one", group(R))
+    add(repository, "other", group(R.replace("1", "9")))
+    host = serve(repository, "--rate-limit=off", "--rate-limit-resource=R:1").wait_started()
+    held = Held(host, Pipe(tmp_path / "pipe"), pool)
+    try:
+        with host.client() as client:
+            assert who(client, "other") == "other_0_0 1"
+    finally:
+        held.let_go()
+
+
+def test_all_who_wait_get_their_turn(
+    host: RunningHost, pipe: Pipe, pool: ThreadPoolExecutor
+) -> None:
+    held = Held(host, pipe, pool)
+    waiting = [ask_aside(host, pool, "other") for _ in range(3)]
+    wait_until(lambda: pending(host, "other") == 3, "the requests to wait")
+    held.let_go()
+    assert len({answer.result(DEADLINE) for answer in waiting}) == 3

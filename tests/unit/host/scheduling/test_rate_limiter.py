@@ -1,0 +1,331 @@
+"""Who gets resources, in which order, and what could never be run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from host.errors import ErrorCode, HostError
+from host.inference import Call
+from host.scheduling.direct import DirectScheduler
+from host.scheduling.dynamic import DynamicScheduler
+from host.scheduling.gate import LimitedGate
+from host.scheduling.queue import LaneQueue
+from host.scheduling.rate_limiter import Allowance, Need, Permit, RateLimiter, Resource
+from host.scheduling.scheduler import Lane
+from tests.unit.host.scheduling.lanes import Clock, FakeLane, call_of
+
+
+def need(name: str = "R", count: int = 1, device: int = 0, priority: int = 1) -> Need:
+    return Need([Resource(name, count)], device, priority)
+
+
+def shared(name: str = "R", count: int = 1, device: int = 0) -> Need:
+    return Need([Resource(name, count, shared=True)], device)
+
+
+def ask(permit: Permit, log: list[str], name: str) -> None:
+    """Have it write its name down when it is granted, and start."""
+
+    def granted() -> None:
+        log.append(name)
+        permit.start()
+
+    if permit.ask(granted):
+        granted()
+
+
+def test_without_needs_nobody_waits() -> None:
+    limiter = RateLimiter()
+    log: list[str] = []
+    for name in "abc":
+        ask(limiter.permit(Need()), log, name)
+    assert log == ["a", "b", "c"]
+
+
+def test_there_is_as_much_as_the_most_demanding_instance_needs() -> None:
+    limiter = RateLimiter()
+    large, one, other = (limiter.permit(need(count=count)) for count in (2, 1, 1))
+    log: list[str] = []
+    ask(one, log, "one")
+    ask(other, log, "other")
+    ask(large, log, "large")
+    assert log == ["one", "other"]
+    one.end()
+    assert log == ["one", "other"]
+    other.end()
+    assert log == ["one", "other", "large"]
+
+
+def test_an_instance_that_goes_takes_its_needs_along() -> None:
+    limiter = RateLimiter()
+    large, one, other = (limiter.permit(need(count=count)) for count in (2, 1, 1))
+    large.close()
+    log: list[str] = []
+    ask(one, log, "one")
+    ask(other, log, "other")
+    assert log == ["one"]
+
+
+def test_a_new_instance_makes_more_room() -> None:
+    limiter = RateLimiter()
+    one, other = limiter.permit(need()), limiter.permit(need())
+    log: list[str] = []
+    ask(one, log, "one")
+    ask(other, log, "other")
+    limiter.permit(need(count=2))
+    assert log == ["one", "other"]
+
+
+def test_nobody_overtakes_the_first_one() -> None:
+    limiter = RateLimiter([Allowance("R", 1), Allowance("S", 1)])
+    holder, first, other = (limiter.permit(need(name)) for name in ("R", "R", "S"))
+    log: list[str] = []
+    ask(holder, log, "holder")
+    ask(first, log, "first")
+    ask(other, log, "other")
+    assert log == ["holder"], "S is free, but it is not the turn of the other"
+    holder.end()
+    assert log == ["holder", "first", "other"]
+
+
+def test_all_of_it_is_given_or_nothing() -> None:
+    limiter = RateLimiter([Allowance("R", 1), Allowance("S", 1)])
+    both = limiter.permit(Need([Resource("R", 1), Resource("S", 1)]))
+    holder, small = limiter.permit(need("S")), limiter.permit(need("R"))
+    log: list[str] = []
+    ask(holder, log, "holder")
+    ask(both, log, "both")
+    both.give_back()
+    ask(small, log, "small")
+    assert log == ["holder", "small"], "nothing of R was set aside for both"
+
+
+def test_who_has_run_less_goes_first() -> None:
+    limiter = RateLimiter()
+    holder, often, seldom = (limiter.permit(need()) for _ in range(3))
+    log: list[str] = []
+    for _ in range(2):
+        ask(often, log, "often")
+        often.end()
+    ask(holder, log, "holder")
+    ask(often, log, "often")
+    ask(seldom, log, "seldom")
+    holder.end()
+    seldom.end()
+    assert log[-2:] == ["seldom", "often"]
+
+
+def test_pools_are_per_device_or_shared() -> None:
+    limiter = RateLimiter()
+    log: list[str] = []
+    for device in (0, 1):
+        ask(limiter.permit(need("LOCAL", device=device)), log, f"local {device}")
+    for device in (0, 1):
+        ask(limiter.permit(shared("GLOBAL", device=device)), log, f"global {device}")
+    assert log == ["local 0", "local 1", "global 0"]
+
+
+LIMITED = (
+    'Resource count for "R" is limited to {} which will prevent scheduling of one or more model'
+    " instances, the minimum required count is {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("allowances", "wanted", "limit"),
+    [
+        ([Allowance("R", 1)], need(count=2), 1),
+        ([Allowance("S", 9)], need(), 0),
+        ([Allowance("r", 9)], need(), 0),
+        ([Allowance("R", 3), Allowance("R", 2)], need(count=3), 2),
+        ([Allowance("R", 9, 1)], need(device=0), 0),
+        ([Allowance("R", 9), Allowance("R", 1, 0)], need(count=2, device=0), 1),
+        ([Allowance("R", 1, 0), Allowance("R", 2, 1)], shared(count=3), 2),
+    ],
+    ids=["too little", "not listed", "other case", "least of repeats", "other device",
+         "device before all", "largest of devices"],
+)  # fmt: skip
+def test_what_could_never_run_is_refused(
+    allowances: Sequence[Allowance], wanted: Need, limit: int
+) -> None:
+    limiter = RateLimiter(allowances)
+    with pytest.raises(HostError) as caught:
+        limiter.permit(wanted)
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message == LIMITED.format(limit, wanted.resources[0].count)
+    limiter.permit(Need())  # and is forgotten
+
+
+@pytest.mark.parametrize(
+    ("allowances", "wanted"),
+    [
+        ([Allowance("R", 9)], need(count=9, device=3)),
+        ([Allowance("R", 1), Allowance("R", 2, 0)], need(count=2, device=0)),
+        ([Allowance("R", 1, 0), Allowance("R", 2, 1)], shared(count=2)),
+    ],
+    ids=["every device", "device before all", "shared"],
+)
+def test_what_is_allowed_can_run(allowances: Sequence[Allowance], wanted: Need) -> None:
+    log: list[str] = []
+    ask(RateLimiter(allowances).permit(wanted), log, "it")
+    assert log == ["it"]
+
+
+def test_a_name_is_shared_or_of_devices_and_not_both() -> None:
+    limiter = RateLimiter()
+    limiter.permit(need())
+    with pytest.raises(HostError) as caught:
+        limiter.permit(shared())
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message == (
+        'Resource "R" is present as both global and device-specific resource in the model'
+        " configuration."
+    )
+
+
+def test_loading_holds_resources() -> None:
+    asyncio.run(loading_holds_resources())
+
+
+async def loading_holds_resources() -> None:
+    limiter = RateLimiter()
+    one, other = limiter.permit(need()), limiter.permit(need())
+    log: list[str] = []
+    async with one.held():
+        ask(other, log, "other")
+        assert log == []
+    assert log == ["other"]
+    waiting = asyncio.ensure_future(one.held().__aenter__())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    other.end()
+    ask(other, log, "other")
+    assert log == ["other", "other"], "who was cancelled holds nobody up"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=5),
+    st.lists(st.integers(0, 4), max_size=60),
+)
+def test_nothing_is_given_twice_and_nobody_is_forgotten(
+    wants: list[tuple[int, int]], steps: list[int]
+) -> None:
+    limiter = RateLimiter([Allowance("R", 3)])
+    permits = [limiter.permit(need(count=count, priority=rank)) for count, rank in wants]
+    running: list[Permit] = []
+    waiting: list[Permit] = []
+
+    def begin(permit: Permit) -> None:
+        if permit in waiting:
+            waiting.remove(permit)
+        permit.start()
+        running.append(permit)
+        assert sum(p.need.resources[0].count for p in running) <= 3
+
+    for step in steps:
+        permit = permits[step % len(permits)]
+        if permit in running:
+            running.remove(permit)
+            permit.end()
+        elif permit not in waiting:
+            waiting.append(permit)
+            if permit.ask(lambda permit=permit: begin(permit)):
+                begin(permit)
+    while running:
+        running.pop().end()
+    assert not waiting
+
+
+# Schedulers with a gate
+
+
+def gated(scheduler: LaneQueue, limiter: RateLimiter, *needs: Need) -> list[FakeLane]:
+    lanes: list[FakeLane] = []
+    permits: dict[Lane, Permit] = {}
+
+    class Limited(FakeLane):
+        def run(self, calls: Sequence[Call]) -> None:
+            permits[self].start()
+            super().run(calls)
+
+        def finish(self) -> None:
+            permits[self].end()
+            super().finish()
+
+    for wanted in needs:
+        lane = Limited(scheduler)  # type: ignore[arg-type]
+        permits[lane] = limiter.permit(wanted)
+        lanes.append(lane)
+    scheduler.gate = LimitedGate(permits.__getitem__, scheduler.dispatch)
+    for lane in lanes:
+        scheduler.lane_free(lane)  # type: ignore[attr-defined]
+    return lanes
+
+
+@pytest.mark.parametrize("kind", ["direct", "dynamic"])
+def test_calls_of_two_models_share_a_resource(kind: str) -> None:
+    limiter = RateLimiter()
+
+    def scheduler() -> LaneQueue:
+        if kind == "direct":
+            return DirectScheduler()
+        return DynamicScheduler(4, 0, lambda one, other: True, clock=Clock())
+
+    one, other = scheduler(), scheduler()
+    (lane,) = gated(one, limiter, need())
+    (second,) = gated(other, limiter, need())
+    calls = [call_of() for _ in range(4)]
+    one.submit(calls[0])  # type: ignore[attr-defined]
+    for waiting in calls[1:]:
+        other.submit(waiting)  # type: ignore[attr-defined]
+    assert lane.running == [calls[0]]
+    assert other.queued == 3
+    calls[1].cancel()
+    lane.finish()
+    assert second.running == (calls[2:] if kind == "dynamic" else calls[2:3]), "they may grow"
+
+
+def test_a_permission_that_is_of_no_use_any_more_goes_to_others() -> None:
+    limiter = RateLimiter()
+    schedulers = [DirectScheduler() for _ in range(3)]
+    lanes = [gated(scheduler, limiter, need())[0] for scheduler in schedulers]
+    calls = [call_of() for _ in range(3)]
+    for scheduler, waiting in zip(schedulers, calls, strict=True):
+        scheduler.submit(waiting)
+    calls[1].cancel()
+    lanes[0].finish()
+    assert not lanes[1].running
+    assert lanes[2].running == [calls[2]]
+    schedulers[1].submit(fresh := call_of())
+    lanes[2].finish()
+    assert lanes[1].running == [fresh]
+
+
+def test_a_lane_that_goes_while_it_waits_holds_nobody_up() -> None:
+    limiter = RateLimiter()
+    schedulers = [DirectScheduler() for _ in range(3)]
+    lanes = [gated(scheduler, limiter, need())[0] for scheduler in schedulers]
+    for scheduler in schedulers:
+        scheduler.submit(call_of())
+    schedulers[1].lane_gone(lanes[1])
+    lanes[0].finish()
+    assert lanes[2].running
+    assert schedulers[1].queued == 1
+
+
+def test_the_instance_that_has_run_least_is_chosen() -> None:
+    scheduler = DirectScheduler()
+    lanes = gated(scheduler, RateLimiter(), need(priority=1), need(priority=2))
+    runs = {id(lane): 0 for lane in lanes}
+    for _ in range(30):
+        scheduler.submit(call_of())
+        (busy,) = [lane for lane in lanes if lane.running]
+        runs[id(busy)] += 1
+        busy.finish()
+    assert list(runs.values()) == [20, 10]
