@@ -25,6 +25,13 @@ _OURS = tuple(
 )
 
 
+def _note(note: object) -> str:
+    try:
+        return str(note)
+    except Exception as broken:
+        return f"<NOTE UNAVAILABLE DUE TO {type(broken).__name__}>"
+
+
 def describe_exception(error: BaseException) -> str:
     """An exception as one text: type, message, then frames with the innermost first.
 
@@ -37,7 +44,7 @@ def describe_exception(error: BaseException) -> str:
         message = f"<MESSAGE UNAVAILABLE DUE TO {type(broken).__name__}>"
     notes = getattr(error, "__notes__", None)
     if notes:
-        message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(str(note) for note in notes)
+        message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note, notes))
     lines: List[str] = []
     trace = error.__traceback__
     while trace is not None:
@@ -78,6 +85,8 @@ class UserModel:
             self._type: Any = module.TritonPythonModel
         except BaseException as error:
             raise ModelFailure(_import_failure(error)) from error
+        if source.backend and hasattr(self._type, "backend_config"):
+            self._type.backend_config = source.settings
 
     def _import(self, source: ModelSource) -> types.ModuleType:
         """The module `<version>.<stem>`, so that relative imports of its siblings work."""
@@ -113,6 +122,8 @@ class UserModel:
         name = given.as_dict().get("name", "")
         try:
             completed = self._type.auto_complete_config(given)
+        except ModelFailure:
+            raise  # by a backend of ours, which has said what there is to say
         except BaseException as error:
             raise ModelFailure(describe_exception(error)) from error
         if not isinstance(completed, pb_utils.ModelConfig):
@@ -134,6 +145,8 @@ class UserModel:
             self.instance = self._type()
             if hasattr(self.instance, "initialize"):
                 self.instance.initialize(args)
+        except ModelFailure:
+            raise
         except BaseException as error:
             raise ModelFailure(describe_exception(error)) from error
 

@@ -54,6 +54,8 @@ ONE_PLACE = {
     "prometheus_client": {"host.metrics.exposition"},
 }
 """A library, and the only modules that may import it."""
+    "onnxruntime": {"stub.backends.onnxruntime.session"},
+    "opentelemetry": {"host.tracing.spans", "stub.span"},
 
 
 def imports(name: str, top_level_only: bool = False) -> Iterator[str]:

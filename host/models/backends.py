@@ -1,9 +1,9 @@
-"""Where a model's code lies: in its version's folder, or in that of a Python-based backend."""
+"""Where a model's code lies: in its version's folder, or in a backend's, which may be our own."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from host.config.findings import Finding, Findings, raise_first
@@ -18,13 +18,21 @@ _OWN = "python"  # the backend of models that bring their code along
 _OWN_LIBRARY = "libtriton_python.so"  # which is this host
 _RUNTIME = "model.py"  # the file that makes a folder a Python-based backend
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
+_SHIPPED = Path(__file__).resolve().parents[2] / "stub" / "backends"
 
 
 class Backends:
-    """The folders of backends, `<directory>/<backend>`. None of it need exist."""
+    """The folders of backends, `<directory>/<backend>`. None of it need exist.
 
-    def __init__(self, directory: Path) -> None:
+    `settings` are those of the command line by backend, "" for all of them. Frameworks are served
+    by backends that ship with the host, unless the directory has one of that name in Python.
+    """
+
+    def __init__(
+        self, directory: Path, settings: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
         self.directory = directory.absolute()
+        self._settings = settings or {}
 
     def find(
         self, model_dir: Path, version: int, loaded: LoadedConfig
@@ -41,11 +49,32 @@ class Backends:
             return ModelSource(str(model_dir), version, config.default_model_filename), loaded
         raise_first(_check_name(config, self.directory), loaded.source)
         folder = self.directory / config.backend
-        check = _check_runtime if config.runtime else _check_backend
         places = [model_dir / str(version), model_dir, folder]
+        settings = {**self._settings.get("", {}), **self._settings.get(config.backend, {})}
+        shipped = _SHIPPED / config.backend
+        if _is_meant(config, shipped, folder):
+            # A library in the model's own folder is meant for this model and does something else.
+            libraries = [place / _library(config) for place in places[:-1]]
+            raise_first(_refuse_native(config, libraries, "backend"), loaded.source)
+            return ModelSource(str(model_dir), version, _RUNTIME, str(shipped), settings), loaded
+        check = _check_runtime if config.runtime else _check_backend
         raise_first(check(config, places), loaded.source)
-        source = ModelSource(str(model_dir), version, _RUNTIME, str(folder))
+        source = ModelSource(str(model_dir), version, _RUNTIME, str(folder), settings)
         return source, LoadedConfig(_settled(config, folder), loaded.source)
+
+
+def _library(config: ModelConfig) -> str:
+    """What the native library of its backend is called."""
+    return f"libtriton_{config.backend}.so"
+
+
+def _is_meant(config: ModelConfig, shipped: Path, folder: Path) -> bool:
+    """Whether the backend that ships with the host is the one; it stands for the native one."""
+    if not (shipped / _RUNTIME).is_file():
+        return False
+    return config.runtime == _library(config) or not (
+        config.runtime or (folder / _RUNTIME).is_file()
+    )
 
 
 def _check_name(config: ModelConfig, directory: Path) -> Findings:
@@ -87,7 +116,7 @@ def _check_runtime(config: ModelConfig, places: Sequence[Path]) -> Findings:
 
 def _check_backend(config: ModelConfig, places: Sequence[Path]) -> Findings:
     """Without a runtime, a native library counts before a Python file."""
-    libraries = [place / f"libtriton_{config.backend}.so" for place in places]
+    libraries = [place / _library(config) for place in places]
     yield from _refuse_native(config, libraries, "backend")
     if not (places[-1] / _RUNTIME).is_file():
         yield Finding(

@@ -49,13 +49,15 @@ class CloseArena(_Message, tag="close"):
 class ModelSource(msgspec.Struct, array_like=True):
     """Where the model's code lies: `<directory>/<version>/<file>`.
 
-    With a `backend`, a folder, it is that Python-based backend's: `<backend>/<file>`.
+    With a `backend`, a folder, it is that Python-based backend's: `<backend>/<file>`. `settings`
+    are those of the command line for it.
     """
 
     directory: str
     version: int
     file: str
     backend: str = ""
+    settings: Dict[str, str] = {}
 
 
 class Describe(_Message, tag="describe"):

@@ -514,10 +514,6 @@ def test_backend_settings_are_kept_by_backend() -> None:
     assert made.python_settings == PythonSettings(shm_default_byte_size=2097152, thread_pool_size=4)
     assert made.warnings == [
         "--backend-config: setting 'a' of backend 'onnxruntime' is not used by this version",
-        (
-            "--backend-config: setting 'default-max-batch-size' of all backends is not used by this"
-            " version"
-        ),
     ]
 
 

@@ -147,3 +147,37 @@ def test_an_environment_in_the_backends_folder_is_the_default(folder: Path) -> N
     assert parameters["EXECUTION_ENV_PATH"].string_value == str(archive)
     parameters = found(folder, "own", EXECUTION_ENV_PATH="/other").config.parameters
     assert parameters["EXECUTION_ENV_PATH"].string_value == "/other"
+
+
+@pytest.mark.parametrize("runtime", ["", "libtriton_onnxruntime.so"])
+def test_a_framework_has_a_backend_of_ours_in_the_place_of_the_native_one(
+    folder: Path, runtime: str
+) -> None:
+    native = folder.parent / "onnxruntime"
+    native.mkdir()
+    (native / "libtriton_onnxruntime.so").touch()
+    config = new_config()
+    config.name, config.backend, config.runtime = "m", "onnxruntime", runtime
+    loaded = LoadedConfig(config, None)
+    model = folder.parents[1] / "m"
+    settings = {"": {"a": "1", "b": "2"}, "onnxruntime": {"b": "3"}, "python": {"c": "4"}}
+    source, same = Backends(folder.parent, settings).find(model, 1, loaded)
+    assert Path(source.backend).parts[-3:] == ("stub", "backends", "onnxruntime")
+    assert (source.file, source.settings) == ("model.py", {"a": "1", "b": "3"})
+    assert same is loaded
+
+
+def test_a_backend_of_the_users_own_comes_before_ours(folder: Path) -> None:
+    own = folder.parent / "pytorch"
+    own.mkdir()
+    (own / "model.py").touch()
+    config = new_config()
+    config.name, config.backend = "m", "pytorch"
+    source, _ = Backends(folder.parent).find(folder.parents[1] / "m", 1, LoadedConfig(config, None))
+    assert source.backend == str(own)
+
+
+def test_a_native_library_of_the_model_itself_is_not_replaced_by_ours(folder: Path) -> None:
+    (folder.parents[1] / "m" / "libtriton_onnxruntime.so").touch()
+    text = refusal(folder, "onnxruntime", code=ErrorCode.UNSUPPORTED)
+    assert "its backend 'onnxruntime' is the native library" in text

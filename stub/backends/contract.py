@@ -1,0 +1,122 @@
+"""What a configuration says of a model's tensors, and whether the model's own file agrees."""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from stub.user_model import ModelFailure
+
+Shape = List[int]
+
+
+class Expected:
+    """One tensor of the configuration, in the form in which the model sees it.
+
+    `shape` is complete: with the batch dimension, as -1, where there is one.
+    """
+
+    __slots__ = ("data_type", "dims", "name", "optional", "ragged", "shape")
+
+    def __init__(self, entry: Mapping[str, Any], batches: bool) -> None:
+        self.name: str = entry["name"]
+        self.data_type: str = entry["data_type"]
+        reshape = entry.get("reshape")
+        self.dims: Shape = list(entry["dims"] if reshape is None else reshape.get("shape", ()))
+        self.shape: Shape = [-1, *self.dims] if batches else self.dims
+        self.optional = bool(entry.get("optional"))
+        self.ragged = bool(entry.get("allow_ragged_batch"))
+
+
+class Provided(NamedTuple):
+    """One tensor as the model's file describes it; -1 is any size, and no `shape` any shape."""
+
+    name: str
+    data_type: str
+    shape: Optional[Shape]
+    optional: bool = False
+
+
+class Contract:
+    """The tensors that a configuration promises. `batches`: whether they have a batch dimension."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.model: str = config["name"]
+        self.batches: bool = config.get("max_batch_size", 0) > 0
+        self.inputs: Dict[str, Expected] = self._expected(config.get("input", ()))
+        self.outputs: Dict[str, Expected] = self._expected(config.get("output", ()))
+
+    def _expected(self, entries: Sequence[Mapping[str, Any]]) -> Dict[str, Expected]:
+        return {entry["name"]: Expected(entry, self.batches) for entry in entries}
+
+    def check(self, inputs: Sequence[Provided], outputs: Sequence[Provided]) -> None:
+        """Compare with all that the model provides (configuration spec 2.7).
+
+        A configuration may leave out outputs, and inputs that the model can do without.
+
+        Raises ModelFailure.
+        """
+        required = [tensor for tensor in inputs if not tensor.optional]
+        if not len(required) <= len(self.inputs) <= len(inputs):
+            raise ModelFailure(
+                f"unable to load model '{self.model}', configuration expects {len(self.inputs)}"
+                f" inputs, model provides {len(inputs)}"
+            )
+        self._check("input", self.inputs, inputs)
+        self._check("output", self.outputs, outputs)
+
+    def _check(
+        self, kind: str, expected: Mapping[str, Expected], provided: Sequence[Provided]
+    ) -> None:
+        known = {tensor.name: tensor for tensor in provided}
+        for name, wanted in expected.items():
+            if name not in known:
+                allowed = ", ".join(sorted(known))
+                raise ModelFailure(
+                    f"unexpected inference {kind} '{name}', allowed {kind}s are: {allowed}"
+                )
+            tensor = known[name]
+            if wanted.data_type != tensor.data_type:
+                raise ModelFailure(
+                    f"unable to load model '{self.model}', configuration expects datatype"
+                    f" {wanted.data_type} for {kind} '{name}', model provides {tensor.data_type}"
+                )
+            if wanted.optional and not tensor.optional:
+                raise ModelFailure(
+                    f"'optional' is set to true for input '{name}' while the backend model doesn't"
+                    " support optional input"
+                )
+            self._check_shape(wanted, tensor)
+
+    def _check_shape(self, wanted: Expected, tensor: Provided) -> None:
+        have, want = tensor.shape, [-1] if wanted.ragged else wanted.shape
+        if have is None or have == want:
+            return
+        # A scalar is served as one element, as a configuration cannot say "no dimensions".
+        if not have and wanted.shape == [1]:
+            return
+        if len(have) == len(want) and all(theirs in (-1, ours) for theirs, ours in zip(have, want)):
+            return
+        said = f"(shape {shown(wanted.shape)})"
+        if self.batches:
+            said = (
+                "(an initial batch dimension because max_batch_size > 0 followed by the explicit"
+                f" tensor shape, making complete shape {shown(wanted.shape)})"
+            )
+        raise ModelFailure(
+            f"model '{self.model}', tensor '{wanted.name}': the model expects {len(have)}"
+            f" dimensions (shape {shown(have)}) but the model configuration specifies"
+            f" {len(wanted.shape)} dimensions {said}"
+        )
+
+    def check_data_types(self, backend: str, known: Sequence[str]) -> None:
+        """Refuse data types that the framework does not have. Raises ModelFailure."""
+        for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
+            for tensor in tensors.values():
+                if tensor.data_type not in known:
+                    raise ModelFailure(
+                        f"unsupported datatype {tensor.data_type} for {kind} '{tensor.name}' for"
+                        f" model '{self.model}': the backend {backend} has {', '.join(known)}"
+                    )
+
+
+def shown(shape: Sequence[int]) -> str:
+    """A shape as error texts show it: `[1,-1,3]`."""
+    return "[" + ",".join(map(str, shape)) + "]"

@@ -1,0 +1,1 @@
+"""The backend `onnxruntime`: models in ONNX's format."""

@@ -1,0 +1,108 @@
+"""Serves a model in ONNX's format with ONNX Runtime."""
+
+from typing import Any, Dict, List, Mapping, Sequence
+
+import numpy as np
+
+import pb_utils
+from stub.backends.batch import Array, BadInput, answer
+from stub.backends.contract import Contract
+from stub.backends.onnxruntime.completion import complete, is_complete
+from stub.backends.settings import Placement, Settings, configuration, missing, model_path
+
+_COMMAND_LINE = ("intra_op_thread_count", "inter_op_thread_count")
+_READER = {"model_instance_kind": "CPU", "model_instance_device_id": "0"}
+"""Where the file is opened to be read for its tensors alone."""
+
+
+class TritonPythonModel:
+    """One session. `backend_config` are the settings of the command line for this backend."""
+
+    backend_config: Dict[str, str] = {}
+
+    @classmethod
+    def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
+        """Read from the file what the configuration does not say."""
+        given = config.as_dict()
+        if is_complete(given):
+            return config
+        model = given["name"]
+        library = _library(model)
+        placement = Placement({**_READER, "model_instance_name": model})
+        session = _open(library, given, Settings(model, {}), placement, only_read=True)
+        default = Settings(model, cls.backend_config).number("default-max-batch-size", 4)
+        inputs, outputs = library.tensors_of(model, session)
+        complete(given, inputs, outputs, default)
+        return config
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Open the file, and check that the configuration and it agree."""
+        config, placement = configuration(args), Placement(args)
+        self._contract = Contract(config)
+        library = _library(self._contract.model)
+        fallback = {
+            key: self.backend_config[key] for key in _COMMAND_LINE if key in self.backend_config
+        }
+        settings = Settings.of(config, fallback)
+        self._session = _open(library, config, settings, placement)
+        inputs, outputs = library.tensors_of(self._contract.model, self._session)
+        self._contract.check(inputs, outputs)
+        self._scalars = [tensor.name for tensor in inputs if tensor.shape == []]
+        self._texts = [tensor.name for tensor in inputs if tensor.data_type == "TYPE_STRING"]
+        self._run_options = library.run_options_of(settings, placement)
+
+    def execute(
+        self, requests: Sequence[pb_utils.InferenceRequest]
+    ) -> List[pb_utils.InferenceResponse]:
+        """Run all requests at once."""
+        return answer(requests, self._contract, self._run)
+
+    def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
+        for name in self._texts:
+            if name in inputs:
+                inputs[name] = _as_text(name, inputs[name])
+        for name in self._scalars:
+            if name in inputs and inputs[name].shape == (1,):
+                inputs[name] = inputs[name].reshape(())
+        return dict(zip(wanted, self._session.run(wanted, inputs, self._run_options)))
+
+    def finalize(self) -> None:
+        """Let the session go before the interpreter does."""
+        del self._session
+
+
+def _library(model: str) -> Any:
+    """The module that needs the library. Raises ModelFailure if the library is missing."""
+    try:
+        import stub.backends.onnxruntime.session as session
+    except ImportError as error:
+        raise missing(model, "onnxruntime", "onnxruntime", error) from error
+    return session
+
+
+def _open(
+    library: Any,
+    config: Dict[str, Any],
+    settings: Settings,
+    placement: Placement,
+    only_read: bool = False,
+) -> Any:
+    folder = pb_utils.get_model_dir()
+    path = library.file_in(model_path(config, folder), placement.instance)
+    if only_read:
+        config = {**config, "optimization": {"graph": {"level": 2}}}
+    options = library.options_of(config, settings)
+    library.register_operators(config, options, folder)
+    providers = library.providers_of(config, settings, placement)
+    return library.open_session(config["name"], path, options, providers, placement)
+
+
+def _as_text(name: str, array: Array) -> Array:
+    """The elements as `str`, of which the library makes its strings."""
+    try:
+        texts = [element.decode() for element in array.ravel()]
+    except UnicodeDecodeError as error:
+        raise BadInput(f"input '{name}' must be text in UTF-8: {error}") from error
+    decoded = np.empty(len(texts), dtype=np.object_)
+    decoded[:] = texts
+    return decoded.reshape(array.shape)

@@ -1,0 +1,110 @@
+"""What a model's configuration sets beside its tensors: parameters, its file, its device."""
+
+import json
+import os
+import sys
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from stub.user_model import ModelFailure
+
+_FLAGS = {"true": True, "1": True, "yes": True, "on": True}
+_FLAGS.update({"false": False, "0": False, "no": False, "off": False})
+
+
+class Settings:
+    """Named texts, read with care. `fallback` holds those of the command line.
+
+    Every reader returns the default for what is not set, and raises ModelFailure for what
+    cannot be read.
+    """
+
+    def __init__(
+        self, model: str, texts: Mapping[str, str], fallback: Optional[Mapping[str, str]] = None
+    ) -> None:
+        self._model = model
+        self.texts: Dict[str, str] = {**(fallback or {}), **texts}
+
+    @classmethod
+    def of(
+        cls, config: Mapping[str, Any], fallback: Optional[Mapping[str, str]] = None
+    ) -> "Settings":
+        """The `parameters` of a configuration."""
+        parameters: Mapping[str, Mapping[str, str]] = config.get("parameters", {})
+        texts = {key: value.get("string_value", "") for key, value in parameters.items()}
+        return cls(config["name"], texts, fallback)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A yes or no."""
+        text = self.texts.get(name)
+        if text is None:
+            return default
+        if text.lower() not in _FLAGS:
+            raise self._bad(name, "true or false")
+        return _FLAGS[text.lower()]
+
+    def number(self, name: str, default: int, least: int = 0) -> int:
+        """A whole number."""
+        text = self.texts.get(name)
+        if text is None:
+            return default
+        try:
+            number = int(text)
+        except ValueError:
+            raise self._bad(name, "a whole number") from None
+        if number < least:
+            raise self._bad(name, f"a whole number from {least}")
+        return number
+
+    def choice(self, name: str, default: str, allowed: Sequence[str]) -> str:
+        """One of several words."""
+        text = self.texts.get(name, default)
+        if text not in allowed:
+            raise self._bad(name, "one of " + ", ".join(f"'{word}'" for word in allowed))
+        return text
+
+    def _bad(self, name: str, expected: str) -> ModelFailure:
+        return ModelFailure(
+            f"model '{self._model}' cannot be loaded: parameter '{name}' must be {expected}, got"
+            f" '{self.texts[name]}'"
+        )
+
+
+class Placement:
+    """Where an instance runs: `kind` is CPU, GPU or MODEL, `device` the number of a GPU."""
+
+    def __init__(self, args: Mapping[str, str]) -> None:
+        self.instance = args["model_instance_name"]
+        self.kind = args["model_instance_kind"]
+        self.device = int(args["model_instance_device_id"])
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it was given a GPU."""
+        return self.kind == "GPU"
+
+
+def configuration(args: Mapping[str, str]) -> Dict[str, Any]:
+    """The configuration that `initialize` is given."""
+    config: Dict[str, Any] = json.loads(args["model_config"])
+    return config
+
+
+def model_path(config: Mapping[str, Any], version_dir: str, capability: str = "") -> str:
+    """The path of the model's file or folder, which need not exist.
+
+    `capability` is that of the instance's GPU, "8.6": a file may be meant for it alone
+    (configuration spec 1.7).
+    """
+    name: str = config["default_model_filename"]
+    name = config.get("cc_model_filenames", {}).get(capability, name)
+    return os.path.normpath(os.path.join(version_dir, name))
+
+
+def missing(model: str, backend: str, package: str, error: ImportError) -> ModelFailure:
+    """What to say when the framework cannot be imported."""
+    how = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
+    return ModelFailure(
+        f"model '{model}' cannot be loaded: its backend '{backend}' needs the Python package"
+        f" {package}, which {how} ({error}); to install it: {sys.executable} -m pip install"
+        f" {package}"
+    )
