@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, Sequ
 
 import pb_utils
 from pb_utils._sender import MORE_THAN_ONE
+from stub import span
+from stub.batch_tensors import BatchTensorError, BatchTensors
 from stub.convert import failed, request_from
 from stub.coroutines import Coroutines, is_coroutine
 from stub.memory import Memory
@@ -36,13 +38,23 @@ class BadReturn(Exception):
 class Running:
     """A batch on its way through the model."""
 
-    __slots__ = ("exchanges", "inputs_ready", "number", "requests", "started")
+    __slots__ = (
+        "context",
+        "exchanges",
+        "inputs_ready",
+        "number",
+        "placed",
+        "requests",
+        "started",
+    )
 
     def __init__(self, batch: Execute) -> None:
         self.number = batch.batch
         self.started = self.inputs_ready = time.monotonic_ns()
         self.requests: List[pb_utils.InferenceRequest] = []
         self.exchanges: List[StubExchange] = []
+        self.placed: List[Block] = []  # what its answers refer to; lives until they are sent
+        self.context: Optional[str] = None  # of the first request that is part of a trace
 
 
 class Executor:
@@ -70,27 +82,48 @@ class Executor:
         self._send = send
         self._overlap = max(1, become.overlap)
         self._slots = threading.Semaphore(self._overlap)
+        self._unsent: List[Block] = []
+        self._batch_tensors = BatchTensors.of(become.args["model_config"])
 
     def run(self, batch: Execute) -> List[ToHost]:
         """What the host is told when the main thread is free again."""
         running = Running(batch)
+        token: Any = None
         try:
             self._receive(running, batch)
+            if running.context is not None:
+                token = span.enter(running.context)
             returned = self._call(running)
+            self._unsent = running.placed
             if is_coroutine(returned):
                 if self._decoupled or self._overlap > 1:
                     return self._leave_running(running, returned)
                 returned = self._coroutines.submit(returned, running.number).result()
+            self._memory.leave_batch()
             return self._finish(running, returned)
         except BaseException as error:
+            self._memory.leave_batch()
             return self._fail(running, error)
+        finally:
+            span.leave(token)
 
-    def give_up(self, batch: int, count: int, error: Exception) -> List[ToHost]:
-        """What the host is told when the answers of so many requests cannot be sent."""
+    def sent(self) -> None:
+        """What `run` returned has been sent."""
+        self._unsent = []
+
+    def give_up(self, unsendable: Sequence[ToHost], error: Exception) -> List[ToHost]:
+        """What the host is told in place of answers that no message can carry."""
         text = f"the answers of model '{self._name}' cannot be sent: {error!r}"
-        now = time.monotonic_ns()
-        answers: List[ToHost] = [Respond(batch, index, failed(text)) for index in range(count)]
-        return [*answers, BatchDone(batch, now, now, now, now, text)]
+        messages: List[ToHost] = []
+        for message in unsendable:
+            if isinstance(message, Respond):
+                message = Respond(message.batch, message.index, failed(text))
+            elif isinstance(message, BatchDone):
+                message.failure = text
+            elif isinstance(message, LogLine):
+                message.text = text
+            messages.append(message)
+        return messages
 
     def _receive(self, running: Running, batch: Execute) -> None:
         replies, number = self._replies, batch.batch
@@ -99,9 +132,13 @@ class Executor:
             wanted = wire.outputs or self._outputs
             exchange = StubExchange(replies, number, index, self._decoupled, wanted, wire.slots)
             running.exchanges.append(exchange)
+            if wire.trace is not None and running.context is None:
+                running.context = wire.trace.context
         replies.begin(number, running.exchanges)
         for wire, exchange in zip(batch.requests, running.exchanges):
             running.requests.append(request_from(wire, self._memory, exchange, exchange.outputs))
+        if self._batch_tensors is not None:
+            self._batch_tensors.add(running.requests)
         running.inputs_ready = time.monotonic_ns()
 
     def _call(self, running: Running) -> Any:
@@ -115,12 +152,14 @@ class Executor:
     def _finish(self, running: Running, returned: Any) -> List[ToHost]:
         """Answer what `execute` has returned responses for. Raises BadReturn (spec 2.4)."""
         outputs_begin = time.monotonic_ns()
-        placed: List[Block] = []
+        placed = running.placed
         messages: List[ToHost] = []
         rescheduled: List[int] = []
         exchanges = running.exchanges
         if returned is not None:
             self._check(running, returned)
+            if self._batch_tensors is not None:
+                returned = self._batch_tensors.scatter(running.requests, returned)
             answers = [
                 response and exchange.wire(response, placed)
                 for response, exchange in zip(returned, exchanges)
@@ -170,7 +209,8 @@ class Executor:
 
     def _fail(self, running: Running, error: BaseException) -> List[ToHost]:
         """Every request of the batch that can still be answered gets the error."""
-        text = str(error) if isinstance(error, BadReturn) else describe_exception(error)
+        told = isinstance(error, (BadReturn, BatchTensorError))
+        text = str(error) if told else describe_exception(error)
         failure = f"Failed to process the request(s) for model '{self._name}', message: {text}"
         answer = failed(failure)
         messages: List[ToHost] = [
@@ -231,12 +271,17 @@ class Executor:
         except BaseException as error:  # whatever it raised, SystemExit too, is the answer
             messages = self._fail(running, error)
         try:
-            self._send(messages)
-        except (TypeError, ValueError, OverflowError) as error:  # no message can carry it
-            self._send(self.give_up(running.number, len(running.exchanges), error))
+            self._send_or_give_up(messages)
         finally:
             running.requests.clear()
+            running.placed.clear()
             self._slots.release()
+
+    def _send_or_give_up(self, messages: Sequence[ToHost]) -> None:
+        try:
+            self._send(messages)
+        except (TypeError, ValueError, OverflowError) as error:  # no message can carry it
+            self._send(self.give_up(messages, error))
 
     def _ended_decoupled(self, running: Running, done: "Future[Any]") -> None:
         """A coroutine of a decoupled model has ended; on the loop's thread.
@@ -245,15 +290,20 @@ class Executor:
         """
         error = None if done.cancelled() else done.exception()
         if error is not None:
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             text = f"Failed to process the request(s) for model '{self._name}', message: "
             answer = failed(text + describe_exception(error))
-            messages: List[ToHost] = [LogLine(2, "executor.py", 0, trace.rstrip())]
+            messages: List[ToHost] = [LogLine(2, "executor.py", 0, _trace(error), running.number)]
             messages += [
                 Respond(running.number, exchange.index, answer)
                 for exchange in running.exchanges
                 if exchange.close()
             ]
-            self._send(messages)
+            self._send_or_give_up(messages)
         running.requests.clear()
         running.exchanges.clear()
+
+
+def _trace(error: BaseException) -> str:
+    """As Python prints it, without what no message can carry."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return "".join(lines).rstrip().encode(errors="backslashreplace").decode()

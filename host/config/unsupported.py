@@ -41,14 +41,9 @@ _REFUSALS = (
         lambda config: _STRATEGY in config.parameters,
     ),
     _Refusal(
-        "batch_input",
-        "tensors made from a batch are not supported",
-        lambda config: bool(config.batch_input),
-    ),
-    _Refusal(
         "batch_output",
-        "outputs scattered from a batch are not supported",
-        lambda config: bool(config.batch_output),
+        "the responses of a decoupled model are not made of a batch",
+        lambda config: bool(config.batch_output and config.model_transaction_policy.decoupled),
     ),
 )
 

@@ -43,6 +43,7 @@ EXPECTED = {
     "metered": 'reversed_characters_bucket{model="metered",version="1",le="10"} 2',
     "cached_model": "is 6857\ncomputed: 1, from the cache: 2",
     "warmed_up_model": "the table was made before the first request: True\n[0. 1. 0.]",
+    "padded_batch": "[5, 7] -> [-1.  1.]\n[1, 1, 1, 5] -> [-1. -1. -1.  3.]",
     "readable": "3000000000 bytes are 3.0 GB",
     "elements": "hydrogen, hydrogen, oxygen: together 18.015 u",
 }

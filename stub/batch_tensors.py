@@ -1,0 +1,182 @@
+"""Tensors about a whole batch: made of its inputs, and taken apart into its outputs.
+
+`batch_input` and `batch_output` of a configuration (configuration spec 4.8).
+"""
+
+import json
+from math import prod
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+import pb_utils
+
+_Shapes = Sequence[Sequence[int]]
+_TYPES = {"TYPE_INT32": np.int32, "TYPE_FP32": np.float32}
+
+
+class BatchTensorError(Exception):
+    """A batch from which a tensor cannot be made, or an output that cannot be taken apart."""
+
+
+def _counts(shapes: _Shapes, _lead: int) -> "npt.NDArray[Any]":
+    return np.array([prod(shape) for shape in shapes], dtype=np.int64)
+
+
+def _accumulated(shapes: _Shapes, lead: int) -> "npt.NDArray[Any]":
+    return np.cumsum(_counts(shapes, lead))
+
+
+def _accumulated_with_zero(shapes: _Shapes, lead: int) -> "npt.NDArray[Any]":
+    return np.concatenate([[0], _accumulated(shapes, lead)])
+
+
+def _max_count_as_shape(shapes: _Shapes, lead: int) -> "npt.NDArray[Any]":
+    return np.zeros(int(_counts(shapes, lead).max()))
+
+
+def _item_shapes(shapes: _Shapes, lead: int) -> "npt.NDArray[Any]":
+    rows = [shape[lead:] for shape in shapes for _ in range(shape[0] if lead else 1)]
+    if len({len(row) for row in rows}) > 1:
+        raise BatchTensorError(f"shapes of different ranks make no matrix: {rows}")
+    return np.array(rows, dtype=np.int64).reshape(len(rows), -1)
+
+
+def _flat_item_shapes(shapes: _Shapes, lead: int) -> "npt.NDArray[Any]":
+    return _item_shapes(shapes, lead).reshape(-1)
+
+
+_KINDS: "Dict[str, Callable[[_Shapes, int], npt.NDArray[Any]]]" = {
+    "BATCH_ELEMENT_COUNT": _counts,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT": _accumulated,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": _accumulated_with_zero,
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": _max_count_as_shape,
+    "BATCH_ITEM_SHAPE": _item_shapes,
+    "BATCH_ITEM_SHAPE_FLATTEN": _flat_item_shapes,
+}
+
+
+class BatchTensors:
+    """What one model's configuration says about its batches."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._lead = 1 if config["max_batch_size"] > 0 else 0
+        self._inputs = config.get("batch_input", [])
+        self._outputs = config.get("batch_output", [])
+        self._dims: Dict[str, List[int]] = {}
+        for output in config["output"]:
+            dims = output["reshape"]["shape"] if "reshape" in output else output["dims"]
+            self._dims[output["name"]] = [-1] * self._lead + [int(size) for size in dims]
+
+    @classmethod
+    def of(cls, model_config: str) -> "Optional[BatchTensors]":
+        """From the configuration as JSON; None if it asks for no such tensors."""
+        config = json.loads(model_config)
+        asked = config.get("batch_input") or config.get("batch_output")
+        return cls(config) if asked else None
+
+    def add(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
+        """Give each request the tensors about its batch, as further inputs.
+
+        Raises BatchTensorError.
+        """
+        for setting in self._inputs:
+            shapes = _source_shapes(setting["source_input"][0], requests)
+            values = _KINDS[setting["kind"]](shapes, self._lead).astype(
+                _TYPES[setting["data_type"]]
+            )
+            for name in setting["target_name"]:
+                for request in requests:
+                    request._inputs.append(pb_utils.Tensor(name, values))
+
+    def scatter(
+        self,
+        requests: Sequence[pb_utils.InferenceRequest],
+        returned: Sequence[Optional[pb_utils.InferenceResponse]],
+    ) -> List[Optional[pb_utils.InferenceResponse]]:
+        """The responses, with outputs of the shapes that the inputs of their requests have.
+
+        An output that only the first response has, with the elements of all, is taken apart.
+        Raises BatchTensorError.
+        """
+        responses = list(returned)
+        for setting in self._outputs:
+            source = setting["source_input"][0]
+            shapes = _source_shapes(source, requests)
+            for name in setting["target_name"]:
+                pieces = [_piece(self._dims[name], shape, name, source) for shape in shapes]
+                _scatter(name, pieces, responses)
+        return responses
+
+
+def _source_shapes(source: str, requests: Sequence[pb_utils.InferenceRequest]) -> List[List[int]]:
+    shapes: List[List[int]] = []
+    for request in requests:
+        tensor = pb_utils.get_input_tensor_by_name(request, source)
+        if tensor is None:
+            raise BatchTensorError(
+                f"a tensor is made of input '{source}' of each request, and one has none"
+            )
+        shapes.append(list(tensor.shape()))
+    return shapes
+
+
+def _piece(dims: Sequence[int], shape: Sequence[int], name: str, source: str) -> List[int]:
+    if any(size == -1 and index >= len(shape) for index, size in enumerate(dims)):
+        raise BatchTensorError(
+            f"output '{name}' of shape {list(dims)} takes what is -1 from input '{source}', whose"
+            f" shape {list(shape)} has no such dimension"
+        )
+    return [shape[index] if size == -1 else size for index, size in enumerate(dims)]
+
+
+def _scatter(
+    name: str,
+    pieces: Sequence[Sequence[int]],
+    responses: List[Optional[pb_utils.InferenceResponse]],
+) -> None:
+    found = [
+        None
+        if response is None or response.has_error()
+        else pb_utils.get_output_tensor_by_name(response, name)
+        for response in responses
+    ]
+    sizes = [prod(piece) for piece in pieces]
+    first = found[0]
+    if (
+        first is not None
+        and all(tensor is None for tensor in found[1:])
+        and all(response is not None and not response.has_error() for response in responses)
+    ):
+        flat = first.as_numpy().reshape(-1)
+        if flat.size == sum(sizes):
+            ends = np.cumsum(sizes)
+            for index, piece in enumerate(np.split(flat, ends[:-1])):
+                _put(responses, index, name, piece.reshape(pieces[index]))
+            return
+    for index, tensor in enumerate(found):
+        if tensor is None:
+            continue
+        array = tensor.as_numpy()
+        if array.size != sizes[index]:
+            raise BatchTensorError(
+                f"output '{name}' of request {index} has {array.size} elements, but its input gives"
+                f" it the shape {list(pieces[index])}"
+            )
+        _put(responses, index, name, array.reshape(pieces[index]))
+
+
+def _put(
+    responses: List[Optional[pb_utils.InferenceResponse]],
+    index: int,
+    name: str,
+    array: "npt.NDArray[Any]",
+) -> None:
+    """Have the response hold this array in place of what it has by that name."""
+    response = responses[index]
+    assert response is not None
+    others = [tensor for tensor in response.output_tensors() if tensor.name() != name]
+    others.append(pb_utils.Tensor(name, array))
+    made = pb_utils.InferenceResponse._from_wire(others, None, response._parameters)
+    responses[index] = made
