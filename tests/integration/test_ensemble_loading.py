@@ -74,6 +74,11 @@ def client(host: RunningHost) -> Iterator[Client]:
         wait_until(lambda: not any(is_there(client, name) for name in names), "the models to go")
 
 
+def gone(client: Client, name: str) -> None:
+    """Return once the model is unloaded."""
+    wait_until(lambda: index(client, name) == UNLOADED, f"{name} to be gone")
+
+
 def is_there(client: Client, name: str) -> bool:
     """Whether a version is not, or not yet, gone."""
     return any(state in ("READY", "UNLOADING") for _, state, _ in index(client, name))
@@ -221,7 +226,7 @@ def test_dependents_go_with_their_ensemble(client: Client) -> None:
     client.load_model("of_of_a")
     client.unload_model("of_of_a", unload_dependents=True)
     for name in ("of_of_a", "of_a", "a"):
-        wait_until(lambda name=name: index(client, name) == UNLOADED, f"{name} to be gone")
+        gone(client, name)
 
 
 def test_a_member_that_somebody_else_needs_stays(client: Client) -> None:
@@ -244,7 +249,7 @@ def test_an_ensemble_goes_with_its_member_and_comes_back_with_it(client: Client)
     client.load_model("of_of_a")
     client.unload_model("a")
     for name in ("of_of_a", "of_a", "a"):
-        wait_until(lambda name=name: index(client, name) == UNLOADED, f"{name} to be gone")
+        gone(client, name)
     assert failure(ask, client, "of_a", I=[1]) == (
         "StatusCode.NOT_FOUND",
         "Request for unknown model: 'of_a' has no available versions",
@@ -285,7 +290,7 @@ def test_an_ensemble_that_no_longer_fits_goes_until_it_does(
     simple(module_repository, "a", kind="TYPE_INT32")
     client.load_model("a")
     for name in ("of_of_a", "of_a"):
-        wait_until(lambda name=name: index(client, name) == UNLOADED, f"{name} to be gone")
+        gone(client, name)
     assert index(client, "a") == READY
     host.wait_for("failed to load 'of_a': Invalid argument: in ensemble of_a, ensemble tensor I")
     simple(module_repository, "a")
@@ -346,7 +351,7 @@ def test_a_running_request_holds_its_members(
         (folder / "go").touch()
         assert asked.result(60) == {"O": [2]}
     for name in ("slow_then_last", "last"):
-        wait_until(lambda name=name: index(client, name) == UNLOADED, f"{name} to be gone")
+        gone(client, name)
 
 
 # Other modes

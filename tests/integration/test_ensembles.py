@@ -198,6 +198,9 @@ def client(host: RunningHost) -> Iterator[Client]:
 class Asks(Stream):
     """A stream to any model."""
 
+    def __enter__(self) -> Asks:
+        return self
+
     def ask(self, model: str, value: Any, **options: Any) -> None:
         self._client.async_stream_infer(
             model,

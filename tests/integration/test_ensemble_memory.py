@@ -1,0 +1,152 @@
+"""What an ensemble's tensors occupy: no copies in the host, and nothing that nobody needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import host
+from host.inference import Call, InferRequest, Tensor
+from tests.conftest import DEADLINE, RepositoryBuilder
+from tests.integration.ensemble_models import add_ensemble, add_member
+from tests.integration.test_inprocess import options
+
+MEGABYTE = 1 << 20
+BIG = 16 * MEGABYTE
+
+MAKE = "return {'A': np.full(4 << 20, x[0], np.float32)}"
+HOLD = """
+Path("{folder}/holding").touch()
+wait_for("{folder}/go")
+return {{"A": x[:1]}}
+"""
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """As `wait_until`, on a loop that goes on."""
+    end = asyncio.get_running_loop().time() + DEADLINE
+    while not condition():
+        assert asyncio.get_running_loop().time() < end, f"waited in vain for {what}"
+        await asyncio.sleep(0.02)
+
+
+def request(model: str, array: np.ndarray, *outputs: str) -> InferRequest:  # type: ignore[type-arg]
+    tensor = Tensor("I", "FP32", list(array.shape), array.tobytes())
+    return InferRequest(model, [tensor], requested_outputs=list(outputs))
+
+
+@pytest.fixture
+def folder(repository: RepositoryBuilder) -> Path:
+    """Models that make, copy and hold 16 MB; where they say so."""
+    path = repository.path.parent
+    add_member(repository, "make", MAKE, inputs="X", outputs="A")
+    add_member(repository, "copy", 'return {"A": x + 1}', inputs="X", outputs="A")
+    add_member(repository, "hold", HOLD.format(folder=path), inputs="X", outputs="A")
+    add_ensemble(
+        repository, "line", "I", "O",
+        [("make", {"X": "I"}, {"A": "t"}), ("copy", {"X": "t"}, {"A": "u"}),
+         ("hold", {"X": "u"}, {"A": "O"})],
+    )  # fmt: skip
+    add_ensemble(
+        repository, "fork", "I", "O P",
+        [("hold", {"X": "I"}, {"A": "O"}), ("copy", {"X": "I"}, {"A": "P"})],
+    )  # fmt: skip
+    return path
+
+
+def test_a_tensor_goes_when_the_last_step_that_takes_it_has_ended(
+    repository: RepositoryBuilder, folder: Path
+) -> None:
+    """The first step's output goes while the third one still runs, and has never been the host's.
+
+    Of two outputs of 16 MB there is one left.
+    """
+
+    async def main() -> None:
+        async with host.Server(options(repository)) as server:
+            assert server._pool is not None
+            taken = server._pool.arenas.taken
+            call: Call = server.core.infer(request("line", np.ones(1, np.float32)))
+            await until((folder / "holding").exists, "the third step")
+            await until(lambda: BIG <= taken()[1] < 2 * BIG, f"one tensor to be left: {taken()}")
+            assert taken()[0] < MEGABYTE
+            (folder / "go").touch()
+            response = await call
+            assert np.frombuffer(response.outputs[0].data, np.float32).tolist() == [2]
+            await until(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
+
+    asyncio.run(main())
+
+
+def test_what_two_steps_take_is_put_into_shared_memory_once(
+    repository: RepositoryBuilder, folder: Path
+) -> None:
+    """And goes when the slower one has ended, although the request itself is still there."""
+
+    async def main() -> None:
+        async with host.Server(options(repository)) as server:
+            assert server._pool is not None
+            taken = server._pool.arenas.taken
+            call = server.core.infer(request("fork", np.ones(4 * MEGABYTE, np.float32)))
+            await until((folder / "holding").exists, "the slower step")
+            assert BIG <= taken()[0] < 2 * BIG
+            (folder / "go").touch()
+            response = await call
+            assert [output.name for output in response.outputs] == ["O", "P"]
+            assert np.frombuffer(response.outputs[1].data, np.float32)[-1] == 2
+            await until(lambda: taken()[0] < MEGABYTE, f"the input to be gone: {taken()}")
+            del response
+            await until(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
+
+    asyncio.run(main())
+
+
+def test_what_is_not_asked_for_is_not_kept(repository: RepositoryBuilder, folder: Path) -> None:
+    (folder / "go").touch()
+
+    async def main() -> None:
+        async with host.Server(options(repository)) as server:
+            big = np.ones(4 * MEGABYTE, np.float32)
+            response = await server.core.infer(request("fork", big, "O"))
+            assert [output.name for output in response.outputs] == ["O"]
+            assert server.core.statistics("copy", "")[0].inference_count == 0
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_request_leaves_nothing(repository: RepositoryBuilder, folder: Path) -> None:
+    async def main() -> None:
+        async with host.Server(options(repository)) as server:
+            assert server._pool is not None
+            taken = server._pool.arenas.taken
+            call = server.core.infer(request("line", np.ones(1, np.float32)))
+            await until((folder / "holding").exists, "the third step")
+            call.cancel()
+            (folder / "go").touch()
+            await until(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
+            failed = server.core.statistics("line", "")[0].inference_stats.fail
+            assert failed.count == 1
+
+    asyncio.run(main())
+
+
+def test_a_tensor_that_finds_no_room_fails_the_request(repository: RepositoryBuilder) -> None:
+    add_member(repository, "copy", 'return {"A": x[:1]}', inputs="X", outputs="A")
+    add_ensemble(
+        repository, "fork", "I", "O P",
+        [("copy", {"X": "I"}, {"A": "O"}), ("copy", {"X": "I"}, {"A": "P"})],
+    )  # fmt: skip
+
+    async def main() -> None:
+        small = options(repository, arena_byte_size=4 * MEGABYTE)
+        async with host.Server(small) as server:
+            with pytest.raises(host.HostError, match="^in ensemble 'fork', Failed to increase"):
+                await server.core.infer(request("fork", np.ones(4 * MEGABYTE, np.float32)))
+            response = await server.core.infer(request("fork", np.ones(1000, np.float32)))
+            assert len(response.outputs) == 2
+
+    asyncio.run(main())
