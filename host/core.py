@@ -14,11 +14,16 @@ from host.descriptions import (
     TensorMetadata,
 )
 from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
-from host.inference import Call, InferRequest, Parameter
+from host.inference import Call, InferRequest, Parameter, RequestTrace
 from host.instances.regions import Regions
+from host.log_lines import about
+from host.log_settings import LogSettings
 from host.models.control import Control
 from host.models.registry import UNLOADED, Model, Registry, State, Version, parse_version
 from host.models.wait_graph import CircleWatch
+from host.tracing.settings import Change, Shown
+from host.tracing.tracer import Tracer
+from stub.wire.payload import TraceLink
 
 VERSION = "2.73.0"
 """Version of Triton whose behaviour is followed; clients may look at it."""
@@ -35,6 +40,8 @@ EXTENSIONS = [
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
+    "logging",
 ]
 """Protocol extensions that are served."""
 
@@ -51,10 +58,19 @@ class Core:
         self._exiting = False
         self._circles = CircleWatch()
         self._regions: Regions | None = None
+        self._tracer: Tracer | None = None
+        self._log: LogSettings | None = None
+        self.tracing: Tracer | None = None
+        """What decides which requests are traced; None while none is."""
 
     def connect(self, control: Control | None) -> None:
         """Model control is there (it needs the core for BLS, so it comes second), or gone."""
         self._control = control
+
+    def connect_logs(self, tracer: Tracer, log: LogSettings) -> None:
+        """Traces and the log are there; doors open after that."""
+        self._tracer, self._log = tracer, log
+        self.tracing = tracer if tracer.on else None
 
     def connect_regions(self, regions: Regions) -> None:
         """Clients' shared memory is there; doors open after that."""
@@ -138,6 +154,11 @@ class Core:
         if not model.ready:
             raise _not_ready(request.model_name)
         return model
+
+    def child_trace(self, link: TraceLink) -> RequestTrace | None:
+        """The trace of a request of a model; None if what it is made for has long been answered."""
+        above = None if self._tracer is None else self._tracer.find(link.number)
+        return None if above is None else above.child()
 
     def break_circle(self, call: Call) -> None:
         """Fail a BLS call that could only go on after itself, now or when it turns out so."""
@@ -237,6 +258,34 @@ class Core:
     def _find(self, name: str, version: str) -> Model:
         return self._registry.find(name, parse_version(version))
 
+    # Traces and the log
+
+    def trace_settings(self, model: str, change: Change | None = None) -> Shown:
+        """Change trace settings if asked so, and return them: those of a model, or the global ones.
+
+        Raises HostError, and has then changed nothing.
+        """
+        tracer = self._tracer
+        if tracer is None:
+            raise unavailable("Server not ready")
+        if model:
+            versions = self._registry.versions(model)
+            if not versions:
+                self._registry.find(model, -1)  # says what is not known
+            if not any(version.state is State.READY for version in versions.values()):
+                raise invalid_argument(f"Request for unknown model : {model}")
+        if change is not None:
+            tracer.update(model, change)
+            self.tracing = tracer if tracer.on else None
+        return tracer.describe(model)
+
+    @property
+    def log(self) -> LogSettings:
+        """The settings of the log. Raises HostError."""
+        if self._log is None:
+            raise unavailable("Server not ready")
+        return self._log
+
     # Model control
 
     async def repository_index(self, ready: bool) -> list[IndexEntry]:
@@ -279,7 +328,11 @@ async def _can_be_asked(model: Model | None) -> bool:
 
 
 def _log_not_ready(model: Model, reason: str) -> None:
-    _log.debug("Model '%s' version %d is not ready: %s", model.name, model.version, reason)
+    name, number = model.name, model.version
+    _log.debug(
+        "Model '%s' version %d is not ready: %s",
+        name, number, reason, extra=about(name, number),
+    )  # fmt: skip
 
 
 def _not_ready(name: str) -> HostError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from host.flags import BadValue, Kind, integer, one_of
+from host.tracing.config import BATCHING, LEVELS
 
 CATEGORIES = frozenset(
     "health metadata inference shared-memory model-config model-repository statistics trace"
@@ -226,7 +227,7 @@ def trace_config(settings: Sequence[str]) -> None:
                 f"--trace-config option format is '<mode>,<setting>=<value>'. Got {text}"
             )
         name, setting, value = parts
-        if not name and setting == "level" and value.lower() not in _LEVELS:
+        if not name and setting == "level" and value.lower() not in LEVELS:
             raise BadValue(f"invalid value for trace level option: {value}")
         mode = name or (value if setting == "mode" else "triton")
         if mode not in ("triton", "opentelemetry"):
@@ -234,16 +235,21 @@ def trace_config(settings: Sequence[str]) -> None:
                 f"invalid value for trace mode option: {mode}. Available options are"
                 ' "triton" and "opentelemetry"'
             )
+        if number := _TRACE_NUMBERS.get((name, setting)):
+            number.read(value)
 
 
-_NO_LEVELS = ("off", "false")
-_LEVELS = (*_NO_LEVELS, "true", "on", "min", "max", "timestamps", "tensors")
+def trace_settings(settings: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Mode or "", setting and value of each text; they have been checked."""
+    return [parts for text in settings if (parts := _split(text)) is not None]
 
 
-def traces_nothing(settings: Sequence[str]) -> bool:
-    """Whether no trace level is on."""
-    levels = [parts[2] for text in settings if (parts := _split(text)) and parts[1] == "level"]
-    return all(level.lower() in _NO_LEVELS for level in levels)
+_TRACE_NUMBERS = {
+    ("", "rate"): integer(0, 2**32 - 1),
+    ("", "count"): integer(-1),
+    ("triton", "log-frequency"): integer(0, 2**32 - 1),
+    **{("opentelemetry", setting): integer(1) for setting in BATCHING},
+}
 
 
 @dataclass(frozen=True, slots=True)

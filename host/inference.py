@@ -8,8 +8,10 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from host.errors import ErrorCode, HostError
+from stub.wire.payload import TraceLink
 
 Parameter = bool | int | float | str
 """Value of a request or response parameter, as every door accepts it (protocol 2.2)."""
@@ -45,6 +47,57 @@ class Classes:
     batched: bool = False
 
 
+class RequestTrace(Protocol):
+    """The trace that a request is part of, as those see it who have the request on its way."""
+
+    @property
+    def name(self) -> str:
+        """Its id, as it is looked for."""
+
+    def child(self) -> RequestTrace:
+        """The trace of a request that is made on behalf of this one."""
+
+    def stamp(self, name: str, ns: int = 0) -> None:
+        """Something happens at the door, now unless another time is given."""
+
+    def close(self) -> None:
+        """The door has nothing more to do. A second call does nothing."""
+
+    def begin(self, request: InferRequest, model: str, version: int, ns: int) -> None:
+        """The model takes the request, which was received at this time."""
+
+    def refused(self) -> None:
+        """It does not take it after all."""
+
+    def sent(self) -> TraceLink:
+        """The request is on its way to an instance: what that may know. `computed` follows."""
+
+    def computed(self, times: Times | None) -> None:
+        """Its batch has ended; without times, because the stub died."""
+
+    def responded(self, response: InferResponse | None, final: bool) -> None:
+        """A response is there, or with None only the end."""
+
+
+class Tracing(Protocol):
+    """Decides which requests are traced."""
+
+    def start(self, model: str, header: Callable[[str], str | None]) -> RequestTrace | None:
+        """The trace of a request to a model, open at its door; None if it is not to be traced.
+
+        `header` gives the value of a header that the client sent, by its lowercase name.
+        """
+
+
+class Times(Protocol):
+    """When a batch got how far: CLOCK_MONOTONIC nanoseconds."""
+
+    started: int
+    inputs_ready: int
+    outputs_begin: int
+    ended: int
+
+
 @dataclass(slots=True)
 class InferRequest:
     """One inference request, as any door hands it to the core.
@@ -63,7 +116,7 @@ class InferRequest:
     flags: int = 0
     priority: int = 0
     timeout_us: int = 0
-    trace: str | None = None  # propagation headers as JSON, if the request is part of a trace
+    trace: RequestTrace | None = None
     slots: dict[str, object] | None = None
     """Outputs by name that are to be written to the client's memory, and where: blocks."""
     classes: Classes | None = None
@@ -152,6 +205,8 @@ class Call:
             self.failed = True
         if self.on_response is not None and response is not None:
             self.on_response(response)
+        if self.request.trace is not None:
+            self.request.trace.responded(response, final)
         if self.on_first is not None and response is not None:
             told, self.on_first = self.on_first, None
             told(self)

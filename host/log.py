@@ -1,22 +1,18 @@
-"""The server's log in Triton's line formats, on the standard logger `pbhost`."""
+"""The server's log, on the standard logger `pbhost`: what is written, and where to."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import sys
-import time
-import traceback
 from collections.abc import Sequence
 from typing import Protocol, TextIO
 
+from host.log_lines import json_line, text_line, visible
+
 LOGGER = logging.getLogger("pbhost")
-FORMATS = ("default", "ISO8601")
 
 _WIDTH = 500  # of a table that is not written to a terminal
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class LogOptions(Protocol):
@@ -41,9 +37,10 @@ def verbose(level: int) -> int:
 class Log(logging.Handler):
     """The log of a running server; its settings may change at any time, all but the file.
 
-    Records may carry, by `extra`: `instance`, a label that stands before the message; `source`, a
-    `file:line` to show in place of the caller's; `table` for a text that is to stay as it is; and
-    `printed` for a line of a stub's output, which is passed on without a header.
+    Records may carry, by `extra`: `instance`, a Label that stands before the message; `requests`,
+    the ids of those that it is about, and `trace_id`; `model` and `version` of a text that names
+    them itself; `source`, a `file:line` to show in place of the caller's; `table` for a text that
+    is to stay as it is; and `printed` for a line of a stub's output, which has no header.
     """
 
     def __init__(self, options: LogOptions) -> None:
@@ -112,36 +109,10 @@ class Log(logging.Handler):
             self.handleError(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The text of a record, as one or several lines (protocol spec 7.5)."""
-        message = record.getMessage()
-        label = getattr(record, "instance", "")
-        if hasattr(record, "printed"):
-            return f"[{label}] {message}"
-        head = self._head(record)
-        if hasattr(record, "table"):
-            return head + message
-        if label:
-            message = f"[{label}] {message}"
-        if record.exc_info and record.exc_info[0] is not None:
-            message += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
-        if not self._escape:
-            return head + message
-        first, *more = message.split("\n")
-        # Lines that follow are indented, so that no text can pass for a line of the log.
-        lines = [head + json.dumps(first, ensure_ascii=False)]
-        return "\n".join(lines + ["  " + visible(line) for line in more])
-
-    def _head(self, record: logging.LogRecord) -> str:
-        level = record.levelno
-        letter = "E" if level >= logging.ERROR else "W" if level >= logging.WARNING else "I"
-        source = getattr(record, "source", f"{record.filename}:{record.lineno}")
-        moment = time.gmtime(record.created)
-        if self.log_format == "ISO8601":
-            start = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', moment)} {letter}"
-        else:
-            micros = int(record.created % 1 * 1e6)
-            start = f"{letter}{time.strftime('%m%d %H:%M:%S', moment)}.{micros:06}"
-        return f"{start} {record.process} {source}] "
+        """The text of a record, as one or several lines."""
+        if self.log_format == "json":
+            return json_line(record)
+        return text_line(record, self.log_format, self._escape)
 
     def _write(self, text: str, problem: bool) -> None:
         # The standard streams are looked up each time: whoever embeds the host may replace them.
@@ -172,11 +143,6 @@ def _set_level() -> None:
     """Let the logger drop early what no log will write."""
     most = max(log.verbose_level for log in _open_logs())
     LOGGER.setLevel(verbose(most) if most > 0 else logging.INFO)
-
-
-def visible(text: str) -> str:
-    """The text with control characters other than tab and newline as escapes."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

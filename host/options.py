@@ -25,6 +25,7 @@ from host.flags import (
 )
 from host.flags import usage as usage_text
 from host.metrics.settings import MetricsSettings
+from host.tracing.config import TraceConfig
 
 StrPath = str | os.PathLike[str]
 
@@ -34,7 +35,7 @@ _models = Group("Model Repository")
 _http = Group("HTTP")
 _grpc = Group("GRPC")
 _metrics = Group("Metrics")
-_tracing = Group("Tracing", Status.REFUSED, "requests are not traced")
+_tracing = Group("Tracing")
 _backend = Group("Backend")
 _agent = Group(
     "Repository Agent", Status.IGNORED, "a model that names an agent is refused when it is loaded"
@@ -77,7 +78,8 @@ class Options:
     log_info: bool = _logging(True, "Whether to log infos.")
     log_warning: bool = _logging(True, "Whether to log warnings.")
     log_error: bool = _logging(True, "Whether to log errors.")
-    log_format: str = _logging("default", "default or ISO8601.", check=values.log_format)
+    log_format: str = _logging(
+        "default", "default, ISO8601, or json: an object on each line.", check=values.log_format)
     log_file: str = _logging("", "Append the log to this file, not to the console.")
 
     model_repository: Sequence[StrPath] = _models(
@@ -170,7 +172,7 @@ class Options:
 
     trace_config: list[str] = _tracing(
         [], "[<mode>,]<setting>=<value>, the mode triton or opentelemetry.",
-        check=values.trace_config, harmless=values.traces_nothing)
+        check=values.trace_config)
 
     backend_directory: str = _backend(
         "/opt/tritonserver/backends", "Folder of Python-based backends: <backend>/model.py.")
@@ -275,6 +277,7 @@ class Options:
             )
         self.warnings += values.unused_settings(self.backend_config)
         self.warnings += self.metrics_settings.warnings
+        self.warnings += self.tracing.warnings
 
     @property
     def arena_limit(self) -> int:
@@ -293,6 +296,11 @@ class Options:
     def cache_settings(self) -> tuple[str, dict[str, str]] | None:
         """The name of the cache and its settings, None without a cache."""
         return values.cache_settings(self.cache_config)
+
+    @property
+    def tracing(self) -> TraceConfig:
+        """What `--trace-config` says."""
+        return TraceConfig.of(values.trace_settings(self.trace_config))
 
     @property
     def rate_limiter_resources(self) -> list[tuple[str, int, int | None]]:

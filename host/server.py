@@ -25,12 +25,14 @@ from host.instances.pool import StubPool
 from host.instances.terminal import has_terminal
 from host.instances.work import Flow
 from host.log import Log, configure, table
+from host.log_settings import LogSettings
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import Machine
 from host.models.backends import Backends
 from host.models.control import Control
-from host.models.lifecycle import Lifecycle, LoadSettings
+from host.models.lifecycle import Lifecycle
 from host.models.loader import Loader
+from host.models.loads import LoadSettings
 from host.models.poller import Poller
 from host.models.registry import Registry, State
 from host.options import Options
@@ -38,6 +40,7 @@ from host.progress import Progress
 from host.repository import Repository
 from host.scheduling.rate_limiter import Allowance, RateLimiter
 from host.scrape import Scrape
+from host.tracing.tracer import Tracer
 
 _log = logging.getLogger("pbhost")
 
@@ -63,6 +66,7 @@ class Server:
         self._store: Store | None = None
         self._scrape: Scrape | None = None
         self._log: Log | None = None
+        self._tracer: Tracer | None = None
         self._up = False  # whether it has started, and nobody has told it to stop
 
     @property
@@ -91,6 +95,8 @@ class Server:
         try:
             for warning in options.warnings:
                 _log.warning(warning)
+            tracer = self._tracer = Tracer(options.tracing)
+            self.core.connect_logs(tracer, LogSettings(self._log))
             await self._doors.prepare()
             await self._load()
             self.core.start()
@@ -276,6 +282,7 @@ class Server:
         environments, self._environments = self._environments, None
         scrape, self._scrape = self._scrape, None
         store, self._store = self._store, None
+        tracer, self._tracer = self._tracer, None
         self._poller = self._lifecycle = self._pool = self._log = None
         await self._doors.close(0.0)  # if this end was cut short
         await self._doors.close_metrics(_LAST_SECONDS)
@@ -289,6 +296,8 @@ class Server:
             await store.close()
         if lifecycle is not None:
             await asyncio.to_thread(lifecycle.close)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
         if log is not None:
             log.close()
 

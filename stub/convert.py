@@ -11,6 +11,7 @@ from stub.wire.payload import (
     INLINE_LIMIT,
     Parameter,
     Slot,
+    TraceLink,
     WireError,
     WireRequest,
     WireResponse,
@@ -75,7 +76,7 @@ def request_from(
         flags=wire.flags,
         timeout=wire.timeout,
         parameters=wire.parameters,
-        trace=NO_TRACE if wire.trace is None else InferenceTrace._from_wire(wire.trace),
+        trace=NO_TRACE if wire.trace is None else _trace_from(wire.trace),
         handle=exchange,
     )
 
@@ -136,8 +137,16 @@ def _request(
         request._timeout,
         request._model_name,
         request._model_version,
-        request._trace._context,
+        None if request._trace is NO_TRACE else _trace_to(request._trace),
     )
+
+
+def _trace_from(link: TraceLink) -> InferenceTrace:
+    return InferenceTrace._from_wire(link.context, link.number)
+
+
+def _trace_to(trace: InferenceTrace) -> TraceLink:
+    return TraceLink(trace._number, trace._context)
 
 
 def response_from(

@@ -97,7 +97,7 @@ class StubRuntime:
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
         """Send a log line; the host decides whether it is shown."""
-        self._channel.send([LogLine(level, filename, line, message)])
+        self._channel.send([LogLine(level, filename, line, message, self._batch_here())])
 
     def model_dir(self) -> str:
         """`<model directory>/<version>`."""

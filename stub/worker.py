@@ -8,6 +8,7 @@ import traceback
 from typing import Optional
 
 import pb_utils
+from stub import python_logging
 from stub.channel import Channel
 from stub.children import Children
 from stub.coroutines import Coroutines
@@ -48,6 +49,7 @@ class Worker:
     def run(self) -> None:
         """Serve until told to leave."""
         pb_utils._runtime.install(self._runtime)
+        python_logging.install()
         service = threading.Thread(target=self._serve_service, name="pbhost-service", daemon=True)
         service.start()
         while not self._leaving:

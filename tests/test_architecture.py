@@ -24,8 +24,10 @@ LAYERS = [
     ["host.errors"],
     ["host.inference", "host.descriptions"],
     ["host.config"],
+    ["host.log_lines"],
     ["host.repository", "host.log", "host.statistics", "host.private_folder"],
-    ["host.environments", "host.metrics"],
+    ["host.log_settings"],
+    ["host.environments", "host.metrics", "host.tracing"],
     ["host.cache"],
     ["host.devices"],
     ["host.flags"],
@@ -52,10 +54,10 @@ ONE_PLACE = {
     "re2": {"host.flag_values"},
     "redis": {"host.cache.redis_store"},
     "prometheus_client": {"host.metrics.exposition"},
-}
-"""A library, and the only modules that may import it."""
     "onnxruntime": {"stub.backends.onnxruntime.session"},
     "opentelemetry": {"host.tracing.spans", "stub.span"},
+}
+"""A library, and the only modules that may import it."""
 
 
 def imports(name: str, top_level_only: bool = False) -> Iterator[str]:

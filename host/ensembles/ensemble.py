@@ -78,6 +78,8 @@ class Ensemble:
         if self.meter.latencies is not None:
             call.on_first = self.meter.latencies.first
         self._calls.add(call)
+        if request.trace is not None:
+            request.trace.begin(request, self.name, self.version, call.received_ns)
         if self.cache is not None:
             self.cache.serve(call, self._run)
         else:

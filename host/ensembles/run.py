@@ -195,7 +195,7 @@ class Run:
             correlation.flags,
             asked.priority,
             asked.timeout_us,
-            asked.trace,
+            None if asked.trace is None else asked.trace.child(),
         )
 
     def _submit(self, flight: _Flight, request: InferRequest) -> None:

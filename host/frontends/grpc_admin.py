@@ -15,6 +15,9 @@ from host.frontends.grpc_codec import Regions as InferRegions
 from host.frontends.grpc_methods import Context, Method, UnaryHandler, UnaryMethod
 from host.inference import Parameter
 from host.instances.regions import RegionStatus
+from host.log_settings import GRPC, LogSettings
+from host.tracing.settings import Change, Shown
+from host.tracing.updates import NUMBERS, to_change
 
 
 class Regions(InferRegions, Protocol):
@@ -45,6 +48,13 @@ class AdminCore(Protocol):
     @property
     def regions(self) -> Regions:
         """Clients' shared memory."""
+
+    @property
+    def log(self) -> LogSettings:
+        """The settings of the log."""
+
+    def trace_settings(self, model: str, change: Change | None = None) -> Shown:
+        """Change trace settings if asked so, and return them; those of all without a model."""
 
     def live(self) -> bool:
         """Whether the server works at all."""
@@ -213,10 +223,39 @@ class _Admin:
         return pb.CudaSharedMemoryUnregisterResponse()
 
     async def trace_setting(self, request: Any) -> Any:
-        raise unsupported("trace settings are not supported by this server")
+        change = trace_change(request.settings) if request.settings else None
+        shown = self._core.trace_settings(request.model_name, change)
+        response = pb.TraceSettingResponse()
+        for name, value in shown.items():
+            response.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return response
 
     async def log_settings(self, request: Any) -> Any:
-        raise unsupported("log settings are not supported by this server")
+        given = {name: _setting(value) for name, value in request.settings.items()}
+        response = pb.LogSettingsResponse()
+        for name, value in self._core.log.update(given, GRPC).items():
+            kind = {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)]
+            setattr(response.settings[name], kind, value)
+        return response
+
+
+def _setting(value: Any) -> object:
+    """What a client has set; None, which no setting takes, if it has sent an empty value."""
+    kind = value.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(value, kind)
+
+
+def trace_change(settings: Mapping[str, Any]) -> Change:
+    """The change that a client asks for. Raises HostError."""
+    numbers: dict[str, str | None] = {}
+    for name in NUMBERS:
+        if name in settings:
+            values = settings[name].value
+            if len(values) > 1:
+                raise invalid_argument(f"expect only 1 value for '{name}'")
+            numbers[name] = values[0] if values else None
+    levels = list(settings["trace_level"].value) if "trace_level" in settings else None
+    return to_change(levels, numbers, file="trace_file" in settings, space=" ")
 
 
 def _refuse_repository_name(request: Any) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from host.errors import HostError, internal, unavailable
 from host.frontends.classification import classify
-from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding, Header
+from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
 from host.frontends.grpc_admin import AdminCore, admin_methods
 from host.frontends.grpc_codec import (
     InferMessage,
@@ -29,7 +29,7 @@ from host.frontends.grpc_methods import (
 )
 from host.frontends.grpc_stream import InferStream
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
-from host.inference import Call, Classes, InferRequest, InferResponse
+from host.inference import Call, Classes, InferRequest, InferResponse, RequestTrace, Tracing
 from host.models.registry import parse_version
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -43,6 +43,10 @@ _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 class InferenceCore(AdminCore, Protocol):
     """What this door may ask of the host. Every method may raise HostError."""
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """What decides which requests are traced; None while none is."""
 
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
         """Look up, validate and submit. `unary` refuses decoupled models."""
@@ -91,7 +95,7 @@ class GrpcService:
         Cancelling the returned call is the engine's part. Raises HostError if there is no call.
         """
         _check(self._restrictions, "inference", context)
-        call = self._submit(parse_infer_request(data), self._to_forward(context), unary=True)
+        call = self._submit(parse_infer_request(data), context, unary=True)
         self._unary_calls += 1
         finished = False
 
@@ -103,7 +107,11 @@ class GrpcService:
             self._unary_calls -= 1
             if not final:
                 call.cancel()
-            done(_single_answer(response, final, request.classes))
+            answer = _single_answer(response, final, request.classes)
+            if request.trace is None:
+                done(answer)
+            else:
+                _send_traced(request.trace, done, answer)
             if self._drained is not None:
                 self.settled()
 
@@ -135,9 +143,9 @@ class GrpcService:
             return False
         return True
 
-    def admit(self, message: InferMessage, headers: Sequence[Header]) -> Call:
+    def admit(self, message: InferMessage, context: Context) -> Call:
         """Hand a request of a stream to the core; raises HostError."""
-        return self._submit(message, headers, unary=False)
+        return self._submit(message, context, unary=False)
 
     def decoupled(self, message: InferMessage) -> bool:
         """Whether the model of the message is decoupled; False if it is unknown."""
@@ -152,19 +160,36 @@ class GrpcService:
         if self._drained is not None and not self._unary_calls and not self._streams:
             self._drained.set()
 
-    def _submit(self, message: InferMessage, headers: Sequence[Header], unary: bool) -> Call:
+    def _submit(self, message: InferMessage, context: Context, unary: bool) -> Call:
         if self._drained is not None:
             raise unavailable(STOPPING)
         try:
             request = to_request(message, self._core.regions)
-            if headers:
-                request.parameters.update(self._forwarding.parameters(headers))
+            if self._forwarding:
+                request.parameters.update(self._forwarding.parameters(context.all_metadata()))
         except HostError:
             # The version is checked before the model is looked up, all else after that (spec 2.2).
             parse_version(message.model_version)
             self._core.model_metadata(message.model_name, message.model_version)
             raise
+        if self._core.tracing is not None:
+            return self._infer_traced(self._core.tracing, request, context, unary)
         return self._core.infer(request, unary)
+
+    def _infer_traced(
+        self, tracing: Tracing, request: InferRequest, context: Context, unary: bool
+    ) -> Call:
+        trace = request.trace = tracing.start(request.model_name, context.metadata)
+        if trace is None:
+            return self._core.infer(request, unary)
+        # A message is known of when all of it is there.
+        trace.stamp("GRPC_WAITREAD_START")
+        trace.stamp("GRPC_WAITREAD_END")
+        try:
+            return self._core.infer(request, unary)
+        except HostError:
+            trace.close()
+            raise
 
     async def _model_infer(self, data: bytes, context: Context) -> bytes:
         answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
@@ -189,17 +214,13 @@ class GrpcService:
         if self._drained is not None:
             raise unavailable(STOPPING)
         errors_end_it = context.metadata("triton_grpc_error") == "true"
-        stream = InferStream(self, send, errors_end_it, self._to_forward(context))
+        stream = InferStream(self, send, context, errors_end_it)
         self._streams.add(stream)
         try:
             await stream.run(requests)
         finally:
             self._streams.discard(stream)
             self.settled()
-
-    def _to_forward(self, context: Context) -> Sequence[Header]:
-        """The metadata to pick from; none if nothing is forwarded, as reading it takes time."""
-        return context.all_metadata() if self._forwarding else ()
 
     async def _health_check(self, data: bytes, context: Context) -> bytes:
         return _SERVING if await self._core.ready() else _NOT_SERVING
@@ -231,6 +252,13 @@ def _guard(method: Method, restrictions: Restrictions) -> Method:
         return await unary(data, context)
 
     return dataclasses.replace(method, handler=answer)
+
+
+def _send_traced(trace: RequestTrace, done: Done, answer: bytes | HostError) -> None:
+    trace.stamp("GRPC_SEND_START")
+    done(answer)
+    trace.stamp("GRPC_SEND_END")
+    trace.close()
 
 
 def _single_answer(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from host.errors import HostError, internal
 from host.frontends.classification import classify
-from host.frontends.forwarding import Header
 from host.frontends.grpc_codec import InferMessage, parse_infer_request
 from host.frontends.grpc_encode import encode_stream_notice, encode_stream_response
-from host.frontends.grpc_methods import Send
+from host.frontends.grpc_methods import Context, Send
 from host.inference import Call, InferResponse
 
 OPEN_REQUESTS = 1024
@@ -26,7 +25,7 @@ Answer = InferResponse | HostError | None
 class StreamDoor(Protocol):
     """What a stream asks of the service that it belongs to."""
 
-    def admit(self, message: InferMessage, headers: Sequence[Header]) -> Call:
+    def admit(self, message: InferMessage, context: Context) -> Call:
         """Hand the request to the core. Raises HostError: an early error."""
 
     def decoupled(self, message: InferMessage) -> bool:
@@ -53,20 +52,20 @@ class InferStream:
 
     Ordinary models answer in the order of the requests, decoupled ones as soon as they can.
     With `errors_end_it`, the first error response ends the stream instead of being sent.
-    `headers` came with the stream and go with each of its requests.
+    The metadata of `context` came with the stream and goes with each of its requests.
     """
 
     def __init__(
         self,
         door: StreamDoor,
         send: Send,
+        context: Context,
         errors_end_it: bool = False,
-        headers: Sequence[Header] = (),
     ) -> None:
         self._door = door
         self._send = send
         self._errors_end_it = errors_end_it
-        self._headers = headers
+        self._context = context
         self._open: set[_Exchange] = set()
         self._line: deque[_Exchange] = deque()  # ordered exchanges; the first one may answer
         self._outbox: deque[tuple[_Exchange, Answer, bool]] = deque()
@@ -108,6 +107,8 @@ class InferStream:
             for exchange in list(self._open):
                 if exchange.call is not None:
                     exchange.call.cancel()
+                    if exchange.call.request.trace is not None:
+                        exchange.call.request.trace.close()
             # What nobody gets any more lies in shared memory: it is not to wait for a collection.
             self._outbox.clear()
             for exchange in self._open:
@@ -127,7 +128,7 @@ class InferStream:
         message, error = InferMessage(), None
         try:
             message = parse_infer_request(data)
-            call = self._door.admit(message, self._headers)
+            call = self._door.admit(message, self._context)
         except HostError as early:
             error = early
         exchange = _Exchange(message, ordered=not self._door.decoupled(message))
@@ -162,10 +163,17 @@ class InferStream:
 
     async def _write(self, exchange: _Exchange, answer: Answer, final: bool) -> None:
         data = self._encode(exchange, answer, final)
+        trace = None if exchange.call is None else exchange.call.request.trace
+        if trace is not None:
+            trace.stamp("GRPC_SEND_START")
         if data:
             await self._send(data)
             if isinstance(answer, InferResponse) and exchange.call is not None:
                 exchange.call.took(answer)
+        if trace is not None:
+            trace.stamp("GRPC_SEND_END")
+            if final:
+                trace.close()
         if final:
             self._open.discard(exchange)
             self._room.release()

@@ -23,6 +23,7 @@ from host.instances.readiness import Readiness
 from host.instances.services import HostServices
 from host.instances.transfer import ReturnsDue, Transfer, no_room
 from host.instances.work import Action, Work
+from host.log_lines import Label
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull
 from stub.wire.payload import WireRequest, WireResponse
@@ -45,7 +46,7 @@ class Instance:
     def __init__(
         self,
         name: str,
-        label: str,
+        label: Label,
         services: HostServices,
         environment: Environment | None = None,
         attached: bool = False,
@@ -174,10 +175,10 @@ class Instance:
         try:
             reply = await self._answer(seconds)
         except HostError as error:
-            self._services.model_log(self.label, 2, "instance.py", 0, f"finalize: {error.message}")
+            self._handle_log(m.LogLine(2, "instance.py", 0, f"finalize: {error.message}"))
             return
         if isinstance(reply, m.Finalized) and reply.error is not None:
-            self._services.model_log(self.label, 0, "instance.py", 0, reply.error)
+            self._handle_log(m.LogLine(0, "instance.py", 0, reply.error))
         assert self._process is not None
         await self._process.wait(_LAST_WORDS_SECONDS)
 
@@ -269,6 +270,8 @@ class Instance:
 
     def _understand_ask(self, message: m.Ask) -> Action:
         request = self._transfer.receive_request(message.request)
+        if message.request.trace is not None:
+            request.trace = self._services.models.child_trace(message.request.trace)
         question = Question(
             message.number, request, message.batch, message.blocking, message.decoupled
         )
@@ -294,16 +297,15 @@ class Instance:
     def _tell(self, message: m.ToStub) -> None:
         self._send_service([message])
 
-    def _complain(self, text: str) -> None:
-        self._services.model_log(self.label, 2, "executor.py", 0, text)
+    def _complain(self, text: str, calls: Sequence[Call] = ()) -> None:
+        self._services.model_log(self.label, m.LogLine(2, "executor.py", 0, text), calls)
 
     def drain(self) -> None:
         """Act on what the stub has said up to now, without waiting for the loop to notice."""
         self._link.drain()
 
     def _handle_log(self, message: m.LogLine) -> None:
-        services = self._services
-        services.model_log(self.label, message.level, message.file, message.line, message.text)
+        self._services.model_log(self.label, message, self.work.calls(message.batch))
 
     def _handle_return(self, message: m.Return) -> None:
         self._transfer.returned(message)

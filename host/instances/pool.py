@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
+from host.inference import Call
 from host.instances.arenas import Arenas
 from host.instances.channel import Channel
 from host.instances.instance import Instance
@@ -14,6 +16,8 @@ from host.instances.process import Launcher
 from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
+from host.log_lines import Label
+from stub.wire.messages import LogLine
 
 _log = logging.getLogger("pbhost")
 
@@ -63,7 +67,7 @@ class StubPool:
     async def start(
         self,
         name: str,
-        label: str,
+        label: Label,
         environment: Environment | None = None,
         attached: bool = False,
     ) -> Instance:
@@ -100,12 +104,21 @@ class StubPool:
         if not self._alive:
             self._empty.set()
 
-    def model_log(self, label: str, level: int, file: str, line: int, text: str) -> None:
+    def model_log(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
         """Log what a model logged."""
-        extra = {"instance": label, "source": f"{file}:{line}"}
-        _log.log(_LEVELS[level] if 0 <= level < 4 else logging.INFO, text, extra=extra)
+        level = _LEVELS[line.level] if 0 <= line.level < 4 else logging.INFO
+        if not _log.isEnabledFor(level):
+            return
+        traces = (call.request.trace for call in calls)
+        extra = {
+            "instance": label,
+            "source": f"{line.file}:{line.line}",
+            "requests": [call.request.id for call in calls if call.request.id],
+            "trace_id": next((trace.name for trace in traces if trace is not None), ""),
+        }
+        _log.log(level, "%s", line.text, extra=extra)
 
-    def printed(self, label: str, line: str, error: bool) -> None:
+    def printed(self, label: Label, line: str, error: bool) -> None:
         """Log what a stub printed."""
         _log.log(
             logging.WARNING if error else logging.INFO,
@@ -126,7 +139,7 @@ class StubPool:
         self.arenas.close()
 
 
-def _no_stub(label: str, error: OSError) -> HostError:
+def _no_stub(label: Label, error: OSError) -> HostError:
     what = f"cannot start a stub process for '{label}': {error.strerror or error}"
     if error.filename:  # the interpreter of an environment
         return internal(f"{what}: {error.filename}")

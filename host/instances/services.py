@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from host.inference import Call, InferRequest
+from host.inference import Call, InferRequest, RequestTrace
 from host.instances.arenas import Arenas
 from host.instances.channel import Channel
 from host.instances.process import Launcher
+from host.log_lines import Label
+from stub.wire.messages import LogLine
+from stub.wire.payload import TraceLink
 
 if TYPE_CHECKING:
     from host.instances.instance import Instance
@@ -28,6 +31,9 @@ class Models(Protocol):
 
         `decoupled`: any number of responses can be taken.
         """
+
+    def child_trace(self, link: TraceLink) -> RequestTrace | None:
+        """The trace of a request on behalf of another one, None if that has long been answered."""
 
     def break_circle(self, call: Call) -> None:
         """Fail a BLS call that could only go on after itself, now or when it turns out so."""
@@ -94,10 +100,10 @@ class HostServices(Protocol):
     control: ModelControl
     metrics: Metrics
 
-    def model_log(self, label: str, level: int, file: str, line: int, text: str) -> None:
-        """Log what a model logged, level as in pb_utils spec 3.12."""
+    def model_log(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
+        """Log what a model logged, maybe about these calls."""
 
-    def printed(self, label: str, line: str, error: bool) -> None:
+    def printed(self, label: Label, line: str, error: bool) -> None:
         """Log what a stub printed."""
 
     def gone(self, instance: Instance) -> None:

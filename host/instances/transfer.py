@@ -73,7 +73,7 @@ class Transfer:
             request.timeout_us,
             request.model_name,
             request.model_version,
-            request.trace,
+            None if request.trace is None else request.trace.sent(),
             self._slots(request, socket, frame),
         )
 

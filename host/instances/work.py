@@ -38,7 +38,7 @@ NOT_RESCHEDULED = (
 
 
 class Work:
-    """`tell` sends a message to the stub's service thread, `complain` logs an error.
+    """`tell` sends a message to the stub's service thread, `complain` logs an error about calls.
 
     `questions` are what its batches have asked.
     """
@@ -47,7 +47,7 @@ class Work:
         self,
         transfer: Transfer,
         tell: Callable[[m.ToStub], None],
-        complain: Callable[[str], None],
+        complain: Callable[[str, Sequence[Call]], None],
         questions: Questions,
     ) -> None:
         self.name = ""
@@ -80,6 +80,11 @@ class Work:
     def idle(self) -> bool:
         """Whether nothing is to come of any batch."""
         return not self._batches
+
+    def calls(self, number: int) -> Sequence[Call]:
+        """Those of a batch that has not ended; none of any other."""
+        batch = self._batches.get(number)
+        return batch.calls if batch is not None else ()
 
     def add(self, batch: Batch) -> int:
         """The batch is about to be sent; its number."""
@@ -119,7 +124,8 @@ class Work:
             raise ValueError("several responses of a model that is not decoupled")
         answer = self._receive(call, message.response)
         if not message.final and call.on_taken is None:
-            most = min(_TAKEN_COUNT, max(1, self.window // 2))
+            # What lies in the client's memory already has no bytes to be counted here.
+            most = 1 if call.request.slots else min(_TAKEN_COUNT, max(1, self.window // 2))
             call.on_taken = _Taken(self._tell, batch.number, index, most).took
         return partial(call.respond, answer, message.final)
 
@@ -157,7 +163,7 @@ class Work:
         """`execute` has returned: what frees the instance, and what is left for the last."""
         batch = self._batches[message.batch]
         if message.failure is not None:
-            self._complain(message.failure)
+            self._complain(message.failure, batch.calls)
         finals = set(batch.finals)
         late = [index for index in message.late if index not in finals]
         for index in late:
@@ -185,7 +191,7 @@ class Work:
             if index in batch.late or call.finished:
                 continue
             if index in rescheduled:
-                self._complain(NOT_RESCHEDULED)
+                self._complain(NOT_RESCHEDULED, [call])
                 call.fail(internal(NOT_RESCHEDULED))
             else:
                 call.fail(internal(f"instance '{self.name}' ended a batch without answering it"))

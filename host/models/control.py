@@ -12,6 +12,7 @@ from host.descriptions import IndexEntry
 from host.ensembles.families import Families
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.inference import Parameter
+from host.log_lines import about
 from host.models.lifecycle import PollFailure
 from host.models.override import parse_override
 from host.models.registry import Registry, State, parse_version
@@ -66,7 +67,7 @@ class Control:
         try:
             override = parse_override(parameters)
         except HostError as error:
-            _log.error("failed to load '%s': %s", name, error.status_string)
+            _log.error("failed to load '%s': %s", name, error.status_string, extra=about(name))
             raise internal(not_polled) from error
         try:
             with self._families.lifecycle.slots.lent(asker, name) if asker else nullcontext():
@@ -91,7 +92,11 @@ class Control:
         model = self._registry.find(name, _version(version))
         reason = await model.why_not_ready()
         if reason:
-            _log.debug("Model '%s' version %d is not ready: %s", name, model.version, reason)
+            number = model.version
+            _log.debug(
+                "Model '%s' version %d is not ready: %s",
+                name, number, reason, extra=about(name, number),
+            )  # fmt: skip
         return not reason
 
     async def index(self, ready: bool) -> list[IndexEntry]:

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from host.config import model_config as configuration
 from host.config.model_config import ModelConfig
 from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
+from host.log_lines import about
 from host.models.override import Files, Override, Uploads
 from host.models.registry import UNLOADED, LoadedModel, Registry, State, Version
 from host.models.slots import Slots
@@ -162,7 +163,8 @@ class Lifecycle:
             lines = error.lines
         known = self._reported.setdefault(name, set()) if polled else set()
         for line in lines:
-            _log.log(logging.DEBUG if line in known else logging.ERROR, "%s", line)
+            level = logging.DEBUG if line in known else logging.ERROR
+            _log.log(level, "%s", line, extra=about(name))
         known.update(lines)
 
     async def _bring_up_to_date(self, asked: _Asked) -> bool:
@@ -185,7 +187,7 @@ class Lifecycle:
         self._stamps.pop(name, None)
         if seen is not None:
             self._stamps[name] = seen
-        _log.info("successfully loaded '%s'", name)
+        _log.info("successfully loaded '%s'", name, extra=about(name))
         return True
 
     async def _find(self, name: str, override: Override | None) -> tuple[Files, Stamp | None]:
@@ -241,7 +243,7 @@ class Lifecycle:
         before = self._registry.versions(name)
         serving = {number for number, v in before.items() if v.state is State.READY}
         for number in chosen:
-            _log.info("loading: %s:%d", name, number)
+            _log.info("loading: %s:%d", name, number, extra=about(name, number))
             if number not in serving:
                 self._registry.set(name, Version(number, State.LOADING))
         results = dict(
@@ -282,7 +284,7 @@ class Lifecycle:
                     text = error.status_string
                     _log.warning(
                         "failed to load '%s' version %d: %s; tries left: %d",
-                        name, number, text, left + 1,
+                        name, number, text, left + 1, extra=about(name, number),
                     )  # fmt: skip
             return await self._loader.load(files.path, number, loaded)
 
@@ -303,7 +305,8 @@ class Lifecycle:
             else:
                 error = result if isinstance(result, HostError) else internal(repr(result))
                 if error is not result:
-                    _log.error("unexpected failure of a load", exc_info=result)
+                    extra = about(name, number)
+                    _log.error("unexpected failure of a load", exc_info=result, extra=extra)
                 state, reason = State.UNAVAILABLE, error.status_string
                 texts.append(f"version {number} is at {state.value} state: {reason};")
                 lines.append(f"failed to load '{name}' version {number}: {reason}")
@@ -351,7 +354,8 @@ class Lifecycle:
         if not replaced:
             version.state, version.reason = State.UNAVAILABLE, UNLOADED
             self._registry.changed()
-        _log.info("successfully unloaded '%s' version %d", name, version.number)
+        extra = about(name, version.number)
+        _log.info("successfully unloaded '%s' version %d", name, version.number, extra=extra)
 
     async def _let_go(self, files: Files) -> None:
         if files.release():

@@ -73,6 +73,8 @@ class PythonModel:
             self.scheduler.submit(call)
         except HostError:
             self._calls.discard(call)  # it was never under way, and is not counted
+            if request.trace is not None:
+                request.trace.refused()
             raise
         return call
 
@@ -84,6 +86,8 @@ class PythonModel:
         if self.meter.latencies is not None:
             call.on_first = self.meter.latencies.first
         self._calls.add(call)
+        if request.trace is not None:
+            request.trace.begin(request, self.name, self.version, call.received_ns)
         return call
 
     def _submit(self, call: Call) -> None:
@@ -127,8 +131,13 @@ class PythonModel:
     def report(self, batch: Batch, times: Times | None) -> None:
         """A batch has ended; without times, because its stub died; without calls, unsent."""
         if times is None or not batch.calls:
+            for call in batch.calls:
+                if call.request.trace is not None:
+                    call.request.trace.computed(None)
             return
         for call in batch.calls:
+            if call.request.trace is not None:
+                call.request.trace.computed(times)
             if call.on_computed is not None:
                 call.on_computed(
                     times.inputs_ready - times.started,

@@ -288,12 +288,13 @@ class Checked(_Message, tag="checked"):
 
 
 class LogLine(_Message, tag="log"):
-    """A line of `pb_utils.Logger`, level as in pb_utils spec 3.12."""
+    """A line of a model's, level as in pb_utils spec 3.12; 0 for the batch if none is known."""
 
     level: int
     file: str
     line: int
     text: str
+    batch: int = 0
 
 
 class Finalized(_Message, tag="finid"):

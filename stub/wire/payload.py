@@ -45,6 +45,15 @@ class WireError(msgspec.Struct, array_like=True, gc=False):
     message: str
 
 
+class TraceLink(msgspec.Struct, array_like=True, gc=False):
+    """What a request carries of its trace: its number at the host, and what the model may know of
+    it, the W3C headers as JSON.
+    """
+
+    number: int
+    context: Optional[str] = None
+
+
 class WireRequest(msgspec.Struct, array_like=True):
     """An inference request. No `outputs` means all that the model's configuration lists; those in
     `slots` are written there.
@@ -59,7 +68,7 @@ class WireRequest(msgspec.Struct, array_like=True):
     timeout: int = 0
     model: str = ""
     version: int = -1
-    trace: Optional[str] = None
+    trace: Optional[TraceLink] = None
     slots: Optional[Dict[str, Slot]] = None
 
 

@@ -81,7 +81,7 @@ def test_what_models_require_is_installed_once_even_by_two_servers_and_found_by_
     assert BUILDING not in again.output
     (stub,) = again.stubs("m_0")
     os.kill(stub.pid, signal.SIGKILL)
-    again.wait_for(r"\[m/m_0\] restarted")
+    again.wait_for(r"\[m:1/m_0\] restarted")
     with again.client() as client:
         assert command(client, "sys.prefix", "m") == str(environment)
 

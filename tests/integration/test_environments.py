@@ -104,7 +104,7 @@ def test_a_restarted_stub_keeps_its_environment(
         stubs = {stub.pid for stub in host.stubs("m_0_0")}
         assert len(stubs) == 1
         os.kill(stubs.pop(), signal.SIGKILL)
-        host.wait_for(r"\[m/m_0_0\] restarted")
+        host.wait_for(r"\[m:1/m_0_0\] restarted")
         prefixes = {says(client, "sys.prefix") for _ in range(12)}
         assert prefixes == {before}
 
@@ -475,9 +475,9 @@ def test_a_signal_shows_what_every_thread_of_a_model_is_doing(
         return "in receive_work" in host.output
 
     wait_until(at_rest, "the stack of the main thread at rest")
-    host.wait_for(r"\[misbehave/misbehave_0\] Current thread 0x\w+ .*\(most recent call first\):")
+    host.wait_for(r"\[misbehave:1/misbehave_0\] Current thread 0x\w+ .*\(most recent call first\):")
     host.wait_for(
-        r"\[misbehave/misbehave_0\]   File \".*worker\.py\", line \d+ in receive_service|_watch"
+        r"\[misbehave:1/misbehave_0\]   File \".*worker\.py\", line \d+ in receive_service|_watch"
     )
     with host.client() as client:
         assert command(client, "echo still here") == "still here"

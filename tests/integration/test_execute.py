@@ -121,9 +121,9 @@ def test_prints_and_log_lines_reach_the_host_at_once_with_their_instance(
     client: Client, host: RunningHost
 ) -> None:
     command(client, "prints from the model")
-    host.wait_for(r"\[misbehave/misbehave_0\] from the model\n")
-    host.wait_for(r"\[misbehave/misbehave_0\] from the model on stderr")
-    host.wait_for(r"model.py:\d+\] \[misbehave/misbehave_0\] from the model by logger")
+    host.wait_for(r"\[misbehave:1/misbehave_0\] from the model\n")
+    host.wait_for(r"\[misbehave:1/misbehave_0\] from the model on stderr")
+    host.wait_for(r"model.py:\d+\] \[misbehave:1/misbehave_0\] from the model by logger")
 
 
 def test_only_requested_outputs_are_returned(client: Client) -> None:

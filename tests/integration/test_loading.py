@@ -122,7 +122,7 @@ def test_a_model_without_config_completes_itself(
     )
     path = repository.add("completed", source)
     host = serve(repository).wait_started()
-    text = host.wait_for(r"\[completed/completed_0\] config (\{.*\})").group(1)
+    text = host.wait_for(r"\[completed:1/completed_0\] config (\{.*\})").group(1)
     config = json.loads(text)
     assert config["max_batch_size"] == 4
     assert config["dynamic_batching"]["preferred_batch_size"] == [4]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from host.config.json_form import to_json
 from host.descriptions import IndexEntry, ModelMetadata, ModelStatistics, ServerMetadata
-from host.errors import internal, invalid_argument, unsupported
+from host.errors import internal, invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, Exchange
 from host.frontends.http.infer import InferenceCore, json_too_large
@@ -122,14 +122,6 @@ class Administration:
         dependents = json.as_bool(parameters.get("unload_dependents", False))
         await self._core.unload_model(route.subject, dependents)
         await exchange.empty()
-
-    async def trace_setting(self, exchange: Exchange, route: Route) -> None:
-        """Not there."""
-        raise unsupported("trace settings are not supported by this server")
-
-    async def log_settings(self, exchange: Exchange, route: Route) -> None:
-        """Not there."""
-        raise unsupported("log settings are not supported by this server")
 
     async def _document(self, exchange: Exchange) -> dict[str, Any]:
         """The JSON object of a body that may as well be empty."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
 
 from host.errors import HostError, internal, unavailable
 from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
@@ -16,6 +17,7 @@ from host.frontends.http.exchange import ClientGone, Exchange, Header
 from host.frontends.http.generate import Generation
 from host.frontends.http.infer import Inference
 from host.frontends.http.routes import Route, find_route
+from host.frontends.http.settings import Settings, SettingsCore
 from host.frontends.http.shared_memory import SharedMemory
 from host.frontends.http_cycle import Message
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
@@ -31,6 +33,10 @@ def _no_report(exchange: Exchange) -> Iterable[Header]:
     return ()
 
 
+class HttpCore(AdminCore, SettingsCore, Protocol):
+    """What this door asks of the host."""
+
+
 class HttpApp:
     """All endpoints over one core. Everything here belongs to the event loop's thread.
 
@@ -39,7 +45,7 @@ class HttpApp:
 
     def __init__(
         self,
-        core: AdminCore,
+        core: HttpCore,
         most: int,
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: Forwarding = NOTHING_FORWARDED,
@@ -52,6 +58,7 @@ class HttpApp:
             Generation(core, most, _no_report),
             Administration(core, most),
             SharedMemory(core, most),
+            Settings(core, most),
         )
         self._handlers: dict[str, Handler] = {
             name: getattr(part, name)

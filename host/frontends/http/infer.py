@@ -23,7 +23,8 @@ from host.frontends.http.infer_request import raw_request, to_request
 from host.frontends.http.infer_response import EVERYTHING, encode_infer_response
 from host.frontends.http.routes import Route
 from host.frontends.http.tensors import JsonLimit
-from host.inference import Call, InferRequest, InferResponse
+from host.frontends.http.traced import begun, sending, traced
+from host.inference import Call, InferRequest, InferResponse, Tracing
 from host.instances.regions import Regions
 from host.models.registry import parse_version
 
@@ -36,6 +37,10 @@ class InferenceCore(Protocol):
     @property
     def regions(self) -> Regions:
         """Clients' shared memory."""
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """What decides which requests are traced; None while none is."""
 
     def model_config(self, name: str, version: str) -> ModelConfig:
         """The configuration of a model that is there."""
@@ -67,6 +72,8 @@ class Inference:
             raise unsupported(
                 "HTTP end point doesn't support models with decoupled transaction policy"
             )
+        tracing = self._core.tracing
+        begun_ns = begun(tracing)
         body, begin = await self._body(exchange)
         version = parse_version(route.version)
         binary: Container[str] = EVERYTHING
@@ -80,9 +87,14 @@ class Inference:
             request.parameters.update(self._forwarding.parameters(exchange.received_headers()))
         del body  # the request keeps what it needs, until it is answered
         slots = request.slots or ()
-        call = self._core.infer(request)
-        response = await call
-        await self._answer(exchange, response, request, binary, slots)
+        if tracing is None:
+            response = await self._core.infer(request)
+            await self._answer(exchange, response, request, binary, slots)
+            return
+        with traced(tracing, exchange, request, begun_ns):
+            response = await self._core.infer(request)
+            with sending(request):
+                await self._answer(exchange, response, request, binary, slots)
 
     async def _answer(
         self,

@@ -1,0 +1,73 @@
+"""The endpoints of trace and log settings (protocol spec 7.1, 7.4)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from host.frontends.http import json_text as json
+from host.frontends.http.exchange import Exchange
+from host.frontends.http.infer import json_too_large
+from host.frontends.http.routes import Route
+from host.log_settings import HTTP, LogSettings
+from host.tracing.settings import Change, Shown
+from host.tracing.updates import NUMBERS, to_change
+
+
+class SettingsCore(Protocol):
+    """What these endpoints ask of the host. May raise HostError."""
+
+    @property
+    def log(self) -> LogSettings:
+        """The settings of the log."""
+
+    def trace_settings(self, model: str, change: Change | None = None) -> Shown:
+        """Change trace settings if asked so, and return them; those of all without a model."""
+
+
+class Settings:
+    """One method per endpoint: GET shows the settings, POST changes them and shows what is now.
+
+    All raise HostError. `most` is `--http-max-input-size`.
+    """
+
+    def __init__(self, core: SettingsCore, most: int) -> None:
+        self._core = core
+        self._most = most
+
+    async def trace_setting(self, exchange: Exchange, route: Route) -> None:
+        """Trace settings: those of a model, or those of all that have none of their own."""
+        shown = self._core.trace_settings(route.subject)  # a model that is not there comes first
+        if exchange.method == "POST":
+            change = trace_change(await self._document(exchange))
+            shown = self._core.trace_settings(route.subject, change)
+        await exchange.json(json.dump(shown))
+
+    async def log_settings(self, exchange: Exchange, route: Route) -> None:
+        """Settings of the log."""
+        log = self._core.log
+        if exchange.method == "POST":
+            document = await self._document(exchange)
+            log.update({k: v for k, v in document.items() if v is not None}, HTTP)
+        await exchange.json(json.dump(log.describe()))
+
+    async def _document(self, exchange: Exchange) -> dict[str, Any]:
+        """The JSON object that the body is; of members with one name, the first counts."""
+        body = await exchange.body(self._most, lambda size: json_too_large(size, self._most))
+        document: dict[str, Any] = {}
+        for name, value in json.members(json.parse(body)):
+            document.setdefault(name, value)
+        return document
+
+
+def trace_change(document: dict[str, Any]) -> Change:
+    """The change that a client asks for. Raises HostError."""
+    levels: list[str] | None = None
+    if "trace_level" in document:
+        given = document["trace_level"]
+        levels = [] if given is None else [json.as_text(level) for level in json.as_array(given)]
+    numbers = {
+        name: None if document[name] is None else json.as_text(document[name])
+        for name in NUMBERS
+        if name in document
+    }
+    return to_change(levels, numbers, file="trace_file" in document, space="")

@@ -1,0 +1,157 @@
+"""Traces as OpenTelemetry spans, sent by OTLP over HTTP (protocol spec 7.3).
+
+The only module of the host that knows OpenTelemetry, which need not be installed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from host.errors import HostError, unavailable
+from host.tracing.config import TraceConfig
+from host.tracing.setting import Setting
+from host.tracing.trace import Family, Moment, Trace
+
+try:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+    from opentelemetry.trace.status import Status, StatusCode
+
+    MISSING: ImportError | None = None
+except ImportError as error:
+    MISSING = error
+
+_log = logging.getLogger("pbhost")
+
+_TRACER = "triton-server"
+_SERVICE = "triton-inference-server"
+
+
+def not_installed(missing: ImportError) -> HostError:
+    """What is to be done about it."""
+    return unavailable(
+        "--trace-config: mode opentelemetry needs the OpenTelemetry SDK, which is not installed"
+        f" ({missing}); install it by: pip install 'pbhost[otel]'"
+    )
+
+
+class SpanSink:
+    """Sends each trace as spans. `over` is called with every family that is complete.
+
+    Spans are sent by a thread of OpenTelemetry's own, in batches. Raises HostError.
+    """
+
+    def __init__(self, config: TraceConfig, over: Callable[[Family], None]) -> None:
+        if MISSING is not None:
+            raise not_installed(MISSING)
+        self._over = over
+        _HostLog.install()
+        attributes = dict(config.resource)
+        self._resource = Resource.create(
+            attributes if "service.name" in attributes else {"service.name": _SERVICE, **attributes}
+        )
+        self._scope = InstrumentationScope(_TRACER)
+        batching = config.batching
+        self._processor = BatchSpanProcessor(
+            OTLPSpanExporter(endpoint=config.url),
+            batching["bsp_max_queue_size"],
+            batching["bsp_schedule_delay"],
+            min(batching["bsp_max_export_batch_size"], batching["bsp_max_queue_size"]),
+        )
+
+    def take(self, setting: Setting, family: Family) -> None:
+        """A trace is complete."""
+        self._over(family)
+        # Of one clock's time there is only now to say what it is in the other's.
+        offset = time.time_ns() - time.monotonic_ns()
+        for trace in family.traces:
+            for span in self._spans(trace, offset):
+                self._processor.on_end(span)
+
+    def flush(self, setting: Setting) -> None:
+        """Nothing is kept by setting."""
+
+    def close(self) -> None:
+        """Send what is left; waits until it has arrived, or cannot."""
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+
+    def _spans(self, trace: Trace, offset: int) -> Iterator[ReadableSpan]:
+        ids = trace.spans
+        assert ids is not None
+        above = ids.parent
+        if ids.root:
+            yield self._span(
+                trace, "InferRequest", ids.root, above, trace.outside, offset, SpanKind.SERVER
+            )
+            above = ids.root
+        if trace.inside:
+            yield self._span(trace, trace.model, ids.model, above, trace.inside, offset)
+        if trace.computing:
+            yield self._span(trace, "compute", ids.compute, ids.model, trace.computing, offset)
+
+    def _span(
+        self,
+        trace: Trace,
+        name: str,
+        number: int,
+        above: int,
+        moments: Sequence[Moment],
+        offset: int,
+        kind: SpanKind | None = None,
+    ) -> ReadableSpan:
+        ids = trace.spans
+        assert ids is not None
+        state = TraceState.from_header([ids.state]) if ids.state else TraceState()
+        times = [ns + offset for _, ns in moments] or [time.time_ns()]
+        failed = trace.error and name != "compute"
+        return ReadableSpan(
+            name,
+            SpanContext(ids.trace, number, False, TraceFlags(TraceFlags.SAMPLED), state),
+            SpanContext(ids.trace, above, True, TraceFlags(TraceFlags.SAMPLED), state)
+            if above
+            else None,
+            self._resource,
+            _attributes(trace) if number == ids.model else {},
+            [Event(event, timestamp=ns + offset) for event, ns in moments],
+            kind=kind or SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR, trace.error) if failed else Status(),
+            start_time=min(times),
+            end_time=max(times),
+            instrumentation_scope=self._scope,
+        )
+
+
+def _attributes(trace: Trace) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {
+        "triton.model_name": trace.model,
+        "triton.model_version": trace.version,
+        "triton.trace_id": trace.number,
+        "triton.trace_parent_id": trace.parent,
+    }
+    if trace.request_id:
+        attributes["triton.request_id"] = trace.request_id
+    return attributes
+
+
+class _HostLog(logging.Handler):
+    """Takes what OpenTelemetry has to say, mostly that nobody listens, to the host's log."""
+
+    @classmethod
+    def install(cls) -> None:
+        theirs = logging.getLogger("opentelemetry")
+        if not any(isinstance(handler, cls) for handler in theirs.handlers):
+            theirs.addHandler(cls())
+            theirs.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; an exception is told in its last line."""
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f": {record.exc_info[1]}"
+        _log.log(record.levelno, "traces: %s", text)

@@ -1,0 +1,58 @@
+"""The elements of a tensor as text, as trace files show them (protocol spec 7.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from host.inference import Buffer, Tensor
+
+_TYPES = {
+    "BOOL": "u1",
+    "UINT8": "u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "INT8": "i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}
+
+
+def tensor_json(tensor: Tensor) -> dict[str, str]:
+    """A tensor with all its elements; those of FP16 and BF16 are left out, as Triton does."""
+    return {
+        "name": tensor.name,
+        "data": elements(tensor.datatype, tensor.data),
+        "shape": ",".join(map(str, tensor.shape)),
+        "dtype": tensor.datatype,
+    }
+
+
+def elements(datatype: str, data: Buffer) -> str:
+    """Elements of a wire type, with commas between them.
+
+    Floats have six significant digits. Strings are in quotation marks, and what is no UTF-8 in
+    them is shown as escapes.
+    """
+    if datatype == "BYTES":
+        return ",".join(f'"{text.decode(errors="backslashreplace")}"' for text in _strings(data))
+    kind = _TYPES.get(datatype)
+    if kind is None:
+        return ""
+    values = np.frombuffer(data, dtype=kind).tolist()
+    if kind[1:2] == "f":
+        return ",".join("%g" % value for value in values)  # noqa: UP031  (as C++ streams do)
+    return ",".join(map(str, values))
+
+
+def _strings(data: Buffer) -> Iterator[bytes]:
+    position = 0
+    while position < len(data):
+        begin = position + 4
+        position = begin + int.from_bytes(data[position:begin], "little")
+        yield bytes(data[begin:position])

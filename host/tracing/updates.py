@@ -1,0 +1,71 @@
+"""Changes of trace settings as doors receive them, checked (protocol spec 7.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from host.errors import invalid_argument, unsupported
+from host.tracing.config import TENSORS, TIMESTAMPS
+
+_NUMBERS = {
+    "trace_rate": ("rate", 0, 2**32 - 1),
+    "trace_count": ("count", -1, 2**31 - 1),
+    "log_frequency": ("log_frequency", 0, 2**32 - 1),
+}
+NUMBERS = tuple(_NUMBERS)
+"""Settings that are numbers, written as strings."""
+
+_INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
+
+
+def to_change(
+    levels: Sequence[str] | None, numbers: Mapping[str, str | None], *, file: bool, space: str
+) -> dict[str, Any]:
+    """A change for `TraceSettings.update`.
+
+    `levels` are the names that were given; none: nothing was said of the level, an empty list:
+    clear it. A number that is None is to be cleared. `file` is whether the file was named at all;
+    `space` stands before the value in one of the texts, which doors do not agree on. Raises
+    HostError.
+    """
+    change: dict[str, Any] = {}
+    if file:
+        raise unsupported("trace file location can not be updated through network protocol")
+    if levels is not None:
+        _add_level(change, levels)
+    for name in NUMBERS:
+        if name in numbers:
+            text = numbers[name]
+            change[_NUMBERS[name][0]] = None if text is None else _number(name, text, space)
+    return change
+
+
+def _add_level(change: dict[str, Any], levels: Sequence[str]) -> None:
+    if "OFF" in levels:
+        if len(levels) > 1:
+            raise invalid_argument("Expect only one trace level 'OFF' is specified")
+        change["level"] = frozenset[str]()
+    elif not levels:
+        change["level"] = None
+    elif known := frozenset(levels) & {TIMESTAMPS, TENSORS}:
+        change["level"] = known
+
+
+def _number(name: str, text: str, space: str) -> int:
+    _, low, high = _NUMBERS[name]
+    found = _INTEGER.fullmatch(text)
+    if found is None:
+        raise invalid_argument(f"Unable to parse '{name}', got: {text}")
+    # Python refuses to read the longest numbers, and all such are out of range.
+    value = int(found[1]) if len(found[1]) < 40 else high + 1
+    if name == "trace_count" and value < low:
+        raise invalid_argument(
+            f"Unable to parse 'trace_count'. Expecting value >= -1, got:{space}{text}"
+        )
+    if not low <= value <= high:
+        raise invalid_argument(
+            f"Unable to parse '{name}', value is out of range [ {low}, {high} ], got: {text}"
+        )
+    return value

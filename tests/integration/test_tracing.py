@@ -1,0 +1,460 @@
+"""Traces of requests in files, and the settings that say which are taken, over both doors."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+from tests.asking import failure, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+
+ASKER = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            assert request.trace().get_context() is None
+            return pb_utils.InferenceRequest(
+                request_id="inner",
+                model_name="identity",
+                requested_output_names=["OUTPUT0"],
+                inputs=request.inputs(),
+                trace=request.trace(),
+            ).exec()
+    """
+UNLUCKY = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            raise ValueError("no luck")
+    """
+ENSEMBLE = """
+    platform: "ensemble"
+    input [ { name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
+    output [ { name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
+    ensemble_scheduling { step [
+      { model_name: "identity", model_version: -1,
+        input_map { key: "INPUT0", value: "INPUT0" },
+        output_map { key: "OUTPUT0", value: "OUTPUT0" } }
+    ] }
+    """
+CONFIG = """
+    input [ { name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
+    output [ { name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
+    """
+DEFAULTS = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+}
+GRPC_STAMPS = ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"]
+HTTP_STAMPS = ["HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"]
+CORE_STAMPS = [
+    "REQUEST_START",
+    "QUEUE_START",
+    "COMPUTE_START",
+    "COMPUTE_INPUT_END",
+    "COMPUTE_OUTPUT_START",
+    "COMPUTE_END",
+    "REQUEST_END",
+]
+
+
+@pytest.fixture(scope="module")
+def models(module_repository: RepositoryBuilder) -> RepositoryBuilder:
+    module_repository.copy("identity")
+    module_repository.add("asker", ASKER, CONFIG)
+    module_repository.add("unlucky", UNLUCKY, CONFIG)
+    module_repository.add("chain", config=ENSEMBLE)
+    return module_repository
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def host(models: RepositoryBuilder, module_serve: Serve, folder: Path) -> Iterator[RunningHost]:
+    host = module_serve(
+        models, f"--trace-config=triton,file={folder}/traces", "--model-control-mode=explicit",
+        "--load-model=*",
+    ).wait_started()  # fmt: skip
+    yield host
+    assert "Traceback" not in host.output.replace("no luck", "")
+
+
+class Door:
+    """Trace settings over one protocol: as JSON has them, and errors as (status, text)."""
+
+    def __init__(self, host: RunningHost, protocol: str) -> None:
+        self._protocol = protocol
+        self._url = host.http_url if protocol == "http" else host.url
+
+    def get(self, model: str = "") -> dict[str, Any]:
+        return self.set({}, model) if self._protocol == "grpc" else self._http(model, None)
+
+    def set(self, settings: dict[str, Any], model: str = "") -> dict[str, Any]:
+        if self._protocol == "http":
+            return self._http(model, json.dumps(settings).encode())
+        with grpcclient.InferenceServerClient(self._url) as client:
+            shown: Any = client.update_trace_settings(model, settings, as_json=True)
+        values = {name: value["value"] for name, value in shown["settings"].items()}
+        return {k: v if k == "trace_level" else v[0] for k, v in values.items()}
+
+    def _http(self, model: str, body: bytes | None) -> dict[str, Any]:
+        scope = f"models/{model}/" if model else ""
+        url = f"http://{self._url}/v2/{scope}trace/setting"
+        with urllib.request.urlopen(url, body, DEADLINE) as answer:
+            shown: dict[str, Any] = json.load(answer)
+            return shown
+
+    def fails(self, settings: dict[str, Any], model: str = "") -> str:
+        """Status and text of a change that is refused."""
+        if self._protocol == "grpc":
+            status, text = failure(self.set, settings, model)
+            return f"{status.split('.')[1]} {text}"
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            self.set(settings, model)
+        with caught.value as error:
+            return f"{error.code} {json.load(error)['error']}"
+
+
+@pytest.fixture(params=["grpc", "http"])
+def door(request: pytest.FixtureRequest, host: RunningHost) -> Iterator[Door]:
+    door = Door(host, request.param)
+    yield door
+    clear = dict.fromkeys(DEFAULTS)
+    for model in ("", "identity", "asker"):
+        door.set(clear, model)
+
+
+def ask(host: RunningHost, model: str, request_id: str = "", http: bool = False) -> None:
+    array = np.array([1.5, -2], np.float32)
+    if http:
+        with httpclient.InferenceServerClient(host.http_url) as client:
+            given = httpclient.InferInput("INPUT0", [2], "FP32")
+            given.set_data_from_numpy(array)
+            client.infer(model, [given], request_id=request_id)
+        return
+    with host.client() as grpc_client:
+        grpc_client.infer(model, [tensor("INPUT0", array)], request_id=request_id)
+
+
+class Files:
+    """The numbered files of a host, from the one that comes next."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._next = len(list(folder.glob("traces.*")))
+
+    def read(self) -> list[dict[str, Any]]:
+        """The elements of the next file, once it is there."""
+        path = self._folder / f"traces.{self._next}"
+        self._next += 1
+        wait_until(lambda: path.exists() and path.read_text().endswith("]"), f"{path}")
+        elements: list[dict[str, Any]] = json.loads(path.read_text())
+        return elements
+
+
+@pytest.fixture
+def files(folder: Path) -> Files:
+    return Files(folder)
+
+
+def stamps(elements: list[dict[str, Any]], number: int) -> dict[str, int]:
+    """The times of one trace."""
+    return {
+        stamp["name"]: stamp["ns"]
+        for element in elements
+        if element["id"] == number
+        for stamp in element.get("timestamps", ())
+    }
+
+
+def heads(elements: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [element for element in elements if "model_name" in element]
+
+
+ONE = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"}
+
+
+# Settings
+
+
+def test_settings_at_start(door: Door, folder: Path) -> None:
+    expected = {**DEFAULTS, "trace_file": f"{folder}/traces", "trace_mode": "triton"}
+    assert door.get() == expected
+    assert door.get("identity") == expected
+
+
+def test_a_models_settings_take_what_they_do_not_say_from_the_global_ones(door: Door) -> None:
+    assert door.set({"trace_rate": "7"}, "identity")["trace_rate"] == "7"
+    door.set({"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "9"})
+    assert door.get("identity")["trace_level"] == ["TIMESTAMPS", "TENSORS"]
+    assert door.get("identity")["trace_rate"] == "7"
+    assert door.get("asker")["trace_rate"] == "9"
+
+
+def test_clearing_a_models_setting_has_it_follow_the_global_one_again(door: Door) -> None:
+    door.set({"trace_rate": "7", "log_frequency": "3"}, "identity")
+    door.set({"trace_rate": "9"})
+    assert door.set({"trace_rate": None}, "identity")["trace_rate"] == "9"
+    assert door.get("identity")["log_frequency"] == "3"
+    door.set({"log_frequency": None}, "identity")
+    door.set({"log_frequency": "5"})
+    assert door.get("identity")["log_frequency"] == "5"
+
+
+def test_clearing_a_global_setting_brings_back_that_of_the_start(door: Door) -> None:
+    changed = door.set({"trace_level": ["TENSORS"], "trace_rate": "1", "trace_count": "4"})
+    assert (changed["trace_level"], changed["trace_count"]) == (["TENSORS"], "4")
+    cleared = door.set({"trace_level": None, "trace_rate": None, "trace_count": None})
+    assert {name: cleared[name] for name in DEFAULTS} == DEFAULTS
+
+
+def test_what_is_not_known_is_ignored(door: Door) -> None:
+    assert door.set({"trace_colour": "red", "trace_level": ["LOUD"]})["trace_level"] == ["OFF"]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"trace_level": ["OFF", "TENSORS"]}, "Expect only one trace level 'OFF' is specified"),
+    ({"trace_rate": "often"}, "Unable to parse 'trace_rate', got: often"),
+    (
+        {"trace_rate": "4294967296"},
+        "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 4294967296",
+    ),
+    (
+        {"log_frequency": "-1"},
+        "Unable to parse 'log_frequency', value is out of range [ 0, 4294967295 ], got: -1",
+    ),
+    (
+        {"trace_count": "2147483648"},
+        "Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ], got: 2147483648",
+    ),
+    (
+        {"trace_level": ["TIMESTAMPS"], "trace_rate": "0"},
+        "Attempting to set invalid trace setting :sample rate must be non-zero",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), REFUSED, ids=[str(n) for n in range(len(REFUSED))])
+def test_what_is_no_good_changes_nothing(door: Door, settings: dict[str, Any], text: str) -> None:
+    before = door.get()
+    assert door.fails({"log_frequency": "2", **settings}).split(" ", 1) in (
+        ["400", text],
+        ["INVALID_ARGUMENT", text],
+    )
+    assert door.get() == before
+
+
+def test_counts_below_no_limit_have_a_text_of_each_door(host: RunningHost) -> None:
+    text = "Unable to parse 'trace_count'. Expecting value >= -1, got:"
+    assert Door(host, "http").fails({"trace_count": "-2"}) == f"400 {text}-2"
+    assert Door(host, "grpc").fails({"trace_count": "-2"}) == f"INVALID_ARGUMENT {text} -2"
+
+
+def test_the_file_cannot_be_changed(host: RunningHost) -> None:
+    text = "trace file location can not be updated through network protocol"
+    assert Door(host, "http").fails({"trace_file": "x"}) == f"501 {text}"
+    assert Door(host, "grpc").fails({"trace_file": "x"}) == f"UNIMPLEMENTED {text}"
+
+
+def test_values_of_a_wrong_form(host: RunningHost) -> None:
+    several = Door(host, "grpc").fails({"trace_rate": ["1", "2"]})
+    assert several == "INVALID_ARGUMENT expect only 1 value for 'trace_rate'"
+    http = Door(host, "http")
+    assert http.fails({"trace_rate": 1}) == "500 attempt to access JSON non-string as string"
+    assert http.fails({"trace_level": "OFF"}) == "500 attempt to access JSON non-array as array"
+
+
+def test_changes_need_a_body(host: RunningHost) -> None:
+    url = f"http://{host.http_url}/v2/trace/setting"
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(url, b"", DEADLINE)
+    with caught.value as error:
+        assert error.code == 500
+        text = "failed to parse the request JSON buffer: The document is empty. at 0"
+        assert json.load(error) == {"error": text}
+
+
+def test_settings_of_models_that_are_not_there(host: RunningHost) -> None:
+    http, grpc = Door(host, "http"), Door(host, "grpc")
+    unknown = "Request for unknown model: 'nobody' is not found"
+    assert http.fails({}, "nobody") == f"404 {unknown}"
+    assert grpc.fails({}, "nobody") == f"NOT_FOUND {unknown}"
+    with host.client() as client:
+        client.unload_model("unlucky")
+        try:
+            wait_until(lambda: not client.is_model_ready("unlucky"), "the unload")
+            text = "Request for unknown model : unlucky"
+            assert http.fails({}, "unlucky") == f"400 {text}"
+            assert grpc.fails({}, "unlucky") == f"INVALID_ARGUMENT {text}"
+        finally:
+            client.load_model("unlucky")
+
+
+# Traces
+
+
+@pytest.mark.parametrize("http", [False, True], ids=["grpc", "http"])
+def test_a_request_is_stamped_from_its_arrival_to_its_answer(
+    host: RunningHost, files: Files, http: bool
+) -> None:
+    door = Door(host, "grpc")
+    assert door.set(ONE)["trace_count"] == "1"
+    ask(host, "identity", "my id", http)
+    elements = files.read()
+    number = elements[0]["id"]
+    assert elements[0] == {
+        "id": number, "model_name": "identity", "model_version": 1, "request_id": "my id",
+    }  # fmt: skip
+    assert all(len(element["timestamps"]) == 1 for element in elements[1:])
+    times = stamps(elements, number)
+    outside = HTTP_STAMPS if http else GRPC_STAMPS
+    assert set(times) == {*outside, *CORE_STAMPS, "INFER_RESPONSE_COMPLETE"}
+    order = [*outside[:2], *CORE_STAMPS, *outside[2:]]
+    assert [times[name] for name in order] == sorted(times[name] for name in order)
+    assert door.get()["trace_count"] == "0"
+    door.set(dict.fromkeys(ONE))
+
+
+def test_every_so_many_requests_are_traced(host: RunningHost, files: Files) -> None:
+    door = Door(host, "grpc")
+    door.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "3", "trace_count": "2"}, "identity")
+    for number in range(1, 8):
+        ask(host, "identity", str(number))
+    assert [head["request_id"] for head in heads(files.read())] == ["3", "6"]
+    door.set(dict.fromkeys(ONE), "identity")
+
+
+def test_a_file_is_written_whenever_so_many_traces_are_complete(
+    host: RunningHost, files: Files
+) -> None:
+    door = Door(host, "grpc")
+    setting = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "log_frequency": "2"}
+    door.set(setting)
+    for number in range(5):
+        ask(host, "identity", str(number + 1))
+    assert [head["request_id"] for head in heads(files.read())] == ["1", "2"]
+    assert [head["request_id"] for head in heads(files.read())] == ["3", "4"]
+    door.set(dict.fromkeys(setting))
+    assert [head["request_id"] for head in heads(files.read())] == ["5"]
+
+
+def test_tensors_are_shown_with_their_elements(host: RunningHost, files: Files) -> None:
+    door = Door(host, "grpc")
+    door.set({**ONE, "trace_level": ["TENSORS"]})
+    ask(host, "identity")
+    head, *rest = files.read()
+    shown = {"data": "1.5,-2", "shape": "2", "dtype": "FP32"}
+    number = head["id"]
+    assert rest == [
+        {"id": number, "activity": "TENSOR_QUEUE_INPUT", "tensor": {"name": "INPUT0", **shown}},
+        {"id": number, "activity": "TENSOR_BACKEND_OUTPUT", "tensor": {"name": "OUTPUT0", **shown}},
+    ]
+    door.set(dict.fromkeys(ONE))
+
+
+@pytest.mark.parametrize("model", ["asker", "chain"])
+def test_what_is_asked_on_behalf_of_a_request_is_a_child(
+    host: RunningHost, files: Files, model: str
+) -> None:
+    door = Door(host, "grpc")
+    door.set(ONE)
+    ask(host, model, "outer")
+    elements = files.read()
+    outer, inner = heads(elements)
+    assert (outer["model_name"], outer["request_id"]) == (model, "outer")
+    assert inner == {
+        "id": outer["id"] + 1,
+        "model_name": "identity",
+        "model_version": 1,
+        "request_id": "inner" if model == "asker" else "outer",
+        "parent_id": outer["id"],
+    }
+    assert [element["id"] for element in elements] == sorted(e["id"] for e in elements)
+    assert set(stamps(elements, inner["id"])) == set(CORE_STAMPS)
+    door.set(dict.fromkeys(ONE))
+
+
+def test_a_request_that_fails_is_traced_to_its_end(host: RunningHost, files: Files) -> None:
+    door = Door(host, "grpc")
+    door.set(ONE)
+    assert "no luck" in failure(ask, host, "unlucky")[1]
+    times = stamps(elements := files.read(), elements[0]["id"])
+    assert {"REQUEST_START", "COMPUTE_END", "REQUEST_END", "GRPC_SEND_END"} <= set(times)
+    door.set(dict.fromkeys(ONE))
+
+
+def test_a_request_that_is_refused_leaves_what_the_door_did(
+    host: RunningHost, files: Files
+) -> None:
+    door = Door(host, "grpc")
+    door.set(ONE, "identity")
+    with host.client() as client:
+        wrong = [tensor("OTHER", np.zeros(2, np.float32))]
+        failure(client.infer, "identity", wrong)
+    elements = files.read()
+    assert not heads(elements)
+    assert set(stamps(elements, elements[0]["id"])) == set(GRPC_STAMPS[:2])
+    door.set(dict.fromkeys(ONE), "identity")
+
+
+def test_traces_are_in_the_file_itself_once_their_setting_has_gone(
+    host: RunningHost, folder: Path
+) -> None:
+    door = Door(host, "grpc")
+    path = folder / "traces"
+    for request_id in ("first", "second"):
+        door.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "1"})
+        ask(host, "identity", request_id)
+        door.set(dict.fromkeys(ONE))
+        text = f'"request_id":"{request_id}"'
+        wait_until(lambda text=text: path.exists() and text in path.read_text(), "traces")  # type: ignore[misc]
+    assert [head["request_id"] for head in heads(json.loads(path.read_text()))] == [
+        "first", "second",
+    ]  # fmt: skip
+
+
+# The command line
+
+
+def test_requests_are_traced_from_the_start_and_written_at_the_end(
+    models: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    flags = ["triton,file=" + str(tmp_path / "t"), "level=TIMESTAMPS", "rate=2"]
+    host = serve(
+        models, *(f"--trace-config={flag}" for flag in flags), "--model-control-mode=explicit",
+        "--load-model=identity",
+    ).wait_started()  # fmt: skip
+    for number in range(5):
+        ask(host, "identity", str(number + 1))
+    assert host.stop() == 0
+    elements = json.loads((tmp_path / "t").read_text())
+    assert [head["request_id"] for head in heads(elements)] == ["2", "4"]
+    assert [head["id"] for head in heads(elements)] == [1, 2]
+
+
+def test_a_level_without_a_file_is_refused_and_traces_nothing(
+    models: RepositoryBuilder, serve: Serve
+) -> None:
+    host = serve(
+        models, "--trace-config=level=TIMESTAMPS", "--model-control-mode=explicit",
+    ).wait_started()  # fmt: skip
+    host.wait_for("requests are not traced: trace file name is not given")
+    text = "Attempting to set invalid trace setting :trace file name is not given"
+    assert Door(host, "http").fails({"trace_level": ["TENSORS"]}) == f"400 {text}"
