@@ -1,0 +1,77 @@
+"""Which steps some outputs need."""
+
+from __future__ import annotations
+
+import pytest
+
+from host.config.pbtxt import parse
+from host.ensembles.plan import Plan
+
+CONFIG = """
+input [ { name: "I" }, { name: "J" } ]
+output [ { name: "O" }, { name: "P" }, { name: "Q" } ]
+ensemble_scheduling { step [
+  { model_name: "a" model_version: -1 input_map { key: "x" value: "I" }
+    output_map { key: "y" value: "t" } },
+  { model_name: "b" model_version: 3 input_map { key: "x" value: "t" }
+    input_map { key: "z" value: "t" } output_map { key: "y" value: "O" }
+    output_map { key: "w" value: "Q" } },
+  { model_name: "c" model_version: -1 input_map { key: "x" value: "t" }
+    input_map { key: "z" value: "J" } output_map { key: "y" value: "P" } }
+] }
+"""
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return Plan(parse(CONFIG, "config.pbtxt"))
+
+
+@pytest.mark.parametrize(
+    ("requested", "steps", "inputs"),
+    [
+        ([], "abc", {"I", "J"}),
+        (["O"], "ab", {"I"}),
+        (["P"], "ac", {"I", "J"}),
+        (["Q", "P"], "abc", {"I", "J"}),
+    ],
+)
+def test_a_route_has_the_steps_that_its_outputs_need(
+    plan: Plan, requested: list[str], steps: str, inputs: set[str]
+) -> None:
+    route = plan.route(requested)
+    assert [step.model for step in route.steps] == list(steps)
+    assert set(route.inputs) == inputs
+
+
+def test_outputs_have_the_order_of_the_configuration(plan: Plan) -> None:
+    assert plan.route(["Q", "O"]).outputs == ("O", "Q")
+    assert plan.route([]).outputs == ("O", "P", "Q")
+
+
+def test_a_tensor_is_used_once_by_each_step_and_once_if_it_is_asked_for(plan: Plan) -> None:
+    uses = plan.route([]).uses
+    assert uses == {"I": 1, "J": 1, "t": 2, "O": 1, "P": 1, "Q": 1}
+    assert plan.route(["O"]).uses == {"I": 1, "t": 1, "O": 1}
+
+
+def test_a_tensor_may_be_several_inputs_of_one_step(plan: Plan) -> None:
+    step = plan.steps[1]
+    assert step.inputs == (("x", "t"), ("z", "t"))
+    assert step.sources == {"t"}
+    assert step.version == 3
+
+
+def test_routes_that_clients_make_up_are_not_all_kept() -> None:
+    outputs = ", ".join(f'{{ name: "O{i}" }}' for i in range(20))
+    made = " ".join(f'output_map {{ key: "o{i}" value: "O{i}" }}' for i in range(20))
+    plan = Plan(
+        parse(
+            f'input [ {{ name: "I" }} ] output [ {outputs} ] ensemble_scheduling {{ step [ {{'
+            f' model_name: "a" input_map {{ key: "x" value: "I" }} {made} }} ] }}',
+            "config.pbtxt",
+        )
+    )
+    for number in range(1, 1000):
+        plan.route([f"O{bit}" for bit in range(20) if number >> bit & 1])
+    assert plan._route.cache_info().currsize <= 64
