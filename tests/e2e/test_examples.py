@@ -27,6 +27,13 @@ OWN_HOSTS = {
     )
 }
 
+PIPELINES = {
+    name: (members.replace("`", "").split(), client)
+    for name, members, client in re.findall(
+        rf"^\| \[`(\w+)`\]\(\w+\) \| [^|]* \| ([`\w ]+) \| {CLIENT}", README, re.MULTILINE
+    )
+}
+
 EXPECTED = {
     "add_sub": "= [[11. 22. 33. 44.]]",
     "identity_types": "STRING  object   [3] same: True",
@@ -44,6 +51,12 @@ EXPECTED = {
     "cached_model": "is 6857\ncomputed: 1, from the cache: 2",
     "warmed_up_model": "the table was made before the first request: True\n[0. 1. 0.]",
     "padded_batch": "[5, 7] -> [-1.  1.]\n[1, 1, 1, 5] -> [-1. -1. -1.  3.]",
+    "data_pipeline": "caption: WHITE ON THE LEFT\nlevels: [0, 155, 255]\noffsets: [-120, 0, 3]\n"
+    "first row of the image: [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]\nbright: False",
+    "digits": "digits: 31415926 drawn in (480, 1480), 8 found: 31415926\n"
+    "digits: 8070 drawn in (480, 760), 4 found: 8070",
+    "digits_bls": "digits_bls: 31415926 drawn in (480, 1480), 8 found: 31415926\n"
+    "digits_bls: 8070 drawn in (480, 760), 4 found: 8070",
     "readable": "3000000000 bytes are 3.0 GB",
     "elements": "hydrogen, hydrogen, oxygen: together 18.015 u",
 }
@@ -90,13 +103,38 @@ class Asks(Stream):
 def test_every_model_has_a_row_and_an_expectation() -> None:
     models = {path.name for path in (ROOT / "model_repository").iterdir() if path.is_dir()}
     models.discard("__pycache__")
-    assert {name for name, _ in ROWS} == models
-    assert {*models, *OWN_HOSTS} == set(EXPECTED)
+    members = {name for members, _ in PIPELINES.values() for name in members}
+    shown = {*(name for name, _ in ROWS), *PIPELINES}
+    assert shown | members == models
+    assert {*shown, *OWN_HOSTS} == set(EXPECTED)
 
 
 @pytest.mark.parametrize(("name", "client"), ROWS)
 def test_the_readmes_command_works(host: RunningHost, name: str, client: str) -> None:
     assert EXPECTED[name] in run(client, host)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_command_of_a_pipeline_works_in_every_readme_that_has_it(
+    host: RunningHost, name: str
+) -> None:
+    client = PIPELINES[name][1]
+    texts = [path.read_text() for path in (ROOT / "model_repository").glob("*/README.md")]
+    assert any(f"\npython {client}\n" in text for text in texts)
+    assert EXPECTED[name] in run(client, host)
+
+
+def test_every_pair_of_digits_is_read(host: RunningHost) -> None:
+    """And an image without any gives none, whichever way it is done."""
+    for model in ("digits", "digits_bls"):
+        client = f"examples/digits.py --url localhost:8001 --model {model} 0123456789 1 47"
+        found = re.findall(r"found: (\d+)", run(client, host))
+        assert found == ["0123456789", "1", "47"]
+        with host.client() as own:
+            image = tensor("IMAGE", np.zeros((20, 30), np.uint8))
+            result = own.infer(model, [image])
+            assert result.as_numpy("DIGITS").shape == (0,)
+            assert result.as_numpy("BOXES").shape == (0, 4)
 
 
 def test_a_cancelled_job_has_removed_its_files(host: RunningHost) -> None:
