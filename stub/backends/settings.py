@@ -108,3 +108,10 @@ def missing(model: str, backend: str, package: str, error: ImportError) -> Model
         f" {package}, which {how} ({error}); to install it: {sys.executable} -m pip install"
         f" {package}"
     )
+
+
+def not_served(model: str, backend: str, instead: str) -> ModelFailure:
+    """What to say of a framework that is known and not served; `instead` is what to do."""
+    return ModelFailure(
+        f"model '{model}' cannot be loaded: the backend '{backend}' is not served yet; {instead}"
+    )

@@ -6,8 +6,8 @@ import numpy as np
 
 import pb_utils
 from stub.backends.batch import Array, BadInput, answer
+from stub.backends.completion import complete, is_complete
 from stub.backends.contract import Contract
-from stub.backends.onnxruntime.completion import complete, is_complete
 from stub.backends.settings import Placement, Settings, configuration, missing, model_path
 
 _COMMAND_LINE = ("intra_op_thread_count", "inter_op_thread_count")

@@ -1,4 +1,4 @@
-"""What a configuration gets from the ONNX file that it leaves things to (spec 2.4)."""
+"""What a configuration gets from the file of a model that it leaves things to (spec 2.4)."""
 
 from typing import Any, Dict, List, Sequence
 

@@ -1,0 +1,1 @@
+"""The backend `pytorch`: TorchScript, exported programs, and compiled ones."""

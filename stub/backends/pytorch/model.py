@@ -1,0 +1,151 @@
+"""Serves a model of PyTorch: TorchScript, an exported program, or a compiled one."""
+
+from typing import Any, Dict, List, Mapping, Sequence
+
+import pb_utils
+from stub.backends.batch import Array, answer
+from stub.backends.completion import complete, is_complete
+from stub.backends.contract import Contract
+from stub.backends.pytorch.arguments import arrange, places_of_outputs
+from stub.backends.settings import Placement, Settings, configuration, missing, model_path
+from stub.user_model import ModelFailure
+
+
+class TritonPythonModel:
+    """One program. `backend_config` are the settings of the command line for this backend."""
+
+    backend_config: Dict[str, str] = {}
+
+    @classmethod
+    def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
+        """Exported programs say what they take and give; other formats do not."""
+        given = config.as_dict()
+        if is_complete(given):
+            return config
+        model = given["name"]
+        _library(model)
+        from stub.backends.pytorch.program import load
+
+        program = load(model, model_path(given, pb_utils.get_model_dir()), "cpu")
+        if program.inputs is None or program.outputs is None:
+            raise ModelFailure(
+                f"model '{model}' cannot be loaded: its configuration must have inputs and"
+                " outputs, as its file does not say their data types and shapes"
+            )
+        default = Settings(model, cls.backend_config).number("default-max-batch-size", 4)
+        complete(given, program.inputs, program.outputs, default)
+        return config
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load the program, and find which input and output is what."""
+        config, placement = configuration(args), Placement(args)
+        contract = self._contract = Contract(config)
+        torch = _library(contract.model)
+        from stub.backends.pytorch import program, runs, tensors
+
+        contract.check_data_types("pytorch", program.DATA_TYPES)
+        if not contract.inputs or not contract.outputs:
+            raise ModelFailure(
+                f"model '{contract.model}' cannot be loaded: its configuration must have inputs"
+                " and outputs"
+            )
+        device = _device(torch, contract.model, placement)
+        capability = ""
+        if placement.on_gpu:
+            capability = ".".join(map(str, torch.cuda.get_device_capability(placement.device)))
+        path = model_path(config, pb_utils.get_model_dir(), capability)
+        self._around = runs.Runs(Settings.of(config), placement)
+        self._program = program.load(contract.model, path, device)
+        self._arrangement = arrange(contract.model, list(contract.inputs), self._program.arguments)
+        self._places = places_of_outputs(contract.model, list(contract.outputs))
+        self._device = "" if device == "cpu" else device
+        self._tensors = tensors
+        self._check_texts()
+        self._check_described()
+
+    def execute(
+        self, requests: Sequence[pb_utils.InferenceRequest]
+    ) -> List[pb_utils.InferenceResponse]:
+        """Run all requests at once."""
+        return answer(requests, self._contract, self._run)
+
+    def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
+        model = self._contract.model
+        given = {name: self._argument(name, array) for name, array in inputs.items()}
+        with self._around:
+            returned = self._program.call(*self._arrangement.call(given))
+            places = {name: self._places[name] for name in wanted}
+            results = self._tensors.results_of(returned, places, model)
+            return {
+                name: self._tensors.to_array(results[name], self._contract.outputs[name], model)
+                for name in wanted
+            }
+
+    def _argument(self, name: str, array: Array) -> Any:
+        expected = self._contract.inputs[name]
+        if expected.data_type == "TYPE_STRING":
+            return self._tensors.to_texts(name, array)
+        return self._tensors.to_tensor(
+            array, expected.data_type, self._program.writes, self._device
+        )
+
+    def _check_texts(self) -> None:
+        """Texts are lists of one dimension, and only for an argument that is such a list."""
+        for name, expected in self._contract.inputs.items():
+            kind = self._arrangement.argument_of(name).kind
+            if (expected.data_type == "TYPE_STRING") != (kind == "texts"):
+                provided = "a list of texts, TYPE_STRING" if kind == "texts" else "a tensor"
+                raise ModelFailure(
+                    f"unable to load model '{self._contract.model}', configuration expects datatype"
+                    f" {expected.data_type} for input '{name}', model provides {provided}"
+                )
+        for kind, tensors in (("input", self._contract.inputs), ("output", self._contract.outputs)):
+            for name, expected in tensors.items():
+                if expected.data_type == "TYPE_STRING" and len(expected.dims) != 1:
+                    raise ModelFailure(
+                        f"model '{self._contract.model}' cannot be loaded: {kind} '{name}' of"
+                        " TYPE_STRING must have one dimension, as PyTorch has lists of texts and"
+                        f" no tensors of them, got {len(expected.dims)}"
+                    )
+
+    def _check_described(self) -> None:
+        """What the program says of its tensors must be what the configuration says."""
+        inputs, outputs = self._program.inputs, self._program.outputs
+        if inputs is None or outputs is None:
+            return
+        named = [
+            each if name is None else each._replace(name=name)
+            for each, name in zip(inputs, self._arrangement.order or [each.name for each in inputs])
+        ]
+        known = {each.name: each for each in outputs}
+        given = [
+            known.get(name) or outputs[place]._replace(name=name)
+            for name, place in self._places.items()
+            if name in known or place < len(outputs)
+        ]
+        self._contract.check(named, given)
+
+
+def _library(model: str) -> Any:
+    """The library. Raises ModelFailure if it is missing."""
+    try:
+        import torch
+    except ImportError as error:
+        raise missing(model, "pytorch", "torch", error) from error
+    return torch
+
+
+def _device(torch: Any, model: str, placement: Placement) -> str:
+    """Where the instance's weights and inputs go, "" if the model itself decides."""
+    if placement.kind == "MODEL":
+        return ""
+    if not placement.on_gpu:
+        return "cpu"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if placement.device >= count:
+        raise ModelFailure(
+            f"model '{model}' cannot be loaded: its instance '{placement.instance}' is to run on"
+            f" GPU {placement.device}, and torch {torch.__version__} sees {count} GPUs; install a"
+            " torch that is built for the machine's CUDA, or configure KIND_CPU"
+        )
+    return f"cuda:{placement.device}"

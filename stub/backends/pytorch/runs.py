@@ -1,0 +1,58 @@
+"""How the framework is to run a program: the parameters of a configuration that say so."""
+
+from contextlib import ExitStack
+from typing import Any, Optional
+
+import torch
+
+import pb_utils
+from stub.backends.settings import Placement, Settings
+
+_WITHOUT_EFFECT = (
+    "ENABLE_WEIGHT_SHARING",  # instances are processes, with memory of their own
+    "ENABLE_NVFUSER",  # is not a part of PyTorch any more
+)
+
+
+class Runs:
+    """A context in which the program is called; it can be entered again and again.
+
+    Threads and the compiler of TorchScript are set for the whole process, which has one model.
+    Raises ModelFailure for a parameter that cannot be read.
+    """
+
+    def __init__(self, settings: Settings, placement: Placement) -> None:
+        self._inference = settings.flag("INFERENCE_MODE", True)
+        self._optimized = not settings.flag("DISABLE_OPTIMIZED_EXECUTION", False)
+        self._clean = placement.on_gpu and settings.flag("ENABLE_CACHE_CLEANING", False)
+        if not settings.flag("ENABLE_JIT_EXECUTOR", True):
+            torch._C._jit_set_profiling_executor(False)
+        if not settings.flag("ENABLE_JIT_PROFILING", True):
+            torch._C._jit_set_profiling_mode(False)
+        if "ENABLE_TENSOR_FUSER" in settings.texts:
+            torch._C._jit_set_texpr_fuser_enabled(settings.flag("ENABLE_TENSOR_FUSER", True))
+        if not settings.flag("ENABLE_CUDNN", True) or settings.flag("DISABLE_CUDNN", False):
+            torch.backends.cudnn.enabled = False
+        threads = settings.number("INTRA_OP_THREAD_COUNT", 0)
+        if threads:
+            torch.set_num_threads(threads)
+        threads = settings.number("INTER_OP_THREAD_COUNT", 0)
+        if threads:
+            torch.set_num_interop_threads(threads)
+        for name in _WITHOUT_EFFECT:
+            if settings.flag(name, False):
+                pb_utils.Logger.log_warn(f"parameter '{name}' has no effect")
+        self._stack: Optional[ExitStack] = None
+
+    def __enter__(self) -> None:
+        self._stack = ExitStack()
+        if self._inference:
+            self._stack.enter_context(torch.inference_mode())
+        if not self._optimized:
+            self._stack.enter_context(torch.jit.optimized_execution(False))
+
+    def __exit__(self, *exception: Any) -> None:
+        assert self._stack is not None
+        self._stack.close()
+        if self._clean:
+            torch.cuda.empty_cache()

@@ -1,0 +1,86 @@
+"""Between arrays and what PyTorch computes with."""
+
+from typing import Any, List, Mapping
+
+import numpy as np
+import torch
+
+import pb_utils
+from pb_utils._storage import address_of, borrow
+from stub.backends.batch import Array, BadInput
+from stub.backends.contract import Expected, shown
+
+
+def to_tensor(array: Array, data_type: str, writes: bool, device: str) -> Any:
+    """A tensor over the array's memory, or over a copy if it must be writable or elsewhere."""
+    if not array.flags.writeable:
+        # PyTorch has no read-only tensors. What does not write can do with others' memory.
+        address = address_of(array)
+        shared = borrow(address, array.dtype, array.shape, array, writable=True)
+        array = array.copy() if writes else shared
+    if data_type == "TYPE_BF16":
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor.to(device) if device else tensor
+
+
+def to_texts(name: str, array: Array) -> List[str]:
+    """The elements of a BYTES tensor, batch dimension and all. Raises BadInput."""
+    try:
+        return [element.decode() for element in array.ravel()]
+    except UnicodeDecodeError as error:
+        raise BadInput(f"input '{name}' must be text in UTF-8: {error}") from error
+
+
+def to_array(value: Any, expected: Expected, model: str) -> Array:
+    """One result as an array. Raises TritonModelException if it is of another kind."""
+    if isinstance(value, torch.Tensor) and expected.data_type != "TYPE_STRING":
+        tensor = value.detach().cpu().contiguous().resolve_conj().resolve_neg()
+        if tensor.dtype == torch.bfloat16:
+            # As it lies in memory, if BF16 is what is wanted: numpy does not have it.
+            bits: Array = tensor.view(torch.int16).numpy().view(np.uint16)
+            if expected.data_type == "TYPE_BF16":
+                return bits
+            raise _unexpected(model, expected, "TYPE_BF16")
+        return tensor.numpy()
+    texts = [value] if isinstance(value, str) else value
+    if expected.data_type == "TYPE_STRING" and _are_texts(texts):
+        array = np.array(texts, dtype=np.object_)
+        rest = [1 if size == -1 else size for size in expected.shape[1:]]
+        if len(rest) and len(texts) % int(np.prod(rest)) == 0:
+            return array.reshape([-1, *rest])
+        return array
+    raise _unexpected(model, expected, type(value).__name__)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value)
+
+
+def results_of(value: Any, names: Mapping[str, int], model: str) -> Mapping[str, Any]:
+    """What `forward` returned, by the outputs' names. Raises TritonModelException."""
+    if isinstance(value, dict):
+        missing = [name for name in names if name not in value]
+        if missing:
+            raise pb_utils.TritonModelException(
+                f"model '{model}' returned a dict without the output '{missing[0]}', its keys are:"
+                f" {', '.join(map(str, value))}"
+            )
+        return value
+    single = not isinstance(value, (list, tuple)) or (value and _are_texts(value))
+    results = [value] if single else value
+    for name, index in names.items():
+        if index >= len(results):
+            raise pb_utils.TritonModelException(
+                f"model '{model}' returned {len(results)} results, and the output '{name}' is"
+                f" number {index} of them, counted from 0"
+            )
+    return {name: results[index] for name, index in names.items()}
+
+
+def _unexpected(model: str, expected: Expected, got: str) -> pb_utils.TritonModelException:
+    return pb_utils.TritonModelException(
+        f"configuration expects datatype {expected.data_type} for output '{expected.name}' of"
+        f" model '{model}' with shape {shown(expected.shape)}, model provides {got}"
+    )

@@ -1,0 +1,1 @@
+"""The backend `tensorflow`, which is still to come."""

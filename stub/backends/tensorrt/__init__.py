@@ -1,0 +1,1 @@
+"""The backend `tensorrt`, which is still to come."""

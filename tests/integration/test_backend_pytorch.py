@@ -1,0 +1,134 @@
+"""Models of PyTorch, built here, in a real host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.asking import Client, failure, tensor
+from tests.conftest import RepositoryBuilder, RunningHost, Serve
+
+torch = pytest.importorskip("torch", reason="pip install torch")
+
+from tests.torch_models import InPlace, Network, SumDiff, export, script  # noqa: E402
+
+SUM = """
+    max_batch_size: 64
+    input [
+      { name: "a" data_type: TYPE_FP32 dims: [3] },
+      { name: "b" data_type: TYPE_FP32 dims: [3] }
+    ]
+    output [
+      { name: "S" data_type: TYPE_FP32 dims: [3] },
+      { name: "D" data_type: TYPE_FP32 dims: [3] }
+    ]
+"""
+ONE = """
+    max_batch_size: 4096
+    input { name: "x" data_type: TYPE_FP32 dims: [%d] }
+    output { name: "y" data_type: TYPE_FP32 dims: [%d] }
+"""
+PARAMETERS = {
+    "INFERENCE_MODE": "false",
+    "DISABLE_OPTIMIZED_EXECUTION": "true",
+    "ENABLE_JIT_EXECUTOR": "false",
+    "ENABLE_JIT_PROFILING": "false",
+    "ENABLE_TENSOR_FUSER": "true",
+    "ENABLE_WEIGHT_SHARING": "true",
+    "ENABLE_CUDNN": "false",
+    "INTRA_OP_THREAD_COUNT": "1",
+    "INTER_OP_THREAD_COUNT": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
+    """Some models that work, and one that does not."""
+    add = module_repository.add
+    torch.manual_seed(7)
+    tuned = "".join(
+        f"parameters {{ key: '{key}' value {{ string_value: '{text}' }} }} "
+        for key, text in PARAMETERS.items()
+    )
+    script(add("tuned", config=tuned + ONE % (3, 3)), InPlace())
+    export(module_repository.path / "exported", Network(), torch.randn(2, 4))
+    script(add("broken", config=SUM), SumDiff())
+    (module_repository.path / "broken" / "1" / "model.pt").write_bytes(b"this is no model")
+    host = module_serve(module_repository, "--exit-on-error=false", "--strict-readiness=false")
+    return host.wait_started()
+
+
+@pytest.fixture
+def client(host: RunningHost) -> Iterator[Client]:
+    with host.client() as client:
+        yield client
+
+
+def test_an_exported_program_needs_no_configuration(client: Client) -> None:
+    config = client.get_model_config("exported", as_json=True)["config"]
+    assert (config["platform"], config["default_model_filename"]) == ("torch_aoti", "model.pt2")
+    assert config["dynamic_batching"]["preferred_batch_size"] == [4]
+    result = client.infer("exported", [tensor("x", np.ones((3, 4), np.float32))])
+    assert result.as_numpy("OUTPUT__0").shape == (3, 2)
+
+
+@pytest.mark.parametrize("rows", [1, 4096])
+def test_a_model_that_works_in_place_does_not_die_of_shared_memory(
+    client: Client, rows: int
+) -> None:
+    x = np.full((rows, 3), -5, np.float32)
+    for _ in range(2):
+        assert not client.infer("tuned", [tensor("x", x)]).as_numpy("y").any()
+
+
+def test_a_parameter_without_effect_is_told(host: RunningHost) -> None:
+    host.wait_for("parameter 'ENABLE_WEIGHT_SHARING' has no effect")
+
+
+def test_what_the_program_raises_is_answered(client: Client) -> None:
+    status, text = failure(client.infer, "exported", [tensor("x", np.ones((1, 3), np.float32))])
+    assert status == "StatusCode.INVALID_ARGUMENT"
+    assert client.infer("exported", [tensor("x", np.ones((1, 4), np.float32))])
+
+
+def test_a_broken_file_says_so_and_the_others_serve(client: Client) -> None:
+    index = client.get_model_repository_index(as_json=True)["models"]
+    (mine,) = [each for each in index if each["name"] == "broken"]
+    assert mine["state"] == "UNAVAILABLE"
+    assert "it is no archive of PyTorch, or it is damaged" in mine["reason"]
+    assert client.is_model_ready("tuned")
+
+
+def test_a_library_that_is_missing_is_named_with_what_installs_it(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "torch.py").write_text("raise ModuleNotFoundError('gone')")
+    script(repository.add("m", config=SUM), SumDiff())
+    host = serve(repository, env={"PYTHONPATH": str(tmp_path / "without")})
+    host.wait_for(
+        r"its backend 'pytorch' needs the Python package torch, which is not installed \(gone\); to"
+        r" install it: \S+ -m pip install torch"
+    )
+
+
+@pytest.mark.skipif(
+    "PBHOST_TEST_AOTI" not in os.environ or shutil.which("g++") is None,
+    reason="compiling takes a minute and a C++ compiler: make test-backends",
+)
+def test_a_compiled_program_answers(repository: RepositoryBuilder, serve: Serve) -> None:
+    folder = repository.add("compiled", config=ONE % (4, 2))
+    torch.manual_seed(7)
+    network, x = Network().eval(), torch.randn(2, 4)
+    shapes = ({0: torch.export.Dim("batch", max=8)},)
+    program = torch.export.export(network, (x,), dynamic_shapes=shapes)
+    path = folder / "1" / "model.pt2"
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    with serve(repository).wait_started().client() as client:
+        result = client.infer("compiled", [tensor("x", x.numpy())]).as_numpy("y")
+        np.testing.assert_allclose(result, network(x).detach().numpy(), rtol=1e-5)
