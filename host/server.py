@@ -30,8 +30,9 @@ from host.metrics.custom import CustomMetrics
 from host.metrics.machine import Machine
 from host.models.backends import Backends
 from host.models.control import Control
-from host.models.lifecycle import Lifecycle, LoadSettings
+from host.models.lifecycle import Lifecycle
 from host.models.loader import Loader
+from host.models.loads import LoadSettings
 from host.models.poller import Poller
 from host.models.registry import Registry, State
 from host.options import Options

@@ -10,7 +10,8 @@ from typing import Any
 from host.config.model_config import ModelConfig
 from host.ensembles.membership import Membership, circular
 from host.errors import HostError
-from host.models.lifecycle import Lifecycle, PollFailure
+from host.models.lifecycle import Lifecycle
+from host.models.loads import PollFailure
 from host.models.override import Override
 from host.models.registry import Registry
 

@@ -18,8 +18,9 @@ from host.instances.arenas import Arenas
 from host.instances.client_memory import ClientMemory
 from host.instances.transfer import no_room
 from host.metrics.settings import MetricsSettings
-from host.models.lifecycle import ModelLoader
+from host.models.loads import ModelLoader
 from host.models.registry import LoadedModel, Registry
+from host.models.updating import Update
 from host.repository import read_labels
 from stub.wire.arena import ArenaFull
 
@@ -53,6 +54,14 @@ class EnsembleLoader:
             memory = self._memory.clients
             ensemble.cache = ResponseCache(self._store, version, ensemble.counters, memory)
         return ensemble
+
+    async def update(
+        self, model: LoadedModel, loaded: LoadedConfig, finalize: float
+    ) -> Update | None:
+        """What gives a model other instances; ensembles have none. Raises HostError."""
+        if is_ensemble(loaded.config):
+            return None
+        return await self._others.update(model, loaded, finalize)
 
 
 class _Memory:

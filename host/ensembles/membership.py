@@ -9,7 +9,7 @@ from host.config.model_config import ModelConfig
 from host.config.schema import is_ensemble
 from host.ensembles.members import check_members
 from host.errors import HostError, invalid_argument
-from host.models.lifecycle import PollFailure, VersionFailure
+from host.models.loads import PollFailure, VersionFailure
 from host.models.override import Override
 from host.models.registry import Registry, State
 

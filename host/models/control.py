@@ -13,7 +13,7 @@ from host.ensembles.families import Families
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.inference import Parameter
 from host.log_lines import about
-from host.models.lifecycle import PollFailure
+from host.models.loads import PollFailure
 from host.models.override import parse_override
 from host.models.registry import Registry, State, parse_version
 from host.repository import Repository

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from host.config import model_config as configuration
-from host.config.model_config import ModelConfig
-from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
+from host.errors import HostError, internal, invalid_argument, unavailable
 from host.log_lines import about
+from host.models.loads import (
+    Asked,
+    LoadSettings,
+    ModelLoader,
+    PollFailure,
+    Prepare,
+    VersionFailure,
+)
 from host.models.override import Files, Override, Uploads
 from host.models.registry import UNLOADED, LoadedModel, Registry, State, Version
 from host.models.slots import Slots
+from host.models.updating import Look, Records, Updated
 from host.repository import Repository, Stamp, model_file, select_versions, stamp, versions
 
 _log = logging.getLogger("pbhost")
@@ -24,63 +28,6 @@ _log = logging.getLogger("pbhost")
 _OUTDATED = (
     "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 )
-
-
-class PollFailure(HostError):
-    """A load could not even begin: the model's directory or its configuration is no good."""
-
-
-class VersionFailure(HostError):
-    """Versions of a model could not be brought up; `lines` say which, for the log."""
-
-    def __init__(self, message: str, lines: list[str]) -> None:
-        super().__init__(ErrorCode.INVALID_ARG, message)
-        self.lines = lines
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSettings:
-    """How models are loaded and unloaded.
-
-    `strict`: configurations must be complete. `config_name`: of the file in `configs/` that comes
-    before `config.pbtxt`. `threads`: how many versions load at a time.
-    `retries`: how often a version is tried again. `grace` and `finalize`: seconds for a stuck
-    batch and for `finalize` at unload. `gpus`: those that instances may run on, of at least that
-    compute capability.
-    """
-
-    strict: bool
-    threads: int
-    retries: int
-    grace: float
-    finalize: float
-    gpus: Sequence[int] = ()
-    least_capability: float = 6.0
-    config_name: str | None = None
-
-
-Prepare = Callable[[ModelConfig], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """One load, as `Lifecycle.load` was asked for it; `unloads` the model had seen by then."""
-
-    name: str
-    override: Override | None
-    polled: bool
-    anew: bool
-    prepare: Prepare | None
-    unloads: int
-
-
-class ModelLoader(Protocol):
-    """Whoever brings a version up."""
-
-    async def load(
-        self, directory: Path, version: int, loaded: configuration.LoadedConfig
-    ) -> LoadedModel:
-        """A model that can be asked. Raises HostError."""
 
 
 class Lifecycle:
@@ -108,6 +55,7 @@ class Lifecycle:
         self._loads: set[asyncio.Task[bool]] = set()
         self._releases: set[asyncio.Task[None]] = set()
         self._living: dict[LoadedModel, Files] = {}
+        self._records = Records()
 
     # Loading
 
@@ -138,14 +86,14 @@ class Lifecycle:
         if self._closing:
             raise unavailable("Server exiting")
         # Whoever asked may go away; that does not stop a load half-way.
-        asked = _Asked(name, override, polled, anew, prepare, self._unloads.get(name, 0))
+        asked = Asked(name, override, polled, anew, prepare, self._unloads.get(name, 0))
         loading = asyncio.get_running_loop().create_task(self._load(asked))
         self._loads.add(loading)
         loading.add_done_callback(self._loads.discard)
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(loading)
 
-    async def _load(self, asked: _Asked) -> bool:
+    async def _load(self, asked: Asked) -> bool:
         name = asked.name
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
@@ -167,9 +115,10 @@ class Lifecycle:
             _log.log(level, "%s", line, extra=about(name))
         known.update(lines)
 
-    async def _bring_up_to_date(self, asked: _Asked) -> bool:
+    async def _bring_up_to_date(self, asked: Asked) -> bool:
         name, override = asked.name, asked.override
-        files, seen = await self._find(name, override)
+        files, look = await self._find(name, override)
+        seen = look.stamp if look is not None and override is None else None
         try:
             current = seen is not None and seen == self._stamps.get(name)
             if current and not asked.anew and self._serves(name, asked.polled):
@@ -181,24 +130,25 @@ class Lifecycle:
             for number in chosen:
                 model_file(files.path, number, loaded.config)
             self._registry.clear_failed(name)
-            await self._replace(name, files, loaded, chosen, asked.unloads)
+            changed = await self._replace(asked, files, look, loaded, chosen)
         finally:
             await self._let_go(files)
         self._stamps.pop(name, None)
         if seen is not None:
             self._stamps[name] = seen
         _log.info("successfully loaded '%s'", name, extra=about(name))
-        return True
+        return changed
 
-    async def _find(self, name: str, override: Override | None) -> tuple[Files, Stamp | None]:
-        """Where to load from, and for a load without override what that looks like."""
+    async def _find(self, name: str, override: Override | None) -> tuple[Files, Look | None]:
+        """Where to load from, and what that looks like if it is the repository."""
         try:
             if override is not None and override.files:
                 path = await asyncio.to_thread(self._uploads.write, override.files)
                 return Files(path, self._uploads), None
             path = (await asyncio.to_thread(self._repository.find, name)).path
-            seen = await asyncio.to_thread(stamp, path) if override is None else None
-            return Files(path), seen
+            seen = await asyncio.to_thread(stamp, path)
+            config = configuration.config_file(path, self._settings.config_name)
+            return Files(path), Look(path, seen, config)
         except HostError as error:
             raise PollFailure(error.code, error.message) from error
 
@@ -233,16 +183,28 @@ class Lifecycle:
 
     async def _replace(
         self,
-        name: str,
+        asked: Asked,
         files: Files,
+        look: Look | None,
         loaded: configuration.LoadedConfig,
         chosen: list[int],
-        unloads: int,
-    ) -> None:
-        """Load the chosen versions; all of them take over, or none. Raises HostError."""
+    ) -> bool:
+        """Load the chosen versions; all of them take over, or none. Raises HostError.
+
+        Those that may stay get other instances if they should; whether that is not all.
+        """
+        name = asked.name
         before = self._registry.versions(name)
         serving = {number for number, v in before.items() if v.state is State.READY}
+        stays = {
+            number: version.model
+            for number, version in before.items()
+            if number in serving and version.model is not None and not asked.anew
+            if version.model.ready and self._records.may_stay(version.model, loaded.config, look)
+        }
         for number in chosen:
+            if number in stays:
+                continue
             _log.info("loading: %s:%d", name, number, extra=about(name, number))
             if number not in serving:
                 self._registry.set(name, Version(number, State.LOADING))
@@ -250,17 +212,30 @@ class Lifecycle:
             zip(
                 chosen,
                 await asyncio.gather(
-                    *(self._load_version(name, files, number, loaded) for number in chosen),
+                    *(
+                        self._load_version(name, files, number, loaded, stays.get(number))
+                        for number in chosen
+                    ),
                     return_exceptions=True,
                 ),
                 strict=True,
             )
         )
-        outdated = self._unloads.get(name, 0) != unloads
+        outdated = self._unloads.get(name, 0) != asked.unloads
         if outdated or any(isinstance(result, BaseException) for result in results.values()):
-            await self._undo(name, serving, results, outdated)
+            await self._undo(name, serving, set(stays), results, outdated)
+        changed = set(before) != set(chosen)
         for number, result in results.items():
             assert not isinstance(result, BaseException)
+            if isinstance(result, Updated):
+                model = stays[number]
+                result.update.commit()
+                self._records.note(model, loaded.config, look)
+                self._registry.set(name, Version(number, State.READY, model=model))
+                serving.discard(number)  # nothing is to be released
+                continue
+            changed = True
+            self._records.note(result, loaded.config, look)
             files.hold()
             self._living[result] = files
             replaced = before[number].model if number in serving else None
@@ -272,11 +247,21 @@ class Lifecycle:
                 self._release(name, version, replaced=number in chosen)
             elif number not in chosen and version.state is State.UNAVAILABLE:
                 self._registry.remove(name, number)  # its failure is of the past
+        return changed
 
     async def _load_version(
-        self, name: str, files: Files, number: int, loaded: configuration.LoadedConfig
-    ) -> LoadedModel:
+        self,
+        name: str,
+        files: Files,
+        number: int,
+        loaded: configuration.LoadedConfig,
+        stays: LoadedModel | None,
+    ) -> LoadedModel | Updated:
         async with self.slots:
+            if stays is not None:
+                update = await self._loader.update(stays, loaded, self._settings.finalize)
+                if update is not None:
+                    return Updated(update)
             for left in reversed(range(self._settings.retries)):
                 try:
                     return await self._loader.load(files.path, number, loaded)
@@ -292,13 +277,17 @@ class Lifecycle:
         self,
         name: str,
         serving: set[int],
-        results: dict[int, LoadedModel | BaseException],
+        stays: set[int],
+        results: dict[int, LoadedModel | Updated | BaseException],
         outdated: bool,
     ) -> None:
         """Give up the versions that came up, and say why. Always raises HostError."""
         texts: list[str] = []
         lines: list[str] = []
         for number, result in results.items():
+            if isinstance(result, Updated):
+                await result.update.discard()
+                continue
             if not isinstance(result, BaseException):
                 await result.stop(0, self._settings.finalize)
                 state, reason = State.UNAVAILABLE, UNLOADED
@@ -308,6 +297,9 @@ class Lifecycle:
                     extra = about(name, number)
                     _log.error("unexpected failure of a load", exc_info=result, extra=extra)
                 state, reason = State.UNAVAILABLE, error.status_string
+                if number in stays:
+                    state = State.READY
+                    self._registry.versions(name)[number].reason = reason
                 texts.append(f"version {number} is at {state.value} state: {reason};")
                 lines.append(f"failed to load '{name}' version {number}: {reason}")
             if number not in serving:
@@ -349,6 +341,7 @@ class Lifecycle:
         assert model is not None
         await model.drain()
         await model.stop(self._grace, self._settings.finalize)
+        self._records.forget(model)
         await self._let_go(self._living.pop(model))
         version.model = None
         if not replaced:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from host.cache.responses import ResponseCache
 from host.cache.store import Store
@@ -27,6 +28,8 @@ from host.log_lines import Label, about
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
 from host.models.python_model import PythonModel
+from host.models.registry import LoadedModel
+from host.models.updating import Update
 from host.models.warmup import Warmup
 from host.models.workshop import Arguments, Place, Start, Workshop
 from host.repository import read_labels
@@ -59,6 +62,7 @@ class Loader:
     ) -> None:
         self._debugged = debugged
         self._store = store
+        self._workshops: WeakKeyDictionary[LoadedModel, Workshop] = WeakKeyDictionary()
         self._limiter = limiter
         self._metrics = metrics
         self._pool = pool
@@ -119,7 +123,21 @@ class Loader:
                 place.close()
             raise
         workshop.open(zip(stubs, places, strict=True))
+        self._workshops[model] = workshop
         return model
+
+    async def update(
+        self, model: LoadedModel, loaded: LoadedConfig, finalize: float
+    ) -> Update | None:
+        """What gives the model the instances of that configuration. Raises HostError.
+
+        None for a model with sequences, which belong to their instances, and for a debugged one.
+        """
+        workshop = self._workshops.get(model)
+        stuck = loaded.config.HasField("sequence_batching") or model.name == self._debugged
+        if workshop is None or stuck:
+            return None
+        return await workshop.change(loaded.config, finalize)
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
         """Those to run: nobody can answer the debuggers of several at one terminal."""

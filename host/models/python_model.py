@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -40,6 +41,7 @@ class PythonModel:
         self.config = config
         self.labels = labels or {}
         self.lanes: list[Supervisor] = []
+        self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None  # that of its stubs, released at the end
         self.cache: ResponseCache | None = None
         self.signature = Signature(config)
@@ -175,10 +177,20 @@ class PythonModel:
     async def stop(self, grace: float, finalize: float) -> None:
         """End every lane; seconds as for `Instance.stop`."""
         self.scheduler.fail_queued(unavailable(f"model '{self.name}' is being unloaded"))
-        await asyncio.gather(*(lane.stop(grace, finalize) for lane in self.lanes))
+        for task in self._retiring.values():
+            task.cancel()
+        lanes = [*self.lanes, *self._retiring]
+        await asyncio.gather(*(lane.stop(grace, finalize) for lane in lanes))
         if self.environment is not None:
             self.environment.release()
         self.meter.end()
+
+    def retire(self, lane: Supervisor, finalize: float) -> None:
+        """End a lane that is not needed any more, once it has finished what it works on."""
+        self.lanes.remove(lane)
+        task = asyncio.get_running_loop().create_task(lane.stop(math.inf, finalize))
+        self._retiring[lane] = task
+        task.add_done_callback(lambda _: self._retiring.pop(lane, None))
 
     @property
     def in_flight(self) -> int:

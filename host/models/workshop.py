@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from host.config import model_config as configuration
@@ -15,6 +16,7 @@ from host.instances.supervisor import Supervisor
 from host.instances.work import Flow
 from host.log_lines import Label
 from host.models.python_model import PythonModel
+from host.models.updating import MAY_CHANGE
 from host.models.warmup import Warmup
 from host.scheduling.gate import LimitedGate
 from host.scheduling.queue import LaneQueue
@@ -31,6 +33,7 @@ class Place:
     """An instance that is to be, and its permit if executions are limited."""
 
     spec: InstanceSpec
+    signature: bytes
     permit: Permit | None = None
 
     def close(self) -> None:
@@ -59,39 +62,50 @@ class Workshop:
         self._source = source
         self._arguments = arguments
         self._warmup = warmup
+        self._places: dict[Supervisor, Place] = {}
         self._limiter = limiter
         if limiter is not None and isinstance(model.scheduler, LaneQueue):
             model.scheduler.gate = LimitedGate(_permit_of, model.scheduler.dispatch)
 
-    def places(self, specs: Iterable[InstanceSpec]) -> list[Place]:
-        """What is needed for these instances. Raises HostError if one of them could never run."""
+    def places(
+        self, specs: Iterable[InstanceSpec], config: ModelConfig | None = None
+    ) -> list[Place]:
+        """What is needed for these instances. Raises HostError if one of them could never run.
+
+        They are those of `config`, if it is not the model's.
+        """
+        groups = (config or self._model.config).instance_group
         places: list[Place] = []
         try:
             for spec in specs:
                 limited = self._limiter is not None and not spec.passive
-                places.append(Place(spec, self._permit(spec) if limited else None))
+                group = groups[spec.group]
+                permit = self._permit(spec, group) if limited else None
+                places.append(Place(spec, _signature(group, spec), permit))
         except HostError:
             for place in places:
                 place.close()
             raise
         return places
 
-    def _permit(self, spec: InstanceSpec) -> Permit:
+    def _permit(self, spec: InstanceSpec, group: ModelConfig) -> Permit:
         assert self._limiter is not None
-        wanted = self._model.config.instance_group[spec.group].rate_limiter
+        wanted = group.rate_limiter
         resources = [Resource(r.name, r.count, getattr(r, "global")) for r in wanted.resources]
         return self._limiter.permit(Need(resources, spec.device_id, wanted.priority))
 
-    async def furnish(self, stub: Instance, place: Place) -> None:
+    async def furnish(
+        self, stub: Instance, place: Place, arguments: Arguments | None = None
+    ) -> None:
         """Make a stub that instance: initialised and warmed up. Raises HostError."""
+        arguments = arguments or self._arguments
         if place.permit is None:
-            await self._furnish(stub, place.spec)
+            await self._furnish(stub, place.spec, arguments)
             return
         async with place.permit.held():
-            await self._furnish(stub, place.spec)
+            await self._furnish(stub, place.spec, arguments)
 
-    async def _furnish(self, stub: Instance, spec: InstanceSpec) -> None:
-        arguments = self._arguments
+    async def _furnish(self, stub: Instance, spec: InstanceSpec, arguments: Arguments) -> None:
         stub.name = spec.name
         stub.label = Label(self._model.name, self._model.version, spec.name)
         await stub.initialize(
@@ -112,29 +126,116 @@ class Workshop:
 
     def open(self, made: Iterable[tuple[Instance, Place]]) -> None:
         """Have these instances take the model's work, unless they are passive."""
-        lanes = [self._lane(stub, place) for stub, place in made]
+        lanes = {self._lane(stub, place): place for stub, place in made}
         self._model.lanes += lanes
+        self._places.update(lanes)
         for lane in lanes:
             lane.join()
 
-    def _lane(self, stub: Instance, place: Place) -> Supervisor:
-        label = stub.label  # and not the stub itself, which may die long before its lane
+    async def change(self, wanted: ModelConfig, finalize: float) -> Change:
+        """Make the instances that are missing for the groups of `wanted`. Raises HostError."""
+        config = type(wanted)()
+        config.CopyFrom(self._model.config)
+        for name in MAY_CHANGE:
+            config.ClearField(name)
+            getattr(config, name).MergeFrom(getattr(wanted, name))
+        surplus = dict(self._places)
+        missing: list[InstanceSpec] = []
+        for spec in configuration.instances(config):
+            fitting = _signature(config.instance_group[spec.group], spec)
+            same = [lane for lane, place in surplus.items() if place.signature == fitting]
+            if same:  # the one of that name, if it is there
+                del surplus[min(same, key=lambda lane: surplus[lane].spec.name != spec.name)]
+            else:
+                missing.append(spec)
+        stay = {
+            (place.spec.name, place.spec.device_id)
+            for lane, place in self._places.items()
+            if lane not in surplus
+        }
+        arguments = self._arguments.of_config(config)
+        places = self.places([_renamed(spec, stay) for spec in missing], config)
+        change = Change(self, config, arguments, list(surplus), finalize)
+        try:
+            for place in places:
+                change.made.append((await self._launch(place, arguments), place))
+        except BaseException:  # also if cancelled
+            for place in places[len(change.made) :]:
+                place.close()
+            await change.discard()
+            raise
+        return change
 
+    def settle(self, change: Change) -> None:
+        """Let new instances take work, and those that are too many finish theirs."""
+        self._model.config = change.config
+        self._arguments = change.arguments
+        self.open(change.made)
+        for lane in change.surplus:
+            del self._places[lane]
+            self._model.retire(lane, change.finalize)
+
+    def _lane(self, stub: Instance, place: Place) -> Supervisor:
         async def launch() -> Instance:
-            return await self._launch(place, label)
+            return await self._launch(place, self._arguments)
 
         model = self._model
         passive = place.spec.passive
         return Supervisor(stub, launch, model.scheduler, model.report, passive, place.permit)
 
-    async def _launch(self, place: Place, label: Label) -> Instance:
+    async def _launch(self, place: Place, arguments: Arguments) -> Instance:
+        label = Label(self._model.name, self._model.version, place.spec.name)
         fresh = await self._start(place.spec.name, label)
         try:
-            await self.furnish(fresh, place)
+            await self.furnish(fresh, place, arguments)
         except BaseException:  # also if cancelled: nobody else would end this process
             fresh.kill()
             raise
         return fresh
+
+
+@dataclass(slots=True)
+class Change:
+    """New instances of a model that serves, which take no work as yet, and those to be ended.
+
+    `finalize`: seconds that the latter get for that.
+    """
+
+    workshop: Workshop
+    config: ModelConfig
+    arguments: Arguments
+    surplus: list[Supervisor]
+    finalize: float
+    made: list[tuple[Instance, Place]] = field(default_factory=list)
+
+    def commit(self) -> None:
+        """Put the change into effect."""
+        self.workshop.settle(self)
+
+    async def discard(self) -> None:
+        """Leave everything as it was."""
+        for stub, place in self.made:
+            await stub.stop(0, self.finalize)
+            place.close()
+
+
+def _signature(group: ModelConfig, spec: InstanceSpec) -> bytes:
+    """Instances that have the same one can stand in for each other (configuration spec 3.1)."""
+    rest = type(group)()
+    rest.CopyFrom(group)
+    rest.ClearField("name")
+    rest.ClearField("count")
+    content: bytes = rest.SerializeToString(deterministic=True)
+    return content + b" %d" % spec.device_id
+
+
+def _renamed(spec: InstanceSpec, taken: set[tuple[str, int]]) -> InstanceSpec:
+    """The instance, by a name that no other one on its device has."""
+    names = (f"{spec.name}_{number}" for number in itertools.count())
+    device = spec.device_id
+    name = next(n for n in itertools.chain([spec.name], names) if (n, device) not in taken)
+    taken.add((name, device))
+    return replace(spec, name=name)
 
 
 def _permit_of(lane: Lane) -> Permit:
@@ -156,6 +257,12 @@ class Arguments:
             "model_version": str(version),
             "model_name": config.name,
         }
+
+    def of_config(self, config: ModelConfig) -> Arguments:
+        """The same for another configuration of the model."""
+        common = self._common
+        path, version = Path(common["model_repository"]), int(common["model_version"])
+        return Arguments(path, version, config, self.flow)
 
     def of(self, spec: InstanceSpec) -> dict[str, str]:
         """The arguments of one instance."""

@@ -1,0 +1,82 @@
+"""Versions that serve and need not be loaded anew (configuration spec 3.1 and 8.4)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from host.config.model_config import ModelConfig
+from host.models.registry import LoadedModel
+from host.repository import Stamp
+
+MAY_CHANGE = ("instance_group", "version_policy")
+"""What of a configuration may be another one without its model being loaded anew."""
+
+
+class Update(Protocol):
+    """A version that goes on serving, with other instances once it is committed."""
+
+    def commit(self) -> None:
+        """Let new instances take work, and those that are too many finish theirs."""
+
+    async def discard(self) -> None:
+        """Leave everything as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """The outcome of a load that has not made a model."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a model's files looked like when it was loaded; `config` is its configuration file."""
+
+    path: Path
+    stamp: Stamp
+    config: Path
+
+    def of(self, version: int) -> Stamp:
+        """What that version is made of: its folder, and all that belongs to no other one."""
+        config = self.config.relative_to(self.path).parts[0]
+        return frozenset(
+            entry
+            for entry in self.stamp
+            for top in (os.path.relpath(entry[0], self.path).split(os.sep)[0],)
+            if top == str(version) or not (top.isdecimal() or top == config)
+        )
+
+
+class Records:
+    """What each living model was read as."""
+
+    def __init__(self) -> None:
+        self._records: dict[LoadedModel, tuple[bytes, Look | None]] = {}
+
+    def note(self, model: LoadedModel, config: ModelConfig, look: Look | None) -> None:
+        """A model serves by this configuration, as it was before the model completed it."""
+        self._records[model] = _essence(config), look
+
+    def forget(self, model: LoadedModel) -> None:
+        """The model has ended."""
+        self._records.pop(model, None)
+
+    def may_stay(self, model: LoadedModel, config: ModelConfig, look: Look | None) -> bool:
+        """Whether only instances and the choice of versions are other than they were."""
+        essence, before = self._records.get(model, (b"", None))
+        if before is None or look is None or essence != _essence(config):
+            return False
+        return before.of(model.version) == look.of(model.version)
+
+
+def _essence(config: ModelConfig) -> bytes:
+    rest = type(config)()
+    rest.CopyFrom(config)
+    for name in MAY_CHANGE:
+        rest.ClearField(name)
+    essence: bytes = rest.SerializeToString(deterministic=True)
+    return essence

@@ -1,0 +1,323 @@
+"""Versions that come and go, and instances that do while their version serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.asking import Client, failure, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.integration.test_scheduling import Pipe
+
+WHO = """
+import os
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.name = args["model_instance_name"]
+        self.version = args["model_version"]
+        if os.path.exists(os.path.join(args["model_repository"], self.name + ".fails")):
+            raise RuntimeError("no " + self.name)
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            pipe = pb_utils.get_input_tensor_by_name(request, "PIPE").as_numpy()[0].decode()
+            if pipe:
+                open(pipe).read()
+            text = f"{self.version} {self.name} {os.getpid()}".encode()
+            answer = pb_utils.Tensor("WHO", np.array([text], dtype=object))
+            responses.append(pb_utils.InferenceResponse([answer]))
+        return responses
+"""
+CONFIG = """
+backend: "python"
+input [ {{ name: "PIPE" data_type: TYPE_STRING dims: [ 1 ] }} ]
+output [ {{ name: "WHO" data_type: TYPE_STRING dims: [ 1 ] }} ]
+instance_group [ {groups} ]
+{more}
+"""
+
+
+def config(groups: str = "{ count: 1 }", more: str = "") -> str:
+    return CONFIG.format(groups=groups, more=more)
+
+
+def all_versions(groups: str = "{ count: 1 }") -> str:
+    return config(groups, "version_policy { all { } }")
+
+
+@pytest.fixture(scope="module")
+def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
+    return module_serve(module_repository, "--model-control-mode=explicit").wait_started()
+
+
+@pytest.fixture
+def client(host: RunningHost) -> Iterator[Client]:
+    with host.client() as client:
+        yield client
+
+
+class Model:
+    """A model of the shared repository, named after its test."""
+
+    def __init__(self, repository: RepositoryBuilder, host: RunningHost, client: Client) -> None:
+        test = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split(" ")[0]
+        self.name = re.sub(r"\W", "_", test.removeprefix("test_"))
+        self._repository = repository
+        self._host = host
+        self._client = client
+        self.folder = repository.path / self.name
+
+    def write(self, text: str, version: int = 1, model: str = WHO) -> None:
+        self._repository.add(self.name, model, version=version)
+        self.configure(text)
+
+    def configure(self, text: str) -> None:
+        """Write the configuration, and nothing else."""
+        (self.folder / "config.pbtxt").write_text(text)
+
+    def load(self, **options: Any) -> None:
+        self._client.load_model(self.name, **options)
+
+    def who(self, version: str = "", pipe: str = "") -> str:
+        text = tensor("PIPE", np.array([pipe.encode()], dtype=np.object_))
+        with self._host.client() as client:
+            answer = client.infer(self.name, [text], model_version=version, client_timeout=DEADLINE)
+        told: bytes = answer.as_numpy("WHO")[0]
+        return told.decode()
+
+    def instances(self) -> dict[str, int]:
+        """Processes by the names of their instances."""
+        return {
+            " ".join(stub.cmdline()).split()[-1]: stub.pid
+            for stub in self._host.stubs()
+            if self.name in " ".join(stub.cmdline())
+        }
+
+    def index(self) -> list[tuple[str, str, str]]:
+        return [
+            (entry.version, entry.state, entry.reason)
+            for entry in self._client.get_model_repository_index().models
+            if entry.name == self.name
+        ]
+
+
+@pytest.fixture
+def model(module_repository: RepositoryBuilder, host: RunningHost, client: Client) -> Model:
+    return Model(module_repository, host, client)
+
+
+def test_more_instances_come_beside_those_that_are_there(model: Model, client: Client) -> None:
+    model.write(config("{ count: 1 }"))
+    model.load()
+    before = model.instances()
+    model.configure(config("{ count: 3 }"))
+    model.load()
+    after = model.instances()
+    assert set(after) == {f"{model.name}_0_{number}" for number in range(3)}
+    assert before.items() <= after.items()
+    (group,) = client.get_model_config(model.name).config.instance_group
+    assert group.count == 3
+    asked = {model.who() for _ in range(3)}
+    assert asked
+
+
+def test_surplus_instances_go_and_the_others_stay(model: Model) -> None:
+    model.write(config("{ count: 3 }"))
+    model.load()
+    before = model.instances()
+    model.configure(config("{ count: 1 }"))
+    model.load()
+    first = f"{model.name}_0_0"
+    wait_until(lambda: model.instances() == {first: before[first]}, "the others to end")
+    assert model.who() == f"1 {first} {before[first]}"
+
+
+def test_a_surplus_instance_finishes_what_it_works_on(model: Model, tmp_path: Path) -> None:
+    model.write(config("{ count: 2 }"))
+    model.load()
+    pipes = [Pipe(tmp_path / str(number)) for number in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(model.who, "", str(pipe.path)) for pipe in pipes]
+        for pipe in pipes:
+            wait_until(pipe.reached, "both instances to be busy")
+        model.configure(config("{ count: 1 }"))
+        model.load()
+        assert len(model.instances()) == 2
+        for pipe in pipes:
+            pipe.let_go()
+        assert {answer.result(DEADLINE).split()[1] for answer in answers} == {
+            f"{model.name}_0_0",
+            f"{model.name}_0_1",
+        }
+    wait_until(lambda: len(model.instances()) == 1, "one to end")
+
+
+def test_nobody_is_refused_while_instances_come_and_go(model: Model) -> None:
+    model.write(config("{ count: 1 }"))
+    model.load()
+    over = threading.Event()
+    count = 0
+
+    def ask() -> None:
+        nonlocal count
+        while not over.is_set():
+            model.who()
+            count += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            for number in (2, 1, 2):
+                model.configure(config(f"{{ count: {number} }}"))
+                model.load()
+        finally:
+            over.set()
+        asking.result(DEADLINE)
+    assert count
+
+
+def test_groups_that_are_others_get_instances_of_their_own(model: Model) -> None:
+    model.write(config("{ name: 'a' count: 1 }"))
+    model.load()
+    named = {f"{model.name}_one_0", f"{model.name}_b_0"}
+    model.configure(
+        config(
+            f"{{ name: '{model.name}_one' kind: KIND_CPU count: 1 }},"
+            f"{{ name: '{model.name}_b' kind: KIND_MODEL count: 1 }}"
+        )
+    )
+    model.load()
+    wait_until(lambda: set(model.instances()) <= named, "other names")
+
+
+def test_an_instance_that_fails_leaves_those_that_serve(model: Model) -> None:
+    model.write(config("{ count: 1 }"))
+    new = f"{model.name}_0_1"
+    (model.folder / f"{new}.fails").touch()
+    model.load()
+    before = model.instances()
+    model.configure(config("{ count: 2 }"))
+    status, text = failure(model.load)
+    assert "version 1 is at READY state: Internal: " in text
+    assert f"no {new}" in text
+    assert model.instances() == before
+    assert model.who().split()[2] == str(before[f"{model.name}_0_0"])
+    ((_, state, told),) = model.index()
+    assert state == "READY"
+    assert told.startswith("Internal: ") and f"no {new}" in told
+    model.configure(config("{ count: 1 } "))
+    model.load()
+    assert model.index() == [("1", "READY", "")]
+    assert model.instances() == before
+
+
+def test_a_policy_chooses_versions_without_loading_those_that_stay(model: Model) -> None:
+    for version in (1, 2, 3):
+        model.write(config(), version)
+    model.load()
+    assert [version for version, state, _ in model.index() if state == "READY"] == ["3"]
+    third = model.who("3")
+    model.configure(all_versions())
+    model.load()
+    assert [version for version, *_ in model.index()] == ["1", "2", "3"]
+    assert model.who("3") == third
+    first = model.who("1")
+    model.configure(config(more="version_policy { specific { versions: [ 1, 3 ] } }"))
+    model.load()
+    wait_until(lambda: ("2", "UNAVAILABLE", "unloaded") in model.index(), "the second to go")
+    assert (model.who("1"), model.who("3")) == (first, third)
+    assert model.who() == third
+
+
+def test_a_new_version_does_not_touch_the_others(model: Model) -> None:
+    model.write(all_versions(), 1)
+    model.load()
+    first = model.who("1")
+    model.write(all_versions(), 2)
+    model.load()
+    assert model.who("2").startswith("2 ")
+    assert model.who("1") == first
+    (model.folder / "2" / "model.py").unlink()
+    (model.folder / "2").rmdir()
+    model.load()
+    wait_until(lambda: ("2", "UNAVAILABLE", "unloaded") in model.index(), "the second to go")
+    assert model.who() == first
+
+
+def test_a_change_in_one_version_reloads_that_one(model: Model) -> None:
+    for version in (1, 2):
+        model.write(all_versions(), version)
+    model.load()
+    before = [model.who("1"), model.who("2")]
+    (model.folder / "2" / "model.py").write_text(WHO + "# changed\n")
+    model.load()
+    assert model.who("1") == before[0]
+    assert model.who("2") != before[1]
+
+
+@pytest.mark.parametrize("change", ["file", "parameter"])
+def test_any_other_change_reloads_all_versions(model: Model, change: str) -> None:
+    for version in (1, 2):
+        model.write(all_versions(), version)
+    model.load()
+    before = [model.who("1"), model.who("2")]
+    if change == "file":
+        (model.folder / "labels.txt").write_text("a\n")
+    else:
+        model.configure(all_versions() + 'parameters { key: "a" value: { string_value: "b" } }')
+    model.load()
+    assert all(
+        now != then for now, then in zip([model.who("1"), model.who("2")], before, strict=False)
+    )
+
+
+def test_a_configuration_that_comes_with_a_load_changes_instances_as_well(model: Model) -> None:
+    model.write(config())
+    sent = {
+        "backend": "python",
+        "input": [{"name": "PIPE", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [{"name": "WHO", "data_type": "TYPE_STRING", "dims": [1]}],
+        "instance_group": [{"count": 1}],
+    }
+    model.load(config=json.dumps(sent))
+    before = model.instances()
+    model.load(config=json.dumps({**sent, "instance_group": [{"count": 2}]}))
+    assert before.items() < model.instances().items()
+
+
+def test_a_model_that_was_unloaded_is_loaded_anew(model: Model, client: Client) -> None:
+    model.write(config())
+    model.load()
+    before = model.who()
+    client.unload_model(model.name)
+    wait_until(lambda: model.index() == [("1", "UNAVAILABLE", "unloaded")], "its end")
+    model.load()
+    assert model.who() != before
+
+
+def test_polls_change_instances_in_place(repository: RepositoryBuilder, serve: Serve) -> None:
+    repository.add("polled", WHO, config("{ count: 1 }"))
+    flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
+    host = serve(repository, *flags).wait_started()
+
+    def processes() -> list[int]:
+        return [stub.pid for stub in host.stubs() if "polled" in " ".join(stub.cmdline())]
+
+    (first,) = processes()
+    (repository.path / "polled" / "config.pbtxt").write_text(config("{ count: 2 }"))
+    wait_until(lambda: len(processes()) == 2, "the second instance")
+    assert first in processes()
