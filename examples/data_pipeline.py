@@ -1,4 +1,4 @@
-"""Client of `data_pipeline`: words, numbers of two kinds, an image and a flag through two models."""
+"""Client of `data_pipeline`: words, numbers, an image and a flag through two models."""
 
 import argparse
 
