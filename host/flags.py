@@ -57,7 +57,6 @@ class Flag:
     status: Status
     check: Callable[[Any], object] | None = None
     also: str = ""
-    harmless: Callable[[Any], bool] | None = None
     reason: str = ""
 
     @property
@@ -69,7 +68,7 @@ class Flag:
 
     def is_off(self, value: Any) -> bool:
         """Whether the value asks for nothing that a refused flag would have to do."""
-        return value == self.default or (self.harmless is not None and self.harmless(value))
+        return bool(value == self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +98,13 @@ class Group:
         check: Callable[[Any], object] | None = None,
         name: str = "",
         also: str = "",
-        harmless: Callable[[Any], bool] | None = None,
         reason: str = "",
     ) -> _T:
         """A field whose flag is called like it, and whose kind follows from the default."""
         kind = kind or _KINDS[type(default)]
         status = status or self.status
         reason = reason or self.reason
-        made = Flag(
-            name, "", default, kind, self.title, help, status, check, also, harmless, reason
-        )
+        made = Flag(name, "", default, kind, self.title, help, status, check, also, reason)
         if isinstance(default, (list, dict)):
             copy = type(default)
             field: Any = dataclasses.field(

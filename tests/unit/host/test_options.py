@@ -568,7 +568,6 @@ def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> 
 
 SAMPLES = {
     "model-namespacing": "true",
-    "trace-config": "level=TIMESTAMPS",
     "host-policy": "p,numa-node=0",
     "allow-sagemaker": "true",
     "sagemaker-safe-port-range": "1-2",
@@ -627,11 +626,6 @@ def test_polls_have_an_interval() -> None:
 
 def test_poll_interval_has_no_effect_in_other_modes() -> None:
     assert options("--repository-poll-secs=60").repository_poll_secs == 0
-
-
-@pytest.mark.parametrize("text", ["level=OFF", "rate=100", "count=3", "triton,file=/tmp/t"])
-def test_trace_settings_are_fine_while_no_level_is_on(text: str) -> None:
-    assert options(f"--trace-config={text}").trace_config == [text]
 
 
 @pytest.mark.parametrize(
@@ -726,8 +720,9 @@ def test_complaint_about_a_deprecated_flags_value_names_it() -> None:
 
 
 def test_deprecated_flag_is_refused_like_the_one_it_stands_for() -> None:
-    argv = "--trace-level=TENSORS"
-    assert " is not supported by this version: " in complaint("--model-repository", HERE, argv)
+    argv = "--trace-level=LOUD"
+    detail = "invalid value for trace level option: LOUD"
+    assert detail in complaint("--model-repository", HERE, argv)
 
 
 def test_a_resource_has_a_name_a_count_and_perhaps_a_device() -> None:

@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError, internal, unavailable
 from host.frontends import grpc_stream
+from host.frontends.grpc_methods import NO_METADATA
 from host.frontends.grpc_service import GrpcService
 from host.frontends.grpc_stream import InferStream
 from host.inference import Call
@@ -29,7 +30,9 @@ class Conversation:
 
     def __init__(self, errors_end_it: bool = False) -> None:
         self.core = EchoCore()
-        self.stream = InferStream(GrpcService(self.core), self._send, errors_end_it)
+        self.stream = InferStream(
+            GrpcService(self.core), self._send, NO_METADATA, errors_end_it
+        )
         self.got: asyncio.Queue[Any] = asyncio.Queue()
         self._requests: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self.running = asyncio.ensure_future(self.stream.run(self._read()))
