@@ -38,7 +38,7 @@ _metrics = Group("Metrics")
 _tracing = Group("Tracing")
 _backend = Group("Backend")
 _agent = Group(
-    "Repository Agent", Status.IGNORED, "a model that names an agent is refused when it is loaded"
+    "Repository Agent", Status.IGNORED, "there is none but checksum, which comes with the program"
 )
 _cache = Group("Response Cache")
 _rate = Group("Rate Limiter")

@@ -159,6 +159,7 @@ class Server:
                 gpus=await find_gpus(options.min_supported_compute_capability),
                 least_capability=options.min_supported_compute_capability,
                 config_name=options.model_config_name or None,
+                agents=options.repoagent_directory,
             ),
         )
         families = Families(self._registry, lifecycle)

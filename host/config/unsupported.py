@@ -31,11 +31,6 @@ _REFUSALS = (
         lambda config: bool(config.HasField("sequence_batching")),
     ),
     _Refusal(
-        "model_repository_agents",
-        "repository agents are not supported",
-        lambda config: bool(config.model_repository_agents.agents),
-    ),
-    _Refusal(
         f"parameters[{_STRATEGY}]",
         "batching strategies from shared libraries are not supported",
         lambda config: _STRATEGY in config.parameters,

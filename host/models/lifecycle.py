@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 from host.config import model_config as configuration
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.log_lines import about
+from host.models.agents import run_agents
 from host.models.loads import (
     Asked,
     LoadSettings,
@@ -165,6 +166,7 @@ class Lifecycle:
                 least_capability=self._settings.least_capability,
                 name=name,
             )
+            run_agents(loaded.config, files.path, self._settings.agents)
             return loaded, versions(files.path)
 
         try:

@@ -23,7 +23,7 @@ class LoadSettings:
     before `config.pbtxt`. `threads`: how many versions load at a time.
     `retries`: how often a version is tried again. `grace` and `finalize`: seconds for a stuck
     batch and for `finalize` at unload. `gpus`: those that instances may run on, of at least that
-    compute capability.
+    compute capability. `agents`: where repository agents would be.
     """
 
     strict: bool
@@ -34,6 +34,7 @@ class LoadSettings:
     gpus: Sequence[int] = ()
     least_capability: float = 6.0
     config_name: str | None = None
+    agents: str = ""
 
 
 class PollFailure(HostError):

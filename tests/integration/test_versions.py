@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.asking import Client, failure, tensor
@@ -101,11 +102,15 @@ class Model:
 
     def instances(self) -> dict[str, int]:
         """Processes by the names of their instances."""
-        return {
-            " ".join(stub.cmdline()).split()[-1]: stub.pid
-            for stub in self._host.stubs()
-            if self.name in " ".join(stub.cmdline())
-        }
+        found: dict[str, int] = {}
+        for child in psutil.Process(self._host.process.pid).children(recursive=True):
+            try:
+                line = " ".join(child.cmdline()).split()
+            except psutil.NoSuchProcess:  # it has just ended
+                continue
+            if line[:1] == ["pbhost-stub"] and line[-1].startswith(self.name):
+                found[line[-1]] = child.pid
+        return found
 
     def index(self) -> list[tuple[str, str, str]]:
         return [
@@ -214,7 +219,7 @@ def test_an_instance_that_fails_leaves_those_that_serve(model: Model) -> None:
     status, text = failure(model.load)
     assert "version 1 is at READY state: Internal: " in text
     assert f"no {new}" in text
-    assert model.instances() == before
+    wait_until(lambda: model.instances() == before, "the new ones to be gone")
     assert model.who().split()[2] == str(before[f"{model.name}_0_0"])
     ((_, state, told),) = model.index()
     assert state == "READY"

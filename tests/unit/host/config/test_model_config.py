@@ -171,7 +171,6 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
     ("text", "field"),
     [
         ("sequence_batching {}", "sequence_batching"),
-        ('model_repository_agents { agents { name: "a" } }', "model_repository_agents"),
         (
             'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "b.so" } }',
             "parameters[TRITON_BATCH_STRATEGY_PATH]",
