@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from host import log
+from host.log_lines import Label, about
 
 Configure = Callable[..., log.Log]
 HEAD = "I0203 04:05:06.750000 42 core.py:7] "
@@ -318,3 +320,77 @@ def test_table_that_is_not_shown_on_a_terminal_is_at_most_500_wide() -> None:
     lines = log.table(["A", "B"], [["x" * 900, "y" * 900]]).splitlines()
     assert {len(line) for line in lines[1:]} == {500}
     assert sum(line.count("x") for line in lines) == sum(line.count("y") for line in lines) == 900
+
+
+def test_label_has_as_much_as_is_known(configure: Configure) -> None:
+    running = configure()
+    for label, shown in (
+        (Label("m", 3, "m_0"), "[m:3/m_0] text"),
+        (Label("m", 3), "[m:3] text"),
+        (Label("m"), "[m] text"),
+    ):
+        assert running.format(record(logging.INFO, "text", instance=label)) == f'{HEAD}"{shown}"'
+
+
+def test_requests_stand_behind_the_label(configure: Configure) -> None:
+    running = configure()
+
+    def line(*requests: str) -> str:
+        extra = {"instance": Label("m", 1, "m_0"), "requests": requests}
+        return running.format(record(logging.INFO, "text", **extra))
+
+    assert line() == HEAD + '"[m:1/m_0] text"'
+    assert line("a b") == HEAD + '"[m:1/m_0 a b] text"'
+    assert line("a", "b", "c") == HEAD + '"[m:1/m_0 a +2] text"'
+    assert "\n" not in line("a\nb\x1b")
+
+
+def shown_as_json(configure: Configure, level: int, message: str, **extra: object) -> object:
+    line = configure(log_format="json").format(record(level, message, **extra))
+    assert "\n" not in line
+    return json.loads(line)
+
+
+def test_json_line(configure: Configure) -> None:
+    extra = {
+        "instance": Label("m", 1, "m_0"),
+        "requests": ["r"],
+        "trace_id": "7",
+        "source": "model.py:3",
+    }
+    assert shown_as_json(configure, logging.WARNING, "ü\n", **extra) == {
+        "time": "2021-02-03T04:05:06.750000Z",
+        "level": "WARNING",
+        "pid": 42,
+        "source": "model.py:3",
+        "model": "m",
+        "version": 1,
+        "instance": "m_0",
+        "request_id": "r",
+        "trace_id": "7",
+        "message": "ü",
+    }
+
+
+def test_json_line_of_a_text_that_names_its_model(configure: Configure) -> None:
+    shown = shown_as_json(configure, log.verbose(2), "loading: m:1", **about("m", 1))
+    assert shown == {
+        "time": "2021-02-03T04:05:06.750000Z",
+        "level": "VERBOSE",
+        "pid": 42,
+        "source": "core.py:7",
+        "model": "m",
+        "version": 1,
+        "message": "loading: m:1",
+    }
+
+
+def test_json_line_of_an_exception(configure: Configure) -> None:
+    made = record(logging.ERROR, "broken")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    shown = json.loads(configure(log_format="json").format(made))
+    assert shown["message"] == "broken"
+    assert shown["exception"].endswith("ValueError: why")

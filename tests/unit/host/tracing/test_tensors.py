@@ -1,0 +1,35 @@
+"""Tensors as text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from host.inference import Tensor
+from host.tracing.tensors import elements, tensor_json
+
+
+@pytest.mark.parametrize(
+    ("datatype", "array", "text"),
+    [
+        ("BOOL", np.array([True, False]), "1,0"),
+        ("INT8", np.array([-1, 2], np.int8), "-1,2"),
+        ("UINT64", np.array([2**64 - 1], np.uint64), "18446744073709551615"),
+        ("FP32", np.array([0.1, 1e9, -0.5], np.float32), "0.1,1e+09,-0.5"),
+        ("FP64", np.array([np.nan, np.inf]), "nan,inf"),
+        ("FP16", np.array([1], np.float16), ""),
+        ("INT32", np.array([], np.int32), ""),
+    ],
+)
+def test_elements(datatype: str, array: np.ndarray, text: str) -> None:  # type: ignore[type-arg]
+    assert elements(datatype, array.tobytes()) == text
+
+
+def test_strings_are_in_quotation_marks() -> None:
+    data = b"\x02\0\0\0ab" + b"\0\0\0\0" + b"\x01\0\0\0\xff"
+    assert elements("BYTES", data) == '"ab","","\\xff"'
+
+
+def test_a_tensor() -> None:
+    tensor = Tensor("X", "INT32", [1, 2], np.array([3, 4], np.int32).tobytes())
+    assert tensor_json(tensor) == {"name": "X", "data": "3,4", "shape": "1,2", "dtype": "INT32"}
