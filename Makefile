@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo serve test venv check bench clean
+.PHONY: demo serve test test-backends venv check bench clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,6 +30,10 @@ check: $(VENV)/test.stamp  ## lint and types
 
 test: check  ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes minutes to compile
+	PBHOST_TEST_AOTI=1 $(BIN)/python -m pytest --timeout=600 tests/unit/stub/backends \
+	  tests/integration/test_backend_onnx.py tests/integration/test_backend_pytorch.py
 
 bench: $(VENV)/test.stamp  ## side by side with a real Triton, installed into a scratch folder
 	$(BIN)/python -m benchmarks

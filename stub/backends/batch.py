@@ -69,8 +69,10 @@ class Batch:
         self.wanted = [name for name in contract.outputs if name in asked]
 
     def _joined(self, name: str, tensors: List[pb_utils.Tensor]) -> Array:
-        arrays = [array_of(tensor) for tensor in tensors]
         expected = self._contract.inputs.get(name)
+        if expected is not None and expected.of_batch:
+            return array_of(tensors[0])  # every request has the same
+        arrays = [array_of(tensor) for tensor in tensors]
         if expected is not None and expected.ragged:
             arrays = [array.reshape(-1) for array in arrays]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
@@ -83,7 +85,12 @@ class Batch:
         for request, size in zip(self._requests, self.sizes):
             start, end = end, end + size
             asked = request.requested_output_names()
-            mine = {name: array for name, array in arrays.items() if name in asked}
+            mine = {
+                name: array
+                for name, array in arrays.items()
+                # What is about the batch is taken apart later, and lies in the first response.
+                if (not answers if self._contract.outputs[name].of_batch else name in asked)
+            }
             answers.append(self._response(request, mine, start, end))
         return answers
 
@@ -92,7 +99,7 @@ class Batch:
     ) -> pb_utils.InferenceResponse:
         tensors: List[pb_utils.Tensor] = []
         for name, array in arrays.items():
-            if self._contract.batches:
+            if self._contract.batches and not self._contract.outputs[name].of_batch:
                 length = len(array) if array.ndim else 0
                 if length < end:
                     return _too_short(request, name, end, length)

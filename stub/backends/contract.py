@@ -10,12 +10,19 @@ Shape = List[int]
 class Expected:
     """One tensor of the configuration, in the form in which the model sees it.
 
-    `shape` is complete: with the batch dimension, as -1, where there is one.
+    `shape` is complete: with the batch dimension, as -1, where there is one. `of_batch`: there is
+    one for all requests of a batch, of whatever shape. `control`: it tells of a sequence.
     """
 
-    __slots__ = ("data_type", "dims", "name", "optional", "ragged", "shape")
+    __slots__ = ("control", "data_type", "dims", "name", "of_batch", "optional", "ragged", "shape")
 
-    def __init__(self, entry: Mapping[str, Any], batches: bool) -> None:
+    def __init__(
+        self,
+        entry: Mapping[str, Any],
+        batches: bool,
+        of_batch: bool = False,
+        control: bool = False,
+    ) -> None:
         self.name: str = entry["name"]
         self.data_type: str = entry["data_type"]
         reshape = entry.get("reshape")
@@ -23,6 +30,8 @@ class Expected:
         self.shape: Shape = [-1, *self.dims] if batches else self.dims
         self.optional = bool(entry.get("optional"))
         self.ragged = bool(entry.get("allow_ragged_batch"))
+        self.of_batch = of_batch
+        self.control = control
 
 
 class Provided(NamedTuple):
@@ -35,16 +44,30 @@ class Provided(NamedTuple):
 
 
 class Contract:
-    """The tensors that a configuration promises. `batches`: whether they have a batch dimension."""
+    """The tensors that a configuration promises. `batches`: whether they have a batch dimension.
+
+    Among the inputs are those about the batch (configuration spec 4.8), and about the sequence.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.model: str = config["name"]
         self.batches: bool = config.get("max_batch_size", 0) > 0
-        self.inputs: Dict[str, Expected] = self._expected(config.get("input", ()))
-        self.outputs: Dict[str, Expected] = self._expected(config.get("output", ()))
-
-    def _expected(self, entries: Sequence[Mapping[str, Any]]) -> Dict[str, Expected]:
-        return {entry["name"]: Expected(entry, self.batches) for entry in entries}
+        scattered = {
+            name for each in config.get("batch_output", ()) for name in each["target_name"]
+        }
+        inputs = [Expected(entry, self.batches) for entry in config.get("input", ())]
+        for each in config.get("batch_input", ()):
+            for name in each["target_name"]:
+                entry = {"name": name, "data_type": each["data_type"], "dims": ()}
+                inputs.append(Expected(entry, self.batches, of_batch=True))
+        controls = config.get("sequence_batching", {}).get("control_input", ())
+        inputs += [Expected(_control(each), self.batches, control=True) for each in controls]
+        outputs = [
+            Expected(entry, self.batches, of_batch=entry["name"] in scattered)
+            for entry in config.get("output", ())
+        ]
+        self.inputs = {tensor.name: tensor for tensor in inputs}
+        self.outputs = {tensor.name: tensor for tensor in outputs}
 
     def check(self, inputs: Sequence[Provided], outputs: Sequence[Provided]) -> None:
         """Compare with all that the model provides (configuration spec 2.7).
@@ -53,6 +76,13 @@ class Contract:
 
         Raises ModelFailure.
         """
+        provided = [tensor.name for tensor in inputs]
+        for wanted in self.inputs.values():
+            if wanted.control and wanted.name not in provided:
+                raise ModelFailure(
+                    f"configuration specified sequence control '{wanted.name}', but model does not"
+                    " provide that input"
+                )
         required = [tensor for tensor in inputs if not tensor.optional]
         if not len(required) <= len(self.inputs) <= len(inputs):
             raise ModelFailure(
@@ -87,7 +117,7 @@ class Contract:
 
     def _check_shape(self, wanted: Expected, tensor: Provided) -> None:
         have, want = tensor.shape, [-1] if wanted.ragged else wanted.shape
-        if have is None or have == want:
+        if have is None or have == want or wanted.of_batch:
             return
         # A scalar is served as one element, as a configuration cannot say "no dimensions".
         if not have and wanted.shape == [1]:
@@ -120,3 +150,21 @@ class Contract:
 def shown(shape: Sequence[int]) -> str:
     """A shape as error texts show it: `[1,-1,3]`."""
     return "[" + ",".join(map(str, shape)) + "]"
+
+
+_CONTROL_TYPES = {
+    "int32_false_true": "TYPE_INT32",
+    "fp32_false_true": "TYPE_FP32",
+    "bool_false_true": "TYPE_BOOL",
+}
+
+
+def _control(each: Mapping[str, Any]) -> Dict[str, Any]:
+    """An entry as it would stand among the inputs; its first control says of which type it is."""
+    control = each["control"][0]
+    types = [kind for values, kind in _CONTROL_TYPES.items() if control.get(values)]
+    return {
+        "name": each["name"],
+        "data_type": types[0] if types else control["data_type"],
+        "dims": [1],
+    }

@@ -104,6 +104,10 @@ def _read_exported(path: str, device: str) -> Program:
     exported = torch.export.load(path)
     signature, result = exported.graph_signature, exported.call_spec.out_spec
     inputs = _described(exported, signature.user_inputs)
+    whole = exported.module_call_graph[0].signature
+    spelt = whole and whole.forward_arg_names  # nodes have these names in lower case
+    if inputs is not None and spelt and len(spelt) == len(inputs):
+        inputs = [each._replace(name=name) for each, name in zip(inputs, spelt)]
     outputs = _described(exported, signature.user_outputs)
     if outputs is not None:
         by_name = result is not None and result.type is dict

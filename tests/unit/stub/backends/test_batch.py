@@ -1,0 +1,203 @@
+"""How requests are joined and split, and a configuration compared with a file: no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pb_utils
+from stub.backends.batch import BadInput, Batch, answer
+from stub.backends.contract import Contract, Provided
+from stub.user_model import ModelFailure
+
+
+def entry(name: str, dims: list[int], kind: str = "TYPE_FP32", **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": kind, "dims": dims, **more}
+
+
+def contract(
+    inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], size: int = 8, **more: Any
+) -> Contract:
+    return Contract(
+        {"name": "m", "max_batch_size": size, "input": inputs, "output": outputs, **more}
+    )
+
+
+def request(*outputs: str, **arrays: Any) -> pb_utils.InferenceRequest:
+    tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+    return pb_utils.InferenceRequest(
+        inputs=tensors, requested_output_names=list(outputs), model_name="m", request_id="r"
+    )
+
+
+def rows(*values: float) -> Any:
+    return np.array(values, np.float32).reshape(-1, 1)
+
+
+ONE = contract([entry("x", [1])], [entry("y", [1]), entry("z", [1])])
+
+
+def double(inputs: Mapping[str, Any], wanted: list[str]) -> dict[str, Any]:
+    return {name: inputs["x"] * (2 if name == "y" else 3) for name in wanted}
+
+
+def test_inputs_are_joined_once_and_outputs_split_without_copying() -> None:
+    batch = Batch([request("y", x=rows(1, 2)), request("y", x=rows(3))], ONE)
+    assert batch.inputs["x"].tolist() == [[1], [2], [3]]
+    output = np.array([[10], [20], [30]], np.float32)
+    first, second = batch.responses({"y": output})
+    for response, part in ((first, output[:2]), (second, output[2:])):
+        (tensor,) = response.output_tensors()
+        assert tensor.as_numpy(copy=False).tolist() == part.tolist()
+        assert np.shares_memory(tensor.as_numpy(copy=False), output)
+
+
+def test_a_single_request_is_not_copied() -> None:
+    x = rows(1, 2)
+    assert np.shares_memory(Batch([request("y", x=x)], ONE).inputs["x"], x)
+
+
+def test_each_request_gets_the_outputs_that_it_asks_for() -> None:
+    asked = [request("y", x=rows(1)), request("z", x=rows(2)), request("y", "z", x=rows(3))]
+    got = [
+        {tensor.name(): tensor.as_numpy().tolist() for tensor in response.output_tensors()}
+        for response in answer(asked, ONE, double)
+    ]
+    assert got == [{"y": [[2]]}, {"z": [[6]]}, {"y": [[6]], "z": [[9]]}]
+    assert Batch([request("z", x=rows(1))], ONE).wanted == ["z"]
+
+
+def test_a_model_without_batches_runs_requests_one_by_one() -> None:
+    alone = contract([entry("x", [-1])], [entry("y", [-1])], size=0)
+    runs: list[Any] = []
+
+    def run(inputs: Mapping[str, Any], wanted: list[str]) -> dict[str, Any]:
+        runs.append(inputs["x"].tolist())
+        return {"y": inputs["x"]}
+
+    answers = answer([request("y", x=np.ones(n, np.float32)) for n in (1, 3)], alone, run)
+    assert runs == [[1], [1, 1, 1]]
+    assert [each.output_tensors()[0].shape() for each in answers] == [[1], [3]]
+
+
+def test_a_bad_input_fails_its_own_request_only() -> None:
+    def run(inputs: Mapping[str, Any], wanted: list[str]) -> dict[str, Any]:
+        if (inputs["x"] < 0).any():
+            raise BadInput("x must not be negative")
+        return double(inputs, wanted)
+
+    good, bad = answer([request("y", x=rows(1)), request("y", x=rows(-1))], ONE, run)
+    assert good.output_tensors()[0].as_numpy().tolist() == [[2]]
+    error = bad.error()
+    assert error is not None
+    assert (error.code(), error.message()) == (error.INVALID_ARG, "x must not be negative")
+
+
+def test_ragged_inputs_are_put_end_to_end_and_inputs_of_the_batch_are_there_once() -> None:
+    ragged = contract(
+        [entry("x", [-1], allow_ragged_batch=True)],
+        [entry("y", [1])],
+        batch_input=[{"target_name": ["ENDS"], "data_type": "TYPE_INT32"}],
+    )
+    ends = np.array([2, 5], np.int32)
+    batch = Batch(
+        [
+            request("y", x=np.zeros((1, 2), np.float32), ENDS=ends),
+            request("y", x=np.ones((1, 3), np.float32), ENDS=ends),
+        ],
+        ragged,
+    )
+    assert batch.inputs["x"].tolist() == [0, 0, 1, 1, 1]
+    assert batch.inputs["ENDS"].tolist() == [2, 5]
+    assert batch.sizes == [1, 1]
+
+
+def test_an_output_of_the_batch_lies_whole_in_the_first_response() -> None:
+    scattered = contract(
+        [entry("x", [1])], [entry("y", [-1])], batch_output=[{"target_name": ["y"]}]
+    )
+    first, second = answer(
+        [request("y", x=rows(1)), request("y", x=rows(2))],
+        scattered,
+        lambda inputs, wanted: {"y": np.arange(5, dtype=np.float32)},
+    )
+    assert first.output_tensors()[0].as_numpy().tolist() == [0, 1, 2, 3, 4]
+    assert not second.output_tensors()
+
+
+def test_bfloat16_goes_through() -> None:
+    brain = contract([entry("x", [2], "TYPE_BF16")], [entry("y", [2], "TYPE_BF16")])
+    x = np.array([[1, -2]], ml_dtypes.bfloat16)
+    (response,) = answer([request("y", x=x)], brain, lambda inputs, wanted: {"y": inputs["x"]})
+    assert response.output_tensors()[0].as_bfloat16().tolist() == [[1, -2]]
+
+
+def test_an_output_of_another_type_is_an_error() -> None:
+    with pytest.raises(pb_utils.TritonModelException) as caught:
+        answer(
+            [request("y", x=rows(1))],
+            ONE,
+            lambda inputs, wanted: {"y": inputs["x"].astype(np.float64)},
+        )
+    assert str(caught.value) == (
+        "configuration expects datatype TYPE_FP32 for output 'y' of model 'm', model provides "
+        "TYPE_FP64"
+    )
+
+
+def test_an_output_that_is_too_short_fails_those_for_whom_nothing_is_left() -> None:
+    first, second = answer(
+        [request("y", x=rows(1)), request("y", x=rows(2, 3))],
+        ONE,
+        lambda inputs, wanted: {"y": rows(1)},
+    )
+    assert not first.has_error()
+    error = second.error()
+    assert error is not None and error.code() == error.UNSUPPORTED
+    assert error.message() == (
+        "[request id: r] failed to split the output tensor 'y' in responses: expected batch size "
+        "of at least 3 in model output, got 1"
+    )
+
+
+CONTROL = {
+    "control_input": [
+        {"name": "START", "control": [{"int32_false_true": [0, 1]}]},
+        {"name": "CORRID", "control": [{"data_type": "TYPE_UINT64"}]},
+    ]
+}
+
+
+def test_controls_of_sequences_are_inputs() -> None:
+    made = contract([entry("x", [1])], [entry("y", [1])], sequence_batching=CONTROL)
+    found = {name: (each.data_type, each.shape) for name, each in made.inputs.items()}
+    assert found["START"] == ("TYPE_INT32", [-1, 1])
+    assert found["CORRID"] == ("TYPE_UINT64", [-1, 1])
+    provided = [Provided(name, kind, shape) for name, (kind, shape) in found.items()]
+    output = [Provided("y", "TYPE_FP32", [-1, 1])]
+    made.check(provided, output)
+    with pytest.raises(ModelFailure) as caught:
+        made.check(provided[:2], output)
+    assert str(caught.value) == (
+        "configuration specified sequence control 'CORRID', but model does not provide that input"
+    )
+
+
+def test_inputs_of_the_batch_may_have_any_shape_and_must_have_their_type() -> None:
+    made = contract(
+        [entry("x", [1])],
+        [entry("y", [1])],
+        batch_input=[{"target_name": ["N"], "data_type": "TYPE_INT32"}],
+    )
+    x, y = Provided("x", "TYPE_FP32", [-1, 1]), [Provided("y", "TYPE_FP32", [-1, 1])]
+    made.check([x, Provided("N", "TYPE_INT32", [-1])], y)
+    with pytest.raises(ModelFailure) as caught:
+        made.check([x, Provided("N", "TYPE_FP32", [-1])], y)
+    assert str(caught.value) == (
+        "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'N', model "
+        "provides TYPE_FP32"
+    )
