@@ -55,6 +55,8 @@ class Supervisor:
     ) -> None:
         self.instance = instance
         self.permit = permit
+        if permit is not None:
+            permit.owner = self
         self.passive = passive
         self.state = LaneState.SERVING
         self.reason = ""
@@ -115,6 +117,13 @@ class Supervisor:
     def waiting_for(self) -> Sequence[Call]:
         """The BLS calls that the running batch cannot go on without."""
         return tuple(self.instance.questions.blocking.values())
+
+    @property
+    def held_up_by(self) -> Sequence[object]:
+        """The lanes that hold the resources without which this one cannot run anything."""
+        if self.permit is None or self.permit.active:
+            return ()
+        return self.permit.holders
 
     @property
     def may_wait_for(self) -> Sequence[Sequence[Call]]:

@@ -120,6 +120,9 @@ def _ways(node: object, old: Collection[Call]) -> _Ways:
     lanes: Sequence[object] | None = getattr(node, "lanes", None)
     if lanes is not None:
         return [] if _lane_returns(node) else [[[lane] for lane in lanes]]
+    held_up_by: Sequence[object] = getattr(node, "held_up_by", ())
+    if held_up_by:  # a free lane without resources: all who have them must be stuck
+        return [[[lane] for lane in held_up_by]]
     waiting_for: Sequence[Call] = getattr(node, "waiting_for", ())
     may_wait_for: Sequence[Sequence[Call]] = getattr(node, "may_wait_for", ()) if old else ()
     return [
@@ -141,6 +144,11 @@ def _fail(call: Call) -> None:
             f"model '{name}' keeps the order of its responses, and an earlier request waits for"
             f" this one. Do without 'preserve_ordering', or do not call '{name}' from a model"
             " that it calls"
+        )
+    elif any(getattr(lane, "held_up_by", ()) for lane in getattr(call.place, "lanes", ())):
+        why = (
+            f"resources that model '{name}' needs are held by a request that waits for this one."
+            " Let the two models need different resources, or raise --rate-limit-resource"
         )
     else:
         why = (

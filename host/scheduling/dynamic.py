@@ -152,6 +152,8 @@ class DynamicScheduler(LaneQueue):
         for call in self._queue.expire(now):
             call.reason = FailureReason.REJECTED
             self.refuse(call, unavailable("Request timeout expired"))
+        if not self._queue:
+            self.gate.idle()
 
     def _wake_at(self, time: int) -> None:
         """Look again then. One timer is enough: it may come too early, and is then set again."""

@@ -21,6 +21,9 @@ class Gate(Protocol):
     def gone(self, lane: Lane) -> None:
         """This lane is not free any more."""
 
+    def idle(self) -> None:
+        """There is no batch to run any more."""
+
 
 class OpenGate:
     """Without limits: the lane that was used last."""
@@ -31,6 +34,9 @@ class OpenGate:
 
     def gone(self, lane: Lane) -> None:
         """That is of no matter."""
+
+    def idle(self) -> None:
+        """Nor is that."""
 
 
 class LimitedGate:
@@ -61,6 +67,11 @@ class LimitedGate:
         self._again()
         if lane is not None and lane is self._chosen:  # there is nothing to run any more
             self.gone(lane)
+
+    def idle(self) -> None:
+        """Nobody is to wait for resources that this model does not need now."""
+        if self._chosen is not None:
+            self.gone(self._chosen)
 
     def gone(self, lane: Lane) -> None:
         """Nobody is to wait for this lane's resources."""

@@ -40,6 +40,7 @@ class LaneQueue:
             call = next(iter(self._queue))
             self._withdraw(call)
             self.refuse(call, error)
+        self.gate.idle()
 
     @property
     def queued(self) -> int:
@@ -50,7 +51,13 @@ class LaneQueue:
         """Let the call wait. Raises HostError if there is no room for it."""
         self._queue.add(call)
         call.place = self
-        call.on_cancel = self._withdraw
+        call.on_cancel = self._leave
+
+    def _leave(self, call: Call) -> None:
+        """A call that waits is cancelled."""
+        self._withdraw(call)
+        if not self._queue:
+            self.gate.idle()
 
     def reserve(self, call: Call) -> None:
         """A call has arrived; without an order of responses that is of no matter yet."""

@@ -109,6 +109,28 @@ class RateLimiter:
             return max(given, default=0)
         return self._allowed.get(pool, self._allowed.get((name, None), 0))
 
+    def holders(self, permit: Permit) -> list[object]:
+        """The owners of all executions one of which has to end before this permit is granted.
+
+        None if it need not wait for any, or if somebody holds resources who waits for nothing.
+        """
+        waiting = [permit, min(self._staged, key=self._order)] if self._staged else [permit]
+        lacking = {
+            pool
+            for other in waiting
+            for pool, count in other.need.pools
+            if self._used[pool] + count > self._limits[pool]
+        }
+        found = [
+            other
+            for other in self._permits
+            if other.active and any(pool in lacking for pool, _ in other.need.pools)
+        ]
+        return [other.owner for other in found] if all(other.running for other in found) else []
+
+    def _order(self, permit: Permit) -> tuple[int, int]:
+        return permit.rank, self._staged[permit]
+
     def _forget(self, permit: Permit) -> None:
         if self._permits.pop(permit, self) is None:
             self._limits = self._compute_limits()
@@ -128,7 +150,7 @@ class RateLimiter:
     def _advance(self) -> None:
         """Grant what can be granted."""
         while self._staged:
-            first = min(self._staged, key=lambda permit: (permit.rank, self._staged[permit]))
+            first = min(self._staged, key=self._order)
             pools = dict(first.need.pools)
             if any(self._used[pool] + pools[pool] > self._limits[pool] for pool in pools):
                 return
@@ -144,6 +166,10 @@ class Permit:
         self.need = need
         self.granted = False
         """Whether resources are set aside for its next execution."""
+        self.running = 0
+        """How many of its executions have not ended."""
+        self.owner: object = None
+        """What runs when it is granted, for whoever looks for circles."""
         self._executions = 0
         self._limiter = limiter
         self._told: Callable[[], None] | None = None
@@ -153,6 +179,16 @@ class Permit:
     def rank(self) -> int:
         """Lower ones go first: executions so far, which count for more at a low priority."""
         return self._executions * max(1, self.need.priority)
+
+    @property
+    def active(self) -> bool:
+        """Whether it has resources."""
+        return self.granted or self.running > 0
+
+    @property
+    def holders(self) -> list[object]:
+        """The owners of the executions that it waits for, or would have to wait for."""
+        return self._limiter.holders(self)
 
     def ask(self, granted: Callable[[], None]) -> bool:
         """Whether the next execution may start now; if not, `granted` is called when it may."""
@@ -173,10 +209,12 @@ class Permit:
     def start(self) -> None:
         """The execution that they were set aside for begins."""
         self.granted = False
+        self.running += 1
         self._executions += 1
 
     def end(self) -> None:
         """An execution has ended: its resources are there for others."""
+        self.running -= 1
         self._limiter._return(self)
 
     def give_back(self) -> None:

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, failure, script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_scheduling import Pipe
 
@@ -250,3 +250,31 @@ def test_all_who_wait_get_their_turn(
     wait_until(lambda: pending(host, "other") == 3, "the requests to wait")
     held.let_go()
     assert len({answer.result(DEADLINE) for answer in waiting}) == 3
+
+
+def test_a_model_that_waits_for_its_own_resource_gets_an_error(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("script")
+    configuration = repository.path / "script" / "config.pbtxt"
+    configuration.write_text(f"{configuration.read_text()}\ninstance_group [ {group(R)} ]")
+    for name, resource in (("same", R), ("other", R.replace("R", "S"))):
+        add(repository, name, group(resource, count=2))
+    host = serve(repository, "--rate-limit=execution_count").wait_started()
+    source = """
+        def asked(model):
+            given = pb_utils.Tensor("PIPE", np.array([b""], dtype=np.object_))
+            answer = ask(model, given, outputs=["WHO"]).exec()
+            return answer.error().message() if answer.has_error() else "answered"
+        return [asked("same"), asked("other"), asked("same")]
+        """
+    with host.client() as client:
+        same, other, again = script(client, source)
+        assert other == "answered"
+        assert same == again
+        assert same == (
+            "Model same - Error when running inference: the request waits for itself: resources"
+            " that model 'same' needs are held by a request that waits for this one. Let the two"
+            " models need different resources, or raise --rate-limit-resource"
+        )
+        assert who(client, "same"), "nobody holds anything any more"

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.errors import ErrorCode, HostError
+from host.errors import ErrorCode, HostError, unavailable
 from host.inference import Call
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.gate import LimitedGate
+from host.scheduling.policy import Policies, QueuePolicy
 from host.scheduling.queue import LaneQueue
 from host.scheduling.rate_limiter import Allowance, Need, Permit, RateLimiter, Resource
 from host.scheduling.scheduler import Lane
-from tests.unit.host.scheduling.lanes import Clock, FakeLane, call_of
+from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, call_of
 
 
 def need(name: str = "R", count: int = 1, device: int = 0, priority: int = 1) -> Need:
@@ -305,6 +306,30 @@ def test_a_permission_that_is_of_no_use_any_more_goes_to_others() -> None:
     schedulers[1].submit(fresh := call_of())
     lanes[2].finish()
     assert lanes[1].running == [fresh]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed", "expired"])
+def test_a_model_that_has_nothing_to_run_any_more_lets_others_go_first(end: str) -> None:
+    clock = Clock()
+    limiter = RateLimiter([Allowance("R", 1), Allowance("S", 1)])
+    policies = Policies(default=QueuePolicy(timeout_us=5 * TICK // 1000))
+    needy = DynamicScheduler(4, 0, lambda one, other: True, clock=clock, policies=policies)
+    holder, other = DirectScheduler(), DirectScheduler()
+    gated(holder, limiter, need("R"))
+    gated(needy, limiter, need("R"))
+    (lane,) = gated(other, limiter, need("S"))
+    holder.submit(call_of())
+    needy.submit(waiting := call_of(now_ns=clock.now()))
+    other.submit(call_of())
+    assert not lane.running
+    if end == "cancelled":
+        waiting.cancel()
+    elif end == "failed":
+        needy.fail_queued(unavailable("no"))
+    else:
+        clock.advance(10)
+    assert waiting.finished
+    assert lane.running
 
 
 def test_a_lane_that_goes_while_it_waits_holds_nobody_up() -> None:
