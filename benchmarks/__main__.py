@@ -37,6 +37,13 @@ LOADS = {
     ),
 }
 
+THREE = "ensemble of three identities"
+LOADS |= {
+    f"{THREE}, FP32[16], concurrency 1": Load("ensemble_identity", 16, 1),
+    f"{THREE}, FP32[16], concurrency 16": Load("ensemble_identity", 16, 16),
+    f"{THREE}, 4 MB, concurrency 1": Load("ensemble_identity", 1 << 20, 1),
+}
+
 HEADER = (
     "| work | requests/s: ours | peer | ratio | p50 µs: ours | peer | p99 µs: ours | peer"
     " | host CPU µs/request: ours | peer | with stubs: ours | peer |"
