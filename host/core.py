@@ -155,9 +155,11 @@ class Core:
             raise _not_ready(request.model_name)
         return model
 
-    def child_trace(self, link: TraceLink) -> RequestTrace | None:
-        """The trace of a request of a model; None if what it is made for has long been answered."""
-        above = None if self._tracer is None else self._tracer.find(link.number)
+    def child_trace(self, link: TraceLink | None) -> RequestTrace | None:
+        """The trace of a request of a model; None if what it is made for has none any more."""
+        if link is None or self._tracer is None:
+            return None
+        above = self._tracer.find(link.number)
         return None if above is None else above.child()
 
     def break_circle(self, call: Call) -> None:

@@ -67,7 +67,7 @@ class Instance:
         self._transfer = Transfer(services.arenas, file, ReturnsDue(self._flush_returns))
         self.questions = Questions(services, self._answer_ask)
         self.readiness = Readiness(self._tell)
-        self.work = Work(self._transfer, self._tell, self._complain, self.questions)
+        self.work = Work(self._transfer, self._tell, self._log_line, self.questions)
         self._queries = Queries(services, self._tell)
         services.arenas.on_closed.append(self._arena_closed)
 
@@ -175,10 +175,10 @@ class Instance:
         try:
             reply = await self._answer(seconds)
         except HostError as error:
-            self._handle_log(m.LogLine(2, "instance.py", 0, f"finalize: {error.message}"))
+            self._log_line(m.LogLine(2, "instance.py", 0, f"finalize: {error.message}"))
             return
         if isinstance(reply, m.Finalized) and reply.error is not None:
-            self._handle_log(m.LogLine(0, "instance.py", 0, reply.error))
+            self._log_line(m.LogLine(0, "instance.py", 0, reply.error))
         assert self._process is not None
         await self._process.wait(_LAST_WORDS_SECONDS)
 
@@ -297,15 +297,12 @@ class Instance:
     def _tell(self, message: m.ToStub) -> None:
         self._send_service([message])
 
-    def _complain(self, text: str, calls: Sequence[Call] = ()) -> None:
-        self._services.model_log(self.label, m.LogLine(2, "executor.py", 0, text), calls)
+    def _log_line(self, line: m.LogLine, calls: Sequence[Call] = ()) -> None:
+        self._services.model_log(self.label, line, calls)
 
     def drain(self) -> None:
         """Act on what the stub has said up to now, without waiting for the loop to notice."""
         self._link.drain()
-
-    def _handle_log(self, message: m.LogLine) -> None:
-        self._services.model_log(self.label, message, self.work.calls(message.batch))
 
     def _handle_return(self, message: m.Return) -> None:
         self._transfer.returned(message)
@@ -387,7 +384,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     m.Initialized: Instance._handle_reply,
     m.LoadFailed: Instance._handle_reply,
     m.Finalized: Instance._handle_reply,
-    m.LogLine: Instance._handle_log,
+    m.LogLine: lambda self, line: self._log_line(line, self.work.calls(line.batch)),
     m.Return: Instance._handle_return,
     m.Withdraw: lambda self, message: self.questions.withdraw(message.number),
     m.LoadModel: lambda self, message: self._queries.load(message),

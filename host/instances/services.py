@@ -32,8 +32,8 @@ class Models(Protocol):
         `decoupled`: any number of responses can be taken.
         """
 
-    def child_trace(self, link: TraceLink) -> RequestTrace | None:
-        """The trace of a request on behalf of another one, None if that has long been answered."""
+    def child_trace(self, link: TraceLink | None) -> RequestTrace | None:
+        """The trace of a request on behalf of another one; None if that has none any more."""
 
     def break_circle(self, call: Call) -> None:
         """Fail a BLS call that could only go on after itself, now or when it turns out so."""

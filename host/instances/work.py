@@ -38,7 +38,7 @@ NOT_RESCHEDULED = (
 
 
 class Work:
-    """`tell` sends a message to the stub's service thread, `complain` logs an error about calls.
+    """`tell` sends a message to the stub's service thread, `log` logs a line about calls.
 
     `questions` are what its batches have asked.
     """
@@ -47,7 +47,7 @@ class Work:
         self,
         transfer: Transfer,
         tell: Callable[[m.ToStub], None],
-        complain: Callable[[str, Sequence[Call]], None],
+        log: Callable[[m.LogLine, Sequence[Call]], None],
         questions: Questions,
     ) -> None:
         self.name = ""
@@ -58,7 +58,7 @@ class Work:
         self.on_idle: Callable[[], None] | None = None
         self._transfer = transfer
         self._tell = tell
-        self._complain = complain
+        self._log = log
         self._questions = questions
         self._number = 0
         self._batches: dict[int, Batch] = {}  # running, or with answers to come
@@ -195,6 +195,9 @@ class Work:
                 call.fail(internal(NOT_RESCHEDULED))
             else:
                 call.fail(internal(f"instance '{self.name}' ended a batch without answering it"))
+
+    def _complain(self, text: str, calls: Sequence[Call]) -> None:
+        self._log(m.LogLine(2, "executor.py", 0, text), calls)
 
     def unsent(self, batch: Batch) -> None:
         """None of its calls could be sent."""

@@ -154,6 +154,7 @@ class Trace:
         """Its batch has ended; without times, because the stub died."""
         if not self._sent:
             return
+        self._sent = False  # it may be queued and sent again
         if times is not None:
             self.computing += (
                 ("COMPUTE_START", times.started),

@@ -30,9 +30,7 @@ class Conversation:
 
     def __init__(self, errors_end_it: bool = False) -> None:
         self.core = EchoCore()
-        self.stream = InferStream(
-            GrpcService(self.core), self._send, NO_METADATA, errors_end_it
-        )
+        self.stream = InferStream(GrpcService(self.core), self._send, NO_METADATA, errors_end_it)
         self.got: asyncio.Queue[Any] = asyncio.Queue()
         self._requests: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self.running = asyncio.ensure_future(self.stream.run(self._read()))

@@ -90,6 +90,20 @@ def test_a_refused_request_does_not_keep_its_trace_open() -> None:
     assert len(traced.over) == 1
 
 
+def test_a_request_may_run_again() -> None:
+    traced = Traced()
+    trace = traced.trace
+    trace.begin(REQUEST, "m", 1, 5)
+    for _ in range(2):
+        trace.sent()
+        trace.computed(Times())
+    trace.responded(None, True)
+    assert not traced.over
+    trace.close()
+    assert len(traced.over) == 1
+    assert [name for name, _ in trace.computing].count("COMPUTE_START") == 2
+
+
 def test_children_are_waited_for() -> None:
     traced = Traced()
     child = traced.trace.child()
