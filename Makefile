@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo serve test test-backends venv check bench clean
+.PHONY: demo serve test test-backends test-tensorflow venv check bench clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,8 +35,13 @@ test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes mi
 	PBHOST_TEST_AOTI=1 $(BIN)/python -m pytest --timeout=600 tests/unit/stub/backends \
 	  tests/integration/test_backend_onnx.py tests/integration/test_backend_pytorch.py
 
+test-tensorflow:  ## the backend of that name, in an environment of its own: the library is large
+	test -x .venv-tensorflow/bin/python || $(PYTHON) -m venv .venv-tensorflow
+	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' pytest pytest-timeout psutil
+	.venv-tensorflow/bin/python -m pytest tests/integration/test_backend_tensorflow.py
+
 bench: $(VENV)/test.stamp  ## side by side with a real Triton, installed into a scratch folder
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-tensorflow .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -331,6 +331,7 @@ _KEYS_OF_BACKENDS: dict[str, Collection[str]] = {
     "python": _PYTHON_KEYS,
     "onnxruntime": _ONNX_KEYS,
     "pytorch": ("default-max-batch-size",),
+    "tensorflow": ("default-max-batch-size",),
 }
 
 

@@ -55,6 +55,7 @@ ONE_PLACE = {
     "redis": {"host.cache.redis_store"},
     "prometheus_client": {"host.metrics.exposition"},
     "onnxruntime": {"stub.backends.onnxruntime.session"},
+    "tensorflow": {"stub.backends.tensorflow.graph"},
     "torch": {f"stub.backends.pytorch.{name}" for name in ("model", "program", "runs", "tensors")},
     "opentelemetry": {"host.tracing.spans", "stub.span"},
 }

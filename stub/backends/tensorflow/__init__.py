@@ -1,1 +1,1 @@
-"""The backend `tensorflow`, which is still to come."""
+"""The backend `tensorflow`: saved models, and frozen graphs."""

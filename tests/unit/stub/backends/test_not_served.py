@@ -11,10 +11,6 @@ from stub.user_model import ModelFailure
 from tests.conftest import ROOT
 
 INSTEAD = {
-    "tensorflow": (
-        "convert the model to ONNX (python -m tf2onnx.convert) and serve it with the backend "
-        "'onnxruntime'"
-    ),
     "tensorrt": (
         "serve the model that the plan was built from with the backend 'onnxruntime', on the GPU"
     ),

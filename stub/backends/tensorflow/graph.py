@@ -1,0 +1,157 @@
+"""A saved model or a frozen graph of TensorFlow, as something to call."""
+
+import os
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+import tensorflow as tf
+
+from stub.backends.batch import Array
+from stub.backends.contract import Provided
+from stub.backends.settings import Placement, Settings
+from stub.user_model import ModelFailure
+
+_TYPES = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "uint16": "TYPE_UINT16",
+    "uint32": "TYPE_UINT32",
+    "uint64": "TYPE_UINT64",
+    "int8": "TYPE_INT8",
+    "int16": "TYPE_INT16",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float16": "TYPE_FP16",
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+    "string": "TYPE_STRING",
+}
+_SERVE = "serve"
+_DEFAULT_SIGNATURE = "serving_default"
+
+
+class Graph(NamedTuple):
+    """What was in the file; `call` takes inputs by name and gives outputs by name."""
+
+    call: Callable[[Mapping[str, Array]], Mapping[str, Array]]
+    inputs: List[Provided]
+    outputs: List[Provided]
+    kept_alive: Any
+
+
+def place(model: str, settings: Settings, placement: Placement) -> None:
+    """Set threads and devices of the process, before anything else is done with the library.
+
+    Raises ModelFailure.
+    """
+    threading = tf.config.threading
+    threading.set_intra_op_parallelism_threads(settings.number("TF_NUM_INTRA_THREADS", 0))
+    threading.set_inter_op_parallelism_threads(settings.number("TF_NUM_INTER_THREADS", 0))
+    gpus = tf.config.list_physical_devices("GPU")
+    if placement.on_gpu and placement.device >= len(gpus):
+        raise ModelFailure(
+            f"model '{model}' cannot be loaded: its instance '{placement.instance}' is to run on"
+            f" GPU {placement.device}, and tensorflow {tf.__version__} sees {len(gpus)} GPUs;"
+            " install tensorflow[and-cuda], or configure KIND_CPU"
+        )
+    if placement.kind != "MODEL":
+        mine = [gpus[placement.device]] if placement.on_gpu else []
+        tf.config.set_visible_devices(mine, "GPU")
+        for gpu in mine:
+            tf.config.experimental.set_memory_growth(gpu, True)  # others use it as well
+
+
+def load_saved(model: str, path: str, settings: Settings) -> Graph:
+    """The signature of a saved model that the parameters name. Raises ModelFailure."""
+    if not os.path.isdir(path):
+        raise ModelFailure(f"unable to find '{path}' for model '{model}'")
+    tag = settings.texts.get("TF_GRAPH_TAG", _SERVE)
+    name = settings.texts.get("TF_SIGNATURE_DEF", _DEFAULT_SIGNATURE)
+    try:
+        loaded = tf.saved_model.load(path, tags=[tag])
+    except Exception as error:
+        raise _unusable(model, path, error) from error
+    if name not in loaded.signatures:
+        raise ModelFailure(
+            f"model '{model}' cannot be loaded: '{path}' has no signature '{name}', there is"
+            f" {', '.join(loaded.signatures) or 'none'}"
+        )
+    function = loaded.signatures[name]
+
+    def call(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        given = {name: tf.convert_to_tensor(array) for name, array in inputs.items()}
+        return {name: tensor.numpy() for name, tensor in function(**given).items()}
+
+    return Graph(
+        call,
+        _described(model, function.structured_input_signature[1]),
+        _described(model, function.structured_outputs),
+        loaded,
+    )
+
+
+def load_frozen(model: str, path: str, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
+    """A graph from tensors of these names to those. Raises ModelFailure."""
+    if not os.path.isfile(path):
+        raise ModelFailure(f"unable to find '{path}' for model '{model}'")
+    definition = tf.compat.v1.GraphDef()
+    try:
+        with open(path, "rb") as file:
+            definition.ParseFromString(file.read())
+        whole = tf.compat.v1.wrap_function(
+            lambda: tf.compat.v1.import_graph_def(definition, name=""), []
+        )
+    except Exception as error:
+        raise _unusable(model, path, error) from error
+    known = {operation.name for operation in whole.graph.get_operations()}
+    for kind, names in (("input", inputs), ("output", outputs)):
+        for name in names:
+            if name.partition(":")[0] not in known:
+                raise ModelFailure(f"unexpected inference {kind} '{name}', the graph has no such")
+    ends = {name: whole.graph.get_tensor_by_name(_full(name)) for name in (*inputs, *outputs)}
+    function = whole.prune([ends[name] for name in inputs], [ends[name] for name in outputs])
+
+    def call(given: Mapping[str, Array]) -> Mapping[str, Array]:
+        results = function(*(tf.convert_to_tensor(given[name]) for name in inputs))
+        return {name: tensor.numpy() for name, tensor in zip(outputs, results)}
+
+    return Graph(
+        call,
+        _described(model, {name: ends[name] for name in inputs}),
+        _described(model, {name: ends[name] for name in outputs}),
+        whole,
+    )
+
+
+def _full(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
+
+
+def _unusable(model: str, path: str, error: Exception) -> ModelFailure:
+    return ModelFailure(
+        f"model '{model}' cannot be loaded: tensorflow {tf.__version__} cannot use '{path}':"
+        f" {error}"
+    )
+
+
+def _described(model: str, tensors: Mapping[str, Any]) -> List[Provided]:
+    found: List[Provided] = []
+    for name, tensor in tensors.items():
+        kind = tensor.dtype.name
+        if kind not in _TYPES:
+            raise ModelFailure(
+                f"model '{model}' cannot be loaded: its tensor '{name}' has the type {kind}, which"
+                " this backend does not take"
+            )
+        shape: Optional[List[int]] = None
+        if tensor.shape.rank is not None:
+            shape = [-1 if size is None else size for size in tensor.shape.as_list()]
+        found.append(Provided(name, _TYPES[kind], shape))
+    return found
+
+
+def as_given(arrays: Dict[str, Array], scalars: Sequence[str]) -> Dict[str, Array]:
+    """The inputs, those without dimensions as such."""
+    return {
+        name: array.reshape(()) if name in scalars and array.shape == (1,) else array
+        for name, array in arrays.items()
+    }
