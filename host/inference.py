@@ -229,6 +229,13 @@ class Call:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def received(self, response: InferResponse) -> None:
+        """The model has made a response, which is going to be passed on; it may be changed."""
+
+    def reschedule(self) -> bool:
+        """The model wants to have the request once more; whether it will."""
+        return False
+
     def took(self, response: InferResponse) -> None:
         """The asker is done with a response that was not the last one: the next may come."""
         if self.on_taken is not None and not self.finished:

@@ -26,11 +26,6 @@ class _Refusal:
 # A feature that arrives deletes its line here.
 _REFUSALS = (
     _Refusal(
-        "sequence_batching",
-        "the sequence batcher is not supported",
-        lambda config: bool(config.HasField("sequence_batching")),
-    ),
-    _Refusal(
         f"parameters[{_STRATEGY}]",
         "batching strategies from shared libraries are not supported",
         lambda config: _STRATEGY in config.parameters,

@@ -143,7 +143,10 @@ class Work:
         if self.restore is not None:
             answer.outputs = [self.restore(output) for output in answer.outputs]
         answer.parameters = response.parameters
-        if request.slots:
+        call.received(answer)
+        if answer.error is not None:
+            call.failed = True
+        elif request.slots:
             answer.error = self._transfer.deliver(request, answer.outputs)
             call.failed = answer.error is not None
         return answer
@@ -173,10 +176,12 @@ class Work:
             batch.finals = [index for index in range(len(batch.calls)) if index not in late]
         else:
             self._batches.pop(batch.number)
+        # Known before the lane is free: what runs again may be part of the next batch.
+        again = [i for i in message.rescheduled if batch.calls[i].reschedule()]
         times = Times(message.started, message.inputs_ready, message.outputs_begin, message.ended)
         return (
             partial(self._finish, batch, times),
-            partial(self._fail_unanswered, batch, message.rescheduled),
+            partial(self._fail_unanswered, batch, message.rescheduled, again),
         )
 
     def _finish(self, batch: Batch, times: Times) -> None:
@@ -186,9 +191,11 @@ class Work:
             batch.released()
         self._tell_idle()
 
-    def _fail_unanswered(self, batch: Batch, rescheduled: Sequence[int]) -> None:
+    def _fail_unanswered(
+        self, batch: Batch, rescheduled: Sequence[int], again: Sequence[int]
+    ) -> None:
         for index, call in enumerate(batch.calls):
-            if index in batch.late or call.finished:
+            if index in batch.late or index in again or call.finished:
                 continue
             if index in rescheduled:
                 self._complain(NOT_RESCHEDULED, [call])

@@ -34,6 +34,7 @@ from host.models.warmup import Warmup
 from host.models.workshop import Arguments, Place, Start, Workshop
 from host.repository import read_labels
 from host.scheduling.rate_limiter import RateLimiter
+from host.scheduling.sequences.states import states_of
 from stub.wire.messages import ModelSource
 
 _log = logging.getLogger("pbhost")
@@ -107,7 +108,8 @@ class Loader:
             labels = await asyncio.to_thread(read_labels, directory, config)
             if said := configuration.input_memory(config):
                 _log.info("%s", said, extra=about(name, version))
-            model = PythonModel(config, version, self._metrics, labels)
+            states = await asyncio.to_thread(states_of, config, directory)
+            model = PythonModel(config, version, self._metrics, labels, states)
             if self._store is not None and config.response_cache.enable:
                 memory = ClientMemory(self._pool.arenas)
                 model.cache = ResponseCache(self._store, version, model.counters, memory)

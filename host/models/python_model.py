@@ -23,6 +23,10 @@ from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
 from host.scheduling.ordering import OrderedCall
 from host.scheduling.policy import policies_of
 from host.scheduling.scheduler import Scheduler
+from host.scheduling.sequences.call import START, Padding, SequenceCall
+from host.scheduling.sequences.making import sequence_scheduler
+from host.scheduling.sequences.scheduler import SequenceScheduler
+from host.scheduling.sequences.states import States
 from host.statistics import Counters
 
 
@@ -35,6 +39,7 @@ class PythonModel:
         version: int,
         metrics: MetricsSettings | None = None,
         labels: Mapping[str, Sequence[str]] | None = None,
+        states: States | None = None,
     ) -> None:
         self.name: str = config.name
         self.version = version
@@ -45,9 +50,9 @@ class PythonModel:
         self.environment: Environment | None = None  # that of its stubs, released at the end
         self.cache: ResponseCache | None = None
         self.signature = Signature(config)
-        self.scheduler = make_scheduler(config, self.signature)
+        self.scheduler = make_scheduler(config, self.signature, states)
         self.scheduler.lane_returns = self._lane_returns
-        self._new_call = OrderedCall if config.dynamic_batching.preserve_ordering else Call
+        self._new_call = call_type(config)
         self.counters = Counters(self.name, str(version))
         self.meter = Meter(
             config,
@@ -146,12 +151,23 @@ class PythonModel:
                     times.outputs_begin - times.inputs_ready,
                     times.ended - times.outputs_begin,
                 )
+        if isinstance(self.scheduler, SequenceScheduler):
+            self._report_rows(batch, times)
+            return
         if not batch.late:
             self.counters.batch(batch.calls, times)
             return
         late = [batch.calls[index] for index in batch.late]
         done = [call for index, call in enumerate(batch.calls) if index not in batch.late]
         self.counters.batch(done, times, sum(call.request.batch_size for call in late))
+        self._late.update((call, times) for call in late if not call.finished)
+
+    def _report_rows(self, batch: Batch, times: Times) -> None:
+        """As `report`; rows without a request only count as part of the batch."""
+        late = [batch.calls[index] for index in batch.late]
+        done = [call for call in batch.calls if call not in late and not isinstance(call, Padding)]
+        others = sum(call.request.batch_size for call in batch.calls if call not in done)
+        self.counters.batch(done, times, others)
         self._late.update((call, times) for call in late if not call.finished)
 
     async def drain(self) -> None:
@@ -225,7 +241,13 @@ class PythonModel:
 
     def _refuse_if_hopeless(self, request: InferRequest) -> None:
         """A stub that is being replaced is worth waiting for; anything else is not."""
-        if self._drained is not None and not self._holds:
+        if self._drained is not None and isinstance(self.scheduler, SequenceScheduler):
+            if request.flags & START or not request.correlation_id:
+                raise unavailable(
+                    "Server is stopping, scheduler for model has stopped accepting new inference"
+                    " requests"
+                )
+        elif self._drained is not None and not self._holds:
             raise unavailable(
                 f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for"
                 " model has stopped accepting new inference requests"
@@ -238,8 +260,19 @@ class PythonModel:
             raise unavailable("; ".join(lane.reason for lane in self.lanes))
 
 
-def make_scheduler(config: ModelConfig, signature: Signature) -> Scheduler:
+def call_type(config: ModelConfig) -> type[Call]:
+    """What the requests of a model become, as its scheduler wants it."""
+    if config.HasField("sequence_batching"):
+        return SequenceCall
+    return OrderedCall if config.dynamic_batching.preserve_ordering else Call
+
+
+def make_scheduler(
+    config: ModelConfig, signature: Signature, states: States | None = None
+) -> Scheduler:
     """The scheduler that the configuration asks for. Raises HostError."""
+    if config.HasField("sequence_batching"):
+        return sequence_scheduler(config, signature.compatible, states)
     if config.WhichOneof("scheduling_choice") != "dynamic_batching":
         return DirectScheduler()
     batching = config.dynamic_batching

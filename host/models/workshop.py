@@ -22,6 +22,7 @@ from host.scheduling.gate import LimitedGate
 from host.scheduling.queue import LaneQueue
 from host.scheduling.rate_limiter import Need, Permit, RateLimiter, Resource
 from host.scheduling.scheduler import Lane
+from host.scheduling.sequences.scheduler import SequenceScheduler
 from stub.wire.messages import Initialize, ModelSource
 
 Start = Callable[[str, Label], Awaitable[Instance]]
@@ -66,6 +67,8 @@ class Workshop:
         self._limiter = limiter
         if limiter is not None and isinstance(model.scheduler, LaneQueue):
             model.scheduler.gate = LimitedGate(_permit_of, model.scheduler.dispatch)
+        elif limiter is not None and isinstance(model.scheduler, SequenceScheduler):
+            model.scheduler.new_gate = lambda lane, again: LimitedGate(_permit_of, again)
 
     def places(
         self, specs: Iterable[InstanceSpec], config: ModelConfig | None = None

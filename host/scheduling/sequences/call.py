@@ -1,0 +1,124 @@
+"""A request of a sequence on its way, the sequence, and what stands in for a missing request."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Several
+from typing import Protocol
+
+from host.errors import HostError, invalid_argument
+from host.inference import Call, InferRequest, InferResponse, Tensor
+from host.scheduling.ordering import OrderedCall
+
+START, END = 1, 2
+"""Flags of requests."""
+
+Id = int | str
+
+
+class Places(Protocol):
+    """Where the slot of a sequence is."""
+
+
+class Sequence:
+    """Requests that share a correlation id, from a START to an END, and the slot they have."""
+
+    __slots__ = ("id", "calls", "cell", "number", "ending", "overdue", "dead", "states")
+
+    def __init__(self, correlation_id: Id) -> None:
+        self.id = correlation_id
+        self.calls: deque[SequenceCall] = deque()  # those that have not been handed on
+        self.cell: Places | None = None  # None while it waits in the backlog
+        self.number = 0
+        self.ending = False  # no more requests come: the slot is free once none is left
+        self.overdue = False  # it was idle for too long while it had no slot
+        self.dead = False
+        self.states: dict[str, Tensor] | None = None
+
+
+class SequenceCall(OrderedCall):
+    """A call of a sequence; it can be run again, and gives the sequence its next states."""
+
+    __slots__ = ("sequence", "again", "iterates", "_given", "_wanted", "_kept", "_states")
+
+    def __init__(self, request: InferRequest) -> None:
+        super().__init__(request)
+        self.sequence: Sequence | None = None
+        self.iterates = False
+        self.again = False
+        self._given = 0
+        self._wanted: list[str] = []
+        self._kept: dict[str, tuple[str, str]] = {}
+        self._states: dict[str, Tensor] = {}
+
+    def equip(
+        self,
+        extra: Several[Tensor],
+        outputs: Several[str],
+        kept: dict[str, tuple[str, str]],
+        states: dict[str, Tensor],
+    ) -> None:
+        """Add what the model gets beside the client's tensors.
+
+        Outputs in `kept` (by their names: an input's name and a data type) go into `states`;
+        `outputs` are those that all clients may ask for.
+        """
+        request = self.request
+        self._given = len(request.inputs)
+        request.inputs = [*request.inputs, *extra]
+        if kept:
+            self._wanted = list(request.requested_outputs or outputs)
+            self._kept, self._states = kept, states
+            more = [name for name in kept if name not in self._wanted]
+            request.requested_outputs = self._wanted + more
+
+    def strip(self) -> None:
+        """Undo `equip`: the request is as the client sent it."""
+        request = self.request
+        request.inputs = request.inputs[: self._given]
+        if self._kept:
+            request.requested_outputs = self._wanted
+
+    def received(self, response: InferResponse) -> None:
+        """Keep the states; the client sees those that it may ask for and has asked for."""
+        if not self._kept or response.error is not None:
+            return
+        outputs: list[Tensor] = []
+        for tensor in response.outputs:
+            kept = self._kept.get(tensor.name)
+            if kept is not None:
+                name, datatype = kept
+                if tensor.datatype != datatype:
+                    response.error = _wrong_type(tensor, datatype)
+                    response.outputs = []
+                    return
+                data, owner = tensor.data, tensor.owner
+                self._states[name] = Tensor(name, datatype, tensor.shape, data, owner)
+            if kept is None or tensor.name in self._wanted:
+                outputs.append(tensor)
+        response.outputs = outputs
+
+    def reschedule(self) -> bool:
+        """Whether the model may have it run once more."""
+        sequence = self.sequence
+        self.again = self.iterates and sequence is not None and not sequence.dead
+        return self.again
+
+
+class Padding(Call):
+    """Fills the row of a slot that has nothing to do: nobody asks for it or hears of it."""
+
+    __slots__ = ()
+
+    def respond(self, response: InferResponse | None, final: bool = True) -> None:
+        """Drop it."""
+        if final:
+            self.finished = True
+            self.request.inputs = []
+
+
+def _wrong_type(tensor: Tensor, expected: str) -> HostError:
+    return invalid_argument(
+        f"state output '{tensor.name}' has data-type '{tensor.datatype}', but its configuration"
+        f" in 'sequence_batching' expects '{expected}'"
+    )

@@ -1,0 +1,160 @@
+"""Tensors that the host keeps for a model between the requests of a sequence (spec 5.6)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import NoReturn
+
+from host.config.schema import ModelConfig, pb
+from host.errors import internal, invalid_argument
+from host.inference import Tensor
+from stub.wire.datatypes import NAMES
+
+_log = logging.getLogger("pbhost")
+
+_FOLDER = "initial_state"
+_SIZES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2}
+_SIZES |= {"UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8, "BYTES": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """What a state is when its sequence starts."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: bytes
+
+
+class States:
+    """The `state` entries of a model's configuration. Reads files. Raises HostError."""
+
+    def __init__(self, config: ModelConfig, directory: Path) -> None:
+        entries = config.sequence_batching.state
+        self.kept = {
+            entry.output_name: (entry.input_name, NAMES.get(entry.data_type, "<invalid>"))
+            for entry in entries
+        }
+        """By the names of outputs: whose input they become, and their data types."""
+        lead = [1] if config.max_batch_size > 0 else []
+        self._problem = ""
+        self._first: list[_First] = []
+        names: set[str] = set()
+        for entry in entries:
+            if entry.input_name in names:
+                _refuse(f"State input name '{entry.input_name}' specified more than once.")
+            names.add(entry.input_name)
+            dims, data = _content(entry, directory)
+            name, datatype = self.kept[entry.output_name]
+            self._first.append(_First(name, datatype, lead + dims, data))
+            self._problem = self._problem or _growable(entry, config)
+
+    def fresh(self) -> dict[str, Tensor]:
+        """The states of a sequence that starts, by the names of inputs; logs why there are none."""
+        if self._problem:
+            _log.error("Failed to initialize sequence state: %s", self._problem)
+            return {}
+        return {s.name: Tensor(s.name, s.datatype, s.shape, s.data) for s in self._first}
+
+
+def _growable(entry: ModelConfig, config: ModelConfig) -> str:
+    """Why a state cannot have memory that grows, "" if it need not."""
+    name = entry.input_name
+    if not entry.use_growable_memory:
+        return ""
+    if not entry.use_same_buffer_for_input_output:
+        return (
+            "In order to 'use_growable_memory', you must also enable 'use_single_buffer' for state"
+            f" input name '{name}'."
+        )
+    if any(group.kind != pb.ModelInstanceGroup.KIND_GPU for group in config.instance_group):
+        return (
+            "'use_growable_memory' can only work with KIND_GPU model instances right now. Please"
+            " either change the instance type to KIND_GPU or set 'use_growable_memory' to false"
+            f" for state input '{name}'."
+        )
+    return ""
+
+
+def _content(entry: ModelConfig, directory: Path) -> tuple[list[int], bytes]:
+    """Shape and bytes of one batch item. Raises HostError."""
+    name = entry.input_name
+    count = len(entry.initial_state)
+    if count > 1:
+        _refuse(
+            f"initial_state field for state input '{name}' must contain exactly one or zero"
+            f" element. Found '{count}' elements."
+        )
+    datatype = NAMES.get(entry.data_type, "<invalid>")
+    if not count:
+        dims = [1 if dim < 0 else dim for dim in entry.dims]
+        return dims, bytes(prod(dims) * _SIZES.get(datatype, 0))
+    initial = entry.initial_state[0]
+    if initial.data_type != entry.data_type:
+        _refuse(
+            f"The data type used for 'initial_state' field of state '{name}' does not match the"
+            " state data type."
+        )
+    if not initial.name:
+        _refuse(f"Field 'name' must be set when using initial_state for state input '{name}'.")
+    _check_dims(entry, list(initial.dims))
+    dims = list(initial.dims)
+    size = prod(dims) * _SIZES.get(datatype, 0)
+    source = initial.WhichOneof("state_data")
+    if source is None:
+        _refuse(f"initial_state setting expects state'{name}' to have state_data set")
+    if source == "zero_data":
+        return dims, bytes(size)
+    return dims, _read(directory, initial.data_file, datatype, size)
+
+
+def _check_dims(entry: ModelConfig, given: list[int]) -> None:
+    name, dims = entry.input_name, list(entry.dims)
+    if len(given) != len(dims):
+        _refuse(
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions"
+            f" for state input '{name}'. {len(given)} != {len(dims)}"
+        )
+    for want, got in zip(dims, given, strict=True):
+        if got < 0:
+            _refuse(
+                f"'initial_state' field for state input name '{name}' contains variable dimensions."
+            )
+        if want not in (-1, got):
+            _refuse(
+                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim"
+                f" description. {got} != {want}"
+            )
+
+
+def _read(directory: Path, file: str, datatype: str, size: int) -> bytes:
+    folder = directory / _FOLDER
+    path = folder / file
+    if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder)):
+        _refuse(f"initial state file '{path}' is outside of its folder '{_FOLDER}'")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise internal(f"failed to open text file for read {path}: {error.strerror}") from None
+    if datatype == "BYTES":
+        return data
+    if len(data) < size:
+        _refuse(
+            f"initial_state setting expects {size} bytes, but the data provided from {file}only"
+            f" has {len(data)} bytes."
+        )
+    return data[:size]
+
+
+def _refuse(text: str) -> NoReturn:
+    raise invalid_argument(text)
+
+
+def states_of(config: ModelConfig, directory: Path) -> States | None:
+    """The states of a model, None if it has none. Reads files. Raises HostError."""
+    return States(config, directory) if config.sequence_batching.state else None
