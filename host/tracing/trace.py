@@ -75,10 +75,10 @@ class Trace:
         parent: int = 0,
         spans: Spans | None = None,
     ) -> None:
+        self.family = family
         self._next = next_number
         self.number = next_number(self)
         self.parent = parent
-        self.family = family
         self.spans = spans
         self.model = ""  # not known before a model has accepted the request
         self.version = 0

@@ -64,7 +64,8 @@ class Tracer:
 
     def _number(self, trace: Trace) -> int:
         number = next(self._numbers)
-        self._live[number] = trace
+        if not trace.family.ended:  # otherwise nobody would ever forget it
+            self._live[number] = trace
         return number
 
     def _forget(self, family: Family) -> None:

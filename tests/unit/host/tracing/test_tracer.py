@@ -1,0 +1,89 @@
+"""Which requests are traced, and what a server keeps of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from host.core import Core
+from host.inference import InferRequest, InferResponse
+from host.log import configure
+from host.log_settings import LogSettings
+from host.models.registry import Registry
+from host.options import Options
+from host.tracing.config import TIMESTAMPS, TraceConfig
+from host.tracing.tracer import Tracer
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "traces"
+
+
+@pytest.fixture
+def tracer(path: Path) -> Iterator[Tracer]:
+    tracer = Tracer(TraceConfig(frozenset([TIMESTAMPS]), rate=1, file=str(path)))
+    yield tracer
+    tracer.close()
+
+
+def no_header(name: str) -> None:
+    return None
+
+
+def test_while_nothing_is_traced_doors_see_no_tracer(path: Path) -> None:
+    tracer = Tracer(TraceConfig(file=str(path)))
+    log = configure(Options(model_repository=[path]))
+    core = Core("x", Registry(), True)
+    core.connect_logs(tracer, LogSettings(log))
+    assert core.tracing is None
+    core.trace_settings("", {"level": frozenset([TIMESTAMPS])})
+    assert core.tracing is tracer
+    core.trace_settings("", {"level": None})
+    assert core.tracing is None
+    tracer.close()
+    log.close()
+
+
+def test_a_trace_that_is_complete_is_not_found_any_more(tracer: Tracer) -> None:
+    trace = tracer.start("m", no_header)
+    assert trace is not None
+    assert tracer.find(trace.number) is trace
+    child = trace.child()
+    assert tracer.find(child.number) is child
+    trace.close()
+    assert tracer.find(trace.number) is tracer.find(child.number) is None
+    assert tracer.find(trace.child().number) is None
+
+
+def test_what_is_under_way_when_settings_change_is_written_when_it_is_complete(
+    tracer: Tracer, path: Path
+) -> None:
+    trace = tracer.start("m", no_header)
+    assert trace is not None
+    trace.begin(InferRequest("m", [], id="r"), "m", 1, 5)
+    tracer.update("", {"level": frozenset()})
+    assert tracer.start("m", no_header) is None
+    trace.responded(InferResponse("m", 1), True)
+    trace.close()
+    tracer.close()
+    head = json.loads(path.read_text())[0]
+    assert head == {"id": 1, "model_name": "m", "model_version": 1, "request_id": "r"}
+
+
+def test_a_file_that_cannot_be_written_is_an_error_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "no" / "traces"
+    tracer = Tracer(TraceConfig(frozenset([TIMESTAMPS]), rate=1, file=str(path)))
+    trace = tracer.start("m", no_header)
+    assert trace is not None
+    trace.close()
+    tracer.close()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"traces cannot be written to '{path}': No such file or directory"
+    )
