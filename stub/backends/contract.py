@@ -60,12 +60,16 @@ class Contract:
             for name in each["target_name"]:
                 entry = {"name": name, "data_type": each["data_type"], "dims": ()}
                 inputs.append(Expected(entry, self.batches, of_batch=True))
-        controls = config.get("sequence_batching", {}).get("control_input", ())
+        sequences = config.get("sequence_batching", {})
+        controls, states = sequences.get("control_input", ()), sequences.get("state", ())
         inputs += [Expected(_control(each), self.batches, control=True) for each in controls]
         outputs = [
             Expected(entry, self.batches, of_batch=entry["name"] in scattered)
             for entry in config.get("output", ())
         ]
+        for each in states:  # what the host keeps for the model: an output becomes an input
+            inputs.append(Expected({**each, "name": each["input_name"]}, self.batches))
+            outputs.append(Expected({**each, "name": each["output_name"]}, self.batches))
         self.inputs = {tensor.name: tensor for tensor in inputs}
         self.outputs = {tensor.name: tensor for tensor in outputs}
 

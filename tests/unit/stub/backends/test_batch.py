@@ -201,3 +201,10 @@ def test_inputs_of_the_batch_may_have_any_shape_and_must_have_their_type() -> No
         "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'N', model "
         "provides TYPE_FP32"
     )
+
+
+def test_states_of_sequences_are_inputs_and_outputs() -> None:
+    state = {"input_name": "IN", "output_name": "OUT", "data_type": "TYPE_FP32", "dims": [4]}
+    made = contract([entry("x", [1])], [entry("y", [1])], sequence_batching={"state": [state]})
+    assert made.inputs["IN"].shape == made.outputs["OUT"].shape == [-1, 4]
+    assert Batch([request("y", "OUT", x=rows(1))], made).wanted == ["y", "OUT"]
