@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from tests.asking import failure, tensor
+from tests.asking import Stream, failure, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 ASKER = """
@@ -74,7 +74,7 @@ CORE_STAMPS = [
 
 @pytest.fixture(scope="module")
 def models(module_repository: RepositoryBuilder) -> RepositoryBuilder:
-    module_repository.copy("identity")
+    module_repository.copy("identity", "stream")
     module_repository.add("asker", ASKER, CONFIG)
     module_repository.add("unlucky", UNLUCKY, CONFIG)
     module_repository.add("chain", config=ENSEMBLE)
@@ -329,6 +329,32 @@ def test_a_request_is_stamped_from_its_arrival_to_its_answer(
     order = [*outside[:2], *CORE_STAMPS, *outside[2:]]
     assert [times[name] for name in order] == sorted(times[name] for name in order)
     assert door.get()["trace_count"] == "0"
+    door.set(dict.fromkeys(ONE))
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_generation_is_stamped_too(host: RunningHost, files: Files, verb: str) -> None:
+    door = Door(host, "grpc")
+    door.set(ONE)
+    url = f"http://{host.http_url}/v2/models/identity/{verb}"
+    with urllib.request.urlopen(url, b'{"INPUT0": [1, 2]}', DEADLINE) as answer:
+        assert answer.read()
+    elements = files.read()
+    expected = {*HTTP_STAMPS, *CORE_STAMPS, "INFER_RESPONSE_COMPLETE"}
+    assert set(stamps(elements, elements[0]["id"])) == expected
+    door.set(dict.fromkeys(ONE))
+
+
+def test_each_response_of_a_stream_is_stamped(host: RunningHost, files: Files) -> None:
+    door = Door(host, "grpc")
+    door.set(ONE)
+    with Stream(host) as stream:
+        stream.send("thread:many=3 final", enable_empty_final_response=True)
+        assert stream.numbers() == [0, 1, 2]
+        elements = files.read()
+    names = [s["name"] for element in elements for s in element.get("timestamps", ())]
+    assert names.count("GRPC_SEND_START") == names.count("GRPC_SEND_END") == 4
+    assert set(names) == {*GRPC_STAMPS, *CORE_STAMPS, "INFER_RESPONSE_COMPLETE"}
     door.set(dict.fromkeys(ONE))
 
 
