@@ -167,6 +167,5 @@ def test_the_sample_has_everything_that_is_without_effect() -> None:
     # Their only values are defaults, which are not among what is set.
     unseen = {name for name in idle if name.endswith(".enable")}
     unseen.add("instance_group.secondary_devices.kind")
-    unseen.add("ensemble_scheduling.step.model_namespace")  # no Python model has steps
     unseen.add("ensemble_scheduling.step.model_namespace")  # the sample is no ensemble
     assert idle - unseen <= asked
