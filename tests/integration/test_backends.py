@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.asking import Client, tensor
-from tests.conftest import RepositoryBuilder, Serve
+from tests.conftest import RepositoryBuilder, Serve, wait_until
 
 BACKEND = """
 import json, os, sys
@@ -194,7 +194,7 @@ def test_what_cannot_be_found_or_run_is_said_for_every_model(
         "broken": "Internal: FileNotFoundError: ",
     }.items():
         assert f"failed to load '{name}' version 1: {reason}" in host.output
-    assert host.stubs() == []
+    wait_until(lambda: host.stubs() == [], "an end of the stubs of what failed")
 
 
 def test_the_settings_of_a_python_based_backend_are_those_of_python(
