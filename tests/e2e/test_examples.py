@@ -50,6 +50,7 @@ EXPECTED = {
     "metered": 'reversed_characters_bucket{model="metered",version="1",le="10"} 2',
     "cached_model": "is 6857\ncomputed: 1, from the cache: 2",
     "warmed_up_model": "the table was made before the first request: True\n[0. 1. 0.]",
+    "stateful_accumulator": "anna: 3\nbert: 150\nanna: 6\nbert: 175",
     "padded_batch": "[5, 7] -> [-1.  1.]\n[1, 1, 1, 5] -> [-1. -1. -1.  3.]",
     "data_pipeline": "caption: WHITE ON THE LEFT\nlevels: [0, 155, 255]\noffsets: [-120, 0, 3]\n"
     "first row of the image: [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]\nbright: False",

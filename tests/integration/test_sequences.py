@@ -297,8 +297,8 @@ def test_ids_may_be_strings(client: grpcclient.InferenceServerClient) -> None:
     assert failure(ask, client, "direct", "word", "se") == (
         "StatusCode.INVALID_ARGUMENT",
         (
-            "[request id: <id_unknown>] sequence batching control 'ID' data-type is 'BYTES', but model"
-            " 'direct' expects 'UINT64'"
+            "[request id: <id_unknown>] sequence batching control 'ID' data-type is 'BYTES', but"
+            " model 'direct' expects 'UINT64'"
         ),
     )
 

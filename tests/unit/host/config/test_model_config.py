@@ -170,7 +170,6 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("sequence_batching {}", "sequence_batching"),
         (
             'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "b.so" } }',
             "parameters[TRITON_BATCH_STRATEGY_PATH]",
@@ -186,8 +185,11 @@ def test_what_cannot_be_honoured_is_refused(model: Path, text: str, field: str) 
 
 def test_a_model_may_not_complete_itself_with_what_is_refused(model: Path) -> None:
     loaded = load(model, strict=False)
-    with pytest.raises(HostError, match="the sequence batcher is not supported"):
-        finish(loaded, {"sequence_batching": {}})
+    loaded.config.input.add(name="i", data_type=10, dims=[-1])
+    loaded.config.output.add(name="o", data_type=10, dims=[-1])
+    loaded.config.batch_output.add(target_name=["o"], source_input=["i"])
+    with pytest.raises(HostError, match="the responses of a decoupled model are not made of"):
+        finish(loaded, {"model_transaction_policy": {"decoupled": True}})
 
 
 def test_other_backends_are_looked_for_later(model: Path) -> None:
