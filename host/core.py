@@ -32,6 +32,7 @@ _log = logging.getLogger("pbhost")
 
 EXTENSIONS = [
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",

@@ -19,8 +19,6 @@ PAGE = (ROOT / "docs" / "configuration.md").read_text()
 ROW = r"^\| (`[^|]*`) \| (?:(honoured|refused|without effect) )?\| ([^\n]*) \|$"
 ROWS = re.findall(ROW, PAGE, re.MULTILINE)
 FATES = {name: fate for names, fate, _ in ROWS for name in re.findall(r"`([\w.]+)`", names)}
-ELSEWHERE = ("sequence_batching",)
-"""What this consists of has a page of its own."""
 
 
 def fields(message: Any, path: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
@@ -31,7 +29,7 @@ def fields(message: Any, path: str = "", above: tuple[str, ...] = ()) -> Iterato
         inner = field.message_type
         if inner is not None and inner.GetOptions().map_entry:
             inner = inner.fields_by_name["value"].message_type
-        if inner is None or name in ELSEWHERE or inner.full_name in above:
+        if inner is None or inner.full_name in above:
             continue
         yield from fields(inner, f"{name}.", (*above, inner.full_name))
 

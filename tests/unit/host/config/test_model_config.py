@@ -185,11 +185,16 @@ def test_what_cannot_be_honoured_is_refused(model: Path, text: str, field: str) 
 
 def test_a_model_may_not_complete_itself_with_what_is_refused(model: Path) -> None:
     loaded = load(model, strict=False)
-    loaded.config.input.add(name="i", data_type=10, dims=[-1])
-    loaded.config.output.add(name="o", data_type=10, dims=[-1])
     loaded.config.batch_output.add(target_name=["o"], source_input=["i"])
     with pytest.raises(HostError, match="the responses of a decoupled model are not made of"):
-        finish(loaded, {"model_transaction_policy": {"decoupled": True}})
+        finish(
+            loaded,
+            {
+                "input": [{"name": "i", "data_type": "TYPE_FP32", "dims": [-1]}],
+                "output": [{"name": "o", "data_type": "TYPE_FP32", "dims": [-1]}],
+                "model_transaction_policy": {"decoupled": True},
+            },
+        )
 
 
 def test_other_backends_are_looked_for_later(model: Path) -> None:
