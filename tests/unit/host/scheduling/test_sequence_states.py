@@ -45,8 +45,8 @@ def states_of(directory: Path, text: str, largest: int = 0, copies: int = 1) -> 
         (
             f"initial_state {{ {INITIAL} dims: 1 }}",
             (
-                "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions"
-                " for state input 's'. 2 != 1"
+                "Number of dimensions in 'initial_state' doesn't match the size of 'state'"
+                " dimensions for state input 's'. 2 != 1"
             ),
         ),
         (
