@@ -463,7 +463,7 @@ def add_up(
 
 
 def test_states_go_from_request_to_request(client: grpcclient.InferenceServerClient) -> None:
-    """More than pb_utils spec 3 asks for: there, Python models cannot give states back."""
+    """More than pb_utils spec 4 asks for: there, Python models cannot give states back."""
     steps = [(1, "s"), (2, ""), (100, ""), (3, ""), (5, "s"), (1, "e")]
     totals = [add_up(client, "sum", value, flags) for value, flags in steps]
     assert [int(total.as_numpy("OUT")[0]) for total in totals] == [1, 3, 103, 6, 5, 6]
