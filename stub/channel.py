@@ -8,7 +8,8 @@ service thread. A ZeroMQ socket belongs to one thread, hence three of them.
 import os
 import threading
 import time
-from typing import List, Optional, Sequence
+from collections import deque
+from typing import Deque, List, Optional, Sequence, Tuple
 
 import zmq
 
@@ -43,9 +44,11 @@ class Channel:
         self._pid = os.getpid()
         self._context = zmq.Context()
         self._session = Session()
-        self._lock = threading.Lock()
-        self._sender: Optional[int] = None  # the thread that has the lock
-        self._interjections: List[Sequence[ToHost]] = []
+        # A finaliser of the user's may run anywhere below, and have something to say: whoever has
+        # the lock takes it again, and what is said in the middle of something else waits here.
+        self._lock = threading.RLock()
+        self._busy = False
+        self._unsent: Deque[Tuple[bytes, Sequence[ToHost]]] = deque()
         hello = Hello(os.getpid())
         self._sockets = [
             self._connect(spawn.endpoint, spawn.token.encode() + suffix, hello)
@@ -72,19 +75,19 @@ class Channel:
         if os.getpid() != self._pid:
             raise RuntimeError("a forked child cannot use its parent's connection to the host")
         frame = encode(messages)
-        if self._sender == threading.get_ident():
-            # A finaliser of the user's, run while this thread sends, has something to say.
-            self._interjections.append(messages)
-            return
         with self._lock:
-            self._sender = threading.get_ident()
+            self._unsent.append((frame, messages))
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        """Send what is to be sent, unless that is what the lock's owner is doing already."""
+        while self._unsent and not self._busy:
+            self._busy = True
             try:
-                self._send(frame, messages)
-                while self._interjections:
-                    late = self._interjections.pop(0)
-                    self._send(encode(late), late)
+                while self._unsent:
+                    self._send(*self._unsent.popleft())
             finally:
-                self._sender = None
+                self._busy = False
 
     def _send(self, frame: bytes, messages: Sequence[ToHost]) -> None:
         if self._session.state is State.ENDED:
@@ -124,8 +127,13 @@ class Channel:
     def _accept(self, frame: bytes) -> List[ToStub]:
         messages = decode_to_stub(frame)
         with self._lock:
-            for message in messages:
-                self._session.step(message)
+            self._busy = True
+            try:
+                for message in messages:
+                    self._session.step(message)
+            finally:
+                self._busy = False
+            self._send_unsent()
         return messages
 
     def close(self) -> None:

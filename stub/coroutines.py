@@ -3,6 +3,7 @@
 import contextvars
 import inspect
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any, Callable, Coroutine, Optional
 
 if TYPE_CHECKING:
@@ -51,7 +52,13 @@ class Coroutines:
 
         self._started(threading.get_ident())
         asyncio.set_event_loop(loop)
-        loop.run_forever()
+        while True:
+            try:
+                loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt):
+                # The task that raised it has it as its result; the loop lets it through as well.
+                traceback.print_exc()
 
     def stop(self) -> None:
         """End the loop, and cancel what still runs on it; a task that refuses is left behind."""

@@ -1,6 +1,7 @@
 """The stub's shared memory: its own arena, others' blocks on loan, and who must be told what."""
 
 import os
+import sys
 from collections import Counter, deque
 from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Union
 
@@ -19,6 +20,12 @@ class MemoryGone(Exception):
     """A process that has ended, or a client, had a tensor in memory that is no longer there."""
 
 
+_BETWEEN_BATCHES = 0
+_IN_EXECUTE = 1  # the next question that `execute` asks takes one along
+_LEAVING = sys.maxsize  # the batch's last frame is about to take them all
+"""So many loans may have ended before somebody is woken to tell the host."""
+
+
 class Memory:
     """`wake` is called when a loan ended outside a batch, so that somebody tells the host."""
 
@@ -28,7 +35,7 @@ class Memory:
         self._wake = wake
         self._readers: Dict[int, Union[ArenaReader, RegionMap]] = {}
         self._ended: Deque[Tuple[int, int]] = deque()
-        self.batch_open = False  # the batch's last frame carries the returns: no need to wake
+        self._patience = _BETWEEN_BATCHES
 
     def add(self, number: int, fd: int, limit: int) -> None:
         """Read an arena whose descriptor was inherited."""
@@ -80,6 +87,12 @@ class Memory:
         """As `place`, of bytes that `fill` writes. Raises what it raises as well."""
         return self.own.fill(size, fill)
 
+    def untell(self, blocks: Iterable[Block]) -> None:
+        """The host has not been told of them after all."""
+        for block in blocks:
+            if block.arena == self.own.number:
+                self.lent.returned(block.arena, block.offset, 1)
+
     def tell(self, blocks: Iterable[Block]) -> None:
         """The host is about to be told of these blocks: keep each until it is returned.
 
@@ -90,7 +103,10 @@ class Memory:
                 self.lent.lend(block)
 
     def ended(self) -> Optional[Return]:
-        """The loans that ended since the last call, as the message that says so."""
+        """The loans that ended since the last call, as the message that says so.
+
+        An answer that refers to a loan keeps it from ending before it is sent.
+        """
         ended = self._ended
         if not ended:
             return None
@@ -104,20 +120,21 @@ class Memory:
             return None
         return Return([(arena, offset, count) for (arena, offset), count in counts.items()])
 
-    def ended_between_batches(self) -> Optional[Return]:
-        """As `ended`, for threads beside the main one: nothing while a batch is open.
+    def open_batch(self) -> None:
+        """The main thread is about to run `execute`."""
+        self._patience = _IN_EXECUTE
 
-        Its answers may refer to loans that have ended already; they must be told first.
-        """
-        return None if self.batch_open else self.ended()
+    def leave_batch(self) -> None:
+        """`execute` has returned."""
+        self._patience = _LEAVING
 
     def close_batch(self) -> None:
         """The batch's answers are sent."""
-        self.batch_open = False
+        self._patience = _BETWEEN_BATCHES
         if self._ended:
             self._wake()
 
     def _end(self, arena: int, offset: int) -> None:
         self._ended.append((arena, offset))
-        if not self.batch_open:
+        if len(self._ended) > self._patience:
             self._wake()

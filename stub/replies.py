@@ -48,6 +48,7 @@ class Replies:
         self._late: WeakValueDictionary[Tuple[int, int], StubExchange] = WeakValueDictionary()
         self._dropped: Deque[Tuple[int, int]] = deque()
         self._begun = 0
+        self._beginning = threading.Lock()
         self._early: Set[Tuple[int, int]] = set()  # cancelled before their batch has begun
 
     def become(self, message: Initialize) -> None:
@@ -62,13 +63,14 @@ class Replies:
 
     def begin(self, batch: int, exchanges: "Sequence[StubExchange]") -> None:
         """These are answered from now on; those cancelled already are told so."""
-        self._current = exchanges
-        self._begun = batch
-        if self._early:
-            for exchange in exchanges:
-                if (batch, exchange.index) in self._early:
-                    exchange.cancel()
-            self._early = {key for key in self._early if key[0] > batch}
+        with self._beginning:
+            self._current = exchanges
+            self._begun = batch
+            if self._early:
+                for exchange in exchanges:
+                    if (batch, exchange.index) in self._early:
+                        exchange.cancel()
+                self._early = {key for key in self._early if key[0] > batch}
 
     def end(self, exchanges: "Sequence[StubExchange]") -> List[int]:
         """The main thread has left the batch; the indexes that are still to be answered."""
@@ -83,11 +85,13 @@ class Replies:
 
     def cancel(self, batch: int, index: int) -> None:
         """The caller of that request has gone."""
+        with self._beginning:
+            if batch > self._begun:
+                self._early.add((batch, index))
+                return
         exchange = self._find(batch, index)
         if exchange is not None:
             exchange.cancel()
-        elif batch > self._begun:
-            self._early.add((batch, index))
 
     def taken(self, batch: int, index: int, count: int) -> None:
         """The caller of that request has taken responses."""
@@ -142,6 +146,11 @@ class _Flow:
         self.sizes.append(size)
         self.sent_bytes += size
         self.sent += 1
+
+    def unsend(self) -> None:
+        """The last one was not sent after all."""
+        self.sent_bytes -= self.sizes.pop()
+        self.sent -= 1
 
     def take(self, count: int) -> None:
         for _ in range(min(count, len(self.sizes))):
@@ -254,6 +263,9 @@ class StubExchange(Exchange):
         try:
             self._replies.channel.send([Respond(self.batch, self.index, wire, final)])
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
+            self._replies.memory.untell(placed)
+            if self._flow is not None and wire is not None and not final:
+                self._flow.unsend()
             raise pb_utils.TritonModelException(
                 f"Unable to send response. It cannot be put into a message: {error!r}"
             ) from error

@@ -89,9 +89,11 @@ class StubRuntime:
     def unsaid(self) -> List[ToHost]:
         """What finalisers wanted to say since the last call."""
         messages: List[ToHost] = []
-        while self._unsaid:
-            messages.append(self._unsaid.popleft())
-        return messages
+        try:
+            while True:
+                messages.append(self._unsaid.popleft())
+        except IndexError:
+            return messages  # that was all; another thread may have taken the last ones
 
     # The seam of pb_utils
 
@@ -153,7 +155,11 @@ class StubRuntime:
     ) -> None:
         """Ask with a number of `next_number`; `receive` is called with every answer."""
         self._questions[number] = receive
-        self._send(Ask(number, request, self._batch_here(), False, decoupled))
+        try:
+            self._send(Ask(number, request, self._batch_here(), False, decoupled))
+        except BaseException:  # it was not asked
+            del self._questions[number]
+            raise
 
     def next_number(self) -> int:
         """A number for a question."""
@@ -229,8 +235,7 @@ class StubRuntime:
         self._wake()
 
     def _send(self, ask: Ask) -> None:
-        memory = self._memory
-        returns = memory.ended() if ask.blocking else memory.ended_between_batches()
+        returns = self._memory.ended()
         # What the host gets back first, it can use for the answer.
         self._channel.send([ask] if returns is None else [returns, ask])
 

@@ -93,7 +93,7 @@ class Worker:
     def _execute(self, message: m.Execute) -> None:
         assert self._executor is not None
         memory, runtime = self._memory, self._runtime
-        memory.batch_open = True
+        memory.open_batch()
         runtime.begin(message.batch)
         answers = self._executor.run(message)
         runtime.end()
@@ -103,8 +103,8 @@ class Worker:
         try:
             self._channel.send(answers)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
-            count = len(message.requests)
-            self._channel.send(self._executor.give_up(message.batch, count, error))
+            self._channel.send(self._executor.give_up(answers, error))
+        self._executor.sent()
         memory.close_batch()
 
     def _describe(self, message: m.Describe) -> None:
@@ -186,7 +186,7 @@ class Worker:
                 self._children.serve()
             for message in wakeup.messages:
                 self._handle_service(message)
-            returns = self._memory.ended_between_batches()
+            returns = self._memory.ended()
             if returns is not None:
                 self._channel.send([returns])
             now = time.monotonic()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import fcntl
 import socket
+import struct
+import termios
 
 from host.errors import HostError, unavailable
 
@@ -43,3 +47,15 @@ def _refusal(where: str, error: OSError) -> HostError:
         # The trailing space is part of the text (protocol spec 8.3).
         return unavailable(f"{where} already in use ")
     return unavailable(f"{where} cannot be opened: {error.strerror or error}")
+
+
+def unsent(transport: asyncio.Transport | None) -> int:
+    """Bytes written to a connection that the other machine has not taken yet (tcp(7), SIOCOUTQ)."""
+    if transport is None:
+        return 0
+    connected = transport.get_extra_info("socket")
+    try:
+        in_kernel = struct.unpack("i", fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)))[0]
+    except (OSError, ValueError):  # it is closed
+        in_kernel = 0
+    return transport.get_write_buffer_size() + int(in_kernel)

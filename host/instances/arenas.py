@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -34,7 +35,7 @@ class Region(Protocol):
         """A copy of the bytes; fewer if the memory has become smaller."""
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write to it."""
+        """Write to it. Raises OSError."""
 
 
 class ArenaFile:
@@ -45,6 +46,8 @@ class ArenaFile:
         self.limit = limit
         self._closed = closed
         self.fd = create_file("pbhost-stub", limit)
+        self.dropped: deque[int] = deque()  # offsets of blocks that the stub has to get back
+        self._told: Callable[[], None] | None = None
         self._reader = ArenaReader(self.fd, limit)
 
     @property
@@ -52,9 +55,18 @@ class ArenaFile:
         """Where processes of this user can open it."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
-    def slice(self, offset: int, size: int) -> memoryview:
-        """The bytes of a block. Raises ValueError if they lie outside."""
-        return self._reader.slice(offset, size)
+    def block(self, offset: int, size: int) -> Block:
+        """A block that the stub has written. Raises ValueError if it lies outside."""
+        return Block(self.number, offset, size, self._reader.slice(offset, size), self._drop)
+
+    def tell(self, told: Callable[[], None] | None) -> None:
+        """Call that whenever something has been dropped; None if no stub is left to hear of it."""
+        self._told = told
+
+    def _drop(self, arena: int, offset: int) -> None:
+        if self._told is not None:
+            self.dropped.append(offset)
+            self._told()
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):

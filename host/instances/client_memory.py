@@ -49,6 +49,9 @@ class ClientMemory:
                 region = self._arenas.region(slot.arena)
                 if region is None:
                     return internal(f"the region of output '{output.name}' is gone")
-                region.write(slot.offset, output.data)
+                try:
+                    region.write(slot.offset, output.data)
+                except OSError as error:
+                    return internal(f"output '{output.name}' cannot be written: {error.strerror}")
             outputs[index] = Tensor(output.name, output.datatype, output.shape, b"")
         return None

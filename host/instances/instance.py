@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from stub.wire.arena import ArenaFull
 from stub.wire.payload import WireRequest, WireResponse
 from stub.wire.session import ProtocolError, Session, State
 from stub.wire.spawn import Spawn
+
+_log = logging.getLogger("pbhost")
 
 _CONNECT_SECONDS = 60.0  # interpreter start and imports of ours, on a machine under full load
 _OVER = (State.ERROR, State.ENDED)
@@ -63,7 +66,6 @@ class Instance:
         self._link = Link(services.channel, self._frame, self._broken)
         self._process: StubProcess | None = None
         self._reply: asyncio.Future[m.ToHost] | None = None
-        self._arena = file
         self._transfer = Transfer(services.arenas, file, ReturnsDue(self._flush_returns))
         self.questions = Questions(services, self._answer_ask)
         self.readiness = Readiness(self._tell)
@@ -75,7 +77,7 @@ class Instance:
 
     async def start(self) -> None:
         """Start the process and wait until it is connected. Raises HostError or OSError."""
-        services = self._services
+        services, arena = self._services, self._transfer.arena
         try:
             lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
         except OSError:
@@ -89,9 +91,9 @@ class Instance:
             rings_fd=self._link.rings_fd,
             work_event_fd=self._link.work_event,
             host_event_fd=self._link.host_event,
-            arena=self._arena.number,
-            arena_fd=self._arena.fd,
-            arena_limit=self._arena.limit,
+            arena=arena.number,
+            arena_fd=arena.fd,
+            arena_limit=arena.limit,
             host_arena_fd=services.arenas.host_fd,
             host_arena_limit=services.arenas.limit,
         )
@@ -247,12 +249,11 @@ class Instance:
         except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
             self._broken(error)
             return
-        for action in free:
-            action()
-        for action in answers:
-            action()
-        for action in over:
-            action()
+        for action in (*free, *answers, *over):
+            try:
+                action()
+            except Exception:  # what else the stub has said must not be lost with it
+                _log.exception("unexpected failure", extra={"instance": self.label})
 
     def _broken(self, error: Exception) -> None:
         """A stub that does not keep to the protocol (user code can reach into it) is of no use.
@@ -270,8 +271,7 @@ class Instance:
 
     def _understand_ask(self, message: m.Ask) -> Action:
         request = self._transfer.receive_request(message.request)
-        if message.request.trace is not None:
-            request.trace = self._services.models.child_trace(message.request.trace)
+        request.trace = self._services.models.child_trace(message.request.trace)
         question = Question(
             message.number, request, message.batch, message.blocking, message.decoupled
         )

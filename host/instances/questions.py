@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from host.errors import ErrorCode, HostError, internal
 from host.inference import Call, InferRequest, InferResponse
 from host.instances.services import HostServices
+
+_log = logging.getLogger("pbhost")
 
 Answer = Callable[[int, InferResponse | None, bool, bool], None]
 """Sends an answer to question `number`, None for an end alone; whether it is the last one, and
@@ -50,6 +53,9 @@ class Questions:
         except HostError as error:
             self._refuse(question, error)
             return
+        except Exception:
+            self._fail(question)
+            return
         task = asyncio.get_running_loop().create_task(self._ask_when_ready(question, check))
         self._pending[question.number] = question, task
 
@@ -60,6 +66,8 @@ class Questions:
             self._ask(question)
         except HostError as error:
             self._refuse(question, error)
+        except Exception:
+            self._fail(question)
         finally:
             self._pending.pop(question.number, None)
 
@@ -92,6 +100,11 @@ class Questions:
     def _refuse(self, question: Question, error: HostError) -> None:
         response = InferResponse(question.request.model_name, -1, error=error)
         self._answer(question.number, response, True, question.blocking)
+
+    def _fail(self, question: Question) -> None:
+        """A defect of ours must not leave the model waiting for ever."""
+        _log.exception("unexpected failure of a request to '%s'", question.request.model_name)
+        self._refuse(question, internal("unexpected failure; the server's log tells more"))
 
     def withdraw(self, number: int) -> None:
         """The model does not want the answers any more; it gets that as the last one."""

@@ -82,7 +82,7 @@ class Region:
         return os.pread(self._descriptor, size, self.status.offset + offset)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Raises HostError if the object has become smaller."""
+        """Raises OSError."""
         os.pwrite(self._descriptor, data, self.status.offset + offset)
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 
 from host.errors import ErrorCode, HostError, internal
@@ -45,13 +45,19 @@ class Transfer:
     def __init__(self, arenas: Arenas, own: ArenaFile, returns_due: ReturnsDue) -> None:
         self._arenas = arenas
         self._clients = ClientMemory(arenas)
-        self._own = own  # the stub's arena
+        # The stub's arena; when the stub is gone, it lives as long as a block in it.
+        self._own: ArenaFile | None = own
+        self._own_number = own.number
         self._lent = Ledger()
-        self._returns: deque[int] = deque()
-        self._returns_due = returns_due
-        self._ended = False
+        own.tell(returns_due.notify)
         # By socket: each is read by another thread of the stub, so each must announce arenas.
         self._opened: dict[bytes, set[int]] = {}
+
+    @property
+    def arena(self) -> ArenaFile:
+        """The stub's, as long as it has not ended."""
+        assert self._own is not None
+        return self._own
 
     # To the stub
 
@@ -103,7 +109,7 @@ class Transfer:
         block = tensor.owner
         if not isinstance(block, Block):
             return WireTensor(tensor.name, code, tensor.shape, bytes(tensor.data))
-        if block.arena not in (0, self._own.number):
+        if block.arena not in (0, self._own_number):
             self._announce(block.arena, socket, frame)
         self._lent.lend(block)
         return WireTensor(
@@ -138,9 +144,8 @@ class Transfer:
         region = self._arenas.region(wire.arena)
         if region is not None and any(wire.arena in opened for opened in self._opened.values()):
             block = region.block(wire.offset, wire.size)
-        elif wire.arena == self._own.number:
-            view = self._own.slice(wire.offset, wire.size)
-            block = Block(wire.arena, wire.offset, wire.size, view, self._drop)
+        elif self._own is not None and wire.arena == self._own_number:
+            block = self._own.block(wire.offset, wire.size)
         else:
             block = self._lent.find(wire.arena, wire.offset)
             if block.size != wire.size:
@@ -166,7 +171,6 @@ class Transfer:
             correlation_id=wire.correlation_id,
             flags=wire.flags,
             timeout_us=wire.timeout,
-            trace=wire.trace,
         )
 
     def receive_error(self, wire: WireError) -> HostError:
@@ -182,13 +186,13 @@ class Transfer:
 
     def due(self) -> Return | None:
         """The stub's own blocks that the host is done with, as a message."""
-        returns = self._returns
-        if not returns:
+        if self._own is None or not self._own.dropped:
             return None
+        dropped = self._own.dropped
         counts: Counter[int] = Counter()
-        while returns:
-            counts[returns.popleft()] += 1
-        number = self._own.number
+        while dropped:
+            counts[dropped.popleft()] += 1
+        number = self._own_number
         return Return([(number, offset, count) for offset, count in counts.items()])
 
     def forget(self, arena: int) -> bool:
@@ -202,13 +206,10 @@ class Transfer:
 
     def end(self) -> None:
         """The stub is gone: nothing is lent any more."""
-        self._ended = True
         self._lent.clear()
-
-    def _drop(self, arena: int, offset: int) -> None:
-        if not self._ended:
-            self._returns.append(offset)
-            self._returns_due.notify()
+        if self._own is not None:
+            self._own.tell(None)
+            self._own = None
 
 
 class ReturnsDue:

@@ -68,6 +68,16 @@ class TritonPythonModel:
         await asyncio.sleep(0)
         raise ValueError(text)
 
+    async def exits(self, code, request):
+        await asyncio.sleep(0)
+        raise SystemExit(int(code))
+
+    async def exits_aside(self, code, request):
+        asyncio.get_running_loop().create_task(self.exits(code, request))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return "still here"
+
     async def cancelled(self, _, request):
         pb_utils.Logger.log_info("waits to be cancelled")
         while not request.is_cancelled():
@@ -93,7 +103,7 @@ class TritonPythonModel:
         text = pb_utils.get_input_tensor_by_name(request, "COMMAND").as_numpy()[0].decode()
         turns = int(text)
         if turns < 0:
-            raise ValueError("turns cannot be negative")
+            raise ValueError("turns cannot be negative" if turns == -1 else "file \\udcff")
         for _ in range(turns):
             await asyncio.sleep(0.001)
         array = np.array([text.encode()], dtype=np.object_)
@@ -146,6 +156,17 @@ def test_an_exception_is_answered(client: Client, model: str) -> None:
     assert command(client, "leave", model)
 
 
+@pytest.mark.parametrize("model", ["meeting", "serial"])
+def test_a_coroutine_that_exits_is_answered_and_the_loop_goes_on(
+    host: RunningHost, client: Client, model: str
+) -> None:
+    text = failure(command, client, "exits 3", model)[1]
+    assert "SystemExit: 3" in text
+    assert command(client, "exits_aside 4", model) == "still here"
+    host.wait_for("SystemExit: 4")
+    assert command(client, "leave", model)
+
+
 def test_a_coroutine_notices_that_its_client_has_gone(host: RunningHost, client: Client) -> None:
     with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
         command(client, "cancelled", "meeting", client_timeout=0.5)
@@ -183,6 +204,13 @@ def test_an_exception_of_a_decoupled_coroutine_is_logged_and_answered(host: Runn
         assert stream.next().as_numpy("ANSWER") == np.array([b"1"], dtype=np.object_)
     host.wait_for("Traceback")
     host.wait_for("ValueError: turns cannot be negative")
+
+
+def test_an_exception_that_is_no_valid_text_is_answered(host: RunningHost) -> None:
+    with Stream(host) as stream:
+        stream.send("-2", model="streaming")
+        with pytest.raises(InferenceServerException, match="file .*udcff"):
+            stream.next()
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "many", "99999", ""])

@@ -114,7 +114,7 @@ class UnaryCall(_Call):
         self.credit(size)
         reader = self._reader
         if reader is None:
-            if end and size >= PREFIX.size:  # nearly always: it came in one piece
+            if end and len(piece) >= PREFIX.size:  # nearly always: it came in one piece
                 flag, length = PREFIX.unpack_from(piece)
                 if length == len(piece) - PREFIX.size:
                     self._serve(flag, bytes(piece[PREFIX.size :]))

@@ -18,6 +18,7 @@ from host.frontends.h2.outbox import Outbox
 from host.frontends.h2.pings import PingPolicy
 from host.frontends.h2.reader import FrameReader, Piece
 from host.frontends.h2.stream import Stream
+from host.frontends.sockets import unsent
 
 _log = logging.getLogger("pbhost")
 
@@ -144,8 +145,7 @@ class Connection(asyncio.Protocol):
         """End a stream at once."""
         self.out.write(frames.rst_stream(stream_id, code))
         self._remember(stream_id)
-        stream = self.streams.get(stream_id)
-        if stream is not None:
+        if (stream := self.streams.get(stream_id)) is not None:
             self._forget(stream)
             stream.aborted()
 
@@ -158,6 +158,11 @@ class Connection(asyncio.Protocol):
     def sent_data(self) -> int:
         """How many frames of data it has sent."""
         return self.out.sent_data
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client's machine has not taken yet."""
+        return unsent(self._transport)
 
     def drain(self, text: str = "") -> None:
         """Accept no more streams, as soon as the client can know; close when none is left."""
@@ -219,7 +224,7 @@ class Connection(asyncio.Protocol):
             transport.write_eof()
         else:
             transport.close()
-        self._lifetime.after(self.limits.linger, self.abort)
+        self._lifetime.linger()
 
     def _abort_streams(self) -> None:
         for stream in list(self.streams.values()):
@@ -381,6 +386,8 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, stream: int, code: ErrorCode) -> None:
         """Reset a stream for what the client did; only so many are taken."""
+        if stream > self._last_stream:
+            raise ConnectionFault(code, "a wrong frame on a stream that is not open")
         self._spend_reset()
         self.reset(stream, code)
 

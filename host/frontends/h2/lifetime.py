@@ -10,6 +10,7 @@ from typing import Protocol
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.h2.limits import Limits
 
+_MOST_LINGERS = 60
 _PING = b"pbalive."
 _JITTER = 0.1  # of the greatest age, so that connections made together do not end together
 
@@ -28,6 +29,10 @@ class Lived(Protocol):
     @property
     def sent_data(self) -> int:
         """How many frames of data it has sent."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client's machine has not taken yet."""
 
     def ask_alive(self, data: bytes) -> None:
         """Send a PING."""
@@ -89,6 +94,20 @@ class Lifetime:
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something later, unless the connection is gone by then."""
         self._set(getattr(action, "__name__", "later"), seconds, action)
+
+    def linger(self) -> None:
+        """All is written: abort when the client has taken nothing of it for a while."""
+        left, lingered = self._connection.unsent, 0
+
+        def look() -> None:
+            nonlocal left, lingered
+            before, left, lingered = left, self._connection.unsent, lingered + 1
+            if left < before and lingered < _MOST_LINGERS:
+                self._set("linger", self._limits.linger, look)
+            else:
+                self._connection.abort()
+
+        self._set("linger", self._limits.linger, look)
 
     def end(self) -> None:
         """The connection is gone."""

@@ -108,14 +108,20 @@ def test_loans_that_end_together_are_told_together_and_counted(bench: Bench) -> 
     assert sorted(ended.grants) == [(0, wire.offset, 3), (0, other.offset, 1)]
 
 
-def test_a_loan_that_ends_outside_a_batch_wakes_somebody(bench: Bench) -> None:
-    first, second = (tensor_from(bench.loan(b"x" * 9000), bench.memory) for _ in range(2))
-    bench.memory.batch_open = True
-    del first
-    assert bench.wakes == 0
-    bench.memory.batch_open = False
-    del second
+def test_loans_that_end_wake_somebody_unless_the_batch_will_tell_of_them(bench: Bench) -> None:
+    loans = [tensor_from(bench.loan(b"x" * 9000), bench.memory) for _ in range(6)]
+    bench.memory.open_batch()
+    loans.pop()
+    assert bench.wakes == 0  # the next question takes it along
+    loans.pop()
     assert bench.wakes == 1
+    bench.memory.leave_batch()
+    loans.pop()
+    assert bench.wakes == 1
+    bench.memory.close_batch()
+    assert bench.wakes == 2
+    loans.pop()
+    assert bench.wakes == 3
 
 
 def test_a_small_tensor_travels_inline(bench: Bench) -> None:

@@ -80,6 +80,15 @@ def test_padding_and_priority_are_taken_off(peer: Peer) -> None:
     assert peer.answer(1)[1:] == (grpc_message(b"hello"), OK)
 
 
+def test_padding_does_not_pass_for_a_message(peer: Peer) -> None:
+    stream = peer.open("Echo")
+    data = DataFrame(stream, b"\0\0\0", flags=["PADDED", "END_STREAM"])
+    data.pad_length = 20
+    peer.send(data)
+    assert peer.status(stream) == 13
+    assert peer.status(peer.call("Echo", b"")) == 0
+
+
 def test_padding_is_granted_anew(serve: Serve, connect: Connect) -> None:
     peer = connect(serve(Limits(stream_window=1000)))
     stream = peer.open("Echo")
@@ -142,6 +151,11 @@ CONNECTION_ERRORS = {
     "headers too short for a priority": (raw(1, 0x24, 1, b"abc"), ErrorCode.FRAME_SIZE_ERROR),
     "a block that cannot be decoded": (raw(1, 4, 1, b"\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
     "an index without an entry": (raw(1, 4, 1, b"\xfe"), ErrorCode.COMPRESSION_ERROR),
+    "no room for an idle stream": (raw(8, 0, 9, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+    "a priority of four bytes for an idle stream": (
+        raw(2, 0, 9, bytes(4)),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "reset of an idle stream": (raw(3, 0, 9, bytes(4)), ErrorCode.PROTOCOL_ERROR),
     "reset without a stream": (raw(3, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
     "a reset of three bytes": (raw(3, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),

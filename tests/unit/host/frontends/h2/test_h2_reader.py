@@ -93,7 +93,7 @@ class Sink(asyncio.Transport):
     """Where a connection writes to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__({"socket": -1})
         self.data = bytearray()
         self.closed = False
 
@@ -105,6 +105,9 @@ class Sink(asyncio.Transport):
 
     def abort(self) -> None:
         self.closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def can_write_eof(self) -> bool:
         return True
