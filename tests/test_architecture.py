@@ -53,6 +53,7 @@ ONE_PLACE = {
     "uvloop": {"host.__main__"},
     "re2": {"host.flag_values"},
     "redis": {"host.cache.redis_store"},
+    "httptools": {"host.frontends.http_connection"},
     "prometheus_client": {"host.metrics.exposition"},
     "onnxruntime": {"stub.backends.onnxruntime.session"},
     "tensorflow": {"stub.backends.tensorflow.graph"},

@@ -115,12 +115,13 @@ def arenas(host: RunningHost) -> int:
 def test_the_memory_of_a_dead_process_is_given_back(host: RunningHost) -> None:
     with host.client() as client:
         text = [tensor("COMMAND", np.array([b""], dtype=np.object_))]
+        before = arenas(host)
         for _ in range(3):
             pid = int(client.infer("large", text).as_numpy("ANSWER")[0])
             psutil.Process(pid).send_signal(signal.SIGKILL)
             wait_until(lambda pid=pid: not psutil.pid_exists(pid), "the process to end")
             wait_until(lambda: client.is_model_ready("large"), "another process")
-        wait_until(lambda: arenas(host) == 3, "only the arenas of the three that live")
+        wait_until(lambda: arenas(host) == before, "the arenas of the dead to go")
 
 
 def test_streams_into_a_clients_memory_flow(host: RunningHost) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stub.wire import messages as m
-from stub.wire.payload import Parameter, WireError, WireRequest, WireResponse, WireTensor
+from stub.wire.payload import Parameter, TraceLink, WireError, WireRequest, WireResponse, WireTensor
 from stub.wire.spawn import Spawn
 from tests.unit.stub.samples import TO_HOST, TO_STUB
 
@@ -39,7 +39,7 @@ requests = st.builds(
     unsigned,
     text,
     st.integers(-1, 1 << 40),
-    st.none() | text,
+    st.none() | st.builds(TraceLink, unsigned, st.none() | text),
 )
 errors = st.builds(WireError, st.integers(0, 7), text)
 responses = st.builds(WireResponse, st.lists(tensors, max_size=3), parameters, st.none() | errors)
