@@ -12,7 +12,8 @@ they print calls /srv:
 * Any other `text` block is an illustration, and `<!-- not run: REASON -->` makes one of any block.
 
 `...` stands for any text, and on a line of its own for any lines. Clients find the host although
-they are told `localhost:8001`, or `localhost:8002` for metrics. What differs from run to run
+they are told `localhost:8001`, `localhost:8000` for HTTP, or `localhost:8002` for metrics. What
+differs from run to run
 (times, process ids, ports, folders) is not compared.
 """
 
@@ -169,6 +170,8 @@ class Story:
         if self.host is not None:
             for name, text in self._scripts.items():
                 text = text.replace("localhost:8001", self.host.url)
+                if "localhost:8000" in text:
+                    text = text.replace("localhost:8000", self.host.http_url)
                 if "localhost:8002" in text:
                     text = text.replace("localhost:8002", self.host.metrics_url)
                 (self.folder / name).write_text(text)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import tritonclient.http.aio as httpclient_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
@@ -278,6 +279,14 @@ def test_classes_of_an_output(client: Client) -> None:
     assert as_text(result.as_numpy("OUTPUT0")) == ["3.000000:1:one", "2.000000:2:two"]
 
 
+def test_classes_of_an_output_over_grpc(host: RunningHost) -> None:
+    outputs = [grpcclient.InferRequestedOutput("OUTPUT0", class_count=2)]
+    with host.client() as client:
+        scores = [tensor("INPUT0", np.array([0.5, 3, 2], np.float32))]
+        result = client.infer("scores", scores, outputs=outputs)
+    assert as_text(result.as_numpy("OUTPUT0")) == ["3.000000:1:one", "2.000000:2:two"]
+
+
 def test_tensors_in_a_clients_shared_memory(client: Client) -> None:
     array = ARRAYS["FP32"]
     key = f"/test-{uuid.uuid4().hex}"
@@ -320,8 +329,8 @@ def test_generate_without_a_stream_takes_one_response_only(host: RunningHost) ->
     assert (status, json.loads(answer)["error"]) == (
         200,
         (
-            "generate expects model to produce exactly 1 response, use generate stream for model that"
-            " generates various number of responses"
+            "generate expects model to produce exactly 1 response, use generate stream for model"
+            " that generates various number of responses"
         ),
     )
 
