@@ -28,6 +28,8 @@ LOADS = {
     "identity FP32[1048576] (4 MB), concurrency 1": Load("identity_fp32", 1 << 20, 1),
     "the same in system shared memory, concurrency 1": Load("identity_fp32", 1 << 20, 1, True),
     "the same in system shared memory, concurrency 4": Load("identity_fp32", 1 << 20, 4, True),
+    "HTTP identity FP32[16], concurrency 1": Load("identity_fp32", 16, 1, http=True),
+    "HTTP identity FP32[16], concurrency 16": Load("identity_fp32", 16, 16, http=True),
     "BLS to identity FP32[16], concurrency 1": Load("bls_identity", 16, 1),
     "BLS to identity FP32[16], concurrency 16": Load("bls_identity", 16, 16),
     "ten BLS calls of 4 MB per request, concurrency 1": Load("bls_large", 16, 1),
@@ -78,7 +80,7 @@ def compare(peer: Peer, engine: str, rows: dict[str, Load], rounds: int) -> None
         for name, load in rows.items():
             pairs = [
                 [
-                    measure(peer, load, server.grpc_port, server.pid)
+                    measure(peer, load, server)
                     for server in ((host, rival) if turn % 2 else (rival, host))
                 ][:: 1 if turn % 2 else -1]
                 for turn in range(rounds)

@@ -12,19 +12,22 @@ import psutil
 import tritonclient.grpc as grpcclient
 
 from benchmarks.peer import Peer
+from benchmarks.servers import RunningServer
 
 
 @dataclass(frozen=True)
 class Load:
     """What to ask: a model, the length of its FP32 input, and how many at a time.
 
-    With `shared_memory`, inputs and outputs lie in the client's system shared memory.
+    With `shared_memory`, inputs and outputs lie in the client's system shared memory; with `http`,
+    they come by the other door.
     """
 
     model: str
     elements: int
     concurrency: int
     shared_memory: bool = False
+    http: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,17 @@ class Measurement:
     all_cpu: float
 
 
-def measure(peer: Peer, load: Load, grpc_port: int, pid: int) -> Measurement:
+def measure(peer: Peer, load: Load, server: RunningServer) -> Measurement:
     """Load the server until perf_analyzer's figure is stable, or has been tried often enough."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.csv")
-        before = _used(pid), _answered(grpc_port, load.model)
+        pid, port = server.pid, server.grpc_port
+        door = ("http", server.http_port) if load.http else ("grpc", port)
+        before = _used(pid), _answered(port, load.model)
         done = subprocess.run(
             [
                 str(peer.perf_analyzer),
-                *("-m", load.model, "-i", "grpc", "-u", f"127.0.0.1:{grpc_port}"),
+                *("-m", load.model, "-i", door[0], "-u", f"127.0.0.1:{door[1]}"),
                 *("--shape", f"INPUT0:{load.elements}"),
                 *("--concurrency-range", str(load.concurrency)),
                 *(_in_shared_memory(load) if load.shared_memory else ()),
@@ -60,7 +65,7 @@ def measure(peer: Peer, load: Load, grpc_port: int, pid: int) -> Measurement:
             capture_output=True,
             text=True,
         )
-        after = _used(pid), _answered(grpc_port, load.model)
+        after = _used(pid), _answered(port, load.model)
         if not report.exists():
             raise SystemExit(f"perf_analyzer failed:\n{done.stdout}\n{done.stderr}")
         (row,) = csv.DictReader(report.read_text().splitlines())

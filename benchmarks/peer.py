@@ -80,14 +80,15 @@ class Peer:
         stub.chmod(0o755)
         (bundle / "bin" / "tritonserver").chmod(0o755)
 
-    def command(self, repository: Path, grpc_port: int) -> list[str]:
-        """The server on a repository, gRPC only."""
+    def command(self, repository: Path, grpc_port: int, http_port: int) -> list[str]:
+        """The server on a repository."""
         return [
             str(self._site() / "pytriton" / "tritonserver" / "bin" / "tritonserver"),
             f"--model-repository={repository}",
             f"--backend-directory={self.folder / 'backends'}",
             f"--grpc-port={grpc_port}",
-            "--allow-http=false",
+            f"--http-port={http_port}",
+            "--http-address=127.0.0.1",
             "--allow-metrics=false",
         ]
 

@@ -24,9 +24,10 @@ DEADLINE = 180.0  # seconds for a server to become ready
 class RunningServer:
     """A server that is ready; `seconds` is how long that took from its start."""
 
-    def __init__(self, pid: int, grpc_port: int, seconds: float) -> None:
+    def __init__(self, pid: int, grpc_port: int, http_port: int, seconds: float) -> None:
         self.pid = pid
         self.grpc_port = grpc_port
+        self.http_port = http_port
         self.seconds = seconds
 
     def stub_megabytes(self) -> list[float]:
@@ -38,20 +39,21 @@ class RunningServer:
 @contextmanager
 def ours(repository: Path, engine: str = "h2") -> Iterator[RunningServer]:
     """This project's host, with that engine behind its gRPC port."""
-    port = _free_port()
+    port, http_port = _free_port(), _free_port()
     command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository}"]
     command += [f"--grpc-port={port}", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
-    command += ["--allow-http=false"]
+    command += [f"--http-port={http_port}", "--http-address=127.0.0.1"]
     command += ["--allow-client-shm=true", f"--grpc-engine={engine}"]
-    with _running(command, port) as server:
+    with _running(command, port, http_port) as server:
         yield server
 
 
 @contextmanager
 def theirs(repository: Path, peer: Peer) -> Iterator[RunningServer]:
     """The peer."""
-    port = _free_port()
-    with _running(peer.command(repository, port), port, peer.environment()) as server:
+    port, http_port = _free_port(), _free_port()
+    command = peer.command(repository, port, http_port)
+    with _running(command, port, http_port, peer.environment()) as server:
         yield server
 
 
@@ -63,7 +65,10 @@ def _free_port() -> int:
 
 @contextmanager
 def _running(
-    command: Sequence[str], port: int, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    port: int,
+    http_port: int,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
     # Not in this folder: the peer's stubs would import our triton_python_backend_utils from it.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
@@ -73,7 +78,7 @@ def _running(
         )
         try:
             _wait_ready(process, port)
-            yield RunningServer(process.pid, port, time.monotonic() - started)
+            yield RunningServer(process.pid, port, http_port, time.monotonic() - started)
         except BaseException:
             output.seek(0)
             sys.stderr.write(output.read().decode(errors="replace")[-4000:])
