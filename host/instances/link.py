@@ -86,6 +86,8 @@ class Link:
             os.close(self.work_event)
             os.close(self.host_event)
             os.close(self.rings_fd)
+            self._ring.close()
+            self._inbox.close()
 
     def _signalled(self) -> None:
         try:

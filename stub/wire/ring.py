@@ -74,6 +74,10 @@ class RingWriter:
         self._written += _WORD.size
         return True
 
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory = self._position = memoryview(b"")
+
     def _free(self) -> int:
         return _ROOM - (self._written - self._position[0])
 
@@ -108,6 +112,10 @@ class RingReader:
             self._read += _padded(_WORD.size + size)
         self._position[0] = self._read
         return frame
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory = self._position = memoryview(b"")
 
 
 def _position(memory: memoryview) -> memoryview:

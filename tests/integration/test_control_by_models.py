@@ -87,7 +87,8 @@ def test_what_is_not_there_is_not_ready(host: RunningHost) -> None:
 def test_a_model_may_replace_and_unload_itself(host: RunningHost) -> None:
     with host.client() as client:
         pid = command(client, "pid", "asker")
-        assert call(client, "load_model", "asker", JSON) == "None"
+        other = json.dumps({**json.loads(JSON), "parameters": {"x": {"string_value": "another"}}})
+        assert call(client, "load_model", "asker", other) == "None"
         assert command(client, "pid", "asker") != pid
         assert call(client, "unload_model", "asker") == "None"
         assert failure(command, client, "pid", "asker")[1].endswith("has no available versions")

@@ -143,7 +143,7 @@ def test_a_lane_lets_go_of_a_dead_stub_and_of_its_memory(repository: RepositoryB
             (version,) = server._registry.versions("identity").values()
             assert isinstance(version.model, PythonModel)
             (lane,) = version.model.lanes
-            stub, arena = weakref.ref(lane.instance), weakref.ref(lane.instance._arena)
+            stub, arena = weakref.ref(lane.instance), weakref.ref(lane.instance._transfer.arena)
             pid = pid_of(lane)
             os.kill(pid, signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: pid_of(lane) != pid, "another stub")

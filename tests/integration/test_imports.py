@@ -39,7 +39,7 @@ def test_a_model_is_a_module_of_its_version_and_may_be_imported_again(
     """
     repository.add("m", BODY + textwrap.dedent(source), files={"1/sibling.py": "VALUE = 7\n"})
     host = serve(repository).wait_started()
-    assert json.loads(host.wait_for(r"\[m\] seen (\{.*\})").group(1)) == {
+    assert json.loads(host.wait_for(r"\[m:1\] seen (\{.*\})").group(1)) == {
         "name": "1.model",
         "package": "1",
         "again": {"name": "model", "package": ""},
@@ -53,7 +53,7 @@ def test_the_version_the_model_and_pb_utils_come_last_on_the_path_in_this_order(
 ) -> None:
     path = repository.add("m", BODY + "\nimport json, sys\nprint('path', json.dumps(sys.path))\n")
     host = serve(repository).wait_started()
-    seen = json.loads(host.wait_for(r"\[m\] path (\[.*\])").group(1))
+    seen = json.loads(host.wait_for(r"\[m:1\] path (\[.*\])").group(1))
     usual = [entry for entry in sys.path if entry in seen and entry != ""]
     assert seen[0] == ""
     added = [str(path / "1"), str(path)]

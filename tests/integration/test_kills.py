@@ -123,7 +123,7 @@ class Bench:
             }
             for stub in pool._alive:
                 found[f"lent to {stub.name}"] = len(stub._transfer._lent)
-                found[f"memory of {stub.name}"] = os.fstat(stub._arena.fd).st_blocks
+                found[f"memory of {stub.name}"] = os.fstat(stub._transfer.arena.fd).st_blocks
             return {what: amount for what, amount in found.items() if amount}
 
         await eventually(lambda: not held(), "memory to be given back", 20, held)

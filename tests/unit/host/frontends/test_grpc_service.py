@@ -252,11 +252,6 @@ def test_client_shared_memory_is_off(core: EchoCore, kind: str) -> None:
         )
 
 
-@pytest.mark.parametrize("method", ["TraceSetting", "LogSettings"])
-def test_settings_are_not_there_yet(core: EchoCore, method: str) -> None:
-    assert refusal(core, method, b"").code is ErrorCode.UNSUPPORTED
-
-
 def test_rubbish_is_an_invalid_argument(core: EchoCore) -> None:
     error = refusal(core, "ModelReady", b"\xff\xff\xff")
     assert error.code is ErrorCode.INVALID_ARG
