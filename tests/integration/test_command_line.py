@@ -102,6 +102,7 @@ def test_a_signal_finishes_what_runs_and_finalizes_the_models(
         host.wait_for("waiting")
         host.process.send_signal(number)
         host.wait_for(rf"Signal \({number.value}\) received")
+        host.wait_for("Found 1 gRPC service connections")  # from then on, others are refused
         status, _ = failure(client.infer, "waits", [])
         assert status == "StatusCode.UNAVAILABLE"
         with open(go, "w"):
