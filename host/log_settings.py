@@ -11,6 +11,7 @@ from host.log_lines import FORMATS
 
 Setting = bool | int | str
 
+_MOST_VERBOSE = 0xFFFFFFFF  # the other door has 32 bits for it
 _SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
 
 
@@ -75,7 +76,7 @@ class LogSettings:
                 setattr(log, field, switch)
         if "log_verbose_level" in given:
             level = given["log_verbose_level"]
-            if type(level) is not int or level < 0:
+            if type(level) is not int or not 0 <= level <= _MOST_VERBOSE:
                 raise wording.unsigned("log_verbose_level")
             log.verbose_level = level
         if "log_format" in given:

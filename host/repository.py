@@ -104,7 +104,8 @@ def _holds(repository: Path, name: str) -> bool:
     """Whether there is a model of this name, which may be any text."""
     if not name or name != Path(name).name:
         return False
-    return _may_be_model(name) and (repository / name).is_dir()
+    # Of a name that no file can have, the answer is no.
+    return _may_be_model(name) and os.path.isdir(repository / name)
 
 
 def _may_be_model(name: str) -> bool:

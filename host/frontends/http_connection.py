@@ -23,6 +23,7 @@ _TOO_MANY_CHUNKS = (
     " Send fewer or larger HTTP chunks."
 )
 _LARGE_HEADERS = "Request headers are too large"
+_OTHER_CODING = "Unsupported transfer encoding, only 'chunked' is supported."
 _LATE = "The request did not arrive in time"
 _HIGH_WATER = 1 << 20  # bytes of a body that wait for the application
 
@@ -35,7 +36,8 @@ class Patience:
 
     `headers`: until a request's headers are there, from its first byte or from the connection's
     beginning. `pause`: a body must bring `pace` bytes in that time, and a client must have taken
-    something of a response. `idle`: between two requests.
+    something of a response. `idle`: between two requests. `header_bytes` is as well the most that
+    may come between two parts of a body, and after the last one.
     """
 
     headers: float = 60.0
@@ -80,13 +82,14 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._headers: list[Header] = []
         self._names: list[bytes] = []
-        self._header_bytes = 0
+        self._aside = 0  # bytes since the last ones of a body
         self._chunks = 0
         self._received = 0  # bytes since the last look
         self._reading_paused = False
         self._slow: asyncio.TimerHandle | None = None  # runs while a request comes in
         # What goes out
         self._writing_paused: asyncio.Event | None = None  # set when that is over
+        self._last_words = b""  # the answer to a request that ends the connection
         self._unsent = 0  # bytes that waited to be sent at the last look
         self._stuck: asyncio.TimerHandle | None = None  # runs while the client takes nothing
         # Between requests
@@ -124,8 +127,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
-        if self._in_headers:
-            self._header_bytes += len(data)
+        self._aside += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserCallbackError as error:
@@ -133,8 +135,8 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
         except httptools.HttpParserError as error:
             self._refuse(400, f"malformed HTTP request: {error}")
-        if self._begun:
-            if self._in_headers and self._header_bytes > self._patience.header_bytes:
+        if self._begun and not self._over:
+            if self._aside > self._patience.header_bytes:
                 self._refuse(431, _LARGE_HEADERS)
             elif self._slow is None:
                 limit = self._patience.headers if self._in_headers else self._patience.pause
@@ -142,21 +144,26 @@ class Connection(asyncio.Protocol):
         else:
             self._stop_hurrying()
 
+    @property
+    def _over(self) -> bool:
+        """Whether nothing more is taken from this client."""
+        return bool(self._last_words) or self.transport.is_closing()
+
     def _feed(self, data: bytes) -> None:
-        if self.transport.is_closing():  # what comes after a refusal
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # Clients may propose HTTP/2. We go on with 1.1; the parser takes that for the end of
-            # HTTP, so another one takes over, with what it has to know of the body.
-            framing = _framing(self._headers)
-            self._parser = httptools.HttpRequestParser(self)
-            if framing:
-                self._upgrading = True
-                self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
-                self._upgrading = False
-            self._feed(data[upgrade.args[0] :])
+        while data and not self._over:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # Clients may propose HTTP/2. We go on with 1.1; the parser takes that for the end
+                # of HTTP, so another one takes over, with what it has to know of the body.
+                framing = _framing(self._headers)
+                self._parser = httptools.HttpRequestParser(self)
+                if framing:
+                    self._upgrading = True
+                    self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+                    self._upgrading = False
+                data = data[upgrade.args[0] :]
 
     def resume_reading(self) -> None:
         """Let more come in."""
@@ -235,7 +242,7 @@ class Connection(asyncio.Protocol):
         if self._upgrading:
             return
         self._begun = self._in_headers = True
-        self._header_bytes = self._received = self._chunks = 0
+        self._aside = self._received = self._chunks = 0
         self._stop_hurrying()
         self._url = b""
         self._headers = []
@@ -246,12 +253,13 @@ class Connection(asyncio.Protocol):
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._upgrading:
+        # What comes behind a body (trailers) is no header: it is too late to mean anything.
+        if self._in_headers and not self._upgrading:
             self._headers.append((name.lower(), value))
             self._names.append(name)
 
     def on_headers_complete(self) -> None:
-        if self._upgrading or self.transport.is_closing():
+        if self._upgrading or self._over:
             return
         headers = self._headers
         size = len(self._url)
@@ -260,6 +268,9 @@ class Connection(asyncio.Protocol):
             size += len(name) + len(value)
             if name == b"expect" and value.lower() == b"100-continue":
                 go_ahead = True
+            elif name == b"transfer-encoding" and value.lower() != b"chunked":
+                self._refuse(501, _OTHER_CODING)
+                return
         if size > self._patience.header_bytes:
             self._refuse(431, _LARGE_HEADERS)
             return
@@ -292,8 +303,9 @@ class Connection(asyncio.Protocol):
         # The last, empty chunk is counted as well, but brings no body.
         if self._chunks > MOST_CHUNKS:
             self._refuse(400, _TOO_MANY_CHUNKS)
+        self._aside = 0
         cycle = self._incoming
-        if cycle is None or cycle.complete or self.transport.is_closing():
+        if cycle is None or cycle.complete or self._over:
             return
         cycle.feed(body)
         if cycle.waiting > _HIGH_WATER:
@@ -301,7 +313,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         cycle = self._incoming
-        if cycle is None or self.transport.is_closing():
+        if cycle is None or self._over:
             return
         if self._parser.should_upgrade() and _framing(self._headers):
             return  # its body is still to come, see `_feed`
@@ -327,6 +339,8 @@ class Connection(asyncio.Protocol):
             return
         if self._waiting:
             self._start(self._waiting.popleft())
+        elif self._last_words:
+            self._end()
         else:
             self.resume_reading()
 
@@ -339,15 +353,29 @@ class Connection(asyncio.Protocol):
             last.keep_alive = False
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answer with an error, if no response has begun, and close the connection."""
-        if self.transport.is_closing():
+        """Answer what comes in with an error, if no response has begun, and close the connection.
+
+        Requests that came before it are answered first.
+        """
+        if self._over:
             return
+        body = json.dumps({"error": text}, separators=(",", ":")).encode()
+        self._last_words = (
+            STATUS_LINES[status] + b"content-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+        )
+        about = self._incoming if self._begun and not self._in_headers else None
+        if about is not None and about.complete:
+            self.transport.close()  # it has its answer
+        elif self._waiting and about is self._waiting[-1]:
+            self._waiting.pop()
+        elif self._running in (None, about):
+            self._end()
+
+    def _end(self) -> None:
+        """Say the last words, if they do not interrupt a response."""
         if self._running is None or not self._running.started:
-            body = json.dumps({"error": text}, separators=(",", ":")).encode()
-            self.transport.write(
-                STATUS_LINES[status] + b"content-type: application/json\r\n"
-                b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
-            )
+            self.transport.write(self._last_words)
         self.transport.close()
 
 

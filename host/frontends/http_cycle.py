@@ -145,6 +145,9 @@ class Cycle:
             return
         if message["type"] == "http.response.start":
             self.started = True
+            if self._expects_go_ahead and self.more_body and not self._parts:
+                # It may send its body or not: what comes next could be either.
+                self.keep_alive = False
             self._expects_go_ahead = False
             self._begin(message["status"], message["headers"])
             return

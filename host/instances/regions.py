@@ -215,10 +215,13 @@ class Regions:
 
 
 def _open(bare: str, key: str) -> int:
+    cannot = internal(f"Unable to open shared memory region: '{key}'")
+    if "\0" in bare:
+        raise cannot  # posix_ipc 1.3.2 would crash
     try:
         memory = posix_ipc.SharedMemory(f"/{bare}")
     except (OSError, ValueError, posix_ipc.Error) as error:
-        raise internal(f"Unable to open shared memory region: '{key}'") from error
+        raise cannot from error
     return int(memory.fd)
 
 

@@ -80,6 +80,7 @@ class Inference:
         if begin == 0:
             request = raw_request(config, version, body, self._limit)
         else:
+            begin = len(body) if begin is None else begin
             head = self._heads.read(body if begin == len(body) else body[:begin])
             request = to_request(head, route.subject, version, body, begin, self._core.regions)
             binary = _binary_outputs(head)
@@ -121,8 +122,8 @@ class Inference:
                 headers.append((b"content-encoding", encoding.encode()))
         await exchange.reply(kind, parts, headers)
 
-    async def _body(self, exchange: Exchange) -> tuple[bytes, int]:
-        """The whole body, decompressed, and where its JSON part ends.
+    async def _body(self, exchange: Exchange) -> tuple[bytes, int | None]:
+        """The whole body, decompressed, and where its JSON part ends if there is more than that.
 
         What is too large is refused before it is read, if that can be known.
         """
@@ -145,7 +146,7 @@ class Inference:
         size = len(body) if begin is None else begin
         if size > self._most:
             raise self._json_too_large(size)
-        return body, size
+        return body, begin
 
     async def _plain_body(self, exchange: Exchange, begin: int | None) -> bytes:
         if begin is None:
