@@ -108,7 +108,7 @@ def _message(descriptor: Any, data: Any, path: str) -> Any:
         field = fields.get(name)
         if field is None:
             within = f" (field '{path}')" if path else ""
-            raise ValueError(unknown_field(str(name), descriptor) + within)
+            raise ValueError("".join(unknown_field(str(name), descriptor)) + within)
         if field.name in result:
             raise ValueError(f"field '{field.name}' of {descriptor.name} is given twice")
         result[field.name] = _named(field, value, f"{path}.{field.name}" if path else field.name)

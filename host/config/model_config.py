@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from host.config.auto_complete import merge
 from host.config.execution import overlap
-from host.config.findings import raise_first
+from host.config.findings import Finding, Findings, raise_first
 from host.config.input_memory import input_memory
 from host.config.instance_groups import (
     InstanceSpec,
@@ -24,8 +25,8 @@ from host.config.pbtxt import parse_with_source
 from host.config.resolve import first_version_dir, resolve
 from host.config.schema import ModelConfig, new_config
 from host.config.source import Source
-from host.config.unsupported import refuse_unsupported
-from host.config.validate import validate, validate_tensors
+from host.config.unsupported import check_supported
+from host.config.validate import check, check_tensors
 from host.errors import HostError, internal
 
 __all__ = [
@@ -33,11 +34,13 @@ __all__ = [
     "LoadedConfig",
     "ModelConfig",
     "config_file",
+    "examine",
     "finish",
     "input_memory",
     "instances",
     "load",
     "overlap",
+    "read_text",
 ]
 
 
@@ -71,18 +74,37 @@ def load(
     """
     directory = name if name is not None else model_dir.name
     config, source = _read(model_dir, strict, config_name, override)
-    config.name = config.name or directory
-    resolve(config, config.name, first_version_dir(model_dir))
-    normalise(config)
-    validate(config, source)
-    if strict:
-        validate_tensors(config, source)
-    raise_first(check_directory_name(config, directory), source)
-    refuse_unsupported(config, source)
-    normalise_instance_groups(config, gpus)
-    raise_first(check_instance_groups(config, gpus, least_capability), source)
-    raise_first(check_stub_names(config), source)
+    found = examine(config, model_dir, directory, strict, gpus, least_capability)
+    raise_first(found, source)
     return LoadedConfig(config, source)
+
+
+def examine(
+    config: ModelConfig,
+    model_dir: Path,
+    directory: str,
+    strict: bool,
+    gpus: Sequence[int],
+    least_capability: float,
+) -> Findings:
+    """Fill in what is left out, as for `load`, and say what is wrong: all of it, to who goes on."""
+    config.name = config.name or directory
+    unresolved = None
+    try:
+        resolve(config, config.name, first_version_dir(model_dir))
+    except HostError as error:
+        unresolved = Finding(error.message, "backend", error.code)
+        yield unresolved
+    normalise(config)
+    # What is not resolved has no platform either, which needs no saying.
+    yield from (one for one in check(config) if not (unresolved and one.field == "platform"))
+    if strict:
+        yield from check_tensors(config)
+    yield from check_directory_name(config, directory)
+    yield from check_supported(config)
+    normalise_instance_groups(config, gpus)
+    yield from check_instance_groups(config, gpus, least_capability)
+    yield from check_stub_names(config)
 
 
 def finish(
@@ -96,9 +118,7 @@ def finish(
         config = merge(loaded.config, completed)
         if source is not None:
             source = source.without(_changed(loaded.config, config))
-    validate(config, source)
-    validate_tensors(config, source)
-    refuse_unsupported(config, source)
+    raise_first(chain(check(config), check_tensors(config), check_supported(config)), source)
     return config
 
 
@@ -126,18 +146,23 @@ def _read(
         except HostError as error:
             raise HostError(error.code, f"Invalid config override: {error.message}") from None
     path = config_file(model_dir, config_name)
+    text = read_text(path, strict)
+    return (new_config(), None) if text is None else parse_with_source(text, str(path))
+
+
+def read_text(path: Path, strict: bool) -> str | None:
+    """What a file of a configuration says; None if there is none, unless `strict` asks for it.
+
+    Raises HostError INTERNAL if it cannot be read.
+    """
     try:
-        text = path.read_bytes().decode()
-    except FileNotFoundError as error:
-        if not strict:
-            return new_config(), None
-        raise _unreadable(path, error) from None
+        if path.exists() and not (path.is_file() or path.is_dir()):  # one could wait for ever
+            raise OSError(None, "it is not a file")
+        return path.read_bytes().decode()
     except OSError as error:
-        raise _unreadable(path, error) from None
+        if isinstance(error, FileNotFoundError) and not strict:
+            return None
+        text = f"failed to open text file for read {path}: {error.strerror}"
+        raise internal(text) from None
     except UnicodeDecodeError as error:
         raise internal(f"failed to read text proto from {path}: {error}") from None
-    return parse_with_source(text, str(path))
-
-
-def _unreadable(path: Path, error: OSError) -> HostError:
-    return internal(f"failed to open text file for read {path}: {error.strerror}")

@@ -20,16 +20,31 @@ from host.config.schema import (
 )
 from host.config.source import Position
 
-_TEMPLATE = re.compile(r"\$\{[^}\n]*\}?|\$\w+")
+TEMPLATE = re.compile(r"\$\{[^}\n]*\}?|\$\w+")
 _CLOSING = {"{": "}", "<": ">"}
 
 
 class SyntaxProblem(Exception):
-    """The text breaks a rule at `position`."""
+    """The text breaks a rule at `position`.
 
-    def __init__(self, position: Position, message: str) -> None:
-        super().__init__(message)
+    `text` is what is wrong with `field`, and `hint` what may have been meant. The message may have
+    more words around them, as it stands alone.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        text: str,
+        field: str = "",
+        hint: str = "",
+        before: str = "",
+        after: str = "",
+    ) -> None:
+        super().__init__(f"{before}{text}{hint}{after}")
         self.position = position
+        self.text = text
+        self.field = field
+        self.hint = hint.removeprefix(", ")
 
 
 class Reader:
@@ -60,15 +75,19 @@ class Reader:
             if self._tokens.AtEnd():
                 if not closing:
                     break
-                raise SyntaxProblem(opened, f"field '{path}' is not closed, expected '{closing}'")
-            field = self._field_name(descriptor, path)
-            self._check_once(field, seen, path)
-            value = self._field(field, f"{path}.{field.name}" if path else field.name)
-            if field.name == "key":
-                key = value
+                text = f"field '{path}' is not closed, expected '{closing}'"
+                raise SyntaxProblem(opened, text, path)
+            key = self._entry(descriptor, path, seen) or key
             if not self._tokens.TryConsume(","):
                 self._tokens.TryConsume(";")
         return key
+
+    def _entry(self, descriptor: Any, path: str, seen: dict[str, Position]) -> str:
+        """One field of a message; its value if it is a map entry's key."""
+        field = self._field_name(descriptor, path)
+        self._check_once(field, seen, path)
+        value = self._field(field, f"{path}.{field.name}" if path else field.name)
+        return value if field.name == "key" else ""
 
     def _field_name(self, descriptor: Any, path: str) -> Field:
         name = self._tokens.token
@@ -77,7 +96,9 @@ class Reader:
             return field
         within = f" (field '{path}')" if path else ""
         if re.fullmatch(r"\w+", name):
-            raise SyntaxProblem(self._here(), unknown_field(name, descriptor) + within)
+            text, hint = unknown_field(name, descriptor)
+            own = f"{path}.{name}" if path else name
+            raise SyntaxProblem(self._here(), text, own, hint, after=within)
         self._reject(f"a field of {descriptor.name}{within}")
 
     def _check_once(self, field: Field, seen: dict[str, Position], path: str) -> None:
@@ -96,7 +117,9 @@ class Reader:
             else f"fields '{earlier[0]}' and '{field.name}' of {owner} are both given, "
             f"expected one {choice.name}"
         )
-        raise SyntaxProblem(self._here(), f"{problem}, first at line {line}, column {column}")
+        own = f"{path}.{field.name}" if path else field.name
+        first = f", first at line {line}, column {column}"
+        raise SyntaxProblem(self._here(), problem + first, own)
 
     def _field(self, field: Field, path: str) -> str:
         """A field from its name to the end of its value; returns a singular scalar as text."""
@@ -104,7 +127,7 @@ class Reader:
         self.positions.setdefault(path, position)
         self._tokens.NextToken()
         if not self._tokens.TryConsume(":") and kind(field) != "message":
-            self._reject("':'", field, path)
+            self._missing(":", "':'", field, path)
         if not field.is_repeated:
             return self._value(field, path)
         if not self._tokens.TryConsume("["):
@@ -113,7 +136,7 @@ class Reader:
             self._element(field, path, self._here())
             while not self._tokens.TryConsume("]"):
                 if not self._tokens.TryConsume(","):
-                    self._reject("',' or ']'", field, path)
+                    self._missing(",", "',' or ']'", field, path)
                 self._element(field, path, self._here())
         return ""
 
@@ -133,10 +156,18 @@ class Reader:
             return self._scalar(field, path)
         closing = _CLOSING.get(self._tokens.token)
         if closing is None:
-            self._reject("'{'", field, path)
+            return self._no_message(field, path)
         opened = self._here()
         self._tokens.NextToken()
         return self._fields(field.message_type, path, closing, opened)
+
+    def _missing(self, sign: str, expected: str, field: Field, path: str) -> None:
+        """A sign is not where it has to be."""
+        self._reject(expected, field, path)
+
+    def _no_message(self, field: Field, path: str) -> str:
+        """A value stands where a message has to be."""
+        self._reject("'{'", field, path)
 
     def _scalar(self, field: Field, path: str) -> str:
         token, position = self._tokens.token, self._here()
@@ -171,12 +202,13 @@ class Reader:
         token, position = at or (self._tokens.token, self._here())
         line, column = position
         rest = self._lines[line - 1][column - 1 :] if token else ""
-        template = _TEMPLATE.match(rest) or _TEMPLATE.search(token)
+        template = TEMPLATE.match(rest) or TEMPLATE.search(token)
         got, hint = repr(token) if token else "the end of the text", ""
         if field is not None and kind(field) == "enum":
             hint = suggest(token.strip("'\""), enum_names(field))
-        problem = f"expected {expected}, got {got}{hint}"
+        problem = f"expected {expected}, got {got}"
         if template is not None:
+            hint = ""
             problem = f"template variable '{template[0]}' was not replaced, expected {expected}"
         owner = f"field '{path}' of {field.containing_type.name}: " if field is not None else ""
-        raise SyntaxProblem(position, owner + problem)
+        raise SyntaxProblem(position, problem, path, hint, before=owner)

@@ -98,19 +98,25 @@ def out_of_range(field: Field, value: Any) -> str:
     return f"{kind(field)} from {low} to {high}"
 
 
-def unknown_field(name: str, descriptor: Any) -> str:
+def unknown_field(name: str, descriptor: Any) -> tuple[str, str]:
     """A complaint about a field name, and what the writer may have meant."""
     names = [field.name for field in descriptor.fields]
     hint = suggest(name, names) or f", expected one of {', '.join(names)}"
-    return f"unknown field '{name}' in {descriptor.name}{hint}"
+    return f"unknown field '{name}' in {descriptor.name}", hint
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
     """`, did you mean '<choice>'?` for the closest choice, or nothing when none is close."""
+    choice = meant(word, choices)
+    return f", did you mean '{choice}'?" if choice else ""
+
+
+def meant(word: str, choices: Iterable[str]) -> str:
+    """The choice that a writer of the word most likely meant, "" when none is close."""
     names = {name.lower(): name for name in choices}
     lower = word.lower()
     # FP32 for TYPE_FP32, GPU for KIND_GPU: too short to be near by spelling alone.
-    meant = _ALIASES.get(lower.removeprefix("type_"))
-    close = [name for name in names if name == meant or name.endswith(f"_{lower}")]
+    alias = _ALIASES.get(lower.removeprefix("type_"))
+    close = [name for name in names if name == alias or name.endswith(f"_{lower}")]
     close = close or difflib.get_close_matches(lower, names, n=1)
-    return f", did you mean '{names[close[0]]}'?" if close else ""
+    return names[close[0]] if close else ""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from host.config.findings import Finding, Findings, raise_first
+from host.config.findings import Finding, Findings
 from host.config.input_memory import check_input_memory
 from host.config.schema import ModelConfig
-from host.config.source import Source
 from host.errors import ErrorCode
 
 _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
@@ -49,8 +48,3 @@ def check_supported(config: ModelConfig) -> Findings:
                 refusal.field,
                 ErrorCode.UNSUPPORTED,
             )
-
-
-def refuse_unsupported(config: ModelConfig, source: Source | None = None) -> None:
-    """Raise if the configuration asks for something this host cannot honour."""
-    raise_first(check_supported(config), source)

@@ -6,10 +6,9 @@ import logging
 from itertools import chain
 
 from host.config.execution import check_overlap
-from host.config.findings import Finding, Findings, raise_first
+from host.config.findings import Finding, Findings
 from host.config.resolve import PLATFORMS_OF_BACKEND
 from host.config.schema import ENSEMBLE, ModelConfig
-from host.config.source import Source
 from host.config.validate_ensemble import check_ensemble
 from host.config.validate_schedulers import check_dynamic_batching, check_sequence_batching
 from host.config.validate_tensors import check_batch_tensors, check_inputs, check_outputs
@@ -19,27 +18,24 @@ _log = logging.getLogger("pbhost")
 _CUSTOMISABLE_FAMILY = "nv_inference_first_response_histogram_ms"
 
 
-def validate(config: ModelConfig, source: Source | None = None) -> None:
-    """Raise what is wrong with anything but the tensors (configuration spec 2.6)."""
-    raise_first(
-        chain(
-            _check_identity(config),
-            check_dynamic_batching(config),
-            check_sequence_batching(config),
-            check_ensemble(config),
-            _check_response_cache(config),
-            _check_metrics(config),
-            check_overlap(config),
-        ),
-        source,
+def check(config: ModelConfig) -> Findings:
+    """All that is wrong with anything but the tensors (configuration spec 2.6)."""
+    return chain(
+        _check_identity(config),
+        check_dynamic_batching(config),
+        check_sequence_batching(config),
+        check_ensemble(config),
+        _check_response_cache(config),
+        _check_metrics(config),
+        check_overlap(config),
     )
 
 
-def validate_tensors(config: ModelConfig, source: Source | None = None) -> None:
-    """Raise what is wrong with inputs, outputs and batch tensors (configuration spec 2.7)."""
+def check_tensors(config: ModelConfig) -> Findings:
+    """All that is wrong with inputs, outputs and batch tensors (configuration spec 2.7)."""
     findings = chain(check_inputs(config), check_outputs(config), check_batch_tensors(config))
     suffix = f" for {config.name}"
-    raise_first((found._replace(text=found.text + suffix) for found in findings), source)
+    return (found._replace(text=found.text + suffix) for found in findings)
 
 
 def _check_identity(config: ModelConfig) -> Findings:

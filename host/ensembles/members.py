@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
+from host.config.findings import Finding, Findings, raise_first
 from host.config.schema import ModelConfig, pb
 from host.errors import invalid_argument
 
@@ -25,14 +26,24 @@ def check_members(config: ModelConfig, members: Sequence[ModelConfig]) -> bool:
 
     Raises HostError INVALID_ARG for the first thing that does not fit.
     """
+    raise_first(find_misfits(config, members), None)
+    return _check_streams(config, members)
+
+
+def find_misfits(config: ModelConfig, members: Sequence[ModelConfig | None]) -> Findings:
+    """What does not fit of the ensemble and its steps' members; nothing is known of a None."""
     tensors: dict[str, _Kind] = {}
     for entry in (*config.input, *config.output):
         tensors[entry.name] = _kind(config, entry, reshaped=True)
-    for step, member in zip(config.ensemble_scheduling.step, members, strict=True):
-        _check_batch_size(config, member)
-        _check_inputs(config, step, member, tensors)
-        _check_outputs(config, step, member, tensors)
-    return _check_streams(config, members)
+    for index, (step, member) in enumerate(
+        zip(config.ensemble_scheduling.step, members, strict=True)
+    ):
+        if member is None:
+            continue
+        path = f"ensemble_scheduling.step[{index}]"
+        yield from _check_batch_size(config, member, path)
+        yield from _check_inputs(config, step, member, tensors, path)
+        yield from _check_outputs(config, step, member, tensors, path)
 
 
 def _kind(config: ModelConfig, entry: Any, reshaped: bool = False) -> _Kind:
@@ -41,66 +52,77 @@ def _kind(config: ModelConfig, entry: Any, reshaped: bool = False) -> _Kind:
     return _Kind(config.name, entry.data_type, list(dims), lead + list(dims))
 
 
-def _check_batch_size(config: ModelConfig, member: ModelConfig) -> None:
+def _check_batch_size(config: ModelConfig, member: ModelConfig, path: str) -> Findings:
     allowed, largest = config.max_batch_size, member.max_batch_size
     if 0 < largest < allowed:
-        raise invalid_argument(
+        yield Finding(
             f"ensemble {config.name} allows maximum batch size {allowed}, but it contains model"
-            f" {member.name} which only allows maximum batch size to be {largest}"
+            f" {member.name} which only allows maximum batch size to be {largest}",
+            f"{path}.model_name",
         )
 
 
 def _check_inputs(
-    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _Kind]
-) -> None:
+    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _Kind], path: str
+) -> Findings:
     known = {entry.name: entry for entry in member.input}
     for name, tensor in sorted(step.input_map.items()):
         if name not in known:
-            _refuse(
+            yield _misfit(
                 config,
                 f"ensemble tensor {tensor} is mapping to non-existing input {name}"
                 f" in model {member.name}",
+                f"{path}.input_map[{name}]",
             )
     for name, entry in known.items():
         if name in step.input_map:
-            _match(config, step.input_map[name], _kind(member, entry), tensors)
+            place = f"{path}.input_map[{name}]"
+            yield from _match(config, step.input_map[name], _kind(member, entry), tensors, place)
         elif not entry.optional:
-            _refuse(
+            yield _misfit(
                 config,
                 f"input {name} in model {member.name} is not mapped to any ensemble tensors",
+                f"{path}.input_map",
             )
 
 
 def _check_outputs(
-    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _Kind]
-) -> None:
+    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _Kind], path: str
+) -> Findings:
     known = {entry.name: entry for entry in member.output}
     for name, tensor in sorted(step.output_map.items()):
-        if name not in known:
-            _refuse(
+        place = f"{path}.output_map[{name}]"
+        if name in known:
+            yield from _match(config, tensor, _kind(member, known[name]), tensors, place)
+        else:
+            yield _misfit(
                 config,
                 f"ensemble tensor {tensor} is mapped from non-existing output {name}"
                 f" in model {member.name}",
+                place,
             )
-        _match(config, tensor, _kind(member, known[name]), tensors)
 
 
-def _match(config: ModelConfig, name: str, kind: _Kind, tensors: dict[str, _Kind]) -> None:
+def _match(
+    config: ModelConfig, name: str, kind: _Kind, tensors: dict[str, _Kind], path: str
+) -> Findings:
     """Compare with what is known of the tensor from elsewhere."""
     other = tensors.setdefault(name, kind)
     if other.data_type != kind.data_type:
         names = pb.DataType.Name
-        _refuse(
+        yield _misfit(
             config,
             f"ensemble tensor {name}: inconsistent data type: {names(other.data_type)} is inferred"
             f" from model {other.model} while {names(kind.data_type)} is inferred from model"
             f" {kind.model}",
+            path,
         )
     if not (_equal(other.dims, kind.dims) or _equal(other.full, kind.full)):
-        _refuse(
+        yield _misfit(
             config,
             f"ensemble tensor {name}: inconsistent shape: {_text(other.full)} is inferred from"
             f" model {other.model} while {_text(kind.full)} is inferred from model {kind.model}",
+            path,
         )
 
 
@@ -137,15 +159,15 @@ def _common(config: ModelConfig, model: str, names: Any, streams: dict[str, int]
     """The stream that all these tensors belong to."""
     found = {streams[name] for name in names}
     if len(found) > 1:
-        _refuse(
-            config,
-            f"step of model '{model}' receives inputs originated from different decoupled models",
+        raise invalid_argument(
+            f"in ensemble {config.name}, step of model '{model}' receives inputs originated from"
+            " different decoupled models"
         )
     return found.pop() if found else 0
 
 
-def _refuse(config: ModelConfig, text: str) -> NoReturn:
-    raise invalid_argument(f"in ensemble {config.name}, {text}")
+def _misfit(config: ModelConfig, text: str, path: str) -> Finding:
+    return Finding(f"in ensemble {config.name}, {text}", path)
 
 
 def _text(dims: Sequence[int]) -> str:

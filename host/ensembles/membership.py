@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from host.config.model_config import ModelConfig
@@ -62,7 +62,7 @@ class Membership:
 
         Sets whether it is decoupled. Raises HostError INVALID_ARG (configuration spec 6.2).
         """
-        last = self._last_before(config.name)
+        last = self.last_before(config.name)
         if last:
             raise circular(config.name, last)
         missing = [
@@ -71,17 +71,14 @@ class Membership:
             if isinstance(failures.get(member), PollFailure) and not self.present(member)
         ]
         if missing:
-            raise invalid_argument(
-                f"ensemble {config.name} contains models that are not available or ambiguous:"
-                f" {', '.join(missing)}"
-            )
+            raise not_available(config.name, missing)
         steps = config.ensemble_scheduling.step
         members = [self._member(config.name, step, failures) for step in steps]
         decoupled = check_members(config, members)
         if decoupled or config.HasField("model_transaction_policy"):
             config.model_transaction_policy.decoupled = decoupled
 
-    def _last_before(self, name: str) -> str:
+    def last_before(self, name: str) -> str:
         """The one that closes a circle which begins with `name`, "" if there is none."""
         seen: set[str] = set()
         todo = [name]
@@ -119,7 +116,7 @@ class Membership:
         if number == -1:
             number = max(ready)
         if number not in ready:
-            raise invalid_argument(f"{depends} whose required version {number} is not loaded.")
+            raise not_loaded(ensemble, name, number)
         return ready[number].config
 
 
@@ -127,4 +124,18 @@ def circular(name: str, last: str) -> HostError:
     """An ensemble is made of itself: `last` is what leads back to it."""
     return invalid_argument(
         f"circular dependency between ensembles: {name} -> ... -> {last} -> {name}"
+    )
+
+
+def not_available(name: str, missing: Sequence[str]) -> HostError:
+    """An ensemble is made of models that are not there."""
+    return invalid_argument(
+        f"ensemble {name} contains models that are not available or ambiguous: {', '.join(missing)}"
+    )
+
+
+def not_loaded(name: str, member: str, version: int) -> HostError:
+    """An ensemble is made of a version that is not served."""
+    return invalid_argument(
+        f"ensemble '{name}' depends on '{member}' whose required version {version} is not loaded."
     )

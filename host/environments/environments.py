@@ -48,14 +48,9 @@ class Environments:
         It is unpacked or built first if need be. Raises HostError.
         """
         _mention_custom_stub(config, directory)
-        path, file = _parameter(config, _PATH), _parameter(config, _REQUIREMENTS)
-        if path and file:
-            raise invalid_argument(
-                f"model '{config.name}' has both parameters {_PATH} and {_REQUIREMENTS};"
-                " an environment is either there or built, remove one of them"
-            )
+        path, file = _asked(config, directory)
         if path:
-            return await self._existing(path.replace(_KEYWORD, str(directory)), directory)
+            return await self._existing(path, directory)
         if file:
             return await self._built(config.name, file, directory)
         return None
@@ -95,6 +90,31 @@ class Environments:
         await self._builder.close()
         await self._extractions.close()
         await asyncio.to_thread(self._private.close)
+
+
+def check_environment(config: ModelConfig, directory: Path) -> None:
+    """See whether what a configuration says of its environment is there. Prepares nothing.
+
+    Raises HostError.
+    """
+    path, file = _asked(config, directory)
+    if path:
+        canonical, status = _canonical(path, directory)
+        if stat.S_ISDIR(status.st_mode):
+            _check_activate(canonical)
+    elif file:
+        required.read(_inside(config.name, file, directory))
+
+
+def _asked(config: ModelConfig, directory: Path) -> tuple[str, str]:
+    """The environment that is meant, or else the file that says what to install in one."""
+    path, file = _parameter(config, _PATH), _parameter(config, _REQUIREMENTS)
+    if path and file:
+        raise invalid_argument(
+            f"model '{config.name}' has both parameters {_PATH} and {_REQUIREMENTS};"
+            " an environment is either there or built, remove one of them"
+        )
+    return path.replace(_KEYWORD, str(directory)), file
 
 
 def _new(folder: Path) -> Path:

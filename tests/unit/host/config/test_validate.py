@@ -6,9 +6,10 @@ import logging
 
 import pytest
 
+from host.config.findings import raise_first
 from host.config.normalise import normalise
 from host.config.pbtxt import parse, parse_with_source
-from host.config.validate import validate, validate_tensors
+from host.config.validate import check, check_tensors
 from host.errors import ErrorCode, HostError
 
 PYTHON = 'name: "m" backend: "python" '
@@ -24,11 +25,11 @@ def complaint(text: str) -> str:
     """The text without its place, after checking that there is one."""
     config, source = parse_with_source(text, "models/m/config.pbtxt")
     with pytest.raises(HostError) as placed:
-        validate(config, source)
-        validate_tensors(config, source)
+        raise_first(check(config), source)
+        raise_first(check_tensors(config), source)
     with pytest.raises(HostError) as bare:
-        validate(config)
-        validate_tensors(config)
+        raise_first(check(config), None)
+        raise_first(check_tensors(config), None)
     assert bare.value.code is placed.value.code is ErrorCode.INVALID_ARG
     start, place = bare.value.message, " (models/m/config.pbtxt"
     assert placed.value.message.startswith(start + place)
@@ -37,8 +38,8 @@ def complaint(text: str) -> str:
 
 def accepted(text: str) -> None:
     config, source = parse_with_source(text, "config.pbtxt")
-    validate(config, source)
-    validate_tensors(config, source)
+    raise_first(check(config), source)
+    raise_first(check_tensors(config), source)
 
 
 def control(*settings: str) -> str:
@@ -491,8 +492,8 @@ def test_two_batch_outputs_may_share_a_target() -> None:
 def test_a_default_python_model_is_valid() -> None:
     config = parse(PYTHON, "c")
     normalise(config)
-    validate(config)
-    validate_tensors(config)
+    raise_first(check(config), None)
+    raise_first(check_tensors(config), None)
 
 
 def test_a_metric_that_cannot_be_customised_is_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -502,7 +503,7 @@ def test_a_metric_that_cannot_be_customised_is_reported(caplog: pytest.LogCaptur
         "c",
     )
     with caplog.at_level(logging.WARNING, "pbhost"):
-        validate(config)
+        raise_first(check(config), None)
     assert caplog.messages == [
         "Metric family 'f' in 'metric_identifier' is not a customizable metric in Triton core."
     ]
@@ -525,6 +526,6 @@ def test_a_metric_that_cannot_be_customised_is_reported(caplog: pytest.LogCaptur
 def test_a_complaint_ends_in_the_place_of_its_field(text: str, place: str) -> None:
     config, source = parse_with_source(f'name: "m"\nbackend: "python"\n{text}', "p/config.pbtxt")
     with pytest.raises(HostError) as caught:
-        validate(config, source)
-        validate_tensors(config, source)
+        raise_first(check(config), source)
+        raise_first(check_tensors(config), source)
     assert caught.value.message.endswith(f" (p/config.pbtxt:{place})")
