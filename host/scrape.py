@@ -13,6 +13,7 @@ from host.metrics.family import Family, labels_of
 from host.metrics.machine import Machine
 from host.models.python_model import PythonModel
 from host.models.registry import Registry
+from host.scheduling.dynamic import DynamicScheduler
 
 
 class Scrape:
@@ -83,3 +84,8 @@ def _fill_lanes(sheet: Sheet, model: PythonModel) -> None:
         labels = labels_of({**dict(model.meter.labels), "instance": lane.instance.name})
         sheet["pbhost_stub_up"].add(labels, int(lane.state is LaneState.SERVING))
         sheet["pbhost_stub_restarts_total"].add(labels, lane.restarts)
+        sheet["pbhost_instance_busy_us_total"].add(labels, lane.busy_ns // 1000)
+    if isinstance(model.scheduler, DynamicScheduler):
+        for why, count in model.scheduler.closed.items():
+            labels = labels_of({**dict(model.meter.labels), "reason": why.value})
+            sheet["pbhost_batches_closed_total"].add(labels, count)

@@ -61,6 +61,7 @@ class Supervisor:
         self.state = LaneState.SERVING
         self.reason = ""
         self.restarts = 0
+        self.busy_ns = 0  # of batches that have ended; they may overlap
         self._launch = launch
         self._scheduler = scheduler
         self._report = report
@@ -140,6 +141,7 @@ class Supervisor:
             self.permit.end()
         if times is not None:
             self._deaths = 0
+            self.busy_ns += times.ended - times.started
         self._report(batch, times)
 
     # Life

@@ -33,6 +33,8 @@ _COUNTERS = {
     "nv_cache_miss_duration_per_model": (
         "Total cache miss (insert+lookup) duration per model, in microseconds"
     ),
+    "pbhost_instance_busy_us_total": "Time that the instance worked on batches, in microseconds",
+    "pbhost_batches_closed_total": "Batches that were made of waiting requests, by why they were",
     "pbhost_stub_restarts_total": "Stub processes that were started in place of one that died",
 }
 _GAUGES = {

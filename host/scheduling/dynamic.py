@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Callable, Iterable
 
@@ -19,6 +20,15 @@ Compatible = Callable[[Call, Call], bool]
 
 HOLD = "TRITONSERVER_DELAY_SCHEDULER"
 """Environment variable: how many calls have to wait before the first batch is made."""
+
+
+class Closed(enum.Enum):
+    """Why a batch was made of these calls and no more."""
+
+    SIZE = "size"  # it has the size that is wanted
+    MISFIT = "misfit"  # the next call does not fit in
+    DELAY = "delay"  # its oldest call had waited long enough
+    NO_DELAY = "no_delay"  # nobody else was there, and nobody is to wait
 
 
 class DynamicScheduler(LaneQueue):
@@ -60,6 +70,8 @@ class DynamicScheduler(LaneQueue):
         self._timer: Timer | None = None
         self._timer_at = 0
         self._at_once = hold <= 0 and self._delay <= 0
+        self.closed = dict.fromkeys(Closed, 0)
+        """How many batches were made, by why they were."""
 
     def submit(self, call: Call) -> None:
         """Queue the call; it starts when a lane is free and its batch is due.
@@ -71,6 +83,9 @@ class DynamicScheduler(LaneQueue):
             if lane is not None:
                 if self._order is not None:
                     self._enter(call)
+                size = call.request.batch_size or 1
+                wanted = size >= self._enough or size in self._preferred
+                self.closed[Closed.SIZE if wanted else Closed.NO_DELAY] += 1
                 start(lane, [call])
                 return
         self._enqueue(call)
@@ -108,19 +123,20 @@ class DynamicScheduler(LaneQueue):
             if self._queue.nearest <= now:
                 self._expire(now)
         while self._free and self._queue:
-            batch, due = self._next_batch(now)
+            batch, due, why = self._next_batch(now)
             if due > now:
                 self._wake_at(due)
                 return
             lane = self.gate.take(self._free)
             if lane is None:
                 return
+            self.closed[why] += 1
             for call in batch:
                 self._withdraw(call)
             start(lane, batch)
 
-    def _next_batch(self, now: int) -> tuple[list[Call], int]:
-        """The calls that go together as things are, and when they should go at the latest."""
+    def _next_batch(self, now: int) -> tuple[list[Call], int, Closed]:
+        """The calls that go together as things are, when they should go at the latest, and why."""
         batch: list[Call] = []
         size = preferred = 0
         oldest = now
@@ -143,10 +159,12 @@ class DynamicScheduler(LaneQueue):
             closed = False
         due = oldest + self._delay
         if preferred and (due > now or not self._delay):
-            return batch[:preferred], now
-        if closed or size >= self._enough:
-            return batch, now
-        return batch, due
+            return batch[:preferred], now, Closed.SIZE
+        if size >= self._enough:
+            return batch, now, Closed.SIZE
+        if closed:
+            return batch, now, Closed.MISFIT
+        return batch, due, Closed.DELAY if self._delay else Closed.NO_DELAY
 
     def _expire(self, now: int) -> None:
         for call in self._queue.expire(now):

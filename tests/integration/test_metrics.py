@@ -346,6 +346,19 @@ def failures(host: RunningHost, model: str, reason: str) -> float:
     return found
 
 
+def test_instances_and_their_memory_are_measured(host: RunningHost, client: Client) -> None:
+    labels = '{instance="identity_0",model="identity",version="1"}'
+    before = value(host, f"pbhost_instance_busy_us_total{labels}")
+    client.infer("identity", [tensor("INPUT0", np.zeros(1 << 20, np.float32))])
+    after = value(host, f"pbhost_instance_busy_us_total{labels}")
+    assert before is not None and after is not None and after > before
+    assert value(host, f"pbhost_stub_up{labels}") == 1
+    limit = value(host, "pbhost_arena_limit_bytes")
+    for owner in ("host", "stubs"):
+        used = value(host, f'pbhost_arena_used_bytes{{owner="{owner}"}}')
+        assert used is not None and limit is not None and 0 <= used < limit
+
+
 def test_an_error_of_a_model_counts_as_one_of_the_backend(
     host: RunningHost, client: Client
 ) -> None:
@@ -564,7 +577,7 @@ def test_a_killed_stub_counts_as_a_failure_of_the_backend(
 def test_batches_are_counted_by_their_size(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
-    repository.add("batching", GATED, BATCHING)
+    repository.add("batching", GATED, BATCHING + "dynamic_batching { }")
     host = serve(repository, env={"GATE": str(tmp_path / "none")}).wait_started()
     with host.client() as client:
         client.infer("batching", [tensor("X", np.zeros((3, 1), np.float32))])
@@ -573,6 +586,11 @@ def test_batches_are_counted_by_their_size(
     assert value(host, f"nv_inference_exec_count{{{labels}}}") == 1
     buckets = [value(host, f'pbhost_batch_size_bucket{{{labels},le="{b}"}}') for b in "124"]
     assert buckets == [0, 0, 1]
+    reasons = ("size", "misfit", "delay", "no_delay")
+    closed = [
+        value(host, f'pbhost_batches_closed_total{{{labels},reason="{why}"}}') for why in reasons
+    ]
+    assert closed == [0, 0, 0, 1]
 
 
 def test_a_reload_goes_on_counting_and_an_unload_ends_the_series(

@@ -11,7 +11,7 @@ from hypothesis import settings
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference import Call, FailureReason, InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
-from host.scheduling.dynamic import HOLD, DynamicScheduler, hold_from_environment
+from host.scheduling.dynamic import HOLD, Closed, DynamicScheduler, hold_from_environment
 from host.scheduling.policy import Policies, QueuePolicy
 from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, call_of, same_kind
 from tests.unit.host.scheduling.machine import SchedulerMachine
@@ -192,6 +192,27 @@ def test_a_full_batch_does_not_wait(clock: Clock) -> None:
     lane = with_lane(scheduler)
     calls = submit(scheduler, clock, 1, 3)
     assert lane.batches == [calls]
+
+
+def test_batches_are_counted_by_why_they_were_closed(clock: Clock) -> None:
+    scheduler = new(clock, 4, DELAY)
+    lane = with_lane(scheduler)
+    for sizes, kinds in (((1, 3), "aa"), ((4,), "a"), ((1, 1), "ab")):
+        for size, kind in zip(sizes, kinds, strict=True):
+            submit(scheduler, clock, size, kind=kind)
+        lane.finish()
+    clock.advance(DELAY)  # for the last one
+    assert {why.value: count for why, count in scheduler.closed.items()} == {
+        "size": 2,
+        "misfit": 1,
+        "delay": 1,
+        "no_delay": 0,
+    }
+    for size, why in ((1, Closed.NO_DELAY), (2, Closed.SIZE)):
+        scheduler = new(clock, 4, preferred=[2, 3])
+        with_lane(scheduler)
+        submit(scheduler, clock, size)
+        assert scheduler.closed[why] == 1
 
 
 def test_waiting_for_a_lane_counts_as_waiting(clock: Clock) -> None:
