@@ -5,7 +5,8 @@ import sys
 import threading
 import time
 import traceback
-from typing import Optional
+from collections import deque
+from typing import Deque, Optional
 
 import pb_utils
 from stub import python_logging
@@ -39,12 +40,13 @@ class Worker:
         self._channel = Channel(spawn)
         self._replies = Replies(self._channel, self._memory, self._wake)
         self._coroutines = Coroutines(self._replies.on_loop)
-        self._runtime = StubRuntime(self._channel, self._memory, self._handle_memory, self._wake)
+        self._runtime = StubRuntime(self._channel, self._memory, self._set_aside, self._wake)
         self._children = Children(self._runtime, self._memory)
         self._model: Optional[UserModel] = None
         self._executor: Optional[Executor] = None
         self._readiness: Optional[Readiness] = None
         self._leaving = False
+        self._later: Deque[m.ToStub] = deque()  # work that came while `execute` waited for another
 
     def run(self) -> None:
         """Serve until told to leave."""
@@ -55,6 +57,8 @@ class Worker:
         while not self._leaving:
             for message in self._channel.receive_work():
                 self._handle_work(message)
+            while self._later:
+                self._handle_work(self._later.popleft())
         self._wake()
         service.join()
         self._channel.close()
@@ -68,6 +72,13 @@ class Worker:
             self._initialize(message)
         elif isinstance(message, m.Finalize):
             self._finalize()
+        else:
+            self._handle_memory(message)
+
+    def _set_aside(self, message: m.ToStub) -> None:
+        """What comes while the main thread waits for an answer in the middle of a batch."""
+        if isinstance(message, m.Execute):
+            self._later.append(message)
         else:
             self._handle_memory(message)
 

@@ -114,6 +114,17 @@ class Supervisor:
         """Nobody waits any more for a call that runs here."""
         self.instance.work.cancel(call)
 
+    def takes_ahead(self, call: Call) -> bool:
+        """Whether the stub gets this call while it still works on another one.
+
+        What does not fit into a message waits here: shared memory is for what runs.
+        """
+        return self.permit is None and self.instance.takes_ahead(call.request)
+
+    def take_unstarted(self) -> Sequence[Call]:
+        """What the stub was sent and had not begun when it died; told once."""
+        return self.instance.work.take_unstarted()
+
     @property
     def waiting_for(self) -> Sequence[Call]:
         """The BLS calls that the running batch cannot go on without."""

@@ -18,6 +18,7 @@ from stub.wire.messages import (
     ToStub,
 )
 from stub.wire.payload import (
+    INLINE_LIMIT,
     Slot,
     WireError,
     WireRequest,
@@ -81,6 +82,13 @@ class Transfer:
             request.model_version,
             None if request.trace is None else request.trace.sent(),
             self._slots(request, socket, frame),
+        )
+
+    @staticmethod
+    def is_inline(request: InferRequest) -> bool:
+        """Whether all of the request fits into a message, and takes no shared memory."""
+        return not request.slots and all(
+            len(tensor.data) <= INLINE_LIMIT and tensor.owner is None for tensor in request.inputs
         )
 
     def send_response(

@@ -62,6 +62,7 @@ class Work:
         self._questions = questions
         self._number = 0
         self._batches: dict[int, Batch] = {}  # running, or with answers to come
+        self._unstarted: list[Call] = []
 
     @property
     def running(self) -> bool:
@@ -71,10 +72,20 @@ class Work:
     @property
     def holding(self) -> list[int]:
         """Numbers of the batches one of which has to end before the stub can take another."""
-        under_way = [batch for batch in self._batches.values() if not batch.late]
+        under_way = [batch for batch in self._begun() if not batch.late]
         if all(batch.free for batch in under_way):
             return []
         return [batch.number for batch in under_way]
+
+    def _begun(self) -> list[Batch]:
+        """The batches but for those that the stub was sent ahead."""
+        begun: list[Batch] = []
+        busy = False
+        for batch in self._batches.values():
+            if not (busy and not batch.free):
+                begun.append(batch)
+            busy = busy or not batch.free
+        return begun
 
     @property
     def idle(self) -> bool:
@@ -178,13 +189,17 @@ class Work:
             self._batches.pop(batch.number)
         # Known before the lane is free: what runs again may be part of the next batch.
         again = [i for i in message.rescheduled if batch.calls[i].reschedule()]
-        times = Times(message.started, message.inputs_ready, message.outputs_begin, message.ended)
+        times = None
+        if message.started:  # else everybody had left before it began
+            times = Times(
+                message.started, message.inputs_ready, message.outputs_begin, message.ended
+            )
         return (
             partial(self._finish, batch, times),
             partial(self._fail_unanswered, batch, message.rescheduled, again),
         )
 
-    def _finish(self, batch: Batch, times: Times) -> None:
+    def _finish(self, batch: Batch, times: Times | None) -> None:
         batch.done(batch, times)
         if not batch.free:
             batch.free = True
@@ -213,10 +228,19 @@ class Work:
         batch.done(batch, Times(now, now, now, now))
         batch.released()
 
+    def take_unstarted(self) -> Sequence[Call]:
+        """The calls that the stub was sent and had not begun when it went; told once."""
+        unstarted, self._unstarted = self._unstarted, []
+        return unstarted
+
     def end(self, reason: str) -> None:
-        """The stub is gone: fail what it had."""
+        """The stub is gone: fail what it had begun."""
+        begun = self._begun()
         batches, self._batches = self._batches, {}
         for batch in batches.values():
+            if batch not in begun:
+                self._unstarted += batch.calls
+        for batch in begun:
             for call in batch.calls:
                 call.fail(unavailable(f"{reason} while it ran this request."))
             if not batch.late:

@@ -21,6 +21,15 @@ class Lane(Protocol):
     def cancel(self, call: Call) -> None:
         """Nobody waits any more for a call that runs here."""
 
+    def takes_ahead(self, call: Call) -> bool:
+        """Whether this call may be given to it now, while it runs another one.
+
+        It begins it once it would be free; `lane_free` is called for each of them.
+        """
+
+    def take_unstarted(self) -> Sequence[Call]:
+        """The calls that it was sent ahead and has not begun when it died; told once."""
+
     @property
     def waiting_for(self) -> Sequence[Call]:
         """The calls that must end before the batch that runs here can go on."""

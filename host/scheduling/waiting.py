@@ -54,6 +54,10 @@ class Fifo(OrderedDict[Call, None]):
         """Let the call wait."""
         self[call] = None
 
+    def to_front(self, call: Call) -> None:
+        """The call, which waits here, is the next one."""
+        self.move_to_end(call, last=False)
+
     def expire(self, now: int) -> Sequence[Call]:
         """Nothing is ever over."""
         return ()

@@ -178,6 +178,7 @@ class Released(_Message, tag="free"):
 class BatchDone(_Message, tag="done"):
     """`execute` has returned: the instance is free. Times are CLOCK_MONOTONIC nanoseconds.
 
+    A batch that everybody had left before it began is not run, and its times are 0.
     `failure` is the text that the log gets when the whole batch failed. Requests at the indexes
     `late` are answered later; those at `rescheduled` are to be queued again.
     """

@@ -306,6 +306,14 @@ class OldestCell(Cell):
             self._occupied.discard(number)
             self.wake(number)
 
+    def takes_ahead(self, call: Call) -> bool:
+        """It is free again as soon as it has handed a batch on."""
+        return False
+
+    def take_unstarted(self) -> Several[Call]:
+        """Nothing is sent ahead."""
+        return ()
+
     def _go_on(self, batch: Iterable[Call]) -> None:
         for call in batch:
             self._land(call)

@@ -61,11 +61,17 @@ class Clock:
 
 
 class FakeLane:
-    """Keeps what it is given until the test ends it."""
+    """Keeps what it is given until the test ends it; an `eager` one takes a batch ahead."""
 
-    def __init__(self, scheduler: Scheduler, batches: list[list[Call]] | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, batches: list[list[Call]] | None = None, eager: bool = False
+    ) -> None:
         self.scheduler = scheduler
+        self.eager = eager
         self.running: list[Call] = []
+        self.ahead: list[Call] = []  # the batch that follows
+        self.unstarted: list[Call] = []
+        self.left = False
         self.loose: list[Call] = []  # of batches that have let the lane go
         self.batches = [] if batches is None else batches
         self.cancelled: list[Call] = []
@@ -73,33 +79,75 @@ class FakeLane:
 
     def run(self, calls: Sequence[Call]) -> None:
         assert calls, "an empty batch"
-        assert not self.running, "two batches at a time on one lane"
         assert not any(call.finished or call.cancelled for call in calls), "runs what has ended"
+        if self.running and self.eager:
+            assert not self.ahead, "two batches ahead on one lane"
+            assert all(call.place is self.scheduler for call in calls)
+            self.ahead = list(calls)
+            return
+        assert not self.running, "two batches at a time on one lane"
         assert all(call.place is self for call in calls)
         self.running = list(calls)
         self.batches.append(list(calls))
 
     def cancel(self, call: Call) -> None:
-        assert call in self.running or call in self.loose
+        assert call in [*self.running, *self.loose, *self.ahead]
         self.cancelled.append(call)
+
+    def takes_ahead(self, call: Call) -> bool:
+        return self.eager
+
+    def take_unstarted(self) -> Sequence[Call]:
+        unstarted, self.unstarted = self.unstarted, []
+        return unstarted
 
     def finish(self) -> None:
         """The batch ends well, and the lane is free."""
-        calls, self.running = self.running, []
-        self.scheduler.lane_free(self)
+        calls = self.running
+        self._next()
         for call in calls:
             call.respond(InferResponse("m", 1))
 
     def let_go(self) -> None:
         """The lane is free, and the batch goes on."""
         self.loose += self.running
-        self.running = []
+        self._next()
+
+    def _next(self) -> None:
+        """Begin with what was sent ahead, unless everybody has left it."""
+        self.running, self.ahead = self.ahead, []
+        left = bool(self.running) and all(call.finished for call in self.running)
+        if self.running and not left:
+            self.batches.append(list(self.running))
         self.scheduler.lane_free(self)
+        if left:
+            self._next()
+
+    def leave(self) -> None:
+        """It takes nothing more; what it has, it runs."""
+        self.scheduler.lane_gone(self)
+        self.left = True
+        if any(not call.finished for call in self.ahead):
+            self.batches.append(list(self.ahead))
+
+    def come_back(self) -> None:
+        """It has run what it had, and takes more."""
+        self.left = False
+        while self.ahead:
+            for call in self.running:
+                call.respond(InferResponse("m", 1))
+            self.running, self.ahead = self.ahead, []
+        self.finish()
 
     def die(self) -> None:
         """The process behind it ends, with what it ran."""
         calls, self.running = self.running, []
         loose, self.loose = self.loose, []
+        ahead, self.ahead = self.ahead, []
+        if self.left:
+            calls = [*calls, *ahead]
+        else:
+            self.unstarted = ahead
         for call in calls + loose:
             call.fail(unavailable("died"))
         self.scheduler.lane_gone(self)

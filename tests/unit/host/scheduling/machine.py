@@ -49,6 +49,8 @@ class Heard:
 class SchedulerMachine(RuleBasedStateMachine):
     """The class attributes (times in ticks) describe the scheduler that `make` returns."""
 
+    most_lanes = 2
+    eager = False
     largest = 1
     preferred: frozenset[int] = frozenset()
     delay = 0
@@ -78,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(count=st.integers(0, 2))
     def begin(self, count: int) -> None:
-        for _ in range(count):
+        for _ in range(min(count, self.most_lanes)):
             self.lane_joins()
 
     @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
@@ -125,10 +127,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             return priority
         return self.policies.default_level
 
-    @precondition(lambda self: len(self.lanes) < 2)
+    @precondition(lambda self: len(self.lanes) < self.most_lanes)
     @rule()
     def lane_joins(self) -> None:
-        lane = FakeLane(self.scheduler, self.batches)
+        lane = FakeLane(self.scheduler, self.batches, self.eager)
         self.lanes.append(lane)
         self.scheduler.lane_free(lane)
 
@@ -174,20 +176,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         lane = data.draw(st.sampled_from(self.lanes))
         self.lanes.remove(lane)
         self.retired.append(lane)
-        self.scheduler.lane_gone(lane)
+        mine = [entry for entry in self.queue if entry.call in lane.ahead]
+        for entry in mine:
+            self.queue.remove(entry)
+            self.expected.append([entry.call])
+        lane.leave()
 
     @precondition(lambda self: self.retired)
     @rule(data=st.data())
     def lane_is_gone_once_more(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.retired)).die()
 
-    @precondition(lambda self: self.retired)
+    @precondition(lambda self: self.retired and len(self.lanes) < self.most_lanes)
     @rule(data=st.data())
     def lane_comes_back(self, data: st.DataObject) -> None:
         lane = data.draw(st.sampled_from(self.retired))
         self.retired.remove(lane)
         self.lanes.append(lane)
-        lane.finish()
+        lane.come_back()
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
@@ -200,7 +206,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         call.cancel()
         assert call.finished
         for lane in everywhere:
-            runs_here = call in [*lane.running, *lane.loose] and not ended
+            runs_here = call in [*lane.running, *lane.loose, *lane.ahead] and not ended
             assert len(lane.cancelled) - told[id(lane)] == runs_here
 
     @rule(ticks=st.integers(1, 12))
@@ -294,6 +300,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(ran) == len(set(map(id, ran)))
         assert not self.refused & set(ran)
         busy = [c for lane in [*self.lanes, *self.retired] for c in (*lane.running, *lane.loose)]
+        busy += [call for lane in self.retired for call in lane.ahead]
         waiting = {entry.call for entry in self.queue}
         for call in self.calls:
             assert (call in waiting) + (call in busy or self.has_ended(call)) == 1

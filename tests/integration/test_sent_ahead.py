@@ -1,0 +1,168 @@
+"""The request that a busy stub has already: it begins with it when it has finished the other.
+
+`pending` tells when it is there: it counts as queued until it has begun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from tests.asking import command, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+
+WAIT = """
+import os, threading
+open({begun!r}, "w").close()
+pause = threading.Event()
+while not os.path.exists({go!r}):
+    {meanwhile}
+    pause.wait(0.005)
+return os.getpid()
+"""
+
+
+class Busy:
+    """A model with one instance, which works on a request until it may `go` on."""
+
+    def __init__(
+        self, host: RunningHost, folder: Path, pool: ThreadPoolExecutor, meanwhile: str = "pass"
+    ) -> None:
+        self.host = host
+        self.pool = pool
+        self.begun, self.go = folder / "begun", folder / "go"
+        script = WAIT.format(begun=str(self.begun), go=str(self.go), meanwhile=meanwhile)
+        self.first = self.ask(script)
+        wait_until(self.begun.exists, "the first request to begin")
+
+    def ask(self, script: str) -> Future[Any]:
+        def work() -> Any:
+            with self.host.client() as client:
+                return json.loads(command(client, script, "script", client_timeout=DEADLINE))
+
+        return self.pool.submit(work)
+
+    def pending(self, count: int) -> None:
+        """Wait until so many requests have come and not begun."""
+
+        def there() -> bool:
+            with urlopen(f"http://{self.host.metrics_url}/metrics", timeout=DEADLINE) as answer:
+                text = answer.read().decode()
+            return bool(
+                re.search(rf'pending_request_count{{model="script".*}} {count}(\.0)?$', text, re.M)
+            )
+
+        wait_until(there, f"{count} pending requests")
+
+
+def test_what_a_dead_stub_had_not_begun_runs_on_the_next_one(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("script")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        before = json.loads(command(client, "import os; return os.getpid()", "script"))
+    with ThreadPoolExecutor(3) as pool:
+        busy = Busy(host, tmp_path, pool)
+        others = [busy.ask("import os; return os.getpid()")]
+        busy.pending(1)
+        others.append(busy.ask("import os; return os.getpid()"))
+        busy.pending(2)
+        os.kill(before, signal.SIGKILL)
+        with pytest.raises(InferenceServerException, match="while it ran this request"):
+            busy.first.result(DEADLINE)
+        after = {other.result(DEADLINE) for other in others}
+    assert len(after) == 1
+    assert before not in after
+
+
+def test_what_is_cancelled_before_it_begins_does_not_run(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("script")
+    host = serve(repository).wait_started()
+    ran = tmp_path / "ran"
+    with ThreadPoolExecutor(3) as pool, host.client() as client:
+        busy = Busy(host, tmp_path, pool)
+        script = np.array([f"open({str(ran)!r}, 'w')".encode()], dtype=np.object_)
+        answers: list[Any] = []
+        call = client.async_infer(
+            "script", [tensor("COMMAND", script)], lambda result, error: answers.append(error)
+        )
+        busy.pending(1)
+        call.cancel()
+        busy.pending(0)
+        last = busy.ask("return 7")
+        busy.go.touch()
+        assert busy.first.result(DEADLINE)
+        assert last.result(DEADLINE) == 7
+        assert not ran.exists()
+        wait_until(lambda: bool(answers), "the word that it is cancelled")
+        assert "Cancelled" in str(answers[0]) or "CANCELLED" in str(answers[0])
+        statistics = client.get_inference_statistics("script").model_stats[0]
+        assert statistics.execution_count == 2
+        assert statistics.inference_stats.fail.count == 1
+
+
+def test_it_may_come_while_execute_waits_for_another_model(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("script", "identity")
+    host = serve(repository).wait_started()
+    meanwhile = (
+        "assert not ask('identity', tensor('INPUT0', np.ones(2, np.float32))).exec().has_error()"
+    )
+    with ThreadPoolExecutor(8) as pool:
+        busy = Busy(host, tmp_path, pool, meanwhile)
+        others = [busy.ask(f"return {number}") for number in range(6)]
+        busy.pending(6)
+        busy.go.touch()
+        assert busy.first.result(DEADLINE)
+        assert [other.result(DEADLINE) for other in others] == list(range(6))
+
+
+def test_an_unloaded_model_still_answers_it(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("script")
+    host = serve(repository, "--model-control-mode=explicit", "--load-model=script")
+    host.wait_started()
+    with ThreadPoolExecutor(3) as pool, host.client() as client:
+        busy = Busy(host, tmp_path, pool)
+        other = busy.ask("return 3")
+        busy.pending(1)
+        client.unload_model("script")
+        busy.go.touch()
+        assert busy.first.result(DEADLINE)
+        assert other.result(DEADLINE) == 3
+
+
+def test_a_circle_is_noticed_with_a_request_sent_ahead(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    """The one ahead asks for nothing, but it does not begin before the circle is broken."""
+    repository.copy("script")
+    host = serve(repository).wait_started()
+    asked, text = tmp_path / "asked", tmp_path / "text"
+    meanwhile = f"""if os.path.exists({str(asked)!r}):
+        response = ask('script', command('return 1')).exec()
+        open({str(text)!r}, 'w').write(response.error().message())
+        break"""
+    with ThreadPoolExecutor(3) as pool:
+        busy = Busy(host, tmp_path, pool, meanwhile)
+        other = busy.ask("return 3")
+        busy.pending(1)
+        asked.touch()
+        assert busy.first.result(DEADLINE)
+        assert other.result(DEADLINE) == 3
+    assert "waits for itself" in text.read_text()
