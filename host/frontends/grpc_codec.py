@@ -29,7 +29,7 @@ from stub.wire.arena import Block
 
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 _LENGTH_DELIMITED = 2
-_VIEW_FROM = 8192  # bytes of a message; below that, copying a slice is cheaper than a memoryview
+VIEW_FROM = 8192  # bytes of a message; below that, copying a slice is cheaper than a memoryview
 _REMEMBER_UP_TO = 512  # bytes of a sub-message
 _REMEMBERED = 2048  # sub-messages of each kind
 
@@ -40,11 +40,11 @@ def _tag(name: str) -> int:
 
 _MODEL_NAME = _tag("model_name")
 _MODEL_VERSION = _tag("model_version")
-_ID = _tag("id")
+ID = _tag("id")
 _PARAMETERS = _tag("parameters")
 _INPUTS = _tag("inputs")
 _OUTPUTS = _tag("outputs")
-_RAW = _tag("raw_input_contents")
+RAW = _tag("raw_input_contents")
 
 InputHead = tuple[str, str, tuple[int, ...], Any]
 """Name, datatype, shape, and the InferInputTensor itself if it has parameters or contents."""
@@ -134,7 +134,7 @@ def _walk(data: bytes) -> InferMessage:
     outputs: list[OutputHead] = []
     parameters: dict[str, Any] = {}
     raw: list[Buffer] = []
-    view: Buffer = data if len(data) < _VIEW_FROM else memoryview(data)
+    view: Buffer = data if len(data) < VIEW_FROM else memoryview(data)
     position, end = 0, len(data)
     while position < end:
         tag = data[position]
@@ -156,7 +156,7 @@ def _walk(data: bytes) -> InferMessage:
         position += length
         if position > end:
             raise ValueError("a field runs past the end of the message")
-        if tag == _RAW:
+        if tag == RAW:
             raw.append(view[start:position])
         elif tag == _INPUTS:
             inputs.append(_input_head(data[start:position]))
@@ -166,7 +166,7 @@ def _walk(data: bytes) -> InferMessage:
             name = data[start:position].decode()
         elif tag == _MODEL_VERSION:
             version = data[start:position].decode()
-        elif tag == _ID:
+        elif tag == ID:
             request_id = data[start:position].decode()
         elif tag == _PARAMETERS:
             entry = pb.ModelInferRequest.ParametersEntry.FromString(data[start:position])

@@ -27,6 +27,7 @@ from host.frontends.grpc_methods import (
     StreamMethod,
     UnaryMethod,
 )
+from host.frontends.grpc_recurring import Recurring
 from host.frontends.grpc_stream import InferStream
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.inference import Call, Classes, InferRequest, InferResponse, RequestTrace, Tracing
@@ -67,6 +68,8 @@ class GrpcService:
         self._core = core
         self._restrictions = restrictions
         self._forwarding = forwarding
+        self._recurring = Recurring()
+        self._restricted = "inference" in restrictions
         self._unary_calls = 0
         self._streams: set[InferStream] = set()
         self._drained: asyncio.Event | None = None  # exists once draining has begun
@@ -94,8 +97,14 @@ class GrpcService:
 
         Cancelling the returned call is the engine's part. Raises HostError if there is no call.
         """
-        _check(self._restrictions, "inference", context)
-        call = self._submit(parse_infer_request(data), context, unary=True)
+        if self._restricted:
+            _check(self._restrictions, "inference", context)
+        request = self._recurring.request(data)
+        if request is None:
+            message = parse_infer_request(data)
+            request = self._interpret(message)
+            self._recurring.learn(data, message, request)
+        call = self._submit(request, context, unary=True)
         self._unary_calls += 1
         finished = False
 
@@ -115,7 +124,6 @@ class GrpcService:
             if self._drained is not None:
                 self.settled()
 
-        request = call.request
         call.subscribe(finish)
         return call
 
@@ -145,7 +153,7 @@ class GrpcService:
 
     def admit(self, message: InferMessage, context: Context) -> Call:
         """Hand a request of a stream to the core; raises HostError."""
-        return self._submit(message, context, unary=False)
+        return self._submit(self._interpret(message), context, unary=False)
 
     def decoupled(self, message: InferMessage) -> bool:
         """Whether the model of the message is decoupled; False if it is unknown."""
@@ -160,18 +168,22 @@ class GrpcService:
         if self._drained is not None and not self._unary_calls and not self._streams:
             self._drained.set()
 
-    def _submit(self, message: InferMessage, context: Context, unary: bool) -> Call:
+    def _interpret(self, message: InferMessage) -> InferRequest:
         if self._drained is not None:
             raise unavailable(STOPPING)
         try:
-            request = to_request(message, self._core.regions)
-            if self._forwarding:
-                request.parameters.update(self._forwarding.parameters(context.all_metadata()))
+            return to_request(message, self._core.regions)
         except HostError:
             # The version is checked before the model is looked up, all else after that (spec 2.2).
             parse_version(message.model_version)
             self._core.model_metadata(message.model_name, message.model_version)
             raise
+
+    def _submit(self, request: InferRequest, context: Context, unary: bool) -> Call:
+        if self._drained is not None:
+            raise unavailable(STOPPING)
+        if self._forwarding:
+            request.parameters.update(self._forwarding.parameters(context.all_metadata()))
         if self._core.tracing is not None:
             return self._infer_traced(self._core.tracing, request, context, unary)
         return self._core.infer(request, unary)

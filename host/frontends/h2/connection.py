@@ -233,7 +233,8 @@ class Connection(asyncio.Protocol):
 
     def _forget(self, stream: Stream) -> None:
         self.streams.pop(stream.id, None)
-        self.out.waiting.pop(stream, None)
+        if self.out.waiting:
+            self.out.waiting.pop(stream, None)
         stream.close()
         if not self.streams:
             self._lifetime.no_streams()
@@ -357,18 +358,21 @@ class Connection(asyncio.Protocol):
             return
         known = self.streams.get(stream)
         if known is None:
-            self._check_not_idle(stream, "WINDOW_UPDATE")
+            if stream > self._last_stream:
+                raise _idle_stream("WINDOW_UPDATE")
         elif known.send_window + increment > frames.MAX_WINDOW:
             self.refuse(stream, ErrorCode.FLOW_CONTROL_ERROR)
         else:
             self.out.widen_stream(known, increment)
-            self.out.pump()
+            if self.out.waiting:
+                self.out.pump()
 
     def peer_reset(self, stream: int) -> None:
         """The client has given a request up."""
         known = self.streams.get(stream)
         if known is None:
-            self._check_not_idle(stream, "RST_STREAM")
+            if stream > self._last_stream:
+                raise _idle_stream("RST_STREAM")
             self._ended_early.pop(stream, None)
             return
         self._spend_reset()
@@ -395,6 +399,6 @@ class Connection(asyncio.Protocol):
         if not self._resets.spend():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
-    def _check_not_idle(self, stream: int, name: str) -> None:
-        if stream > self._last_stream:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{name} on a stream that is not open")
+
+def _idle_stream(name: str) -> ConnectionFault:
+    return ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{name} on a stream that is not open")

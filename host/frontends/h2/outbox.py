@@ -117,7 +117,8 @@ class Outbox:
         self.window += increment
         if self.window > frames.MAX_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window grew too large")
-        self.pump()
+        if self.waiting:
+            self.pump()
 
     def widen_streams(self, window: int, streams: Iterable[Stream]) -> None:
         """The client grants another window to every stream. Raises ConnectionFault likewise."""

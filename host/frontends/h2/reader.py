@@ -6,7 +6,18 @@ import struct
 from typing import Protocol
 
 from host.frontends.h2 import frames
-from host.frontends.h2.frames import HEAD, HEAD_SIZE, PREFACE, ConnectionFault, ErrorCode
+from host.frontends.h2.frames import (
+    DATA,
+    END_HEADERS,
+    HEAD,
+    HEAD_SIZE,
+    HEADERS,
+    PADDED,
+    PREFACE,
+    WINDOW_UPDATE,
+    ConnectionFault,
+    ErrorCode,
+)
 from host.frontends.h2.limits import Limits
 
 Piece = bytes | memoryview
@@ -100,9 +111,19 @@ class FrameReader:
             start = position + HEAD_SIZE
             stop = start + length
             stream &= _STREAM_BITS
-            if kind > frames.HEADERS or not stream or self._block_stream or not self._greeted:
+            # The first branches are what nearly all frames are, at the least price.
+            if self._block_stream or not self._greeted:
                 self._check_order(kind, stream)
-            if kind == frames.DATA and not flags & frames.PADDED:
+            elif kind == WINDOW_UPDATE:
+                if length == 4 and stop <= end:
+                    increment = _NUMBER.unpack_from(data, start)[0] & _STREAM_BITS
+                    if increment:
+                        events.window_update(stream, increment)
+                        position = stop
+                        continue
+            elif kind > HEADERS or not stream:
+                self._check_order(kind, stream)
+            if kind == DATA and not flags & PADDED:
                 if stop > end:
                     self._begin_data(stream, flags, _cut(data, start, end), length)
                     return
@@ -110,8 +131,9 @@ class FrameReader:
             elif stop > end:
                 self._need = HEAD_SIZE + length
                 break
-            elif kind == frames.HEADERS and flags & _ODD_HEADERS == frames.END_HEADERS:
-                self._check_block(length)
+            elif kind == HEADERS and flags & _ODD_HEADERS == END_HEADERS:
+                if length > self._limits.header_block:
+                    self._check_block(length)
                 events.headers(stream, data[start:stop], bool(flags & 1))
             else:
                 self._frame(kind, flags, stream, data[start:stop])

@@ -98,7 +98,7 @@ def test_a_response_that_grpc_cannot_carry() -> None:
 
 
 def test_the_size_limit_is_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    response = InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [100], bytes(100))])
+    response = InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [200], bytes(200))])
     size = len(encode_infer_response(response))
     monkeypatch.setattr(grpc_encode, "MAX_MESSAGE_BYTES", size)
     assert len(encode_infer_response(response)) == size
