@@ -170,6 +170,8 @@ def _walk(data: bytes) -> InferMessage:
             request_id = data[start:position].decode()
         elif tag == _PARAMETERS:
             entry = pb.ModelInferRequest.ParametersEntry.FromString(data[start:position])
+            if entry.ByteSize() != length:  # protobuf drops an entry with unknown fields
+                raise LookupError(tag)
             parameters[entry.key] = entry.value
         else:
             raise LookupError(tag)
