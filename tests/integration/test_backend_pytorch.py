@@ -104,7 +104,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
 
 
 @pytest.mark.skipif(
-    "PBHOST_TEST_AOTI" not in os.environ or shutil.which("g++") is None,
+    "PBHOST_TEST_HEAVY" not in os.environ or shutil.which("g++") is None,
     reason="compiling takes a minute and a C++ compiler: make test-backends",
 )
 def test_a_compiled_program_answers(repository: RepositoryBuilder, serve: Serve) -> None:
