@@ -61,8 +61,8 @@ class Server:
         self._environments: Environments | None = None
         self._lifecycle: Lifecycle | None = None
         self._poller: Poller | None = None
-        self._doors = Doors(self.core, options)
         self._custom_metrics = CustomMetrics()
+        self._doors = Doors(self.core, options, self._custom_metrics.collect)
         self._store: Store | None = None
         self._scrape: Scrape | None = None
         self._log: Log | None = None

@@ -47,6 +47,27 @@ input [ { name: "X" data_type: TYPE_FP16 dims: [ -1, -1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP16 dims: [ 1 ] } ]
 """
 
+BUSY = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.family = pb_utils.MetricFamily(
+            "nv_trt_llm_kv_cache_block_metrics", "Blocks", pb_utils.MetricFamily.GAUGE
+        )
+        for kind, number in (("tokens_per", 64), ("used", 3), ("max", 8)):
+            self.family.Metric({"kv_cache_block_type": kind}).set(number)
+
+    def execute(self, requests):
+        tensors = [pb_utils.get_input_tensor_by_name(r, "INPUT0").as_numpy() for r in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", t)]) for t in tensors]
+"""
+BUSY_CONFIG = """
+backend: "python"
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+
 MISMATCH = "[request id: <id_unknown>] "
 NO_JSON = "failed to parse the request JSON buffer: "
 
@@ -56,6 +77,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     module_repository.copy("identity", "stream")
     module_repository.add("batched", DOUBLING, BATCHED, files={"labels.txt": "zero\none\n"})
     module_repository.add("half", HALF, HALF_CONFIG)
+    module_repository.add("busy", BUSY, BUSY_CONFIG)
     module_repository.add("gone", DOUBLING, BATCHED, files={"labels.txt": "zero\none\n"})
     host = module_serve(
         module_repository,
@@ -190,6 +212,7 @@ def test_what_a_path_is_answered_with(host: RunningHost, line: str) -> None:
 
 INDEX = (
     '[{"name":"batched","version":"1","state":"READY"},'
+    '{"name":"busy","version":"1","state":"READY"},'
     '{"name":"gone","version":"1","state":"UNAVAILABLE","reason":"unloaded"},'
     '{"name":"half","version":"1","state":"READY"},'
     '{"name":"identity","version":"1","state":"READY"},'
@@ -807,3 +830,44 @@ def test_a_model_may_come_with_its_load(host: RunningHost, sent: str) -> None:
     assert json.loads(answer[1])["outputs"][0]["data"] == [2.0, 4.0]
     # What is not on disk is not in the index.
     assert sent not in ask(host, "POST", "/v2/repository/index")[1]
+
+
+# The load of a model, for load balancers (1.9)
+
+REPORTS = {
+    "text": (
+        "TEXT named_metrics.kv_cache_utilization=0.375000, named_metrics.max_token_capacity=512"
+    ),
+    "json": 'JSON {"named_metrics":{"kv_cache_utilization":0.375,"max_token_capacity":512}}',
+    "xml": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize("form", REPORTS, ids=lambda form: form or "none")
+@pytest.mark.parametrize("way", ["generate", "generate_stream"])
+def test_a_load_balancer_is_told_how_full_a_model_is(
+    host: RunningHost, way: str, form: str
+) -> None:
+    headers = {"Endpoint-Load-Metrics-Format": form} if form else {}
+    with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
+        connection.request("POST", f"/v2/models/busy/{way}", b'{"INPUT0":1}', headers)
+        response = connection.getresponse()
+        response.read()
+    assert (response.status, response.headers["endpoint-load-metrics"]) == (200, REPORTS[form])
+
+
+def test_without_numbers_there_is_no_report_and_the_log_says_why(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    host = serve(repository).wait_started()
+    path, headers = "/v2/models/identity/generate", {"endpoint-load-metrics-format": "text"}
+    with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
+        connection.request("POST", path, b'{"INPUT0":1}', headers)
+        response = connection.getresponse()
+        assert (response.status, response.headers["endpoint-load-metrics"]) == (200, None)
+    host.wait_for(
+        "no report of the load: no metric nv_trt_llm_kv_cache_block_metrics with"
+        " kv_cache_block_type tokens_per or used or max"
+    )

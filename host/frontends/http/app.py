@@ -13,24 +13,22 @@ from typing import Protocol
 from host.errors import HostError, internal, unavailable
 from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
 from host.frontends.http.admin import AdminCore, Administration
-from host.frontends.http.exchange import ClientGone, Exchange, Header
+from host.frontends.http.exchange import ClientGone, Exchange
 from host.frontends.http.generate import Generation
 from host.frontends.http.infer import Inference
+from host.frontends.http.load_report import load_report
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http.settings import Settings, SettingsCore
 from host.frontends.http.shared_memory import SharedMemory
 from host.frontends.http_cycle import Message
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
+from host.metrics.family import Family
 
 _log = logging.getLogger("pbhost")
 
 Handler = Callable[[Exchange, Route], Awaitable[None]]
 
 _INFERENCE = "inference"
-
-
-def _no_report(exchange: Exchange) -> Iterable[Header]:
-    return ()
 
 
 class HttpCore(AdminCore, SettingsCore, Protocol):
@@ -40,6 +38,7 @@ class HttpCore(AdminCore, SettingsCore, Protocol):
 class HttpApp:
     """All endpoints over one core. Everything here belongs to the event loop's thread.
 
+    `families` are the metrics of models.
     Once `drain` is called, new inference requests are refused with 503.
     """
 
@@ -49,13 +48,14 @@ class HttpApp:
         most: int,
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: Forwarding = NOTHING_FORWARDED,
+        families: Callable[[], Iterable[Family]] = tuple,
     ) -> None:
         self._restrictions = restrictions
         self._open = 0
         self._drained: asyncio.Event | None = None  # exists once draining has begun
         parts = (
             Inference(core, forwarding, most),
-            Generation(core, most, _no_report),
+            Generation(core, most, load_report(families)),
             Administration(core, most),
             SharedMemory(core, most),
             Settings(core, most),
