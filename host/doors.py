@@ -90,6 +90,7 @@ class Doors:
             Restrictions(http_restriction(options.http_restricted_api)),
             Forwarding(options.http_header_forward_pattern),
             self._families,
+            options.http_api_page,
         )
         self._http = HttpListener(
             app,

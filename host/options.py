@@ -117,6 +117,8 @@ class Options:
     http_restricted_api: list[str] = _http(
         [], "<apis>:<key>=<value>: these need the header <key>. May be given several times.",
         check=values.http_restriction)
+    http_api_page: bool = _http(
+        True, "Serve GET /docs and GET /openapi.json; this flag is pbhost's own.")
     http_use_ssl: bool = _http(False, "Use TLS; these flags are pbhost's own.")
     http_use_ssl_mutual: bool = _http(False, "Use TLS, and require client certificates.")
     http_server_cert: str = _http("", "PEM file with the server certificate.")

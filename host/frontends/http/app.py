@@ -13,6 +13,8 @@ from typing import Protocol
 from host.errors import HostError, internal, unavailable
 from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
 from host.frontends.http.admin import AdminCore, Administration
+from host.frontends.http.api_page.document import DescribingCore
+from host.frontends.http.api_page.page import ROUTES, ApiPage
 from host.frontends.http.exchange import ClientGone, Exchange
 from host.frontends.http.generate import Generation
 from host.frontends.http.infer import Inference
@@ -31,7 +33,7 @@ Handler = Callable[[Exchange, Route], Awaitable[None]]
 _INFERENCE = "inference"
 
 
-class HttpCore(AdminCore, SettingsCore, Protocol):
+class HttpCore(AdminCore, SettingsCore, DescribingCore, Protocol):
     """What this door asks of the host."""
 
 
@@ -49,6 +51,7 @@ class HttpApp:
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: Forwarding = NOTHING_FORWARDED,
         families: Callable[[], Iterable[Family]] = tuple,
+        api_page: bool = True,
     ) -> None:
         self._restrictions = restrictions
         self._open = 0
@@ -59,7 +62,9 @@ class HttpApp:
             Administration(core, most),
             SharedMemory(core, most),
             Settings(core, most),
+            ApiPage(core, restrictions),
         )
+        self._pages = ROUTES if api_page else {}
         self._handlers: dict[str, Handler] = {
             name: getattr(part, name)
             for part in parts
@@ -96,7 +101,7 @@ class HttpApp:
                 await exchange.refuse(internal(f"unexpected failure: {type(error).__name__}"))
 
     async def _answer(self, exchange: Exchange, path: bytes) -> None:
-        route = find_route(path)
+        route = find_route(path) or self._pages.get(path)
         if route is None:
             await exchange.refuse(internal("Not Found"), status=404)
             return
