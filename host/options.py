@@ -24,6 +24,7 @@ from host.flags import (
     integer,
 )
 from host.flags import usage as usage_text
+from host.host_policies import read_policies
 from host.metrics.settings import MetricsSettings
 from host.tracing.config import TraceConfig
 
@@ -212,8 +213,8 @@ class Options:
     buffer_manager_thread_count: int = _device(
         0, "Threads that copy tensors.", reason="tensors are copied where they are written or read")
     host_policy: list[str] = _device(
-        [], "<policy>,<setting>=<value>", status=_REFUSED, check=values.host_policy,
-        reason="processes are not bound to cores or NUMA nodes")
+        [], "<policy>,cpu-cores=<first>-<last>[,...] or <policy>,numa-node=<number>: where"
+        " instances run; may be given several times.", status=_HONOURED, check=read_policies)
     model_load_gpu_limit: list[str] = _device(
         [], "<device>:<fraction>", check=values.gpu_limit)
 

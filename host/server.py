@@ -18,6 +18,7 @@ from host.ensembles.families import Families
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, unavailable
+from host.host_policies import read_policies
 from host.inference import InferRequest, InferResponse
 from host.inprocess import Arrays, Result, to_request, to_result
 from host.instances.launchers import ForkLauncher, SpawnLauncher
@@ -139,6 +140,7 @@ class Server:
             metrics=options.metrics_settings,
             store=self._store,
             limiter=_limiter(options),
+            policies=read_policies(options.host_policy),
         )
         lifecycle = self._lifecycle = Lifecycle(
             self._registry,

@@ -31,7 +31,7 @@ LAYERS = [
     ["host.cache"],
     ["host.devices"],
     ["host.flags"],
-    ["host.flag_values", "host.deprecated_flags"],
+    ["host.flag_values", "host.deprecated_flags", "host.host_policies"],
     ["host.options"],
     ["host.scheduling"],
     ["host.instances"],
