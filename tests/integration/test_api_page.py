@@ -25,6 +25,9 @@ from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
 
 EXAMPLES = ROOT / "model_repository"
 WORDS = """
+import itertools
+import threading
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -33,7 +36,12 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             text = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()[0].decode()
-            for word in text.split():
+            endless = itertools.repeat("ever")
+            for word in endless if text == "for ever" else text.split():
+                if request.is_cancelled():
+                    break
+                if text == "for ever":
+                    threading.Event().wait(0.01)
                 array = np.array([word.encode()], dtype=np.object_)
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("WORD", array)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -478,6 +486,20 @@ def test_responses_of_a_decoupled_model_are_listed(
         ["2", "WORD", "BYTES", '["be"]'],
         ["3", "WORD", "BYTES", '["or"]'],
     ]
+
+
+def test_a_stream_can_be_stopped(host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, host, "#words/1")
+    page.wait_for("h2", "words")
+    page.fill("TEXT", '["for ever"]')
+    page.press("Send")
+    page.wait_for("#status", r"· \d+ responses$")
+    page.press("Stop")
+    page.wait_for("#error", r"^Stopped\.$")
+    page.fill("TEXT", '["or not"]')  # the model is free again
+    page.press("Send")
+    page.wait_for("#status", "· 2 responses$")
+    assert page.outputs()[1] == ["2", "WORD", "BYTES", '["not"]']
 
 
 @pytest.mark.parametrize("place", ["#twice/1", "#stateful_accumulator/1"])
