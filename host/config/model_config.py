@@ -104,6 +104,8 @@ def _examine(
 ) -> Findings:
     # What is not UTF-8 cannot be told, and is no name: it gets characters that none may have.
     directory = directory.encode(errors="backslashreplace").decode()
+    # What is not UTF-8 cannot be told, and is no name: it gets characters that none may have.
+    directory = directory.encode(errors="backslashreplace").decode()
     config.name = config.name or directory
     unresolved = None
     try:
