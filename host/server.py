@@ -36,6 +36,7 @@ from host.models.loader import Loader
 from host.models.loads import LoadSettings
 from host.models.poller import Poller
 from host.models.registry import Registry, State
+from host.option_table import option_rows
 from host.options import Options
 from host.progress import Progress
 from host.repository import Repository
@@ -101,6 +102,8 @@ class Server:
             await self._doors.prepare()
             await self._load()
             self.core.start()
+            rows = option_rows(self.core.server_metadata(), options)
+            _log.info("%s", table(["Option", "Value"], rows), extra={"table": True})
             await self._doors.open()
             if options.allow_metrics:
                 await self._open_metrics()

@@ -36,7 +36,7 @@ LAYERS = [
     ["host.scheduling"],
     ["host.instances"],
     ["host.models", "host.ensembles"],
-    ["host.core", "host.scrape"],
+    ["host.core", "host.scrape", "host.option_table"],
     ["host.frontends", "host.inprocess", "host.progress"],
     ["host.doors"],
     ["host.server"],

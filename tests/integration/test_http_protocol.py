@@ -857,17 +857,47 @@ def test_a_load_balancer_is_told_how_full_a_model_is(
     assert (response.status, response.headers["endpoint-load-metrics"]) == (200, REPORTS[form])
 
 
-def test_without_numbers_there_is_no_report_and_the_log_says_why(
-    repository: RepositoryBuilder, serve: Serve
-) -> None:
+RELUCTANT = """
+class TritonPythonModel:
+    def is_ready(self):
+        return False
+
+    def execute(self, requests):
+        return [None for _ in requests]
+"""
+
+
+@pytest.fixture(scope="module")
+def unready(
+    tmp_path_factory: pytest.TempPathFactory, module_serve: Serve, host: RunningHost
+) -> RunningHost:
+    """A host with a model that is fine, and one that says it is not."""
+    repository = RepositoryBuilder(tmp_path_factory.mktemp("unready"))
     repository.copy("identity")
-    host = serve(repository).wait_started()
+    repository.add("reluctant", RELUCTANT, BUSY_CONFIG)
+    return module_serve(repository).wait_started()
+
+
+def test_readiness_says_why_not(unready: RunningHost) -> None:
+    assert ask(unready, "GET", "/v2/health/live") == (200, "")
+    assert ask(unready, "GET", "/v2/health/ready") == (400, "")
+    assert ask(unready, "GET", "/v2/models/identity/ready") == (200, "")
+    for path in ("/v2/models/reluctant/ready", "/v2/models/reluctant/versions/1/ready"):
+        assert ask(unready, "GET", path) == (400, error("Model version not ready"))
+
+
+def test_without_numbers_there_is_no_report_and_the_log_says_why(unready: RunningHost) -> None:
     path, headers = "/v2/models/identity/generate", {"endpoint-load-metrics-format": "text"}
-    with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
+    with closing(http.client.HTTPConnection(unready.http_url, timeout=DEADLINE)) as connection:
         connection.request("POST", path, b'{"INPUT0":1}', headers)
         response = connection.getresponse()
         assert (response.status, response.headers["endpoint-load-metrics"]) == (200, None)
-    host.wait_for(
+    unready.wait_for(
         "no report of the load: no metric nv_trt_llm_kv_cache_block_metrics with"
         " kv_cache_block_type tokens_per or used or max"
     )
+
+
+def test_the_options_of_a_server_are_in_its_log(host: RunningHost) -> None:
+    assert "| model_control_mode               | MODE_EXPLICIT" in host.output
+    assert "| startup_models_0                 | *" in host.output
