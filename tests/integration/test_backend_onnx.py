@@ -93,6 +93,27 @@ def save_all_kinds(folder: Path) -> None:
     )
 
 
+WIDE = 1 << 19
+
+
+def save_wide(folder: Path, misnamed: bool = False) -> None:
+    """MANY: two megabytes for each row of X, twice as many if `misnamed`; FEW: one number."""
+    save(
+        folder,
+        [("X", FLOAT, ["N", 1])],
+        [("MANY", FLOAT, ["N", WIDE]), ("FEW", FLOAT, ["N", 1])],
+        [
+            ("Tile", ["X", "TIMES"], ["TIMED"]),
+            ("MatMul", ["TIMED", "COUNT"], ["MANY"]),
+            ("Neg", ["X"], ["FEW"]),
+        ],
+        [
+            ("COUNT", np.arange(WIDE, dtype=np.float32)[None]),
+            ("TIMES", np.array([2 if misnamed else 1, 1])),
+        ],
+    )
+
+
 def entry(name: str, dims: str = "3", kind: str = "TYPE_FP32", more: str = "") -> str:
     return f"{{ name: '{name}' data_type: {kind} dims: [{dims}] {more} }}"
 
@@ -266,6 +287,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
         [("ZEROS", FLOAT, [None])],
         [("ConstantOfShape", ["SIZE"], ["ZEROS"])],
     )
+    save_wide(repository.add("wide", config=f"{SLOW_BATCHES} instance_group {{ count: 1 }}"))
     for name, (config, _) in BROKEN.items():
         folder = repository.add(name, config=config)
         save_sum(folder, first=2 if name == "cannot_batch" else "N")
@@ -406,6 +428,17 @@ def test_requests_share_a_run_and_get_their_own_parts(client: Client) -> None:
         expected = rows(size, 3 * start) + rows(size)
         np.testing.assert_array_equal(future.result(DEADLINE).as_numpy("SUM"), expected)
     assert executions(client, "large") - before < len(sizes)
+
+
+def test_requests_get_their_own_parts_of_a_large_output(client: Client) -> None:
+    columns = [np.full((size, 1), size, np.float32) for size in (1, 2, 1, 3)]
+    futures = [ask(client, [tensor("X", x)], "wide") for x in columns]
+    for x, future in zip(columns, futures, strict=True):
+        result = future.result(DEADLINE)
+        np.testing.assert_array_equal(result.as_numpy("FEW"), -x)
+        np.testing.assert_array_equal(
+            result.as_numpy("MANY"), x * np.arange(WIDE, dtype=np.float32)
+        )
 
 
 def test_ragged_inputs_are_one_flat_tensor(client: Client) -> None:
