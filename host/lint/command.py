@@ -75,7 +75,7 @@ def _scan(paths: Sequence[Path]) -> Scan:
 
 
 def _problems(scan: Scan, asked: argparse.Namespace) -> list[Problem]:
-    """All there are, sorted."""
+    """All there are, each once, sorted."""
     settings = Settings(
         Backends(asked.backend_directory),
         strict=asked.disable_auto_complete_config,
@@ -92,7 +92,7 @@ def _problems(scan: Scan, asked: argparse.Namespace) -> list[Problem]:
     problems += [problem for model in models.values() for problem in model.problems]
     if asked.strict:
         problems = [replace(problem, warning=False) for problem in problems]
-    return sorted(problems, key=lambda problem: problem.order)
+    return sorted(set(problems), key=lambda problem: problem.order)
 
 
 def _counted(count: int, word: str) -> str:

@@ -68,13 +68,12 @@ class CheckedModel:
         at: Position | None = None,
         warning: bool = False,
     ) -> None:
-        """A problem of the configuration, unless it is said already."""
+        """A problem of the configuration, unless it is about what is not known."""
         path = Path(self.source.path)
         path = path if path.exists() else self.directory
         at = at or self.source.position(field)
-        problem = Problem(path, text, field, advice, at, warning)
-        if _head(field) not in self.guessed and problem not in self.problems:
-            self.problems.append(problem)
+        if _head(field) not in self.guessed:
+            self.problems.append(Problem(path, text, field, advice, at, warning))
 
     @contextmanager
     def reporting(self, field: str, advice: str = "") -> Iterator[None]:

@@ -31,9 +31,9 @@ class Problem:
         return "warning" if self.warning else "error"
 
     @property
-    def order(self) -> tuple[str, Position, str, str]:
+    def order(self) -> tuple[str, Position, str, str, str]:
         """Sorts by place."""
-        return str(self.path), self.position or (0, 0), self.field, self.text
+        return str(self.path), self.position or (0, 0), self.field, self.text, self.advice
 
     @property
     def line(self) -> str:
