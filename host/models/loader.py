@@ -140,11 +140,10 @@ class Loader:
     ) -> Update | None:
         """What gives the model the instances of that configuration. Raises HostError.
 
-        None for a model with sequences, which belong to their instances, and for a debugged one.
+        None for a debugged one.
         """
         workshop = self._workshops.get(model)
-        stuck = loaded.config.HasField("sequence_batching") or model.name == self._debugged
-        if workshop is None or stuck:
+        if workshop is None or model.name == self._debugged:
             return None
         loaded.check_instances()
         return await workshop.change(loaded.config, finalize)

@@ -77,7 +77,7 @@ def test_every_broken_model_is_reported_in_one_start_and_the_sound_ones_serve(
     assert re.search(r"\| identity +\| 1 +\| READY", host.output)
     assert re.search(r"\| raises +\| 1 +\| UNAVAILABLE: Internal: NameError", host.output)
     assert re.search(
-        r"\| on_gpu +\| 1 +\| UNAVAILABLE: Invalid argument: instance group on_gpu_0 of model on_gpu",
+        r"\| on_gpu +\| 1 +\| UNAVAILABLE: Invalid argument: instance group on_gpu_0 of model",
         host.output,
     )
     with host.client() as client:
