@@ -32,12 +32,14 @@ test: check  ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes minutes to compile
-	PBHOST_TEST_AOTI=1 $(BIN)/python -m pytest --timeout=600 tests/unit/stub/backends \
-	  tests/integration/test_backend_onnx.py tests/integration/test_backend_pytorch.py
+	$(BIN)/python -m pip install -q -e '.[test,transformers]'
+	PBHOST_TEST_HEAVY=1 $(BIN)/python -m pytest --timeout=600 tests/unit/stub/backends \
+	  tests/integration/test_backend_onnx.py tests/integration/test_backend_pytorch.py \
+	  tests/e2e/test_pipeline_examples.py tests/e2e/test_vit_example.py
 
 test-tensorflow:  ## the backend of that name, in an environment of its own: the library is large
 	test -x .venv-tensorflow/bin/python || $(PYTHON) -m venv .venv-tensorflow
-	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' pytest pytest-timeout psutil
+	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' 'tritonclient[http]' pytest pytest-timeout psutil
 	.venv-tensorflow/bin/python -m pytest tests/integration/test_backend_tensorflow.py
 
 bench: $(VENV)/test.stamp  ## side by side with a real Triton, installed into a scratch folder

@@ -9,24 +9,29 @@ import sys
 
 import uvloop
 
-from host import foreground
+from host import config_command, foreground
 from host.errors import HostError
+from host.lint import command as lint
 from host.options import Options, UsageError, parse
 from host.server import Server
 
 _USAGE = """\
 Usage: pbhost serve --model-repository=DIR [options]
        pbhost run MODEL_DIR [--input NAME=VALUE ...] [options]
-       pbhost serve --help
-       pbhost run --help
+       pbhost check REPOSITORY ... [options]
+       pbhost config MODEL_DIR | FILE [options]
+       pbhost COMMAND --help
 """
+
+_OTHERS = {"run": foreground.main, "check": lint.main, "config": config_command.main}
+"""The commands that do not serve."""
 
 
 def main() -> None:
     """Run `pbhost <command> ...`; exits with 0, or 1 after a message on stderr."""
     arguments = sys.argv[1:]
-    if arguments[:1] == ["run"]:
-        foreground.main(arguments[1:])
+    if arguments and arguments[0] in _OTHERS:
+        _OTHERS[arguments[0]](arguments[1:])
     if arguments[:1] != ["serve"]:
         sys.stderr.write(_USAGE)
         sys.exit(1)

@@ -215,6 +215,15 @@ class Core:
         """Who this is."""
         return ServerMetadata(self._name, VERSION, list(EXTENSIONS))
 
+    def ready_versions(self) -> list[tuple[str, int]]:
+        """Every version of a model that can be asked; in order of names, and of versions."""
+        return sorted(
+            (name, version.number)
+            for name, entry in self._registry.items()
+            for version in entry.versions.values()
+            if version.state is State.READY
+        )
+
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
         """What a model takes and gives. Raises HostError if it is not there."""
         model = self._find(name, version)

@@ -32,11 +32,17 @@ _GRPC_PREFIX = "triton-grpc-protocol-"  # of metadata that open what is restrict
 
 
 class Doors:
-    """What clients reach a server by. Belongs to the event loop; ports are 0 until opened."""
+    """What clients reach a server by. Belongs to the event loop; ports are 0 until opened.
 
-    def __init__(self, core: Core, options: Options) -> None:
+    `families` are the metrics of models.
+    """
+
+    def __init__(
+        self, core: Core, options: Options, families: Callable[[], Iterable[Family]]
+    ) -> None:
         self._core = core
         self._options = options
+        self._families = families
         self.grpc_port = 0
         self.http_port = 0
         self.metrics_port = 0
@@ -83,6 +89,8 @@ class Doors:
             options.http_max_input_size,
             Restrictions(http_restriction(options.http_restricted_api)),
             Forwarding(options.http_header_forward_pattern),
+            self._families,
+            options.http_api_page,
         )
         self._http = HttpListener(
             app,

@@ -167,21 +167,6 @@ def cache_settings(settings: Sequence[str]) -> tuple[str, dict[str, str]] | None
     return parts[0][0], {setting: value for _, setting, value in parts}
 
 
-def host_policy(settings: Sequence[str]) -> None:
-    """`<policy>,<setting>=<value>` each, with known settings."""
-    for text in settings:
-        parts = _split(text)
-        if parts is None or not parts[0]:
-            raise BadValue(
-                f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}"
-            )
-        if parts[1] not in ("numa-node", "cpu-cores"):
-            raise BadValue(
-                f"Unsupported host policy setting '{parts[1]}' is specified, supported settings"
-                " are 'numa-node', 'cpu-cores'"
-            )
-
-
 def rate_resource(settings: Sequence[str]) -> None:
     """`<name>:<count>[:<device>]` each."""
     for text in settings:

@@ -24,6 +24,7 @@ from host.flags import (
     integer,
 )
 from host.flags import usage as usage_text
+from host.host_policies import read_policies
 from host.metrics.settings import MetricsSettings
 from host.tracing.config import TraceConfig
 
@@ -117,6 +118,8 @@ class Options:
     http_restricted_api: list[str] = _http(
         [], "<apis>:<key>=<value>: these need the header <key>. May be given several times.",
         check=values.http_restriction)
+    http_api_page: bool = _http(
+        True, "Serve GET /docs and GET /openapi.json; this flag is pbhost's own.")
     http_use_ssl: bool = _http(False, "Use TLS; these flags are pbhost's own.")
     http_use_ssl_mutual: bool = _http(False, "Use TLS, and require client certificates.")
     http_server_cert: str = _http("", "PEM file with the server certificate.")
@@ -210,8 +213,8 @@ class Options:
     buffer_manager_thread_count: int = _device(
         0, "Threads that copy tensors.", reason="tensors are copied where they are written or read")
     host_policy: list[str] = _device(
-        [], "<policy>,<setting>=<value>", status=_REFUSED, check=values.host_policy,
-        reason="processes are not bound to cores or NUMA nodes")
+        [], "<policy>,cpu-cores=<first>-<last>[,...] or <policy>,numa-node=<number>: where"
+        " instances run; may be given several times.", status=_HONOURED, check=read_policies)
     model_load_gpu_limit: list[str] = _device(
         [], "<device>:<fraction>", check=values.gpu_limit)
 

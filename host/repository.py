@@ -276,4 +276,5 @@ def read_labels(model_dir: Path, config: ModelConfig) -> dict[str, list[str]]:
 
 def _inside(path: Path, directory: Path) -> bool:
     """Whether the path stays in the directory once links and `..` are resolved."""
-    return path.resolve().is_relative_to(directory.resolve())
+    # Not Path.resolve, which fails where links lead in circles.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))

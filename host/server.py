@@ -18,6 +18,7 @@ from host.ensembles.families import Families
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, unavailable
+from host.host_policies import read_policies
 from host.inference import InferRequest, InferResponse
 from host.inprocess import Arrays, Result, to_request, to_result
 from host.instances.launchers import ForkLauncher, SpawnLauncher
@@ -35,6 +36,7 @@ from host.models.loader import Loader
 from host.models.loads import LoadSettings
 from host.models.poller import Poller
 from host.models.registry import Registry, State
+from host.option_table import option_rows
 from host.options import Options
 from host.progress import Progress
 from host.repository import Repository
@@ -61,8 +63,8 @@ class Server:
         self._environments: Environments | None = None
         self._lifecycle: Lifecycle | None = None
         self._poller: Poller | None = None
-        self._doors = Doors(self.core, options)
         self._custom_metrics = CustomMetrics()
+        self._doors = Doors(self.core, options, self._custom_metrics.collect)
         self._store: Store | None = None
         self._scrape: Scrape | None = None
         self._log: Log | None = None
@@ -100,6 +102,8 @@ class Server:
             await self._doors.prepare()
             await self._load()
             self.core.start()
+            rows = option_rows(self.core.server_metadata(), options)
+            _log.info("%s", table(["Option", "Value"], rows), extra={"table": True})
             await self._doors.open()
             if options.allow_metrics:
                 await self._open_metrics()
@@ -139,6 +143,7 @@ class Server:
             metrics=options.metrics_settings,
             store=self._store,
             limiter=_limiter(options),
+            policies=read_policies(options.host_policy),
         )
         lifecycle = self._lifecycle = Lifecycle(
             self._registry,

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import deque
-from typing import Callable, Deque, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import pb_utils
 from pb_utils._runtime import Receive
@@ -12,7 +12,7 @@ from stub.convert import Unsendable, no_room, request_to, response_from
 from stub.coroutines import current_batch
 from stub.memory import Memory
 from stub.queries import Queries
-from stub.wire.arena import ArenaFull
+from stub.wire.arena import ArenaFull, Block
 from stub.wire.messages import (
     Answer,
     Ask,
@@ -69,6 +69,11 @@ class StubRuntime:
     def allow_asking(self, allowed: bool) -> None:
         """Whether BLS is possible: from the end of `initialize` to the start of `finalize`."""
         self._asking_allowed = allowed
+
+    def room(self, size: int) -> Tuple[Block, memoryview]:
+        """Shared memory for an output, and a view to write it by. Raises ArenaFull."""
+        views: List[memoryview] = []
+        return self._memory.place_from(size, views.append), views[0]
 
     def begin(self, batch: int) -> None:
         """The main thread starts a batch."""

@@ -10,6 +10,7 @@ from typing import Deque, Optional
 
 import pb_utils
 from stub import python_logging
+from stub.binding import BindingFailure, bind
 from stub.channel import Channel
 from stub.children import Children
 from stub.coroutines import Coroutines
@@ -133,11 +134,18 @@ class Worker:
         name = message.instance_name
         set_title(name)
         try:
+            if warning := bind(message.cores, message.node):
+                self._channel.send([m.LogLine(1, "binding.py", 0, warning)])
             if self._model is None:
                 self._model = UserModel(message.source, name)
             self._runtime.become(name, self._model.version_directory)
             self._replies.become(message)
             self._model.initialize(message.args)
+        except BindingFailure as failure:
+            self._leave(
+                m.LoadFailed(f"instance '{name}' cannot keep to its host policy: {failure}")
+            )
+            return
         except ModelFailure as failure:
             self._log_failure("Failed to initialize Python stub", failure)
             self._leave(m.LoadFailed(str(failure)))

@@ -31,16 +31,17 @@ LAYERS = [
     ["host.cache"],
     ["host.devices"],
     ["host.flags"],
-    ["host.flag_values", "host.deprecated_flags"],
+    ["host.flag_values", "host.deprecated_flags", "host.host_policies"],
     ["host.options"],
     ["host.scheduling"],
     ["host.instances"],
     ["host.models", "host.ensembles"],
-    ["host.core", "host.scrape"],
+    ["host.core", "host.scrape", "host.option_table"],
     ["host.frontends", "host.inprocess", "host.progress"],
     ["host.doors"],
     ["host.server"],
-    ["host.blocking", "host.foreground", "host.__main__"],
+    ["host.lint"],
+    ["host.blocking", "host.foreground", "host.config_command", "host.__main__"],
 ]
 """Lower ones know nothing of higher ones."""
 
@@ -154,7 +155,9 @@ def test_the_host_never_runs_a_users_code(name: str) -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
-    assert not called & {"exec", "eval", "compile", "__import__"}
+    # To compile is not to run; it is how the check of a repository finds syntax errors.
+    compiles = name == "host.lint.python_file"
+    assert not called & ({"exec", "eval", "__import__"} | (set() if compiles else {"compile"}))
     if name != "host":  # the package itself imports its own modules by name, on first use
         assert "importlib" not in set(imports(name))
 

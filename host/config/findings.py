@@ -26,7 +26,15 @@ Findings: TypeAlias = Iterator[Finding]
 
 def raise_first(findings: Iterable[Finding], source: Source | None) -> None:
     """Raise the first finding, if there is one, followed by its place in the source if known."""
+    error = first_error(findings, source)
+    if error is not None:
+        raise error
+
+
+def first_error(findings: Iterable[Finding], source: Source | None) -> HostError | None:
+    """What `raise_first` would raise."""
     for finding in findings:
         place = source.where(finding.field) if source is not None else ""
         advice = f"; {finding.advice}" if finding.advice else ""
-        raise HostError(finding.code, finding.text + place + advice)
+        return HostError(finding.code, finding.text + place + advice)
+    return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from host.config.auto_complete import merge
 from host.config.execution import overlap
-from host.config.findings import Finding, Findings, raise_first
+from host.config.findings import Finding, Findings, first_error, raise_first
 from host.config.input_memory import input_memory
 from host.config.instance_groups import (
     InstanceSpec,
@@ -48,11 +48,18 @@ __all__ = [
 class LoadedConfig:
     """A configuration as far as it is known without running the model.
 
-    `source` is None when no file was read.
+    `source` is None when no file was read. `unplaced`: why its instances cannot be made here,
+    which fails a version, where other errors keep the model from being looked at (spec 2.4).
     """
 
     config: ModelConfig
     source: Source | None
+    unplaced: HostError | None = None
+
+    def check_instances(self) -> None:
+        """Raises HostError if they cannot be made."""
+        if self.unplaced is not None:
+            raise self.unplaced
 
 
 def load(
@@ -69,14 +76,14 @@ def load(
 
     `strict` demands a complete configuration, `config_name` chooses among `configs/`, `override`
     is JSON that replaces the file, and `name` stands in for the directory's name where that
-    directory is a temporary one (configuration spec 2.4, steps 2 to 8 and 10). `gpus` are those
-    of at least the `least_capability`.
+    directory is a temporary one (configuration spec 2.4, steps 2 to 8; of step 10 the error is
+    kept). `gpus` are those of at least the `least_capability`.
     """
     directory = name if name is not None else model_dir.name
     config, source = _read(model_dir, strict, config_name, override)
-    found = examine(config, model_dir, directory, strict, gpus, least_capability)
-    raise_first(found, source)
-    return LoadedConfig(config, source)
+    raise_first(_examine(config, model_dir, directory, strict, gpus), source)
+    unplaced = first_error(check_instance_groups(config, gpus, least_capability), source)
+    return LoadedConfig(config, source, unplaced)
 
 
 def examine(
@@ -88,6 +95,17 @@ def examine(
     least_capability: float,
 ) -> Findings:
     """Fill in what is left out, as for `load`, and say what is wrong: all of it, to who goes on."""
+    yield from _examine(config, model_dir, directory, strict, gpus)
+    yield from check_instance_groups(config, gpus, least_capability)
+
+
+def _examine(
+    config: ModelConfig, model_dir: Path, directory: str, strict: bool, gpus: Sequence[int]
+) -> Findings:
+    # What is not UTF-8 cannot be told, and is no name: it gets characters that none may have.
+    directory = directory.encode(errors="backslashreplace").decode()
+    # What is not UTF-8 cannot be told, and is no name: it gets characters that none may have.
+    directory = directory.encode(errors="backslashreplace").decode()
     config.name = config.name or directory
     unresolved = None
     try:
@@ -103,7 +121,6 @@ def examine(
     yield from check_directory_name(config, directory)
     yield from check_supported(config)
     normalise_instance_groups(config, gpus)
-    yield from check_instance_groups(config, gpus, least_capability)
     yield from check_stub_names(config)
 
 
@@ -111,6 +128,7 @@ def finish(
     loaded: LoadedConfig, completed: str | Mapping[str, Any] | ModelConfig | None = None
 ) -> ModelConfig:
     """The final configuration: with what the model completed, if it did, and checked again."""
+    loaded.check_instances()
     config = new_config()
     config.CopyFrom(loaded.config)
     source = loaded.source

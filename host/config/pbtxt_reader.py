@@ -204,7 +204,7 @@ class Reader:
         rest = self._lines[line - 1][column - 1 :] if token else ""
         template = TEMPLATE.match(rest) or TEMPLATE.search(token)
         got, hint = repr(token) if token else "the end of the text", ""
-        if field is not None and kind(field) == "enum":
+        if at and field is not None and kind(field) == "enum":
             hint = suggest(token.strip("'\""), enum_names(field))
         problem = f"expected {expected}, got {got}"
         if template is not None:

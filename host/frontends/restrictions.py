@@ -22,6 +22,10 @@ class Restrictions:
     def __contains__(self, category: str) -> bool:
         return category in self._restricted
 
+    def headers(self) -> dict[str, str]:
+        """The header that opens each restricted category."""
+        return {category: name for category, (name, _) in self._restricted.items()}
+
     def lacking(self, category: str, header: Callable[[str], str | bytes | None]) -> str | None:
         """The header that a request of this category should have had; None if it may pass.
 

@@ -20,6 +20,7 @@ from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
 from host.environments.environment import Environment
 from host.environments.environments import Environments
+from host.host_policies import HostPolicies
 from host.instances.client_memory import ClientMemory
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
@@ -46,6 +47,7 @@ class Loader:
     """`auto_complete`: whether models may complete their configuration. `flow`: when a
     response sender must wait. `debugged`: the model whose one instance is on the terminal.
     `store`: what keeps the responses of models that ask for it. `limiter`: what limits executions.
+    `policies`: which CPUs and memory instances use.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Loader:
         debugged: str = "",
         store: Store | None = None,
         limiter: RateLimiter | None = None,
+        policies: HostPolicies | None = None,
     ) -> None:
+        self._policies = policies or {}
         self._debugged = debugged
         self._store = store
         self._workshops: WeakKeyDictionary[LoadedModel, Workshop] = WeakKeyDictionary()
@@ -76,6 +80,7 @@ class Loader:
         """A model whose instances are all initialised. Raises HostError."""
         begun = time.monotonic()
         source, loaded = await asyncio.to_thread(self._backends.find, directory, version, loaded)
+        loaded.check_instances()
         environment = await self._environments.find(loaded.config, directory)
         try:
             model = await self._load(directory, version, loaded, source, environment)
@@ -115,7 +120,9 @@ class Loader:
                 model.cache = ResponseCache(self._store, version, model.counters, memory)
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
             arguments = Arguments(directory, version, config, self._flow)
-            workshop = Workshop(model, start, source, arguments, warmup, self._limiter)
+            workshop = Workshop(
+                model, start, source, arguments, warmup, self._limiter, self._policies
+            )
             places = workshop.places(self._instances(config))
             await _in_turn_or_together(map(workshop.furnish, stubs, places))
         except BaseException:  # also if cancelled: nobody else would end these processes
@@ -133,12 +140,12 @@ class Loader:
     ) -> Update | None:
         """What gives the model the instances of that configuration. Raises HostError.
 
-        None for a model with sequences, which belong to their instances, and for a debugged one.
+        None for a debugged one.
         """
         workshop = self._workshops.get(model)
-        stuck = loaded.config.HasField("sequence_batching") or model.name == self._debugged
-        if workshop is None or stuck:
+        if workshop is None or model.name == self._debugged:
             return None
+        loaded.check_instances()
         return await workshop.change(loaded.config, finalize)
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:

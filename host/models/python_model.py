@@ -202,11 +202,23 @@ class PythonModel:
         self.meter.end()
 
     def retire(self, lane: Supervisor, finalize: float) -> None:
-        """End a lane that is not needed any more, once it has finished what it works on."""
+        """End a lane that is not needed any more, once it has finished what it works on.
+
+        That includes its sequences; new ones go to other lanes from now on.
+        """
         self.lanes.remove(lane)
-        task = asyncio.get_running_loop().create_task(lane.stop(math.inf, finalize))
+        empty = asyncio.Event()
+        if isinstance(self.scheduler, SequenceScheduler) and not lane.passive:
+            self.scheduler.retire(lane, empty.set)
+        else:
+            empty.set()
+        task = asyncio.get_running_loop().create_task(self._end(lane, empty, finalize))
         self._retiring[lane] = task
         task.add_done_callback(lambda _: self._retiring.pop(lane, None))
+
+    async def _end(self, lane: Supervisor, empty: asyncio.Event, finalize: float) -> None:
+        await empty.wait()
+        await lane.stop(math.inf, finalize)
 
     @property
     def in_flight(self) -> int:

@@ -37,8 +37,9 @@ class CircleWatch:
 
     def add(self, call: Call) -> None:
         """Fail the call if it closes a circle; otherwise keep an eye on it."""
-        if _Graph([call], ()).goes_in_a_circle(call):
-            _fail(call)
+        graph = _Graph([call], ())
+        if graph.goes_in_a_circle(call):
+            _fail(call, graph.held_up(call))
             return
         self._open[call] = None
         if len(self._open) >= self._tidy_at:
@@ -59,7 +60,7 @@ class CircleWatch:
             if not graph.stuck:
                 break
             if graph.goes_in_a_circle(call):
-                _fail(call)
+                _fail(call, graph.held_up(call))
                 graph = _Graph(self._open, self._old)
         self._tidy()
         self._old = set(self._open)
@@ -110,6 +111,21 @@ class _Graph:
                     todo += found
         return False
 
+    def held_up(self, call: Call) -> Call:
+        """The call itself; of one to an ensemble, that to the member that it is stuck at."""
+        seen: set[int] = set()
+        todo: list[object] = [call]
+        while todo:
+            node = todo.pop()
+            if id(node) in seen or id(node) not in self.stuck or not isinstance(node, Call):
+                continue
+            seen.add(id(node))
+            place = node.place
+            if hasattr(place, "lanes") or getattr(node, "behind", None) is not None:
+                return node
+            todo += getattr(place, "waiting_for", ())
+        return call
+
 
 def _ways(node: object, old: Collection[Call]) -> _Ways:
     if isinstance(node, Call):
@@ -136,24 +152,27 @@ def _lane_returns(queue: object) -> bool:
     return returns is not None and bool(returns())
 
 
-def _fail(call: Call) -> None:
-    name = call.request.model_name
-    queued = hasattr(call.place, "lanes")
-    if isinstance(call, OrderedCall) and call.behind is not None and not queued:
+def _fail(call: Call, held_up: Call) -> None:
+    """Fail a call that goes in a circle; `held_up` is what cannot go on for it."""
+    name, busy = call.request.model_name, held_up.request.model_name
+    called = "it" if busy == name else f"'{name}'"
+    place = held_up.place
+    queued = hasattr(place, "lanes")
+    if isinstance(held_up, OrderedCall) and held_up.behind is not None and not queued:
         why = (
-            f"model '{name}' keeps the order of its responses, and an earlier request waits for"
+            f"model '{busy}' keeps the order of its responses, and an earlier request waits for"
             f" this one. Do without 'preserve_ordering', or do not call '{name}' from a model"
             " that it calls"
         )
-    elif any(getattr(lane, "held_up_by", ()) for lane in getattr(call.place, "lanes", ())):
+    elif any(getattr(lane, "held_up_by", ()) for lane in getattr(place, "lanes", ())):
         why = (
-            f"resources that model '{name}' needs are held by a request that waits for this one."
+            f"resources that model '{busy}' needs are held by a request that waits for this one."
             " Let the two models need different resources, or raise --rate-limit-resource"
         )
     else:
         why = (
-            f"every instance of model '{name}' is busy with a request that waits for this one."
-            f" Raise the instance_group count of '{name}', or do not call it from a model"
+            f"every instance of model '{busy}' is busy with a request that waits for this one."
+            f" Raise the instance_group count of '{busy}', or do not call {called} from a model"
             " that it calls"
         )
     call.abandon(

@@ -11,6 +11,7 @@ from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, ModelConfig
 from host.errors import HostError
+from host.host_policies import HostPolicies, HostPolicy, policy_for
 from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.instances.work import Flow
@@ -35,6 +36,7 @@ class Place:
 
     spec: InstanceSpec
     signature: bytes
+    policy: HostPolicy
     permit: Permit | None = None
 
     def close(self) -> None:
@@ -46,7 +48,7 @@ class Place:
 class Workshop:
     """Makes instances for `model`, out of stubs that `start` brings up.
 
-    With a `limiter`, whatever they do needs resources.
+    With a `limiter`, whatever they do needs resources. `policies` say where they run.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Workshop:
         arguments: Arguments,
         warmup: Warmup,
         limiter: RateLimiter | None,
+        policies: HostPolicies,
     ) -> None:
+        self._policies = policies
         self._model = model
         self._start = start
         self._source = source
@@ -84,7 +88,8 @@ class Workshop:
                 limited = self._limiter is not None and not spec.passive
                 group = groups[spec.group]
                 permit = self._permit(spec, group) if limited else None
-                places.append(Place(spec, _signature(group, spec), permit))
+                policy = policy_for(self._policies, spec.kind, spec.device_id, group.host_policy)
+                places.append(Place(spec, _signature(group, spec), policy, permit))
         except HostError:
             for place in places:
                 place.close()
@@ -103,12 +108,13 @@ class Workshop:
         """Make a stub that instance: initialised and warmed up. Raises HostError."""
         arguments = arguments or self._arguments
         if place.permit is None:
-            await self._furnish(stub, place.spec, arguments)
+            await self._furnish(stub, place, arguments)
             return
         async with place.permit.held():
-            await self._furnish(stub, place.spec, arguments)
+            await self._furnish(stub, place, arguments)
 
-    async def _furnish(self, stub: Instance, spec: InstanceSpec, arguments: Arguments) -> None:
+    async def _furnish(self, stub: Instance, place: Place, arguments: Arguments) -> None:
+        spec, policy = place.spec, place.policy
         stub.name = spec.name
         stub.label = Label(self._model.name, self._model.version, spec.name)
         await stub.initialize(
@@ -121,6 +127,8 @@ class Workshop:
                 arguments.overlap,
                 arguments.flow.window,
                 arguments.flow.seconds,
+                policy.cores,
+                policy.node,
             )
         )
         stub.work.restore = self._model.signature.restore

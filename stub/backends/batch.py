@@ -8,6 +8,7 @@ import pb_utils
 from pb_utils._datatypes import BF16, BYTES, STORAGE, TRITON_STRING_TO_NUMPY
 from pb_utils._storage import byte_view, read_only_view
 from stub.backends.contract import Contract, Expected
+from stub.backends.placed import part_of
 
 Array = Any
 """A numpy array; BF16 lies in 16-bit integers, BYTES are an object array of `bytes`."""
@@ -136,7 +137,12 @@ def array_of(tensor: pb_utils.Tensor) -> Array:
 
 
 def tensor_over(expected: Expected, array: Array) -> pb_utils.Tensor:
-    """A tensor over the array's memory."""
+    """A tensor over the array's memory, by reference if that is shared memory of this process."""
+    block = part_of(array)
+    if block is not None:
+        code = _CODES[expected.data_type]
+        shape = list(array.shape)
+        return pb_utils.Tensor._from_wire(expected.name, code, shape, block.data, block)
     if expected.data_type != "TYPE_BF16":
         return pb_utils.Tensor(expected.name, array)
     array = np.ascontiguousarray(array)

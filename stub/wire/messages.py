@@ -72,7 +72,8 @@ class Initialize(_Message, tag="init"):
     """Become this instance: import if not done yet, construct, call `initialize(args)`.
 
     `overlap` is how many batches an `async def execute` may work on at a time; `window` how many
-    responses to one request may be under way, and `send_seconds` how long the next one waits.
+    responses to one request may be under way, and `send_seconds` how long the next one waits. It is
+    to run on the CPUs `cores`, if any, with memory of NUMA node `node`, if that is not None.
     """
 
     instance_name: str
@@ -83,6 +84,8 @@ class Initialize(_Message, tag="init"):
     overlap: int = 1
     window: int = 128
     send_seconds: float = 60.0
+    cores: Sequence[int] = ()
+    node: Optional[int] = None
 
 
 class Execute(_Message, tag="exec"):

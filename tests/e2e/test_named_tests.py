@@ -14,8 +14,8 @@ NAMED = re.findall(r"`(test_\w+\.py)::(test_\w+)`", PAGE.read_text())
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
 def test_a_test_that_the_page_names_is_there(file: str, name: str) -> None:
-    (path,) = (ROOT / "tests").rglob(file)
-    assert re.search(rf"^(async )?def {name}\(", path.read_text(), re.MULTILINE)
+    found = [path.read_text() for path in (ROOT / "tests").rglob(file)]
+    assert any(re.search(rf"^(async )?def {name}\(", text, re.MULTILINE) for text in found)
 
 
 def test_the_page_names_some() -> None:

@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
+from pb_utils import testing
+from stub.user_model import ModelFailure
 from tests.asking import Client, failure, tensor
-from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx onnxruntime")
-pytest.importorskip("onnxruntime", reason="pip install onnx onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime", reason="pip install onnx onnxruntime")
+
+BACKEND = ROOT / "stub" / "backends" / "onnxruntime"
 
 FLOAT = onnx.TensorProto.FLOAT
 SLOW_BATCHES = "max_batch_size: 64 dynamic_batching { max_queue_delay_microseconds: 200000 }"
@@ -86,6 +90,27 @@ def save_all_kinds(folder: Path) -> None:
         [(kind, number, ["N", "M"]) for kind, number in kinds],
         [(f"{kind}_OUT", number, ["N", "M"]) for kind, number in kinds],
         [("Identity", [kind], [f"{kind}_OUT"]) for kind, _ in kinds],
+    )
+
+
+WIDE = 1 << 19
+
+
+def save_wide(folder: Path, misnamed: bool = False) -> None:
+    """MANY: two megabytes for each row of X, twice as many if `misnamed`; FEW: one number."""
+    save(
+        folder,
+        [("X", FLOAT, ["N", 1])],
+        [("MANY", FLOAT, ["N", WIDE]), ("FEW", FLOAT, ["N", 1])],
+        [
+            ("Tile", ["X", "TIMES"], ["TIMED"]),
+            ("MatMul", ["TIMED", "COUNT"], ["MANY"]),
+            ("Neg", ["X"], ["FEW"]),
+        ],
+        [
+            ("COUNT", np.arange(WIDE, dtype=np.float32)[None]),
+            ("TIMES", np.array([2 if misnamed else 1, 1])),
+        ],
     )
 
 
@@ -256,6 +281,13 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
         [("N", onnx.TensorProto.INT64, ["N", 1])],
         [("NonZero", ["X"], ["PLACES"]), ("Transpose", ["PLACES"], ["N"])],
     )
+    save(
+        repository.path / "hungry",
+        [("SIZE", onnx.TensorProto.INT64, [1])],
+        [("ZEROS", FLOAT, [None])],
+        [("ConstantOfShape", ["SIZE"], ["ZEROS"])],
+    )
+    save_wide(repository.add("wide", config=f"{SLOW_BATCHES} instance_group {{ count: 1 }}"))
     for name, (config, _) in BROKEN.items():
         folder = repository.add(name, config=config)
         save_sum(folder, first=2 if name == "cannot_batch" else "N")
@@ -398,6 +430,17 @@ def test_requests_share_a_run_and_get_their_own_parts(client: Client) -> None:
     assert executions(client, "large") - before < len(sizes)
 
 
+def test_requests_get_their_own_parts_of_a_large_output(client: Client) -> None:
+    columns = [np.full((size, 1), size, np.float32) for size in (1, 2, 1, 3)]
+    futures = [ask(client, [tensor("X", x)], "wide") for x in columns]
+    for x, future in zip(columns, futures, strict=True):
+        result = future.result(DEADLINE)
+        np.testing.assert_array_equal(result.as_numpy("FEW"), -x)
+        np.testing.assert_array_equal(
+            result.as_numpy("MANY"), x * np.arange(WIDE, dtype=np.float32)
+        )
+
+
 def test_ragged_inputs_are_one_flat_tensor(client: Client) -> None:
     x = np.array([[0, 0, 1], [1, 0, 0]], np.float32)
     assert client.infer("ragged", [tensor("X", x)]).as_numpy("N").tolist() == [[2], [3]]
@@ -413,6 +456,25 @@ def test_an_output_that_is_too_short_for_the_batch_is_an_error(client: Client) -
     )
 
 
+def test_a_run_that_needs_too_much_memory_is_an_error_and_the_next_one_is_not(
+    client: Client,
+) -> None:
+    def zeros(size: int) -> Any:
+        given = [tensor("SIZE", np.array([size], np.int64))]
+        return client.infer("hungry", given).as_numpy("ZEROS")
+
+    status, text = failure(zeros, 1 << 46)
+    assert status == "StatusCode.INTERNAL"
+    assert "hungry" in text and re.search("bad_alloc|[Ff]ailed to allocate memory", text), text
+    assert zeros(3).tolist() == [0, 0, 0]
+
+
+def test_what_is_no_number_stays_where_it_was(client: Client) -> None:
+    a = np.array([[1, np.nan, 3], [4, np.inf, 6]], np.float32)
+    result = client.infer("auto", [tensor("A", a), tensor("B", rows(2))])
+    np.testing.assert_array_equal(result.as_numpy("SUM"), a + rows(2))
+
+
 @pytest.mark.parametrize("model", BROKEN)
 def test_a_model_that_cannot_be_served_says_why_and_the_others_serve(
     client: Client, host: RunningHost, model: str
@@ -422,3 +484,26 @@ def test_a_model_that_cannot_be_served_says_why_and_the_others_serve(
     assert mine["state"] == "UNAVAILABLE"
     assert re.search(BROKEN[model][1], mine["reason"]), mine["reason"]
     assert client.is_model_ready("auto")
+
+
+def test_a_gpu_without_its_execution_provider_is_an_error(tmp_path: Path) -> None:
+    save_sum(tmp_path / "m")
+    config = {
+        "name": "m",
+        "backend": "onnxruntime",
+        "default_model_filename": "model.onnx",
+        "max_batch_size": 8,
+        "instance_group": [{"name": "m", "kind": "KIND_GPU", "gpus": [0], "count": 1}],
+        "input": [{"name": n, "data_type": "TYPE_FP32", "dims": [3]} for n in ("A", "B")],
+        "output": [{"name": "SUM", "data_type": "TYPE_FP32", "dims": [3]}],
+    }
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("the installed onnxruntime is the one for GPUs")
+    with pytest.raises(ModelFailure) as caught:
+        testing.load(tmp_path / "m", config, backend=BACKEND)
+    assert re.search(
+        r"its instance 'm_0' needs the execution provider CUDAExecutionProvider, which the"
+        r" installed onnxruntime \S+ does not offer .*; install onnxruntime-gpu in its place, or"
+        r" configure KIND_CPU",
+        str(caught.value),
+    )

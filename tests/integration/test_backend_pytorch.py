@@ -7,16 +7,17 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.asking import Client, tensor
+from tests.asking import Client, failure, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 
-from tests.torch_models import InPlace, Network, SumDiff, script  # noqa: E402
+from tests.torch_models import Hungry, InPlace, Network, SumDiff, script  # noqa: E402
 
 SUM = """
     max_batch_size: 64
@@ -33,6 +34,10 @@ ONE = """
     max_batch_size: 4096
     input { name: "x" data_type: TYPE_FP32 dims: [%d] }
     output { name: "y" data_type: TYPE_FP32 dims: [%d] }
+"""
+HUNGRY = """
+    input { name: "size" data_type: TYPE_INT64 dims: [1] }
+    output { name: "zeros" data_type: TYPE_FP32 dims: [-1] }
 """
 PARAMETERS = {
     "INFERENCE_MODE": "false",
@@ -59,6 +64,8 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     script(add("tuned", config=tuned + ONE % (3, 3)), InPlace())
     script(add("broken", config=SUM), SumDiff())
     (module_repository.path / "broken" / "1" / "model.pt").write_bytes(b"this is no model")
+    script(add("hungry", config=HUNGRY), Hungry())
+    script(add("misfit", config=ONE % (5, 2)), Network())
     host = module_serve(module_repository, "--exit-on-error=false", "--strict-readiness=false")
     return host.wait_started()
 
@@ -90,6 +97,32 @@ def test_a_broken_file_says_so_and_the_others_serve(client: Client) -> None:
     assert client.is_model_ready("tuned")
 
 
+def test_a_run_that_needs_too_much_memory_is_an_error_and_the_next_one_is_not(
+    client: Client,
+) -> None:
+    def zeros(size: int) -> Any:
+        given = [tensor("size", np.array([size], np.int64))]
+        return client.infer("hungry", given).as_numpy("zeros")
+
+    status, text = failure(zeros, 1 << 46)
+    assert status == "StatusCode.INTERNAL"
+    assert "hungry" in text and "you tried to allocate 281474976710656 bytes" in text
+    assert zeros(3).tolist() == [0, 0, 0]
+
+
+def test_a_shape_that_the_file_does_not_take_is_an_error_of_the_request(client: Client) -> None:
+    """TorchScript says nothing of shapes, so a wrong configuration is seen only now."""
+    status, text = failure(client.infer, "misfit", [tensor("x", np.ones((1, 5), np.float32))])
+    assert status == "StatusCode.INTERNAL"
+    assert "misfit" in text and "shapes cannot be multiplied (1x5 and 4x8)" in text
+
+
+def test_what_is_no_number_stays_where_it_was(client: Client) -> None:
+    x = np.array([[1, np.nan, -3], [-4, np.inf, 6]], np.float32)
+    result = client.infer("tuned", [tensor("x", x)]).as_numpy("y")
+    np.testing.assert_array_equal(result, np.maximum(x, 0))
+
+
 def test_a_library_that_is_missing_is_named_with_what_installs_it(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
@@ -104,7 +137,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
 
 
 @pytest.mark.skipif(
-    "PBHOST_TEST_AOTI" not in os.environ or shutil.which("g++") is None,
+    "PBHOST_TEST_HEAVY" not in os.environ or shutil.which("g++") is None,
     reason="compiling takes a minute and a C++ compiler: make test-backends",
 )
 def test_a_compiled_program_answers(repository: RepositoryBuilder, serve: Serve) -> None:

@@ -18,6 +18,7 @@ from pb_utils import testing
 from stub.user_model import ModelFailure
 from tests.asking import tensor
 from tests.conftest import ROOT, RepositoryBuilder, Serve
+from tests.readmes import walkthroughs, without_digits, write
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("tensorflow is large: make test-tensorflow", allow_module_level=True)
@@ -141,3 +142,10 @@ def test_a_saved_model_needs_no_configuration(serve: Serve, tmp_path: Path) -> N
         result = client.infer("saved", inputs)
         assert result.as_numpy("SUM").tolist() == (2 * A).tolist()
         assert result.as_numpy("SAME").tolist() == texts.tolist()
+
+
+def test_the_readme_of_the_classifier_works(serve: Serve, tmp_path: Path) -> None:
+    example = walkthroughs("image_classifier")[1]
+    write([example], tmp_path)
+    answer = example.answer(serve(tmp_path).wait_started())
+    assert without_digits(answer) == without_digits(example.expected)

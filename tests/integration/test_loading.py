@@ -60,6 +60,7 @@ def test_every_broken_model_is_reported_in_one_start_and_the_sound_ones_serve(
     for name, (source, _) in BROKEN.items():
         repository.add(name, source)
     repository.add("misspelt", BODY, "backend: 'python'\nmax_batchsize: 8\n")
+    repository.add("on_gpu", BODY, "backend: 'python'\ninstance_group { kind: KIND_GPU }\n")
     repository.add("no_versions", config="backend: 'python'\n")
     (repository.path / "no_versions" / "1").rmdir()
     repository.add("no_file", config="backend: 'python'\n")
@@ -75,6 +76,10 @@ def test_every_broken_model_is_reported_in_one_start_and_the_sound_ones_serve(
     assert "Python model file not found in" in host.output
     assert re.search(r"\| identity +\| 1 +\| READY", host.output)
     assert re.search(r"\| raises +\| 1 +\| UNAVAILABLE: Internal: NameError", host.output)
+    assert re.search(
+        r"\| on_gpu +\| 1 +\| UNAVAILABLE: Invalid argument: instance group on_gpu_0 of model",
+        host.output,
+    )
     with host.client() as client:
         assert not client.is_server_ready()
         assert client.is_server_live()

@@ -587,9 +587,8 @@ def test_batches_are_counted_by_their_size(
     buckets = [value(host, f'pbhost_batch_size_bucket{{{labels},le="{b}"}}') for b in "124"]
     assert buckets == [0, 0, 1]
     reasons = ("size", "misfit", "delay", "no_delay")
-    closed = [
-        value(host, f'pbhost_batches_closed_total{{{labels},reason="{why}"}}') for why in reasons
-    ]
+    series = 'pbhost_batches_closed_total{{model="batching",reason="{}",version="1"}}'
+    closed = [value(host, series.format(why)) for why in reasons]
     assert closed == [0, 0, 0, 1]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import queue
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -570,3 +571,35 @@ def test_unloading_waits_for_the_requests_of_sequences(
     pipe.open("w").close()
     assert [own_row(line.next())["flags"] for _ in range(2)] == [1, 2]
     line.close()
+
+
+def limited_config(strategy: str, count: int) -> str:
+    """Of instances that all need the same resource, of which there is one."""
+    wanted = f'count: {count} rate_limiter {{ resources [ {{ name: "R", count: 1 }} ] }}'
+    return seen_config(strategy, largest=1, count=count).replace(f"count: {count}", wanted)
+
+
+def is_alone(host: RunningHost, model: str) -> bool:
+    return len(host.stubs(f"{model}_0_0") + host.stubs(f"{model}_0_1")) == 1
+
+
+def test_instances_that_are_too_many_keep_their_sequences_to_the_end(
+    serve: Serve, repository: RepositoryBuilder
+) -> None:
+    strategies = {"direct": "direct {}", "oldest": "oldest { max_candidate_sequences: 1 }"}
+    for model, strategy in strategies.items():
+        repository.add(model, seen_model(), limited_config(strategy, 2))
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--rate-limit=execution_count")
+    host = serve(repository, *flags).wait_started()
+    with host.client() as client:
+        for model, strategy in strategies.items():
+            assert [ask(client, model, id, "s")["execution"] for id in (1, 2)] == [1, 1]
+            repository.add(model, config=limited_config(strategy, 1))
+            client.load_model(model)
+            line = Line(host, model)
+            line.send(3, "se")  # it gets the slot of the instance that stays
+            executions = [ask(client, model, id, end)["execution"] for end in " e" for id in (1, 2)]
+            assert sorted(executions) == [2, 2, 3, 3]
+            assert own_row(line.next())["id"] == 3
+            wait_until(partial(is_alone, host, model), "the end of the other instance")
+            line.close()

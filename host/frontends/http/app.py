@@ -13,14 +13,18 @@ from typing import Protocol
 from host.errors import HostError, internal, unavailable
 from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
 from host.frontends.http.admin import AdminCore, Administration
-from host.frontends.http.exchange import ClientGone, Exchange, Header
+from host.frontends.http.api_page.document import DescribingCore
+from host.frontends.http.api_page.page import ROUTES, ApiPage
+from host.frontends.http.exchange import ClientGone, Exchange
 from host.frontends.http.generate import Generation
 from host.frontends.http.infer import Inference
+from host.frontends.http.load_report import load_report
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http.settings import Settings, SettingsCore
 from host.frontends.http.shared_memory import SharedMemory
 from host.frontends.http_cycle import Message
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
+from host.metrics.family import Family
 
 _log = logging.getLogger("pbhost")
 
@@ -29,17 +33,14 @@ Handler = Callable[[Exchange, Route], Awaitable[None]]
 _INFERENCE = "inference"
 
 
-def _no_report(exchange: Exchange) -> Iterable[Header]:
-    return ()
-
-
-class HttpCore(AdminCore, SettingsCore, Protocol):
+class HttpCore(AdminCore, SettingsCore, DescribingCore, Protocol):
     """What this door asks of the host."""
 
 
 class HttpApp:
     """All endpoints over one core. Everything here belongs to the event loop's thread.
 
+    `families` are the metrics of models.
     Once `drain` is called, new inference requests are refused with 503.
     """
 
@@ -49,17 +50,21 @@ class HttpApp:
         most: int,
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: Forwarding = NOTHING_FORWARDED,
+        families: Callable[[], Iterable[Family]] = tuple,
+        api_page: bool = True,
     ) -> None:
         self._restrictions = restrictions
         self._open = 0
         self._drained: asyncio.Event | None = None  # exists once draining has begun
         parts = (
             Inference(core, forwarding, most),
-            Generation(core, most, _no_report),
+            Generation(core, most, load_report(families)),
             Administration(core, most),
             SharedMemory(core, most),
             Settings(core, most),
+            ApiPage(core, restrictions),
         )
+        self._pages = ROUTES if api_page else {}
         self._handlers: dict[str, Handler] = {
             name: getattr(part, name)
             for part in parts
@@ -96,7 +101,7 @@ class HttpApp:
                 await exchange.refuse(internal(f"unexpected failure: {type(error).__name__}"))
 
     async def _answer(self, exchange: Exchange, path: bytes) -> None:
-        route = find_route(path)
+        route = find_route(path) or self._pages.get(path)
         if route is None:
             await exchange.refuse(internal("Not Found"), status=404)
             return

@@ -91,7 +91,9 @@ class _Schema:
                 " --http-max-input-size to increase the limit."
             )
         self._size += len(data)
-        shape = _deduced(key, count, [*self._lead, *entry.dims]) if data else []
+        # Nothing at all has a shape only if the model has a place for it.
+        placed = data or -1 in entry.dims
+        shape = _deduced(key, count, [*self._lead, *entry.dims]) if placed else []
         request.inputs.append(Tensor(key, datatype, shape, data))
 
 

@@ -59,6 +59,8 @@ class Cell:
         self.lane_returns = owner.lane_returns
         self.slots: list[Sequence | None] = [None] * count
         self.busy = False
+        self.retired = False  # no new sequences come
+        self.on_empty: Callable[[], None] | None = None  # who is to know when the last one ends
         self.gate = gate
         self._owner = owner
         self._batch: Several[Call] = ()
@@ -87,6 +89,18 @@ class Cell:
                 self._owner.ran(call)
         self.busy = False
         self._go_on(batch)
+        self.tell_if_empty()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no sequence, and nothing runs."""
+        return not self.busy and all(sequence is None for sequence in self.slots)
+
+    def tell_if_empty(self) -> None:
+        """Tell whoever waits for that, once."""
+        if self.on_empty is not None and self.empty:
+            told, self.on_empty = self.on_empty, None
+            told()
 
     def _go_on(self, batch: Iterable[Call]) -> None:
         self.dispatch()
@@ -100,6 +114,7 @@ class Cell:
         ended = [sequence for sequence in self.slots if sequence is not None]
         ended += [s for call in self._batch if (s := getattr(call, "sequence", None)) is not None]
         self.slots = [None] * len(self.slots)
+        self.busy = False
         return ended
 
     def release(self, number: int) -> None:
@@ -291,6 +306,11 @@ class OldestCell(Cell):
             self.wake(number)
         self._inner.dispatch()
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is no sequence, and nothing has been handed on."""
+        return super().empty and not self._occupied
+
     def again(self) -> None:
         """The lane may have what it waited for."""
         self._inner.dispatch()
@@ -305,6 +325,7 @@ class OldestCell(Cell):
         if number is not None:
             self._occupied.discard(number)
             self.wake(number)
+            self.tell_if_empty()
 
     def takes_ahead(self, call: Call) -> bool:
         """It is free again as soon as it has handed a batch on."""
@@ -328,6 +349,7 @@ class OldestCell(Cell):
                 self._abandon(call, self._owner.lost(sequence))
                 ended.append(sequence)
         self._inner.lane_gone(self)
+        self._occupied.clear()
         return ended
 
     def fail_waiting(self, error: HostError) -> None:

@@ -138,7 +138,7 @@ class SequenceScheduler:
         sequence = self._known[correlation_id] = Sequence(correlation_id)
         while self._free:
             number, _, cell = heapq.heappop(self._free)
-            if cell.lane in self._cells and self._cells[cell.lane] is cell:
+            if self._cells.get(cell.lane) is cell and not cell.retired:
                 cell.take(sequence, number)
                 return sequence
         self._backlog[sequence] = None
@@ -242,6 +242,9 @@ class SequenceScheduler:
         """Give a slot to the sequence that has waited longest."""
         if self._cells.get(cell.lane) is not cell:
             return
+        if cell.retired:
+            cell.tell_if_empty()
+            return
         while self._backlog:
             sequence = self._backlog.popitem(last=False)[0]
             if any(call.cancelled for call in sequence.calls):
@@ -335,6 +338,17 @@ class SequenceScheduler:
         elif cell is not None:
             cell.dispatch()
 
+    def retire(self, lane: Lane, then: Callable[[], None]) -> None:
+        """No new sequences for the lane; call back when its last one has ended, or the lane has."""
+        cell = self._cells.get(lane)
+        if cell is None:
+            then()
+            return
+        self.lanes.remove(lane)
+        cell.retired = True
+        cell.on_empty = then
+        cell.tell_if_empty()
+
     def lane_gone(self, lane: Lane) -> None:
         """The sequences of the lane have lost their places: they are ended with an error."""
         if lane in self.lanes:
@@ -343,6 +357,7 @@ class SequenceScheduler:
         if cell is not None:
             for sequence in cell.close():
                 self.kill(sequence, self.lost(sequence))
+            cell.tell_if_empty()
 
     def lost(self, sequence: Sequence) -> HostError:
         """What those hear whose sequence has lost its slot."""

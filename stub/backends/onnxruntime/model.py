@@ -8,6 +8,7 @@ import pb_utils
 from stub.backends.batch import Array, BadInput, answer
 from stub.backends.completion import complete, is_complete
 from stub.backends.contract import Contract
+from stub.backends.onnxruntime.bound import Bound
 from stub.backends.settings import Placement, Settings, configuration, missing, model_path
 
 _COMMAND_LINE = ("intra_op_thread_count", "inter_op_thread_count")
@@ -49,6 +50,7 @@ class TritonPythonModel:
         self._contract.check(inputs, outputs)
         self._scalars = [tensor.name for tensor in inputs if tensor.shape == []]
         self._texts = [tensor.name for tensor in inputs if tensor.data_type == "TYPE_STRING"]
+        self._bound = Bound(self._session, inputs, outputs, self._contract, placement)
         self._run_options = library.run_options_of(settings, placement)
 
     def execute(
@@ -64,11 +66,11 @@ class TritonPythonModel:
         for name in self._scalars:
             if name in inputs and inputs[name].shape == (1,):
                 inputs[name] = inputs[name].reshape(())
-        return dict(zip(wanted, self._session.run(wanted, inputs, self._run_options)))
+        return self._bound.run(wanted, inputs, self._run_options)
 
     def finalize(self) -> None:
         """Let the session go before the interpreter does."""
-        del self._session
+        del self._session, self._bound
 
 
 def _library(model: str) -> Any:

@@ -313,6 +313,22 @@ def test_options_do_not_share_lists() -> None:
             "numa-node=1",
             "--host-policy option format is '<policy name>,<setting>=<value>'. Got numa-node=1",
         ),
+        *[
+            (
+                "host-policy",
+                f"p,cpu-cores={cores}",
+                (
+                    "host policy setting 'cpu-cores' format is"
+                    f" '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got {wrong}"
+                ),
+            )
+            for cores, wrong in [("a", "a"), ("3-1", "3-1"), ("0-1,", ""), ("0,-2", "-2")]
+        ],
+        (
+            "host-policy",
+            "p,numa-node=-1",
+            "host policy setting 'numa-node' must be the number of a NUMA node. Got -1",
+        ),
         ("trace-config", "level=LOUD", "invalid value for trace level option: LOUD"),
         (
             "trace-config",
@@ -568,7 +584,6 @@ def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> 
 
 SAMPLES = {
     "model-namespacing": "true",
-    "host-policy": "p,numa-node=0",
     "allow-sagemaker": "true",
     "sagemaker-safe-port-range": "1-2",
     "allow-vertex-ai": "true",

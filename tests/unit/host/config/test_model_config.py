@@ -156,13 +156,17 @@ def test_shell_characters_are_no_part_of_the_name_of_an_instance(model: Path) ->
 
 
 def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> None:
-    text = "instance_group { kind: KIND_GPU }"
-    assert refusal(model, text).message == (
+    loaded = configured(model, "instance_group { kind: KIND_GPU }")
+    with pytest.raises(HostError) as caught:
+        loaded.check_instances()
+    assert caught.value.message == (
         "instance group m_0 of model m has kind KIND_GPU but server does not support GPUs"
         f" ({model}/config.pbtxt:1:18, field 'instance_group[0].kind'); set KIND_CPU, or KIND_AUTO"
         " for a GPU where there is one; or start the server where NVIDIA's driver shows it a GPU"
         " that is good enough"
     )
+    with pytest.raises(HostError):
+        finish(loaded)
     loaded = load(model, strict=False, gpus=[0, 1])
     assert [spec.device_id for spec in instances(finish(loaded))] == [0, 1]
 

@@ -80,6 +80,8 @@ class Machine(RuleBasedStateMachine):
         self.ran: list[SequenceCall] = []
         self.places: dict[Any, tuple[Lane, int]] = {}
         self.seen: dict[Lane, list[Call]] = {}
+        self.retired: dict[Lane, list[Any]] = {}  # and the sequences that they had then
+        self.empty: list[Lane] = []  # retired ones whose sequences have all ended
         self.open: set[int] = set()  # ids of which nothing has happened that could end them
 
     @rule(
@@ -109,7 +111,7 @@ class Machine(RuleBasedStateMachine):
 
         call.subscribe(hear)
 
-    @precondition(lambda self: len(self.lanes) < 2)
+    @precondition(lambda self: len(self.lanes) - len(self.retired) < 2)
     @rule()
     def lane_joins(self) -> None:
         lane = Lane(self.scheduler)
@@ -130,6 +132,42 @@ class Machine(RuleBasedStateMachine):
         self.lanes.remove(lane)
         lane.die()
         assert all(call.finished for call in queued)
+        if self.retired.pop(lane, None) is not None:
+            self.empty.remove(lane)  # whoever waited for that has been told
+
+    @precondition(lambda self: len(self.lanes) > len(self.retired))
+    @rule(data=st.data())
+    def lane_is_retired(self, data: st.DataObject) -> None:
+        lane = data.draw(st.sampled_from([x for x in self.lanes if x not in self.retired]))
+        self.retired[lane] = self.sequences_of(lane)
+        self.scheduler.retire(lane, lambda: self.empty.append(lane))
+
+    @precondition(lambda self: self.empty)
+    @rule()
+    def retired_lane_ends(self) -> None:
+        lane = self.empty.pop()
+        assert not lane.running
+        assert not self.sequences_of(lane)
+        del self.retired[lane]
+        self.lanes.remove(lane)
+        self.scheduler.lane_gone(lane)
+
+    def sequences_of(self, lane: Lane) -> list[Any]:
+        return [s for s in self.scheduler._cells[lane].slots if s is not None]
+
+    @invariant()
+    def retired_lanes_get_no_new_sequences(self) -> None:
+        for lane, before in self.retired.items():
+            assert set(map(id, self.sequences_of(lane))) <= set(map(id, before))
+            assert (
+                self.sequences_of(lane)
+                or lane.running
+                or self.flying(lane)
+                or (self.empty.count(lane) == 1)
+            )
+
+    def flying(self, lane: Lane) -> bool:
+        return bool(getattr(self.scheduler._cells[lane], "_flying", ()))
 
     def lane_of(self, call: SequenceCall) -> Any:
         cell: Any = call.sequence.cell if call.sequence is not None else None
@@ -180,7 +218,8 @@ class Machine(RuleBasedStateMachine):
         assert len(held) == len(set(map(id, held)))
         assert all(len(cell.slots) == self.slots for cell in cells)
         if self.scheduler._backlog:
-            assert len(held) == len(cells) * self.slots, "it waits beside a free slot"
+            others = [cell for cell in cells if cell.lane not in self.retired]
+            assert all(None not in cell.slots for cell in others), "it waits beside a free slot"
 
     @invariant()
     def sequences_keep_their_order(self) -> None:
@@ -204,7 +243,7 @@ class Machine(RuleBasedStateMachine):
                 assert not any(s is not None and s.calls for s in cell.slots)
 
     def teardown(self) -> None:
-        if not self.lanes:
+        if len(self.lanes) == len(self.retired):
             self.lane_joins()
         for _ in range(2000):
             running = [lane for lane in self.lanes if lane.running]

@@ -1,0 +1,79 @@
+"""The OpenAPI document of a server: its endpoints and, of each loaded model, what it takes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from host.config.model_config import ModelConfig
+from host.descriptions import ModelMetadata, ServerMetadata
+from host.frontends.http.api_page.model_paths import Described, model_paths
+from host.frontends.http.api_page.operations import Operations, Schema, error_responses
+from host.frontends.http.api_page.server_paths import TAGS, schemas, server_paths
+from host.frontends.http.api_page.tensor_schema import element_schemas
+from host.frontends.restrictions import Restrictions
+
+
+class DescribingCore(Protocol):
+    """What the document asks of the host. May raise HostError."""
+
+    def server_metadata(self) -> ServerMetadata:
+        """Name, version and extensions."""
+
+    def ready_versions(self) -> list[tuple[str, int]]:
+        """Every version of a model that can be asked; in order of names, and of versions."""
+
+    def model_metadata(self, name: str, version: str) -> ModelMetadata:
+        """Inputs, outputs and versions of a model."""
+
+    def model_config(self, name: str, version: str) -> ModelConfig:
+        """The configuration of a model that is there."""
+
+
+def describe(core: DescribingCore, restrictions: Restrictions) -> Schema:
+    """The document (OpenAPI 3.1) of the server as it is now.
+
+    Besides what the standard has, `x-models` lists the versions of models in a form that is easily
+    shown. The secrets that open restricted APIs are not in it.
+    """
+    server = core.server_metadata()
+    operations = Operations(restrictions)
+    models = _models(core)
+    paths: dict[str, Schema] = {}
+    for model in models:
+        paths |= model_paths(model, operations)
+    paths |= server_paths(operations)  # of equal paths, these are the ones that are found
+    tags = [{"name": name, "description": text} for name, text in TAGS.items()]
+    tags += [{"name": tag} for tag in dict.fromkeys(model.tag for model in models)]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": f"Models of {server.name}",
+            "version": server.version,
+            "description": "Inference over the V2 protocol: the models that are loaded now.",
+        },
+        "tags": tags,
+        "paths": paths,
+        "components": {
+            "schemas": {
+                **schemas(),
+                **{f"{name}-element": schema for name, schema in element_schemas().items()},
+            },
+            "responses": error_responses(),
+            "securitySchemes": operations.security_schemes(),
+        },
+        "x-models": [model.summary() for model in models],
+    }
+
+
+def _models(core: DescribingCore) -> list[Described]:
+    ready = core.ready_versions()
+    latest = dict(ready)  # of each name, the last one
+    return [
+        Described(
+            core.model_metadata(name, str(version)),
+            core.model_config(name, str(version)),
+            str(version),
+            latest[name] == version,
+        )
+        for name, version in ready
+    ]

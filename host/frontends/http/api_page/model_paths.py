@@ -1,0 +1,270 @@
+"""One version of a model in an OpenAPI document: its paths, and the schemas of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from urllib.parse import quote
+
+from host.config.model_config import ModelConfig
+from host.descriptions import ModelMetadata, TensorMetadata
+from host.frontends.http.api_page import tensor_schema as tensors
+from host.frontends.http.api_page.operations import (
+    BINARY,
+    EVENTS,
+    JSON,
+    STRING,
+    Operations,
+    Schema,
+    json_body,
+    reference,
+)
+
+_ASKED = (400, 404, 500, 501, 503)
+_DESCRIBED = (404, 503)
+_JSON_LENGTH: Schema = {
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "description": "How many bytes of the body are JSON; all of them without it.",
+    "schema": {"type": "integer", "minimum": 0, "maximum": 2147483647},
+}
+_OF_SEQUENCE = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A loaded version of a model. `latest`: it is the one that is asked if no version is named."""
+
+    metadata: ModelMetadata
+    config: ModelConfig
+    version: str
+    latest: bool
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self.metadata.name
+
+    @property
+    def tag(self) -> str:
+        """What its operations are listed under."""
+        return f"model {self.name}"
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether it answers with any number of responses."""
+        return bool(self.config.model_transaction_policy.decoupled)
+
+    @property
+    def path(self) -> str:
+        """Where this version is found."""
+        return f"/v2/models/{quote(self.name, safe='')}/versions/{self.version}"
+
+    @property
+    def paths(self) -> list[str]:
+        """All that lead to this version."""
+        found = [self.path]
+        if self.latest:
+            found.insert(0, f"/v2/models/{quote(self.name, safe='')}")
+        return found
+
+    @property
+    def required(self) -> list[TensorMetadata]:
+        """The inputs that every request has."""
+        names = {entry.name for entry in self.config.input if not entry.optional}
+        return [entry for entry in self.metadata.inputs if entry.name in names]
+
+    @property
+    def optional(self) -> list[TensorMetadata]:
+        """The inputs that a request may leave out."""
+        return [entry for entry in self.metadata.inputs if entry not in self.required]
+
+    @property
+    def as_json(self) -> bool:
+        """Whether a request can be written as JSON."""
+        return all(map(tensors.has_json_form, self.required))
+
+    @property
+    def sequential(self) -> bool:
+        """Whether it takes sequences."""
+        return bool(self.config.HasField("sequence_batching"))
+
+    def parameters(self) -> dict[str, object]:
+        """Parameters that a request needs: a sequence of its own, if the model takes sequences."""
+        return dict(_OF_SEQUENCE) if self.sequential else {}
+
+    def summary(self) -> Schema:
+        """What there is to say to who wants to show it: an entry of `x-models`."""
+        optional = self.optional
+        return {
+            "name": self.name,
+            "version": self.version,
+            "latest": self.latest,
+            "path": self.paths[0],
+            "platform": self.metadata.platform,
+            "decoupled": self.decoupled,
+            "max_batch_size": self.config.max_batch_size,
+            "parameters": self.parameters(),
+            "inputs": [
+                {**asdict(entry), "optional": entry in optional} for entry in self.metadata.inputs
+            ],
+            "outputs": [asdict(entry) for entry in self.metadata.outputs],
+        }
+
+
+def model_paths(model: Described, operations: Operations) -> dict[str, Schema]:
+    """Path items by path."""
+    tag = model.tag
+    title = f"{model.name} version {model.version}"
+
+    def get(
+        category: str, what: str, answer: Schema | None, errors: Iterable[int] = _DESCRIBED
+    ) -> Schema:
+        made = operations.operation(category, tag, f"{what} of {title}", answer, errors=errors)
+        return {"get": made}
+
+    statistics = reference("Statistics")
+    items = {
+        "": get("metadata", "Inputs and outputs", reference("ModelMetadata")),
+        "/ready": get("health", "Readiness", None, (400, 404, 503)),
+        "/config": get("model-config", "Configuration", {"type": "object"}),
+        "/stats": get("statistics", "Statistics", statistics, (400, 503)),
+    }
+    if not model.decoupled:
+        items["/infer"] = {"post": _infer(model, operations, title)}
+    if model.as_json and not model.sequential:  # generate knows no sequences
+        items["/generate_stream"] = {"post": _generate(model, operations, title, stream=True)}
+        if not model.decoupled:
+            items["/generate"] = {"post": _generate(model, operations, title, stream=False)}
+    return {f"{path}{end}": item for path in model.paths for end, item in items.items()}
+
+
+def _infer(model: Described, operations: Operations, title: str) -> Schema:
+    parameters: list[Schema] = []
+    if model.as_json:
+        body = json_body(_infer_schema(model), True, _infer_example(model))
+        details = "Tensors may also travel as bytes behind the JSON."
+    else:
+        body = {"required": True, "content": {BINARY: {"schema": {"contentMediaType": BINARY}}}}
+        details = "FP16 and BF16 have no JSON form: bytes of inputs follow the JSON."
+        parameters.append(_JSON_LENGTH)
+    answer = {
+        JSON: {"schema": _answer(model.metadata)},
+        BINARY: {"schema": {"contentMediaType": BINARY}},
+    }
+    return operations.operation(
+        "inference", model.tag, f"Ask {title}", answer,
+        errors=_ASKED, body=body, parameters=parameters, details=details,
+    )  # fmt: skip
+
+
+def _infer_schema(model: Described) -> Schema:
+    most = model.config.max_batch_size
+    first = [tensors.input_schema(entry, most) for entry in model.required]
+    others = [tensors.input_schema(e, most) for e in model.optional if tensors.has_json_form(e)]
+    inputs: Schema = {"type": "array", "minItems": len(first), "maxItems": len(first) + len(others)}
+    if first:
+        inputs["prefixItems"] = first
+    if others:
+        inputs["items"] = {"anyOf": others}
+    return {
+        "type": "object",
+        "properties": {
+            "id": STRING,
+            "parameters": reference("RequestParameters"),
+            "inputs": inputs,
+            "outputs": {
+                "type": "array",
+                "description": "Those that are wanted; all of them if there is none.",
+                "items": _wanted(model.metadata.outputs),
+            },
+        },
+        "required": ["inputs"],
+    }
+
+
+def _infer_example(model: Described) -> Schema | None:
+    inputs = []
+    for entry in model.required:
+        values = tensors.example_values(entry)
+        if values is None:
+            return None
+        shape = tensors.example_shape(entry.shape)
+        inputs.append(
+            {"name": entry.name, "datatype": entry.datatype, "shape": shape, "data": values}
+        )
+    example: Schema = {"inputs": inputs}
+    if parameters := model.parameters():
+        example["parameters"] = parameters
+    return example
+
+
+def _wanted(outputs: list[TensorMetadata]) -> Schema:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"enum": [entry.name for entry in outputs]} if outputs else STRING,
+            "parameters": reference("OutputParameters"),
+        },
+        "required": ["name"],
+    }
+
+
+def _answer(metadata: ModelMetadata) -> Schema:
+    outputs: Schema = {"type": "array"}
+    if metadata.outputs:
+        outputs["items"] = {"anyOf": [tensors.output_schema(entry) for entry in metadata.outputs]}
+    return {
+        "type": "object",
+        "properties": {
+            "id": STRING,
+            "model_name": {"const": metadata.name},
+            "model_version": STRING,
+            "parameters": {"type": "object"},
+            "outputs": outputs,
+        },
+        "required": ["model_name", "model_version", "outputs"],
+    }
+
+
+def _generate(model: Described, operations: Operations, title: str, stream: bool) -> Schema:
+    properties: Schema = {
+        "id": STRING,
+        "parameters": reference("CustomParameters"),
+        **{
+            entry.name: {
+                "description": f"{entry.datatype} {entry.shape}",
+                "anyOf": [
+                    reference(f"{entry.datatype}-element"),
+                    tensors.values_schema(entry),
+                ],
+            }
+            for entry in model.metadata.inputs
+            if tensors.has_json_form(entry)
+        },
+    }
+    schema: Schema = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": reference("CustomParameter"),
+        "required": [entry.name for entry in model.required],
+    }
+    answer: Schema = {JSON: {"schema": {"type": "object"}}}
+    summary = f"Ask {title} in flat JSON"
+    if stream:
+        answer = {EVENTS: {}}
+        summary += ", and hear each response as an event"
+    return operations.operation(
+        "inference", model.tag, summary, answer,
+        errors=_ASKED, body=json_body(schema, True, _generate_example(model)),
+    )  # fmt: skip
+
+
+def _generate_example(model: Described) -> Schema | None:
+    example: Schema = {}
+    for entry in model.required:
+        values = tensors.example_values(entry)
+        if values is None:
+            return None
+        example[entry.name] = values[0] if len(values) == 1 else values
+    return example

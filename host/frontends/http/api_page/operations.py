@@ -1,0 +1,115 @@
+"""Operations of an OpenAPI document: what each one takes, answers, and is kept from others by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from host.frontends.restrictions import Restrictions
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+JSON = "application/json"
+EVENTS = "text/event-stream"
+BINARY = "application/octet-stream"
+
+_ERRORS = {
+    400: "What is asked for is not valid.",
+    403: "The API is restricted, and the header that opens it was not sent.",
+    404: "It is not there.",
+    500: "The JSON of the request cannot be read, or the model has failed.",
+    501: "This server does not do that.",
+    503: "It is not ready, or the server is about to end.",
+}
+
+
+def reference(name: str) -> Schema:
+    """A schema among the components."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def json_body(schema: Schema, required: bool, example: object = None) -> Schema:
+    """A request body of JSON."""
+    media: Schema = {"schema": schema}
+    if example is not None:
+        media["example"] = example
+    return {"required": required, "content": {JSON: media}}
+
+
+def path_parameter(name: str, description: str) -> Schema:
+    """A part of a path that is any text but none."""
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": {"type": "string", "minLength": 1},
+    }
+
+
+class Operations:
+    """Makes operations; those of a restricted category say which header opens them."""
+
+    def __init__(self, restrictions: Restrictions) -> None:
+        self._restrictions = restrictions
+
+    def operation(
+        self,
+        category: str,
+        tag: str,
+        summary: str,
+        answer: Schema | None = None,
+        *,
+        errors: Iterable[int] = (),
+        body: Schema | None = None,
+        parameters: Iterable[Schema] = (),
+        details: str = "",
+    ) -> Schema:
+        """One operation.
+
+        `answer` is the schema of the JSON that success is answered with, None for an empty body,
+        or a whole `content` by media type. `errors` are the other statuses.
+        """
+        success: Schema = {"description": "Success."}
+        if answer is not None:
+            media = any("/" in key for key in answer)
+            success["content"] = answer if media else {JSON: {"schema": answer}}
+        made: Schema = {"tags": [tag], "summary": summary}
+        if details:
+            made["description"] = details
+        if parameters := list(parameters):
+            made["parameters"] = parameters
+        if body is not None:
+            made["requestBody"] = body
+        statuses = set(errors)
+        if category in self._restrictions:
+            statuses.add(403)
+            made["security"] = [{category: []}]
+        answers = {str(s): {"$ref": f"#/components/responses/Error{s}"} for s in sorted(statuses)}
+        made["responses"] = {"200": success, **answers}
+        return made
+
+    def security_schemes(self) -> dict[str, Schema]:
+        """The restricted categories, each with its header."""
+        return {
+            category: {
+                "type": "apiKey",
+                "in": "header",
+                "name": header,
+                "description": f"Opens the restricted API '{category}'.",
+            }
+            for category, header in self._restrictions.headers().items()
+        }
+
+
+def error_responses() -> dict[str, Schema]:
+    """What operations refer to as their answers to what goes wrong."""
+    return {
+        f"Error{status}": {
+            "description": description,
+            "content": {JSON: {"schema": reference("Error")}},
+        }
+        for status, description in _ERRORS.items()
+    }

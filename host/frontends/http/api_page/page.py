@@ -1,0 +1,66 @@
+"""GET /docs and GET /openapi.json: the models of a server for those who look and try."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from host.frontends.http import json_text as json
+from host.frontends.http.api_page.document import DescribingCore, describe
+from host.frontends.http.exchange import JSON, Exchange, Header
+from host.frontends.http.routes import Endpoint, Route
+from host.frontends.restrictions import Restrictions
+
+_FILE = Path(__file__).with_name("page.html")
+_HTML = b"text/html; charset=utf-8"
+_FRESH: Header = (b"cache-control", b"no-cache")  # models come and go
+_NOBODYS = ""  # the category of what shows nothing of the server, so that it cannot be restricted
+
+ROUTES: Mapping[bytes, Route] = {
+    b"/docs": Route(Endpoint("docs", ("GET",), _NOBODYS)),
+    b"/openapi.json": Route(Endpoint("openapi", ("GET",), "metadata")),
+}
+"""Where they are found; they are no part of the protocol."""
+
+
+class ApiPage:
+    """One method per endpoint."""
+
+    def __init__(self, core: DescribingCore, restrictions: Restrictions) -> None:
+        self._core = core
+        self._restrictions = restrictions
+        self._page = _FILE.read_bytes()
+        self._headers: list[Header] = [
+            (b"content-security-policy", _policy(self._page)),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+            _FRESH,
+        ]
+
+    async def docs(self, exchange: Exchange, route: Route) -> None:
+        """The page, which is the same for all servers: it reads the document."""
+        await exchange.reply(_HTML, (self._page,), self._headers)
+
+    async def openapi(self, exchange: Exchange, route: Route) -> None:
+        """The OpenAPI document of the server as it is now."""
+        body = json.dump(describe(self._core, self._restrictions))
+        await exchange.reply(JSON, (body,), [_FRESH])
+
+
+def _policy(page: bytes) -> bytes:
+    """A policy by which nothing runs and nothing is loaded but what the page has brought along."""
+    hashes = {
+        kind: " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+            for text in re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), page, re.DOTALL)
+        )
+        for kind in ("script", "style")
+    }
+    return (
+        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']};"
+        " img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ).encode()

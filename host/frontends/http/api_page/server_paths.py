@@ -1,0 +1,246 @@
+"""What every server serves, whatever its models are, in an OpenAPI document."""
+
+from __future__ import annotations
+
+from host.frontends.http.api_page.operations import (
+    COUNT,
+    STRING,
+    Operations,
+    Schema,
+    json_body,
+    path_parameter,
+    reference,
+)
+
+_SERVER = "server"
+_CONTROL = "repository"
+_MEMORY = "shared memory"
+_SETTINGS = "settings"
+TAGS = {
+    _SERVER: "Health, metadata and statistics.",
+    _CONTROL: "What is there, loading and unloading.",
+    _MEMORY: "Memory that client and server share.",
+    _SETTINGS: "Traces and the log, while the server runs.",
+}
+
+
+def server_paths(operations: Operations) -> dict[str, Schema]:
+    """Path items by path."""
+    make = operations.operation
+    return {
+        "/v2/health/live": {"get": _health(operations, "Whether it works")},
+        "/v2/health/ready": {"get": _health(operations, "Whether it can take requests")},
+        "/v2": {
+            "get": make("metadata", _SERVER, "Name and version", reference("ServerMetadata"))
+        },
+        "/v2/models/stats": {
+            "get": make(
+                "statistics", _SERVER, "Statistics of all models",
+                reference("Statistics"), errors=(503,),
+            )
+        },
+        **_control(operations),
+        **_memory(operations),
+        **_settings(operations),
+    }  # fmt: skip
+
+
+def _health(operations: Operations, summary: str) -> Schema:
+    made = operations.operation("health", _SERVER, summary, errors=(503,))
+    made["responses"]["400"] = {"description": "No; this answer has no body either."}
+    return made
+
+
+def _control(operations: Operations) -> dict[str, Schema]:
+    make = operations.operation
+    model = path_parameter("model", "A model of the repository.")
+    index = make(
+        "model-repository", _CONTROL, "All models, with the state of their versions",
+        {"type": "array", "items": reference("IndexEntry")},
+        errors=(400, 500, 503),
+        body=json_body(_object({"ready": {"type": "boolean"}}), False, {"ready": False}),
+    )  # fmt: skip
+    load = make(
+        "model-repository", _CONTROL, "Load a model, or load it anew",
+        errors=(400, 500, 503),
+        body=json_body(_object({"parameters": reference("LoadParameters")}), False),
+        parameters=[model],
+    )  # fmt: skip
+    dependents = _object({"unload_dependents": {"type": "boolean"}})
+    unload = make(
+        "model-repository", _CONTROL, "Unload a model",
+        errors=(400, 500, 503),
+        body=json_body(_object({"parameters": dependents}), False),
+        parameters=[model],
+    )  # fmt: skip
+    return {
+        "/v2/repository/index": {"post": index},
+        "/v2/repository/models/{model}/load": {"post": load},
+        "/v2/repository/models/{model}/unload": {"post": unload},
+    }
+
+
+def _memory(operations: Operations) -> dict[str, Schema]:
+    make = operations.operation
+    region = path_parameter("region", "The name of a region.")
+    handle = {**_object({"b64": {"type": "string", "contentEncoding": "base64"}})}
+    handle["required"] = ["b64"]
+    bodies: dict[str, Schema] = {
+        "system": {
+            **_object({"key": STRING, "offset": COUNT, "byte_size": COUNT}),
+            "required": ["key", "byte_size"],
+        },
+        "cuda": {
+            **_object({"raw_handle": handle, "device_id": COUNT, "byte_size": COUNT}),
+            "required": ["raw_handle", "device_id", "byte_size"],
+        },
+    }
+    paths: dict[str, Schema] = {}
+    for kind, body in bodies.items():
+        base = f"/v2/{kind}sharedmemory"
+        regions: Schema = {"type": "array", "items": {"type": "object"}}
+        for path, parameters, what in (
+            (base, [], "all regions"),
+            (f"{base}/region/{{region}}", [region], "a region"),
+        ):
+            about = f"of {kind} shared memory"
+            paths[f"{path}/status"] = {
+                "get": make(
+                    "shared-memory", _MEMORY, f"Show {what} {about}", regions,
+                    errors=(404,), parameters=parameters,
+                )
+            }  # fmt: skip
+            paths[f"{path}/unregister"] = {
+                "post": make(
+                    "shared-memory", _MEMORY, f"Forget {what} {about}",
+                    errors=(500, 501), parameters=parameters,
+                )
+            }  # fmt: skip
+        paths[f"{base}/region/{{region}}/register"] = {
+            "post": make(
+                "shared-memory", _MEMORY, f"Make a region of {kind} shared memory known",
+                errors=(400, 500, 501), body=json_body(body, True), parameters=[region],
+            )
+        }  # fmt: skip
+    return paths
+
+
+def _settings(operations: Operations) -> dict[str, Schema]:
+    model = path_parameter("model", "A loaded model.")
+    paths: dict[str, Schema] = {}
+    for path, category, name, parameters, errors in (
+        ("/v2/trace/setting", "trace", "TraceSettings", [], (400, 500, 501, 503)),
+        ("/v2/models/{model}/trace/setting", "trace", "TraceSettings", [model],
+         (400, 404, 500, 501, 503)),
+        ("/v2/logging", "logging", "LogSettings", [], (400, 500, 501, 503)),
+    ):  # fmt: skip
+        get = (404, 400, 503) if parameters else (503,)
+        what = "Trace settings" if category == "trace" else "Settings of the log"
+        if parameters:
+            what += " of a model"
+        paths[path] = {
+            "get": operations.operation(
+                category, _SETTINGS, what, {"type": "object"}, errors=get, parameters=parameters
+            ),
+            "post": operations.operation(
+                category, _SETTINGS, f"{what}, changed", {"type": "object"},
+                errors=errors, body=json_body(reference(name), True), parameters=parameters,
+            ),
+        }  # fmt: skip
+    return paths
+
+
+def _object(properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties}
+
+
+def schemas() -> dict[str, Schema]:
+    """The components that these and the models' paths refer to."""
+    boolean: Schema = {"type": "boolean"}
+    integer: Schema = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
+    unsigned: Schema = {"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}
+    number: Schema = {"type": "number", "minimum": -1e308, "maximum": 1e308}
+    custom: Schema = {"anyOf": [STRING, boolean, integer, number]}
+    size = {"shared_memory_region": STRING}
+    size |= {"shared_memory_offset": unsigned, "shared_memory_byte_size": unsigned}
+    tensor = _object(
+        {"name": STRING, "datatype": STRING, "shape": {"type": "array", "items": integer}}
+    )
+    tensor["required"] = ["name", "datatype", "shape"]
+    tensor_list = {"type": "array", "items": reference("TensorMetadata")}
+    names = {"type": "array", "items": STRING}
+    setting: Schema = {"type": ["string", "null"], "pattern": "^[0-9]{1,9}$"}
+    return {
+        "Error": {**_object({"error": STRING}), "required": ["error"]},
+        "ServerMetadata": {
+            **_object({"name": STRING, "version": STRING, "extensions": names}),
+            "required": ["name", "version", "extensions"],
+        },
+        "TensorMetadata": tensor,
+        "ModelMetadata": {
+            **_object(
+                {
+                    "name": STRING,
+                    "versions": names,
+                    "platform": STRING,
+                    "inputs": tensor_list,
+                    "outputs": tensor_list,
+                }
+            ),
+            "required": ["name", "versions", "platform", "inputs", "outputs"],
+        },
+        "Statistics": {
+            **_object({"model_stats": {"type": "array", "items": {"type": "object"}}}),
+            "required": ["model_stats"],
+        },
+        "IndexEntry": {
+            **_object({"name": STRING, "version": STRING, "state": STRING, "reason": STRING}),
+            "required": ["name"],
+        },
+        "LoadParameters": {
+            **_object({"config": {**STRING, "description": "A configuration, as JSON text."}}),
+            "patternProperties": {
+                "^file:": {"type": "string", "contentEncoding": "base64"},
+            },
+            "additionalProperties": False,
+        },
+        "CustomParameter": custom,
+        "CustomParameters": {"type": "object", "additionalProperties": custom},
+        "RequestParameters": {
+            **_object(
+                {
+                    "sequence_id": {"anyOf": [unsigned, {**STRING, "maxLength": 128}]},
+                    "sequence_start": boolean,
+                    "sequence_end": boolean,
+                    "priority": unsigned,
+                    "timeout": {**unsigned, "description": "In microseconds."},
+                    "binary_data_output": boolean,
+                }
+            ),
+            "additionalProperties": custom,
+            "description": "What is not named here is a parameter of the model's own.",
+        },
+        "OutputParameters": _object(
+            {"binary_data": boolean, "classification": unsigned, **size}
+        ),
+        "TraceSettings": _object(
+            {
+                "trace_level": {
+                    "type": ["array", "null"],
+                    "items": {"enum": ["OFF", "TIMESTAMPS", "TENSORS"]},
+                },
+                "trace_rate": setting,
+                "trace_count": {"type": ["string", "null"], "pattern": "^(-1|[0-9]{1,9})$"},
+                "log_frequency": setting,
+            }
+        ),
+        "LogSettings": _object(
+            {
+                "log_info": {"type": ["boolean", "null"]},
+                "log_warning": {"type": ["boolean", "null"]},
+                "log_error": {"type": ["boolean", "null"]},
+                "log_verbose_level": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
+                "log_format": {"enum": ["default", "ISO8601", None]},
+            }
+        ),
+    }  # fmt: skip

@@ -1,0 +1,123 @@
+"""Inputs and outputs of a model as JSON schemas, and examples of them (protocol spec 0.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from host.descriptions import TensorMetadata
+from host.frontends.http.api_page.operations import COUNT, STRING, Schema, reference
+
+_MOST_IN_EXAMPLE = 1024  # elements; nobody reads more
+_FP32, _FP64 = 3.4028234663852886e38, 1.7976931348623157e308
+
+
+def _integer(bits: int, signed: bool) -> Schema:
+    lowest = -(1 << bits - 1) if signed else 0
+    return {
+        "type": "integer",
+        "minimum": lowest,
+        "maximum": lowest + (1 << bits) - 1,
+        "format": f"{'' if signed else 'u'}int{bits}",
+    }
+
+
+_ELEMENTS: dict[str, Schema] = {
+    "BOOL": {"type": "boolean"},
+    **{f"INT{bits}": _integer(bits, True) for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": _integer(bits, False) for bits in (8, 16, 32, 64)},
+    "FP32": {"type": "number", "format": "float", "minimum": -_FP32, "maximum": _FP32},
+    "FP64": {"type": "number", "format": "double", "minimum": -_FP64, "maximum": _FP64},
+    "BYTES": STRING,
+}
+
+
+def has_json_form(tensor: TensorMetadata) -> bool:
+    """Whether it can be written as JSON; tensors of FP16 and BF16 travel as bytes only."""
+    return tensor.datatype in _ELEMENTS
+
+
+def element_schemas() -> dict[str, Schema]:
+    """An element of each datatype that JSON can write."""
+    return _ELEMENTS
+
+
+def example_shape(shape: Sequence[int]) -> list[int]:
+    """A shape with every variable dimension as 1."""
+    return [1 if dim < 0 else dim for dim in shape]
+
+
+def example_values(tensor: TensorMetadata) -> list[object] | None:
+    """Elements of the example shape, flat; None if that is too much, or if JSON has none."""
+    count = math.prod(example_shape(tensor.shape)) if tensor.shape else 0
+    if not has_json_form(tensor) or count > _MOST_IN_EXAMPLE:
+        return None
+    one: object = 1
+    if tensor.datatype == "BOOL":
+        one = True
+    elif tensor.datatype == "BYTES":
+        one = "text"
+    elif tensor.datatype.startswith("FP"):
+        one = 1.0
+    return [one] * count
+
+
+def input_schema(tensor: TensorMetadata, most_batch: int) -> Schema:
+    """An input in a request whose tensors are JSON.
+
+    `most_batch` is how large its first dimension may be; 0 if the model does not batch.
+    """
+    return {
+        "type": "object",
+        "description": f"{tensor.datatype} {tensor.shape}",
+        "properties": {
+            "name": {"const": tensor.name},
+            "datatype": {"const": tensor.datatype},
+            "shape": _shape(tensor.shape, most_batch),
+            "data": {
+                "description": "The elements in order; they may be nested as the shape says.",
+                **values_schema(tensor),
+            },
+        },
+        "required": ["name", "datatype", "shape", "data"],
+    }
+
+
+def values_schema(tensor: TensorMetadata) -> Schema:
+    """The elements as a flat array; how many is said where the shape leaves no choice."""
+    schema: Schema = {"type": "array", "items": reference(f"{tensor.datatype}-element")}
+    if all(dim >= 0 for dim in tensor.shape):
+        schema["minItems"] = schema["maxItems"] = math.prod(tensor.shape)
+    return schema
+
+
+def output_schema(tensor: TensorMetadata) -> Schema:
+    """An output in a response: JSON, or bytes behind it, or classes, which are text."""
+    return {
+        "type": "object",
+        "description": f"{tensor.datatype} {tensor.shape}",
+        "properties": {
+            "name": {"const": tensor.name},
+            "datatype": {"enum": list(dict.fromkeys([tensor.datatype, "BYTES"]))},
+            "shape": {"type": "array", "items": COUNT},
+            "parameters": {"type": "object", "properties": {"binary_data_size": COUNT}},
+            "data": {"type": "array"},
+        },
+        "required": ["name", "datatype", "shape"],
+    }
+
+
+def _shape(shape: Sequence[int], most_batch: int) -> Schema:
+    """Arrays of numbers that fit the shape."""
+    if all(dim >= 0 for dim in shape):
+        return {"const": list(shape)}
+    dims: list[Schema] = [COUNT if dim < 0 else {"const": dim} for dim in shape]
+    if most_batch:
+        dims[0] = {"type": "integer", "minimum": 1, "maximum": most_batch}
+    return {
+        "type": "array",
+        "description": f"{list(shape)}, where -1 is any number.",
+        "prefixItems": dims,
+        "minItems": len(dims),
+        "maxItems": len(dims),
+    }

@@ -1,0 +1,63 @@
+"""The ensembles of a repository, held against the models that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from host.config.findings import Finding
+from host.config.schema import ModelConfig, is_ensemble, meant
+from host.ensembles.members import check_members, find_misfits
+from host.ensembles.membership import Membership, circular, not_available, not_loaded
+from host.errors import HostError
+from host.lint.model import CheckedModel
+from host.models.registry import Registry
+
+
+def check_ensembles(models: Mapping[str, CheckedModel]) -> None:
+    """Add to the problems of each ensemble what it and its members have between them."""
+    known = Membership(Registry())
+    ensembles = {
+        name: model.config
+        for name, model in models.items()
+        if model.config is not None and is_ensemble(model.config)
+    }
+    for config in ensembles.values():
+        known.learn(config)
+    for name, config in ensembles.items():
+        last = known.last_before(name)
+        if last:
+            models[name].add(circular(name, last).message, "ensemble_scheduling.step")
+        for finding in _check(name, config, models):
+            models[name].add(finding.text, finding.field, finding.advice)
+
+
+def _check(name: str, config: ModelConfig, models: Mapping[str, CheckedModel]) -> Iterator[Finding]:
+    members: list[ModelConfig | None] = []
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        path = f"ensemble_scheduling.step[{index}]"
+        member = models.get(step.model_name)
+        if member is None:
+            if step.model_name:  # else that is what is wrong
+                near = meant(step.model_name, models)
+                yield Finding(
+                    not_available(name, [step.model_name]).message,
+                    f"{path}.model_name",
+                    advice=f"did you mean '{near}'?" if near else "",
+                )
+        elif member.versions and step.model_version not in (-1, *member.versions):
+            unset = "" if step.model_version else "left out it is 0; "
+            served = ", ".join(map(str, member.versions))
+            yield Finding(
+                not_loaded(name, member.name, step.model_version).message,
+                f"{path}.model_version",
+                advice=f"{unset}-1 is the latest one, and there are: {served}",
+            )
+        members.append(member.config if member is not None and member.complete else None)
+    misfits = list(find_misfits(config, members))
+    yield from misfits
+    known = [member for member in members if member is not None]
+    if not misfits and len(known) == len(members):
+        try:
+            check_members(config, known)
+        except HostError as error:
+            yield Finding(error.message, "ensemble_scheduling.step")

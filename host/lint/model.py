@@ -1,0 +1,239 @@
+"""One model looked at with the loader's own eyes: its configuration, its versions, its files."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+
+from host.config.model_config import LoadedConfig, ModelConfig, config_file, examine, read_text
+from host.config.pbtxt import parse
+from host.config.schema import is_ensemble, new_config
+from host.config.source import Position, Source
+from host.config.validate import check_tensors
+from host.environments.environments import check_environment
+from host.errors import HostError
+from host.lint.forgiving import ForgivingReader
+from host.lint.problem import Problem
+from host.lint.python_file import PythonFile
+from host.models.agents import run_agents
+from host.models.backends import Backends
+from host.models.signature import Signature
+from host.models.warmup import Warmup
+from host.options import Options
+from host.repository import ModelDirectory, model_file, read_labels, select_versions, versions
+from host.scheduling.sequences.states import states_of
+
+_LOG = logging.getLogger("pbhost")
+_OPTIONS = Options()
+_HEAD = re.compile(r"\w*(\[\d+\])?")
+_OTHER_PYTHON = ("EXECUTION_ENV_PATH", "PYTHON_REQUIREMENTS")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the server will be told, as far as it matters here."""
+
+    backends: Backends
+    strict: bool = False
+    config_name: str | None = None
+
+
+@dataclass
+class CheckedModel:
+    """`config` is None if nothing can be made of it; `source` says where its fields stand.
+
+    `complete`: whether its tensors are all known without running it. `guessed`: the fields whose
+    values are not known.
+    """
+
+    name: str
+    directory: Path
+    source: Source
+    problems: list[Problem] = field(default_factory=list)
+    config: ModelConfig | None = None
+    versions: Sequence[int] = ()
+    complete: bool = False
+    guessed: frozenset[str] = frozenset()
+
+    def add(
+        self,
+        text: str,
+        field: str = "",
+        advice: str = "",
+        at: Position | None = None,
+        warning: bool = False,
+    ) -> None:
+        """A problem of the configuration, unless it is about what is not known."""
+        path = Path(self.source.path)
+        path = path if path.exists() else self.directory
+        at = at or self.source.position(field)
+        if _head(field) not in self.guessed:
+            self.problems.append(Problem(path, text, field, advice, at, warning))
+
+    @contextmanager
+    def reporting(self, field: str, advice: str = "") -> Iterator[None]:
+        """What is raised is a problem of that field."""
+        try:
+            yield
+        except HostError as error:
+            self.add(error.message, field, advice)
+
+
+def check_model(directory: ModelDirectory, settings: Settings) -> CheckedModel:
+    """All that can be said of a model without running it or reading others. Blocks."""
+    path = config_file(directory.path, settings.config_name)
+    model = CheckedModel(directory.name, directory.path, Source(str(path)))
+    handler = _Warnings(model)
+    _LOG.addHandler(handler)
+    try:
+        model.config = _read(model, settings)
+        if model.config is not None:
+            _check(model, model.config, settings)
+        else:
+            _check_unconfigured(model)
+    finally:
+        _LOG.removeHandler(handler)
+    return model
+
+
+def _read(model: CheckedModel, settings: Settings) -> ModelConfig | None:
+    """What the file says, as far as it can be guessed."""
+    path = model.source.path
+    config = None
+    with model.reporting(""):
+        text = read_text(Path(path), settings.strict)
+        if text is None:
+            return new_config()
+        reader = ForgivingReader(text)
+        reader.read_all(new_config().DESCRIPTOR)
+        for problem in reader.problems:
+            model.add(problem.text, problem.field, problem.hint, problem.position)
+        for left in reader.leftovers:
+            model.add(left.text, left.field, left.hint, left.position, warning=True)
+        model.source = Source(path, reader.positions)
+        # Without what is about the whole model, further complaints would be guesswork.
+        if reader.repaired is not None and not any(map(str.isidentifier, reader.guessed)):
+            config = parse(reader.repaired, path)
+            model.guessed = frozenset(map(_head, reader.guessed))
+    return config
+
+
+def _check_unconfigured(model: CheckedModel) -> None:
+    """What can be said without a configuration."""
+    with model.reporting(""):
+        files = (model.directory / str(v) / "model.py" for v in versions(model.directory))
+        for path in filter(Path.is_file, files):
+            model.problems += PythonFile(path).problems
+
+
+def _check(model: CheckedModel, config: ModelConfig, settings: Settings) -> None:
+    # Which GPUs the server will have is open: those that are named, and one for who names none.
+    gpus = {gpu for group in config.instance_group for gpu in group.gpus} or {0}
+    least = _OPTIONS.min_supported_compute_capability
+    for one in examine(config, model.directory, model.name, False, sorted(gpus), least):
+        model.add(one.text, one.field, one.advice)
+    may_complete = _check_versions(model, config, settings) and not settings.strict
+    _check_tensors(model, config, may_complete)
+    _check_files(model, config)
+
+
+def _check_versions(model: CheckedModel, config: ModelConfig, settings: Settings) -> bool:
+    """Whether the code of a version may complete the configuration."""
+    completes = False
+    advice = f"make a folder {model.directory / '1'}, even an empty one for an ensemble"
+    with model.reporting("version_policy", advice):
+        model.versions = select_versions(config, versions(model.directory))
+    for version in model.versions if config.backend else ():
+        with model.reporting("default_model_filename"):
+            path = model_file(model.directory, version, config)
+            completes |= _check_code(model, config, version, path, settings)
+    return completes
+
+
+def _check_code(
+    model: CheckedModel, config: ModelConfig, version: int, path: Path, settings: Settings
+) -> bool:
+    """Whether it may complete the configuration."""
+    with model.reporting("backend"):
+        source, _ = settings.backends.find(model.directory, version, LoadedConfig(config, None))
+        if source.backend:
+            return True
+        if not source.file.endswith(".py"):
+            text = f"Model name must end with '.py'. Model name is \"{source.file}\"."
+            model.add(text, "default_model_filename")
+        elif not path.is_file():
+            text = f"Python model file not found in '{path}'"
+            model.add(text, "default_model_filename", "put the model's code there")
+        else:
+            file = PythonFile(path)
+            # Another Python may have another syntax.
+            elsewhere = any(name in config.parameters for name in _OTHER_PYTHON)
+            model.problems += [replace(problem, warning=elsewhere) for problem in file.problems]
+            return file.may_complete
+    return False
+
+
+def _check_tensors(model: CheckedModel, config: ModelConfig, may_complete: bool) -> None:
+    """What a model may still say of itself is left open."""
+    model.complete = not may_complete and not model.guessed
+    unsaid = {
+        f"{kind}[{index}]"
+        for kind in ("input", "output")
+        for index, tensor in enumerate(getattr(config, kind))
+        if not (tensor.name and tensor.data_type and tensor.dims)
+    }
+    for one in check_tensors(config):
+        unsure = _head(one.field) in unsaid or one.field.startswith("batch_")
+        if not (may_complete and unsure):
+            model.add(one.text, one.field, one.advice)
+
+
+def _check_files(model: CheckedModel, config: ModelConfig) -> None:
+    for path, one in _one_by_one(config, "output"):
+        with model.reporting(f"{path}.label_filename"):
+            read_labels(model.directory, one)
+    for path, one in _one_by_one(config, "model_repository_agents.agents"):
+        with model.reporting(path):
+            run_agents(one, model.directory, _OPTIONS.repoagent_directory)
+    if is_ensemble(config):
+        return
+    with model.reporting("parameters"):
+        check_environment(config, model.directory)
+    with model.reporting("sequence_batching.state"):
+        states_of(config, model.directory)
+    sound = not any(problem.field.startswith(("input", "output")) for problem in model.problems)
+    for path, one in _one_by_one(config, "model_warmup") if model.complete and sound else ():
+        with model.reporting(path):
+            Warmup(one, model.directory, Signature(one))
+
+
+def _one_by_one(config: ModelConfig, path: str) -> Iterator[tuple[str, ModelConfig]]:
+    """The configuration with each entry of a list in turn, as if it was the only one."""
+    for index, _ in enumerate(reduce(getattr, path.split("."), config)):
+        one = new_config()
+        one.CopyFrom(config)
+        entries = reduce(getattr, path.split("."), one)
+        del entries[index + 1 :], entries[:index]
+        yield f"{path}[{index}]", one
+
+
+def _head(path: str) -> str:
+    """The element of a list, or the whole field, that a path leads into."""
+    found = _HEAD.match(path)
+    return found[0] if found else ""
+
+
+class _Warnings(logging.Handler):
+    """What the loader warns of is a warning here."""
+
+    def __init__(self, model: CheckedModel) -> None:
+        super().__init__(logging.WARNING)
+        self._model = model
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._model.add(record.getMessage(), warning=True)

@@ -1,0 +1,62 @@
+"""A model's Python file, compiled and never run: its syntax, and the class that it must have."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+
+from host.lint.problem import Problem
+
+_CLASS = "TritonPythonModel"
+_COMPLETES = "auto_complete_config"
+
+
+class PythonFile:
+    """One file that is there.
+
+    `problems` are what is wrong with it. `may_complete`: whether it may complete configurations,
+    which is open where it cannot be read, or has its class or a part of it from elsewhere.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.problems: list[Problem] = []
+        self.may_complete = True
+        try:
+            source = path.read_bytes()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tree = ast.parse(source)
+                compile(source, str(path), "exec", dont_inherit=True)
+        except OSError as error:
+            self.problems.append(Problem(path, f"failed to read file: {error.strerror}"))
+        except SyntaxError as error:
+            at = (error.lineno, max(1, error.offset or 1)) if error.lineno else None
+            text = f"{type(error).__name__}: {error.msg}"
+            self.problems.append(Problem(path, text, position=at))
+        except (ValueError, RecursionError, MemoryError) as error:
+            text = f"it cannot be read as Python: {error or type(error).__name__}"
+            self.problems.append(Problem(path, text))
+        else:
+            self._look(path, tree)
+
+    def _look(self, path: Path, tree: ast.Module) -> None:
+        places = [node for node in ast.walk(tree) if _may_bind(node, _CLASS)]
+        if not places:
+            text, advice = f"it has no class {_CLASS}", "a model is a class of that name"
+            self.problems.append(Problem(path, text, advice=advice))
+        own = places[0] if len(places) == 1 else None
+        if isinstance(own, ast.ClassDef) and not (own.bases or own.decorator_list or own.keywords):
+            inside = (node for part in own.body for node in ast.walk(part))
+            self.may_complete = any(_may_bind(node, _COMPLETES) for node in inside)
+
+
+def _may_bind(node: ast.AST, name: str) -> bool:
+    """Whether a name may get its meaning there."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return node.name == name
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name) in (name, "*")
+    if isinstance(node, ast.Constant):
+        return node.value == name  # globals()[...], setattr
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)

@@ -1,0 +1,547 @@
+"""The page at /docs in a browser, and the OpenAPI document, by which schemathesis asks the door."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import openapi_spec_validator
+import pytest
+import schemathesis
+from schemathesis.engine import events, from_schema
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
+
+EXAMPLES = ROOT / "model_repository"
+WORDS = """
+import itertools
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            text = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()[0].decode()
+            endless = itertools.repeat("ever")
+            for word in endless if text == "for ever" else text.split():
+                if request.is_cancelled():
+                    break
+                if text == "for ever":
+                    threading.Event().wait(0.01)
+                array = np.array([word.encode()], dtype=np.object_)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("WORD", array)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+WORDS_CONFIG = """
+backend: "python"
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "WORD" data_type: TYPE_STRING dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+HALF = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(request.inputs()) for request in requests]
+"""
+HALF_CONFIG = """
+backend: "python"
+version_policy { all { } }
+input [
+    { name: "X" data_type: TYPE_FP16 dims: [ -1 ] },
+    { name: "B" data_type: TYPE_BF16 dims: [ -1 ] optional: true }
+]
+output [
+    { name: "X" data_type: TYPE_FP16 dims: [ -1 ] },
+    { name: "B" data_type: TYPE_BF16 dims: [ -1 ] }
+]
+"""
+TWICE_CONFIG = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [ {
+    model_name: "add_sub" model_version: -1
+    input_map [ { key: "INPUT0" value: "X" }, { key: "INPUT1" value: "X" } ]
+    output_map [ { key: "SUM" value: "Y" } ]
+} ] }
+"""
+BROKEN = """
+raise ValueError("no <img src=x onerror=alert(1)> today")
+"""
+MARKUP = "no <img src=x onerror=alert(1)> today"
+
+UNREADABLE = re.compile(
+    r"attempt to (access|get)|failed to parse the request JSON|failed to get request params"
+    r"|Unable to (parse|set) '|Unable to parse JSON bytes array|Expected JSON object for keyword"
+    r"|Converting keyword|shape does not match true shape|unexpected error on creating Triton param"
+)
+"""What the protocol answers with 500: JSON that is none, or whose form is wrong (spec 0.4, 1.6)."""
+REFUSED = re.compile(
+    r"string correlation ID cannot be longer|failed to load '.*', failed to poll from model repo"
+    r"|Unable to open shared memory region|Invalid shared memory region"
+    r"|invalid argument for --log_format|explicit model load / unload is not allowed"
+    r"|location can not be updated through network"
+)
+"""What it refuses with another status from 500 on, however well the request is formed."""
+
+
+@pytest.fixture(scope="module")
+def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
+    for name in ("add_sub", "identity_types", "stateful_accumulator"):
+        shutil.copytree(EXAMPLES / name, module_repository.path / name)
+    module_repository.add("words", WORDS, WORDS_CONFIG)
+    module_repository.add("half", HALF, HALF_CONFIG)
+    module_repository.add("half", HALF, version=2)
+    module_repository.add("twice", config=TWICE_CONFIG)
+    (module_repository.path / "twice" / "1").mkdir(exist_ok=True)
+    module_repository.add("broken", BROKEN)
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false")
+    return module_serve(module_repository, *flags, "--allow-client-shm=true").wait_started()
+
+
+def ask(
+    host: RunningHost, method: str, path: str, body: object = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of one request."""
+    with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        text = b"" if body is None else json.dumps(body).encode()
+        connection.request(method, path, text, names)
+        response = connection.getresponse()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, found, response.read()
+
+
+def document(host: RunningHost, **headers: str) -> Any:
+    status, _, body = ask(host, "GET", "/openapi.json", **headers)
+    assert status == 200, body
+    return json.loads(body)
+
+
+# The document
+
+
+def test_the_document_is_openapi(host: RunningHost) -> None:
+    openapi_spec_validator.validate(document(host))
+
+
+def test_models_are_described_by_version(host: RunningHost) -> None:
+    api = document(host)
+    names = {(m["name"], m["version"], m["latest"]) for m in api["x-models"]}
+    assert ("half", "1", False) in names
+    assert ("half", "2", True) in names
+    assert "broken" not in {name for name, _, _ in names}
+    assert "/v2/models/half/versions/1/infer" in api["paths"]
+    schema = api["paths"]["/v2/models/add_sub/infer"]["post"]["requestBody"]["content"][
+        "application/json"
+    ]["schema"]
+    first, second = schema["properties"]["inputs"]["prefixItems"]
+    assert (first["properties"]["name"], second["properties"]["name"]) == (
+        {"const": "INPUT0"},
+        {"const": "INPUT1"},
+    )
+    assert first["properties"]["datatype"] == {"const": "FP32"}
+    assert first["properties"]["shape"]["prefixItems"] == [
+        {"type": "integer", "minimum": 1, "maximum": 8},
+        {"const": 4},
+    ]
+
+
+def test_only_what_can_succeed_is_described(host: RunningHost) -> None:
+    paths = document(host)["paths"]
+    assert "/v2/models/words/generate_stream" in paths
+    assert "/v2/models/words/infer" not in paths
+    assert "/v2/models/words/generate" not in paths
+    assert "/v2/models/half/generate" not in paths
+    assert "/v2/models/stateful_accumulator/generate" not in paths
+    assert list(paths["/v2/models/half/infer"]["post"]["requestBody"]["content"]) == [
+        "application/octet-stream"
+    ]
+
+
+def test_every_example_is_answered(host: RunningHost) -> None:
+    asked = 0
+    for path, item in document(host)["paths"].items():
+        for method, operation in item.items():
+            body = operation.get("requestBody", {"content": {}})
+            example = body["content"].get("application/json", {}).get("example")
+            if example is not None:
+                status, _, answer = ask(host, method.upper(), path, example)
+                assert status == 200, (path, example, answer)
+                asked += 1
+    assert asked > 10
+
+
+def test_the_document_follows_what_is_loaded(host: RunningHost) -> None:
+    path = "/v2/models/identity_types/infer"
+    assert path in document(host)["paths"]
+    assert ask(host, "POST", "/v2/repository/models/identity_types/unload")[0] == 200
+    assert path not in document(host)["paths"]
+    assert ask(host, "POST", "/v2/repository/models/identity_types/load")[0] == 200
+    assert path in document(host)["paths"]
+
+
+def test_the_door_does_what_the_document_says(host: RunningHost) -> None:
+    settings = {
+        "base-url": f"http://{host.http_url}",
+        "seed": 1,
+        "continue-on-failure": True,
+        "request-timeout": DEADLINE,
+        "phases": {
+            "stateful": {"enabled": False},
+            "coverage": {"unexpected-methods": ["DELETE"]},
+        },
+        "generation": {
+            "max-examples": 2,
+            "deterministic": True,
+            "no-shrink": True,
+            "database": "none",
+        },
+        # The protocol has 500 for JSON of a wrong form, and shapes say what a schema cannot.
+        "checks": {
+            "not_a_server_error": {"enabled": False},
+            "positive_data_acceptance": {"enabled": False},
+            "negative_data_rejection": {"enabled": False},
+        },
+    }
+    schema = schemathesis.openapi.from_dict(
+        document(host), config=schemathesis.Config.from_dict(settings)
+    ).exclude(path_regex="/versions/|half|identity_types|stateful|twice|add_sub/generate_stream")
+    statuses: set[int] = set()
+    wrong: list[str] = []
+    for event in from_schema(schema).execute():
+        if isinstance(event, (events.NonFatalError, events.FatalError)):
+            wrong.append(repr(event))
+        if not isinstance(event, events.ScenarioFinished):
+            continue
+        recorder = event.recorder
+        for checks in recorder.checks.values():
+            wrong += [
+                f"{recorder.label}: {check.failure_info.failure}"
+                for check in checks
+                if check.failure_info is not None
+            ]
+        for interaction in recorder.interactions.values():
+            response = interaction.response
+            assert response is not None
+            statuses.add(response.status_code)
+            known = UNREADABLE if response.status_code == 500 else REFUSED
+            if response.status_code >= 500 and not (
+                known.search(response.text) or REFUSED.search(response.text)
+            ):
+                wrong.append(f"{recorder.label}: {response.status_code} {response.text}")
+    assert not wrong, "\n".join(wrong[:10])
+    assert statuses >= {200, 400, 404, 405, 500}
+
+
+# Who may see it
+
+
+@pytest.fixture(scope="module")
+def restricted(
+    host: RunningHost, module_repository: RepositoryBuilder, module_serve: Serve
+) -> RunningHost:
+    return module_serve(
+        module_repository,
+        "--model-control-mode=explicit",
+        "--load-model=add_sub",
+        "--http-restricted-api=metadata,model-repository:Admin-Key=the secret",
+        "--http-restricted-api=inference:infer-key=another one",
+    ).wait_started()
+
+
+def test_a_restricted_document_needs_its_header(restricted: RunningHost) -> None:
+    status, _, body = ask(restricted, "GET", "/openapi.json")
+    assert status == 403
+    assert json.loads(body) == {"error": "This API is restricted, expecting header 'Admin-Key'"}
+    assert ask(restricted, "GET", "/docs")[0] == 200
+
+
+def test_restricted_operations_say_which_header_opens_them(restricted: RunningHost) -> None:
+    api = document(restricted, admin_key="the secret")
+    openapi_spec_validator.validate(api)
+    schemes = api["components"]["securitySchemes"]
+    assert {name: scheme["name"] for name, scheme in schemes.items()} == {
+        "metadata": "Admin-Key",
+        "model-repository": "Admin-Key",
+        "inference": "infer-key",
+    }
+    infer = api["paths"]["/v2/models/add_sub/infer"]["post"]
+    assert infer["security"] == [{"inference": []}]
+    assert "403" in infer["responses"]
+    assert "security" not in api["paths"]["/v2/models/add_sub/config"]["get"]
+    assert "secret" not in json.dumps(api)
+
+
+def test_it_can_be_turned_off(repository: RepositoryBuilder, serve: Serve) -> None:
+    host = serve(repository, "--http-api-page=false").wait_started()
+    for path in ("/docs", "/openapi.json"):
+        status, _, body = ask(host, "GET", path)
+        assert (status, json.loads(body)) == (404, {"error": "Not Found"})
+
+
+# The page
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs the programs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--window-size=1200,1200",
+        f"--user-data-dir={tmp_path_factory.mktemp('browser')}",
+    ):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=Service(driver))
+    yield browser
+    browser.quit()
+
+
+class Page:
+    """The page of a host, about one of its models."""
+
+    def __init__(self, browser: webdriver.Chrome, host: RunningHost, place: str = "") -> None:
+        self.browser = browser
+        browser.get("about:blank")
+        browser.get(f"http://{host.http_url}/docs{place}")
+
+    def text(self, selector: str) -> str:
+        return self.browser.find_element(By.CSS_SELECTOR, selector).text
+
+    def wait_for(self, selector: str, pattern: str) -> str:
+        """The text of the first such element, once it matches."""
+        replaced = [StaleElementReferenceException]  # between being found and being read
+        wait = WebDriverWait(self.browser, DEADLINE, 0.05, ignored_exceptions=replaced)
+
+        def matching(browser: webdriver.Chrome) -> str:
+            found = browser.find_elements(By.CSS_SELECTOR, selector)
+            text = found[0].text if found else ""
+            return text if re.search(pattern, text) else ""
+
+        return wait.until(matching, f"{selector} never matched {pattern!r}")
+
+    def fill(self, label: str, value: str) -> None:
+        """Write a value into the field that begins with this label."""
+        for element in self.browser.find_elements(By.TAG_NAME, "label"):
+            if element.text == label or element.text.startswith(f"{label} "):
+                field = self.browser.find_element(By.ID, element.get_attribute("for") or "")
+                field.clear()
+                field.send_keys(value)
+                return
+        pytest.fail(f"no field is labelled {label}")
+
+    def press(self, name: str) -> None:
+        for button in self.browser.find_elements(By.TAG_NAME, "button"):
+            if button.text == name:
+                button.click()
+                return
+        pytest.fail(f"no button is called {name}")
+
+    def outputs(self) -> list[list[str]]:
+        """The cells of the table of the answer."""
+        rows = self.browser.find_elements(By.CSS_SELECTOR, "#outputs tbody tr")
+        return [[cell.text for cell in row.find_elements(By.TAG_NAME, "td")] for row in rows]
+
+
+@pytest.fixture(autouse=True)
+def the_browser_has_nothing_to_complain_of(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Scripts ran, and what the policy forbids was not tried."""
+    yield
+    if "browser" in request.fixturenames:
+        browser: webdriver.Chrome = request.getfixturevalue("browser")
+        lines = [entry["message"] for entry in browser.get_log("browser")]  # type: ignore[no-untyped-call]
+        assert not [line for line in lines if "the server responded with" not in line]
+
+
+def test_the_page_lists_the_models(host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, host)
+    listed = page.wait_for("#models", "words")
+    assert "add_sub\nREADY" in listed
+    assert "half version 1\nREADY\nhalf version 2\nREADY" in listed
+    assert page.text("h2") == "add_sub"
+    assert "INPUT0 FP32 [-1, 4]" in page.text("table[aria-label=Inputs]")
+    assert "DIFFERENCE FP32 [-1, 4]" in page.text("table[aria-label=Outputs]")
+
+
+def test_what_the_server_says_is_text(host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, host)
+    assert MARKUP in page.wait_for("#models .gone", "broken")
+    assert not browser.find_elements(By.TAG_NAME, "img")
+
+
+def test_a_form_sends_what_is_entered(host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, host, "#add_sub/1")
+    page.wait_for("h2", "add_sub")
+    page.fill("INPUT0", "[[1, 2, 3, 4]]")
+    page.press("Send")
+    page.wait_for("#status", r"^200 OK · [0-9.]+ ms")
+    assert page.outputs() == [
+        ["SUM", "FP32", "[1, 4]", "[[2, 3, 4, 5]]"],
+        ["DIFFERENCE", "FP32", "[1, 4]", "[[0, 1, 2, 3]]"],
+    ]
+
+
+def test_a_refusal_is_shown_as_the_server_words_it(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Page(browser, host, "#add_sub/1")
+    page.wait_for("h2", "add_sub")
+    page.fill("INPUT0", "[[1, 2, 3]]")
+    page.press("Send")
+    page.wait_for("#status", "^400 Bad Request")
+    assert "unexpected shape for input 'INPUT0'" in page.wait_for("#error", "INPUT0")
+    page.fill("INPUT0", "[[1, 2")
+    page.press("Send")
+    page.wait_for("#error", "^INPUT0 is not JSON: ")
+
+
+def test_every_kind_of_value_is_shown_as_it_is(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Page(browser, host, "#identity_types/1")
+    page.wait_for("h2", "identity_types")
+    entered = {
+        "INT64": "[9007199254740993]",
+        "FP16": "[0.1, -Infinity]",
+        "FP64": "[0.12345678901234568, NaN]",
+        "STRING": '["ü <b>", ""]',
+    }
+    for name, value in entered.items():
+        page.fill(f"{name}_IN", value)
+    page.press("Send")
+    page.wait_for("#status", "^200 OK")
+    shown = {name.removesuffix("_OUT"): data for name, _, _, data in page.outputs()}
+    assert shown == {**entered, "FP16": "[0.0999755859375, -Infinity]"}
+
+
+def test_tensors_without_a_json_form_travel_as_bytes(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Page(browser, host, "#half/1")
+    page.wait_for("h2", "half")
+    page.fill("X", "[0.5, 65504]")
+    page.fill("B", "[1.01, -3]")
+    page.press("Send")
+    page.wait_for("#status", "^200 OK")
+    assert page.outputs() == [
+        ["X", "FP16", "[2]", "[0.5, 65504]"],
+        ["B", "BF16", "[2]", "[1.0078125, -3]"],
+    ]
+
+
+@pytest.mark.parametrize("place", ["#half/2", "#add_sub/1"], ids=["bytes", "json"])
+def test_the_curl_command_asks_the_same(
+    host: RunningHost, browser: webdriver.Chrome, place: str
+) -> None:
+    page = Page(browser, host, place)
+    command = page.wait_for("#curl", "^(curl|{ printf)")
+    page.press("Send")
+    page.wait_for("#status", "^200 OK")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=True, timeout=DEADLINE)
+    head = browser.find_element(By.ID, "text").get_property("textContent")
+    assert isinstance(head, str)
+    assert done.stdout.startswith(head.encode())
+    assert done.stdout[len(head) :] == (b"\x00\x3c" if place == "#half/2" else b"")
+
+
+def test_responses_of_a_decoupled_model_are_listed(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Page(browser, host, "#words/1")
+    page.wait_for("h2", "words")
+    page.fill("TEXT", '["to be or"]')
+    page.press("Send")
+    page.wait_for("#status", "· 3 responses$")
+    assert page.outputs() == [
+        ["1", "WORD", "BYTES", '["to"]'],
+        ["2", "WORD", "BYTES", '["be"]'],
+        ["3", "WORD", "BYTES", '["or"]'],
+    ]
+
+
+def test_a_stream_can_be_stopped(host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, host, "#words/1")
+    page.wait_for("h2", "words")
+    page.fill("TEXT", '["for ever"]')
+    page.press("Send")
+    page.wait_for("#status", r"· \d+ responses$")
+    page.press("Stop")
+    page.wait_for("#error", r"^Stopped\.$")
+    page.fill("TEXT", '["or not"]')  # the model is free again
+    page.press("Send")
+    page.wait_for("#status", "· 2 responses$")
+    assert page.outputs()[1] == ["2", "WORD", "BYTES", '["not"]']
+
+
+@pytest.mark.parametrize("place", ["#twice/1", "#stateful_accumulator/1"])
+def test_examples_of_the_page_are_answered(
+    host: RunningHost, browser: webdriver.Chrome, place: str
+) -> None:
+    page = Page(browser, host, place)
+    page.wait_for("h2", place[1:-2])
+    page.press("Send")
+    page.wait_for("#status", "^200 OK")
+    assert page.outputs()
+
+
+def test_the_page_needs_nothing_from_elsewhere(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    _, headers, body = ask(host, "GET", "/docs")
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert not re.search(rb"https?://", body)
+    page = Page(browser, host)
+    page.wait_for("h2", "add_sub")
+    names = browser.execute_script(
+        "return performance.getEntriesByType('resource').map((entry) => entry.name)"
+    )
+    assert names
+    assert all(name.startswith(f"http://{host.http_url}/") for name in names)
+
+
+def test_the_page_asks_for_keys(restricted: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, restricted)
+    page.wait_for("#trouble", "^This API is restricted, expecting header 'Admin-Key'$")
+    page.fill("Admin-Key", "the secret")
+    page.press("Use")
+    page.wait_for("h2", "add_sub")
+    page.fill("INPUT0", "[[1, 2, 3, 4]]")
+    page.press("Send")
+    page.wait_for("#error", "^This API is restricted, expecting header 'infer-key'$")
+    page.fill("infer-key", "another one")
+    page.press("Use")
+    page.wait_for("#curl", "infer-key: another one")
+    page.press("Send")
+    page.wait_for("#status", "^200 OK")
+    assert page.outputs()[0] == ["SUM", "FP32", "[1, 4]", "[[2, 3, 4, 5]]"]

@@ -1,0 +1,341 @@
+"""`pbhost check`: all that is wrong with a repository, in one go, and no process for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from host.lint import command
+from tests.conftest import ROOT, RepositoryBuilder, Serve
+
+PBHOST = Path(sys.executable).with_name("pbhost")
+SOUND = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+TENSORS = """
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+"""
+PLAIN = 'backend: "python"' + TENSORS
+
+
+def check(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """`folder` is where it runs: paths in its output are what it was given."""
+    called = [PBHOST, "check", *arguments]
+    return subprocess.run(called, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+Checked: TypeAlias = Callable[..., tuple[object, list[str]]]
+
+
+@pytest.fixture
+def checked(
+    repository: RepositoryBuilder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Checked:
+    """Exit status and lines of a check in the repository's folder: as `check`, but in no time."""
+    monkeypatch.chdir(repository.path)
+
+    def run(*arguments: str) -> tuple[object, list[str]]:
+        with pytest.raises(SystemExit) as end:
+            command.main(arguments)
+        return end.value.code, "".join(capsys.readouterr()).splitlines()
+
+    return run
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def faulty(module_repository: RepositoryBuilder) -> RepositoryBuilder:
+    """Many models, each with mistakes of its own."""
+    add = module_repository.add
+    add("sound", SOUND, PLAIN)
+    add(
+        "misspelt",
+        SOUND,
+        """\
+        backend: "python"
+        max_batch_sise: 4
+        input { name: "x" data_type: TYPE_FLOAT32 dims: 1 }
+        output { name: "y" datatype: TYPE_FP32 dims: "1" }
+        instance_group { count: ${COUNT} }
+        parameters { key: "A" value { string_value: "${HOME_OF_A}/x" } }
+        """,
+    )
+    add(
+        "impossible",
+        SOUND,
+        f"""\
+        {PLAIN.strip()}
+        dynamic_batching {{ preferred_batch_size: 4 }}
+        sequence_batching {{ oldes {{ }} }}
+        model_transaction_policy {{ decoupled: true }}
+        response_cache {{ enable: true }}
+        instance_group {{ kind: KIND_CPU gpus: 0 }}
+        """,
+    )
+    add("unbatched", SOUND, f"{PLAIN}sequence_batching {{ }} response_cache {{ enable: true }}\n")
+    add("versionless", config=PLAIN, files={"1/model.py": SOUND}).joinpath("1").rename(
+        module_repository.path / "versionless" / "01"
+    )
+    add("codeless", config=PLAIN)
+    add("broken", "def f(:\n", PLAIN)
+    add("classless", "x = 1\n", 'backend: "python')
+    add("renamed", SOUND, 'name: "other"' + PLAIN)
+    add("unlabelled", SOUND, PLAIN.replace("output {", 'output { label_filename: "l.txt"'))
+    add("cold", SOUND, PLAIN + 'model_warmup { name: "w" batch_size: 1 }\n')
+    add(
+        "placed",
+        SOUND,
+        PLAIN + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/no/where" } }',
+    )
+    add("driven", config='backend: "nonsense"' + TENSORS)
+    add(
+        "joined",
+        config="""\
+        platform: "ensemble"
+        input { name: "a" data_type: TYPE_FP32 dims: 1 }
+        output { name: "b" data_type: TYPE_INT32 dims: 1 }
+        ensemble_scheduling { step [
+          { model_name: "soun" model_version: -1
+            input_map { key: "x" value: "a" } output_map { key: "y" value: "m" } },
+          { model_name: "sound"
+            input_map { key: "z" value: "m" } output_map { key: "y" value: "b" } }
+        ] }
+        """,
+    )
+    (module_repository.path / "unlabelled" / "l.txt").symlink_to("l.txt")
+    return module_repository
+
+
+EXPECTED = """\
+broken/1/model.py:1:7: error: SyntaxError: invalid syntax
+classless/1/model.py: error: it has no class TritonPythonModel (a model is a class of that name)
+classless/config.pbtxt:1:10: error: backend: expected a quoted string, got '"python'
+codeless/config.pbtxt: error: default_model_filename: Python model file not found in
+    'codeless/1/model.py' (put the model's code there)
+cold/config.pbtxt:4:1: error: model_warmup[0]: [request id: <id_unknown>] expected 1 inputs but
+    got 0 inputs for model 'cold'. Got input(s) [], but missing required input(s) ['x']. Please
+    provide all required input(s).
+driven/config.pbtxt:1:1: error: backend: unable to find backend library for backend 'nonsense',
+    try specifying runtime on the model configuration.
+impossible/config.pbtxt:4:28: error: dynamic_batching.preferred_batch_size[0]: dynamic batching
+    preferred size must be <= max batch size for impossible
+impossible/config.pbtxt:5:9: error: sequence_batching: fields 'dynamic_batching' and
+    'sequence_batching' of ModelConfig are both given, expected one scheduling_choice, first at
+    line 4, column 9
+impossible/config.pbtxt:5:29: error: sequence_batching.oldes: unknown field 'oldes' in
+    ModelSequenceBatching (did you mean 'oldest'?)
+impossible/config.pbtxt:7:26: error: response_cache.enable: Response Cache does not currently
+    support model impossible with 'decoupled' transaction policy. Please disable the response
+    cache.
+impossible/config.pbtxt:8:41: error: instance_group[0].gpus: instance group impossible_0 of
+    model impossible has kind KIND_CPU but specifies one or more GPUs
+joined/config.pbtxt:5:5: error: ensemble_scheduling.step[0].model_name: ensemble joined contains
+    models that are not available or ambiguous: soun (did you mean 'sound'?)
+joined/config.pbtxt:7:3: error: ensemble_scheduling.step[1].model_version: ensemble 'joined'
+    depends on 'sound' whose required version 0 is not loaded. (left out it is 0; -1 is the
+    latest one, and there are: 1)
+joined/config.pbtxt:8:5: error: ensemble_scheduling.step[1].input_map: in ensemble joined, input
+    x in model sound is not mapped to any ensemble tensors
+joined/config.pbtxt:8:5: error: ensemble_scheduling.step[1].input_map[z]: in ensemble joined,
+    ensemble tensor m is mapping to non-existing input z in model sound
+joined/config.pbtxt:8:39: error: ensemble_scheduling.step[1].output_map[y]: in ensemble joined,
+    ensemble tensor b: inconsistent data type: TYPE_INT32 is inferred from model joined while
+    TYPE_FP32 is inferred from model sound
+misspelt/config.pbtxt:2:1: error: max_batch_sise: unknown field 'max_batch_sise' in ModelConfig
+    (did you mean 'max_batch_size'?)
+misspelt/config.pbtxt:3:30: error: input[0].data_type: expected one of TYPE_INVALID, TYPE_BOOL,
+    TYPE_UINT8, TYPE_UINT16, TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32,
+    TYPE_INT64, TYPE_FP16, TYPE_FP32, TYPE_FP64, TYPE_STRING, TYPE_BF16, got 'TYPE_FLOAT32' (did
+    you mean 'TYPE_FP32'?)
+misspelt/config.pbtxt:4:20: error: output[0].datatype: unknown field 'datatype' in ModelOutput
+    (did you mean 'data_type'?)
+misspelt/config.pbtxt:4:46: error: output[0].dims[0]: expected int64, got '"1"'
+misspelt/config.pbtxt:5:25: error: instance_group[0].count: template variable '${COUNT}' was not
+    replaced, expected int32
+misspelt/config.pbtxt:6:45: warning: parameters[].value.string_value: template variable
+    '${HOME_OF_A}' was not replaced (replace it, unless the model itself does)
+placed/config.pbtxt:4:1: error: parameters: Failed to get the canonical path for /no/where.
+renamed/config.pbtxt:1:1: error: name: unexpected directory name 'renamed' for model 'other',
+    directory name must equal model name
+unbatched/config.pbtxt:4:40: error: response_cache.enable: Response Cache does not currently
+    support model unbatched with sequence batching scheduler. Please disable the response cache.
+unlabelled/config.pbtxt:3:10: error: output[0].label_filename: failed to open text file for read
+    unlabelled/l.txt: Too many levels of symbolic links
+versionless/config.pbtxt: warning: ignore version directory '01' which contains leading zeros in
+    its directory name
+versionless/config.pbtxt: error: version_policy: at least one version must be available under
+    the version policy of model 'versionless' (make a folder versionless/1, even an empty one
+    for an ensemble)
+14 models: 26 errors, 2 warnings
+"""
+"""Lines that are indented go on the line before."""
+
+
+def test_all_mistakes_of_all_models_are_printed_sorted_by_place(faulty: RepositoryBuilder) -> None:
+    done = check(faulty.path, ".")
+    assert lines(done) == EXPECTED.replace("\n    ", " ").splitlines()
+    assert done.returncode == 1
+
+
+@pytest.fixture(scope="module")
+def found(faulty: RepositoryBuilder) -> Any:
+    """What tools get to know."""
+    done = check(faulty.path, ".", "--format=json")
+    assert done.returncode == 1
+    return json.loads(done.stdout)
+
+
+def test_tools_get_the_same_as_json(found: Any) -> None:
+    assert (found["models"], found["errors"], found["warnings"]) == (14, 26, 2)
+    assert len(found["problems"]) == 28
+    assert found["problems"][0] == {
+        "severity": "error",
+        "file": "broken/1/model.py",
+        "line": 1,
+        "column": 7,
+        "field": "",
+        "problem": "SyntaxError: invalid syntax",
+        "suggestion": "",
+    }
+    assert found["problems"][-2]["line"] is None
+    (misspelt,) = [one for one in found["problems"] if one["field"] == "max_batch_sise"]
+    assert misspelt["suggestion"] == "did you mean 'max_batch_size'?"
+
+
+def test_a_server_refuses_exactly_the_models_that_have_errors(
+    faulty: RepositoryBuilder, found: Any, module_serve: Serve
+) -> None:
+    errors: dict[str, list[str]] = {}
+    for one in found["problems"]:
+        if one["severity"] == "error":
+            errors.setdefault(one["file"].split("/")[0], []).append(one["problem"])
+    host = module_serve(faulty, "--exit-on-error=false").wait_started()
+    with host.client() as client:
+        index = client.get_model_repository_index()
+    assert index is not None
+    refused = {model.name for model in index.models if model.state != "READY"}
+    assert refused == errors.keys()
+    said = host.output.replace(f"{faulty.path}/", "")  # here, paths are what the check was given
+    for name in refused:
+        known = [text for text in errors[name] if text.removeprefix("SyntaxError: ") in said]
+        assert known, f"{name} is refused for none of {errors[name]}"
+
+
+def test_what_cannot_be_read_is_a_problem_and_no_crash(repository: RepositoryBuilder) -> None:
+    for name in ("latin", "deep", "folder", "loop", "fifo", "locked"):
+        repository.add(name, SOUND)
+    files = {name: repository.path / name / "config.pbtxt" for name in os.listdir(repository.path)}
+    files["latin"].write_bytes(b'backend: "pyth\xf6n"')
+    files["deep"].write_text("input { reshape { a [" * 5000)
+    files["folder"].mkdir()
+    files["loop"].symlink_to("config.pbtxt")
+    os.mkfifo(files["fifo"])
+    files["locked"].symlink_to("/proc/self/mem")  # unreadable even for root
+    (repository.path / "round").symlink_to(".")  # a folder in itself
+    os.mkdir(os.fsencode(repository.path) + b"/odd\xff")
+    done = check(repository.path, ".")
+    assert done.returncode == 1
+    found = {line.split(":")[0] for line in lines(done) if ": error: " in line}
+    assert {path.split("/")[0] for path in found} == {*files, "round", r"odd\udcff"}
+
+
+def test_a_link_to_nowhere_in_a_repository_is_a_problem_as_for_servers(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    (repository.path / "gone").symlink_to("nowhere")
+    assert checked(".") == (
+        1,
+        [
+            ".: error: failed to poll model repository '.': failed to stat file gone",
+            "0 models: 1 error, 0 warnings",
+        ],
+    )
+
+
+def test_warnings_alone_are_no_failure_unless_that_is_asked_for(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    repository.add("m", SOUND, PLAIN + 'parameters { key: "A" value { string_value: "${B}" } }')
+    status, (warning, _) = checked(".")
+    assert warning.startswith("m/config.pbtxt:4:45: warning: parameters")
+    assert status == 0
+    status, (error, _) = checked(".", "--strict")
+    assert error == warning.replace("warning", "error")
+    assert status == 1
+
+
+def test_what_a_model_may_say_itself_is_left_open_unless_it_is_not_asked(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    completing = SOUND + "    @staticmethod\n    def auto_complete_config(config): return config\n"
+    repository.add("m", completing, 'backend: "python" input { name: "x" }')
+    repository.add("bare", completing)
+    assert checked(".") == (0, ["2 models: 0 errors, 0 warnings"])
+    status, said = checked(".", "--disable-auto-complete-config")
+    assert status == 1
+    assert [line.split(": ")[:3] for line in said[:-1]] == [
+        ["bare", "error", "failed to open text file for read bare/config.pbtxt"],
+        ["m/config.pbtxt:1:19", "error", "input[0].data_type"],
+        ["m/config.pbtxt:1:19", "error", "input[0].dims"],
+    ]
+
+
+def test_models_of_this_project_are_clean() -> None:
+    done = check(ROOT, "model_repository", "tests/models")
+    assert lines(done) == [lines(done)[-1]]
+    assert done.returncode == 0
+
+
+def test_a_custom_configuration_is_checked_in_place_of_the_usual_one(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    repository.add("m", SOUND, "nonsense", files={"configs/good.pbtxt": PLAIN})
+    assert checked(".")[0] == 1
+    assert checked(".", "--model-config-name=good")[0] == 0
+
+
+def test_a_model_in_two_repositories_is_a_problem(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    for name in ("a", "b"):
+        RepositoryBuilder(repository.path / name).add("m", SOUND, PLAIN)
+    status, said = checked("a", "b")
+    assert said[0] == "a/m: error: model 'm' is not unique across all model repositories"
+    assert status == 1
+
+
+def test_a_misuse_has_an_exit_status_of_its_own(tmp_path: Path) -> None:
+    done = check(tmp_path, "nowhere")
+    assert (done.stdout, done.stderr) == ("", "pbhost check: failed to stat file nowhere\n")
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "required: REPOSITORY"),
+        (("--sing", "."), "unrecognized arguments: --sing"),
+        (("m",), "'m' is the folder of a model, expected a folder of models:"),
+        (("m/config.pbtxt",), "repository path is not a valid directory"),
+    ],
+    ids=["nothing", "flag", "model", "file"],
+)
+def test_every_misuse_is_explained(
+    repository: RepositoryBuilder, checked: Checked, arguments: tuple[str, ...], said: str
+) -> None:
+    repository.add("m", SOUND, PLAIN)
+    status, found = checked(*arguments)
+    assert said in found[-1]
+    assert status == 2

@@ -1,0 +1,107 @@
+"""What clients are told about JSON that is none, and where (protocol spec 0.4)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from host.errors import ErrorCode, HostError
+from host.frontends.http import json_reader, json_text
+
+WRONG: dict[str, tuple[bytes, str, int]] = {
+    "nothing": (b"", "The document is empty.", 0),
+    "space": (b" \n", "The document is empty.", 2),
+    "two values": (b"{} {}", "The document root must not be followed by other values.", 3),
+    "a word": (b"tru", "Invalid value.", 3),
+    "another case": (b"True", "Invalid value.", 0),
+    "a special number in part": (b"-I", "Invalid value.", 2),
+    "a name without quotes": (b"{a:1}", "Missing a name for object member.", 1),
+    "a comma at the end": (b'{"a":1,}', "Missing a name for object member.", 7),
+    "no colon": (b'{"a" 1}', "Missing a colon after a name of object member.", 5),
+    "no comma in an object": (b'{"a":1 "b":2}', "Missing a comma or } after an object member.", 7),
+    "no comma in an array": (b"[1 2]", "Missing a comma or ] after an array element.", 3),
+    "no end of an array": (b"[1", "Missing a comma or ] after an array element.", 2),
+    "no end of a string": (b'"abc', "Missing a closing quotation mark in string.", 4),
+    "an unknown escape": (b'"\\x"', "Invalid escape character in string.", 1),
+    "bad digits": (b'"\\u12g4"', "Incorrect hex digit after \\u escape in string.", 1),
+    "half a pair": (b'"a\\ud800"', "The surrogate pair in string is invalid.", 2),
+    "no fraction": (b"1.", "Miss fraction part in number.", 2),
+    "no exponent": (b"1e", "Miss exponent in number.", 2),
+    "no double": (b"1e999", "Number too big to be stored in double.", 0),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_and_where(case: str) -> None:
+    text, reason, place = WRONG[case]
+    for read in (json_text.parse, json_reader.read):
+        with pytest.raises(HostError) as caught:
+            read(text)
+        assert caught.value.code is ErrorCode.INTERNAL
+        assert caught.value.message == (
+            f"failed to parse the request JSON buffer: {reason} at {place}"
+        )
+
+
+def test_numbers_that_are_none() -> None:
+    for parse in (json_text.parse, json_reader.read):
+        read = parse(b"[NaN, Inf, -Inf, Infinity, -Infinity, {}]")
+        assert math.isnan(read[0])
+        assert read[1:5] == [math.inf, -math.inf, math.inf, -math.inf]
+
+
+def test_of_equal_names_the_first_counts_and_none_is_lost() -> None:
+    read = json_text.parse(b'{"a":1,"b":{"c":2,"c":3},"a":4}')
+    assert (read["a"], read["b"]["c"]) == (1, 2)
+    assert json_text.members(read) == [("a", 1), ("b", {"c": 2}), ("a", 4)]
+
+
+def test_bytes_that_are_no_text_come_back_as_they_were() -> None:
+    (read,) = json_text.parse(b'["\xff\xc3\xbc"]')
+    assert read.encode("utf-8", "surrogateescape") == b"\xff\xc3\xbc"
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'], ids=["arrays", "objects", "both"])
+def test_no_depth_is_too_much(opening: bytes) -> None:
+    closing = {b"[": b"]", b"{": b"}"}
+    ends = b"".join(closing.get(bytes([byte]), b"") for byte in reversed(opening))
+    value = json_text.parse(opening * 20_000 + b"0" + ends * 20_000)
+    for _ in range(20_000):
+        while isinstance(value, (list, dict)):
+            value = value[0] if isinstance(value, list) else value["a"]
+    assert value == 0
+
+
+def test_more_arrays_than_fit_into_memory_are_refused() -> None:
+    with pytest.raises(HostError) as caught:
+        json_text.parse(b"[" + b"[]," * 4_000_000 + b"[]]")
+    assert caught.value.message == (
+        "the request JSON has more than 4000000 arrays and objects; send tensors as flat arrays,"
+        " or as binary data"
+    )
+
+
+TYPES = {
+    "array": json_text.as_array,
+    "string": json_text.as_text,
+    "boolean": json_text.as_bool,
+    "unsigned-integer": json_text.as_unsigned,
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_value_of_another_type_is_named(kind: str) -> None:
+    with pytest.raises(HostError) as caught:
+        TYPES[kind](-1)
+    assert caught.value.message == f"attempt to access JSON non-{kind} as {kind}"
+
+
+def test_what_is_not_there_is_named() -> None:
+    for owner in ({}, [], 7):
+        with pytest.raises(HostError) as caught:
+            json_text.member(owner, "a")
+        assert caught.value.message == "attempt to access non-existing object member 'a'"
+    with pytest.raises(HostError) as caught:
+        json_text.members([])
+    assert caught.value.message == "attempt to get members for non-object"
