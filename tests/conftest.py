@@ -22,6 +22,11 @@ from pathlib import Path
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
+from hypothesis import settings
+
+# The same examples each time; `--hypothesis-profile=default` looks further.
+settings.register_profile("fixed", derandomize=True)
+settings.load_profile("fixed")
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "models"

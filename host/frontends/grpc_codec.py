@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import invalid_argument, not_found
@@ -170,7 +171,7 @@ def _walk(data: bytes) -> InferMessage:
             request_id = data[start:position].decode()
         elif tag == _PARAMETERS:
             entry = pb.ModelInferRequest.ParametersEntry.FromString(data[start:position])
-            if entry.ByteSize() != length:  # protobuf drops an entry with unknown fields
+            if len(UnknownFieldSet(entry)):  # then protobuf drops the entry
                 raise LookupError(tag)
             parameters[entry.key] = entry.value
         else:

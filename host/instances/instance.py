@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from host.environments.environment import Environment
-from host.errors import HostError, internal, unavailable
-from host.inference import Call, InferRequest, InferResponse
+from host.errors import HostError, internal
+from host.inference import Call, InferResponse
 from host.instances.batch import Batch
 from host.instances.channel import SERVICE, WORK
 from host.instances.link import Link
@@ -220,10 +220,6 @@ class Instance:
         frame.append(m.Execute(number, requests))
         self._send_work(frame)
 
-    def takes_ahead(self, request: InferRequest) -> bool:
-        """Whether this request may be sent before the stub has ended its batch."""
-        return not self.work.decoupled and Transfer.is_inline(request)
-
     # Messages from the stub
 
     def _frame(self, frame: bytes) -> None:
@@ -334,8 +330,7 @@ class Instance:
         self._services.gone(self)
         if not expected:
             self.on_death(reason)
-        for call in self.work.take_unstarted():
-            call.fail(unavailable(f"{reason} before it had begun with this request."))
+        self.work.fail_unstarted(reason)
 
     def _dispose(self) -> None:
         self._link.close()

@@ -119,7 +119,7 @@ class Supervisor:
 
         What does not fit into a message waits here: shared memory is for what runs.
         """
-        return self.permit is None and self.instance.takes_ahead(call.request)
+        return self.permit is None and self.instance.work.takes_ahead(call)
 
     def take_unstarted(self) -> Sequence[Call]:
         """What the stub was sent and had not begun when it died; told once."""

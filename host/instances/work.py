@@ -228,6 +228,15 @@ class Work:
         batch.done(batch, Times(now, now, now, now))
         batch.released()
 
+    def takes_ahead(self, call: Call) -> bool:
+        """Whether the call may be sent before the stub has ended its batch."""
+        return not self.decoupled and Transfer.is_inline(call.request)
+
+    def fail_unstarted(self, reason: str) -> None:
+        """Nobody has taken them: there is no other stub to run them."""
+        for call in self.take_unstarted():
+            call.fail(unavailable(f"{reason} before it had begun with this request."))
+
     def take_unstarted(self) -> Sequence[Call]:
         """The calls that the stub was sent and had not begun when it went; told once."""
         unstarted, self._unstarted = self._unstarted, []

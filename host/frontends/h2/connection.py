@@ -358,21 +358,18 @@ class Connection(asyncio.Protocol):
             return
         known = self.streams.get(stream)
         if known is None:
-            if stream > self._last_stream:
-                raise _idle_stream("WINDOW_UPDATE")
+            self._check_not_idle(stream, "WINDOW_UPDATE")
         elif known.send_window + increment > frames.MAX_WINDOW:
             self.refuse(stream, ErrorCode.FLOW_CONTROL_ERROR)
         else:
             self.out.widen_stream(known, increment)
-            if self.out.waiting:
-                self.out.pump()
+            self.out.pump()
 
     def peer_reset(self, stream: int) -> None:
         """The client has given a request up."""
         known = self.streams.get(stream)
         if known is None:
-            if stream > self._last_stream:
-                raise _idle_stream("RST_STREAM")
+            self._check_not_idle(stream, "RST_STREAM")
             self._ended_early.pop(stream, None)
             return
         self._spend_reset()
@@ -399,6 +396,6 @@ class Connection(asyncio.Protocol):
         if not self._resets.spend():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
-
-def _idle_stream(name: str) -> ConnectionFault:
-    return ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{name} on a stream that is not open")
+    def _check_not_idle(self, stream: int, name: str) -> None:
+        if stream > self._last_stream:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{name} on a stream that is not open")

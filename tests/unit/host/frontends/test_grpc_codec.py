@@ -402,6 +402,10 @@ def assert_read_as_protobuf_reads_it(data: bytes) -> None:
     assert [bytes(entry) for entry in message.raw] == list(expected.raw_input_contents)
 
 
+def test_a_parameter_with_unknown_fields_is_dropped_as_protobuf_does() -> None:
+    assert_read_as_protobuf_reads_it(b'\n\x01m"\x04\n\x00\x08\x00')
+
+
 @given(messages)
 def test_messages_are_read_as_protobuf_reads_them(data: bytes) -> None:
     assert_read_as_protobuf_reads_it(data)
