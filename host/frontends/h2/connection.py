@@ -233,8 +233,7 @@ class Connection(asyncio.Protocol):
 
     def _forget(self, stream: Stream) -> None:
         self.streams.pop(stream.id, None)
-        if self.out.waiting:
-            self.out.waiting.pop(stream, None)
+        self.out.waiting.pop(stream, None)
         stream.close()
         if not self.streams:
             self._lifetime.no_streams()
