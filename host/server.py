@@ -23,6 +23,7 @@ from host.inference import InferRequest, InferResponse
 from host.inprocess import Arrays, Result, to_request, to_result
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
+from host.instances.process import Launcher
 from host.instances.terminal import has_terminal
 from host.instances.work import Flow
 from host.log import Log, configure, table
@@ -52,11 +53,14 @@ _LAST_SECONDS = 5.0  # for `finalize` of idle models when the exit timeout is ov
 class Server:
     """A host in this process. Everything belongs to the event loop that `start` runs in.
 
+    `launcher` starts stubs in a way of its own; without one, the options say how.
+
     `async with Server(Options(model_repository=["models"])) as server: ...`
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, launcher: Launcher | None = None) -> None:
         self.options = options
+        self._launcher = launcher
         self._registry = Registry()
         self.core = Core(options.id, self._registry, options.strict_readiness)
         self._pool: StubPool | None = None
@@ -116,9 +120,9 @@ class Server:
     async def _load(self) -> None:
         options = self.options
         repository = Repository(Path(path) for path in options.model_repository)
-        launcher = ForkLauncher() if options.stub_start == "fork" else SpawnLauncher()
+        usual = ForkLauncher if options.stub_start == "fork" else SpawnLauncher
         pool = self._pool = StubPool(
-            launcher,
+            self._launcher or usual(),
             options.arena_limit,
             self.core,
             self._custom_metrics,

@@ -31,6 +31,10 @@ _ONE = (1).to_bytes(8, "little")  # to add to an eventfd
 _FULL_SECONDS = 0.001  # between looks at a ring that the host has yet to empty
 
 
+class HostGone(Exception):
+    """The host has ended, and this process goes on without it."""
+
+
 class Channel:
     """Connects on construction."""
 
@@ -41,6 +45,7 @@ class Channel:
         self._work_event = spawn.work_event_fd
         self._host_event = spawn.host_event_fd
         self._announced = 0
+        self._abandoned = False
         self._pid = os.getpid()
         self._context = zmq.Context()
         self._session = Session()
@@ -99,14 +104,18 @@ class Channel:
             return
         # The host always gets round to its rings; if it is gone, so are we (see the worker).
         while not self._ring.put_elsewhere():
+            if self._abandoned:
+                return
             time.sleep(_FULL_SECONDS)
         os.write(self._host_event, _ONE)
         self._outbox.send(frame)
 
     def receive_work(self) -> List[ToStub]:
-        """Wait for the next frame of work; main thread only."""
+        """Wait for the next frame of work; main thread only. Raises HostGone if abandoned."""
         while not self._announced:
             self._announced = int.from_bytes(os.read(self._work_event, 8), "little")
+        if self._abandoned:
+            raise HostGone
         self._announced -= 1
         frame = self._inbox.take()
         return self._accept(self._work.recv() if frame is None else frame)
@@ -136,10 +145,16 @@ class Channel:
             self._send_unsent()
         return messages
 
+    def abandon(self) -> None:
+        """The host is gone: nothing is sent any more, and who waits for work is told."""
+        self._abandoned = True
+        self._session.state = State.ENDED
+        os.write(self._work_event, _ONE)
+
     def close(self) -> None:
         """Deliver what was sent, then disconnect. The service thread must have ended."""
         for socket in self._sockets:
-            socket.close()
+            socket.close(0 if self._abandoned else None)
         self._context.term()
 
 

@@ -75,6 +75,10 @@ class StubRuntime:
         views: List[memoryview] = []
         return self._memory.place_from(size, views.append), views[0]
 
+    def works_in(self, thread: int) -> None:
+        """Batches run in that thread, which is not the process's main one."""
+        self._main = thread
+
     def begin(self, batch: int) -> None:
         """The main thread starts a batch."""
         self._batch = batch

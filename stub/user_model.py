@@ -20,8 +20,11 @@ class ModelFailure(Exception):
 
 
 _NO_FRAMES = "\n\nAt:\n"
-_OURS = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, pb_utils.__file__)
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_OURS = (
+    _HERE + os.sep,
+    os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep,
+    os.path.join(os.path.dirname(_HERE), "host", "bind") + os.sep,  # around bound functions
 )
 
 

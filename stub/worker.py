@@ -1,5 +1,6 @@
 """The stub's main loop and its service thread."""
 
+import json
 import os
 import sys
 import threading
@@ -42,7 +43,7 @@ class Worker:
         self._replies = Replies(self._channel, self._memory, self._wake)
         self._coroutines = Coroutines(self._replies.on_loop)
         self._runtime = StubRuntime(self._channel, self._memory, self._set_aside, self._wake)
-        self._children = Children(self._runtime, self._memory)
+        self._children = self._provide_for_forks()
         self._model: Optional[UserModel] = None
         self._executor: Optional[Executor] = None
         self._readiness: Optional[Readiness] = None
@@ -51,18 +52,47 @@ class Worker:
 
     def run(self) -> None:
         """Serve until told to leave."""
-        pb_utils._runtime.install(self._runtime)
-        python_logging.install()
+        self._install()
         service = threading.Thread(target=self._serve_service, name="pbhost-service", daemon=True)
         service.start()
-        while not self._leaving:
-            for message in self._channel.receive_work():
-                self._handle_work(message)
-            while self._later:
-                self._handle_work(self._later.popleft())
-        self._wake()
-        service.join()
-        self._channel.close()
+        try:
+            while not self._leaving:
+                for message in self._channel.receive_work():
+                    self._handle_work(message)
+                while self._later:
+                    self._handle_work(self._later.popleft())
+        finally:
+            self._leaving = True
+            self._wake()
+            service.join()
+            self._channel.close()
+
+    # What a process of its own does, and a thread of somebody else's does not (stub.threads)
+
+    def _provide_for_forks(self) -> Optional[Children]:
+        return Children(self._runtime, self._memory)
+
+    def _install(self) -> None:
+        pb_utils._runtime.install(self._runtime)
+        python_logging.install()
+
+    def _find_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
+        """The code of a model. Raises ModelFailure."""
+        return UserModel(source, instance)
+
+    def _settle(self, become: m.Initialize) -> None:
+        """Show the name, and keep to the policy. Raises BindingFailure."""
+        set_title(become.instance_name)
+        if warning := bind(become.cores, become.node):
+            self._channel.send([m.LogLine(1, "binding.py", 0, warning)])
+
+    def _host_gone(self) -> None:
+        os._exit(1)  # nobody is left to answer to
+
+    def _service_failed(self) -> None:
+        # Without this thread no answer would come, and nobody would notice the host's end.
+        traceback.print_exc()
+        os._exit(1)
 
     def _handle_work(self, message: m.ToStub) -> None:
         if isinstance(message, m.Execute):
@@ -121,7 +151,8 @@ class Worker:
 
     def _describe(self, message: m.Describe) -> None:
         try:
-            self._model = UserModel(message.source, "")
+            name = str(json.loads(message.config)["name"])
+            self._model = self._find_model(message.source, "", name)
             self._runtime.lies_in(self._model.version_directory)
             completed = self._model.complete(message.config)
         except ModelFailure as failure:
@@ -132,12 +163,11 @@ class Worker:
 
     def _initialize(self, message: m.Initialize) -> None:
         name = message.instance_name
-        set_title(name)
         try:
-            if warning := bind(message.cores, message.node):
-                self._channel.send([m.LogLine(1, "binding.py", 0, warning)])
+            self._settle(message)
             if self._model is None:
-                self._model = UserModel(message.source, name)
+                model = message.args["model_name"]
+                self._model = self._find_model(message.source, name, model)
             self._runtime.become(name, self._model.version_directory)
             self._replies.become(message)
             self._model.initialize(message.args)
@@ -185,24 +215,26 @@ class Worker:
         try:
             self._watch()
         except BaseException:
-            # Without this thread no answer would come, and nobody would notice the host's end.
-            traceback.print_exc()
-            os._exit(1)
+            self._service_failed()
 
     def _watch(self) -> None:
         trim_at: Optional[float] = None
-        descriptors = (self._lifeline, self._wake_read, self._children.descriptor)
+        children = self._children
+        descriptors = [self._lifeline, self._wake_read]
+        if children is not None:
+            descriptors.append(children.descriptor)
         while not self._leaving:
             now = time.monotonic()
             wait = None if trim_at is None else max(0, int((trim_at - now) * 1000))
             wakeup = self._channel.receive_service(descriptors, wait)
             if self._lifeline in wakeup.descriptors:
-                os._exit(1)  # the host is gone: nobody is left to answer to
+                self._host_gone()
+                return
             if self._wake_read in wakeup.descriptors:
                 os.read(self._wake_read, 4096)
                 self._say_for_finalisers()
-            if self._children.descriptor in wakeup.descriptors:
-                self._children.serve()
+            if children is not None and children.descriptor in wakeup.descriptors:
+                children.serve()
             for message in wakeup.messages:
                 self._handle_service(message)
             returns = self._memory.ended()

@@ -1,0 +1,62 @@
+"""Plain Python functions as models: bound by name, served without a repository.
+
+`Host` serves them; `TensorSpec` and `ModelConfig` say how. The decorators turn the list of
+`Request` that a function gets into what it wants. Nothing but `Host.run` and `Host.serve` needs a
+server: functions with their decorators run in any test, see `bound_as`.
+"""
+
+from host.bind.context import bound_as
+from host.bind.decorators import (
+    batch,
+    fill_optionals,
+    first_value,
+    pad_batch,
+    sample,
+    triton_context,
+)
+from host.bind.errors import (
+    BadCallError,
+    BadSpecError,
+    BindError,
+    HostFailure,
+    UnrecoverableError,
+)
+from host.bind.grouping import ConstantPadder, group_by_keys, group_by_values
+from host.bind.host import Host
+from host.bind.requests import Request
+from host.bind.specs import (
+    DeviceKind,
+    DynamicBatcher,
+    ModelConfig,
+    ModelSpec,
+    QueuePolicy,
+    TensorSpec,
+    TimeoutAction,
+)
+
+__all__ = [
+    "BadCallError",
+    "BadSpecError",
+    "BindError",
+    "ConstantPadder",
+    "DeviceKind",
+    "DynamicBatcher",
+    "Host",
+    "HostFailure",
+    "ModelConfig",
+    "ModelSpec",
+    "QueuePolicy",
+    "Request",
+    "TensorSpec",
+    "TimeoutAction",
+    "UnrecoverableError",
+    "batch",
+    "bound_as",
+    "fill_optionals",
+    "first_value",
+    "group_by_keys",
+    "group_by_values",
+    "pad_batch",
+    "sample",
+    "triton_context",
+]

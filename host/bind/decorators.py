@@ -1,0 +1,260 @@
+"""Decorators of bound functions: what turns a list of requests into what a network takes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from host.bind.context import current_model
+from host.bind.errors import BadCallError, BadSpecError
+from host.bind.requests import Array, Request, batch_size
+from host.bind.specs import ModelSpec, datatype
+from host.bind.wrapping import Function, decorator, outputs_by_name, then
+
+Requests = Sequence[MutableMapping[str, Array]]
+
+CONTEXT = "triton_context"
+"""The name by which a function gets what it is bound as; inputs cannot have it."""
+
+
+def requests_of(who: str, args: tuple[Any, ...]) -> Requests:
+    """The requests that a decorated function is called with. Raises BadCallError."""
+    if len(args) == 1 and isinstance(args[0], Sequence) and not isinstance(args[0], (str, bytes)):
+        requests: Requests = args[0]
+        if requests and all(isinstance(request, MutableMapping) for request in requests):
+            return requests
+    raise BadCallError(
+        f"@{who} needs a list of at least one request; put it above decorators that pass on named"
+        " inputs, as @batch does"
+    )
+
+
+def samples(who: str, outputs: dict[str, Any], size: int) -> None:
+    """Check that each output is an array of so many samples. Raises BadCallError."""
+    for name, output in outputs.items():
+        if not isinstance(output, np.ndarray):
+            raise BadCallError(
+                f"output '{name}' must be a numpy array, got {type(output).__name__}"
+            )
+    wrong = {
+        name: output.shape
+        for name, output in outputs.items()
+        if not output.ndim or output.shape[0] != size
+    }
+    if wrong:
+        shapes = ", ".join(f"'{name}' has shape {shape}" for name, shape in wrong.items())
+        raise BadCallError(
+            f"@{who} expects outputs with a first dimension of {size}, one for each sample:"
+            f" {shapes}"
+        )
+
+
+def _batch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    requests = requests_of("batch", args)
+    names = list(requests[0])
+    for request in requests:
+        if set(request) != set(names):
+            raise BadCallError(
+                f"@batch cannot join requests with different inputs: {sorted(names)} and"
+                f" {sorted(request)}; put @group_by_keys or @fill_optionals above it"
+            )
+    sizes = [batch_size(request) for request in requests]
+    inputs = {name: _joined(name, requests) for name in names}
+    outputs = function(**{**kwargs, **inputs})
+    return then(outputs, partial(_split, sizes))
+
+
+def _joined(name: str, requests: Requests) -> Array:
+    """A writable array of all samples; there is a single copy of them."""
+    if len(requests) == 1:
+        return requests[0][name]
+    try:
+        return np.concatenate([_view(request, name) for request in requests])
+    except ValueError as error:
+        raise BadCallError(f"@batch cannot join input '{name}': {error}") from error
+
+
+def _view(request: MutableMapping[str, Array], name: str) -> Array:
+    return request.view(name) if isinstance(request, Request) else request[name]
+
+
+def _split(sizes: list[int], returned: Any) -> list[dict[str, Array]]:
+    outputs = outputs_by_name(returned)
+    samples("batch", outputs, sum(sizes))
+    ends = np.cumsum(sizes).tolist()
+    return [
+        {name: output[end - size : end] for name, output in outputs.items()}
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+batch = decorator(_batch)
+"""Calls the function once, with each input of all requests as one array, by its name.
+
+It returns a dict of arrays, or a list in the order of the outputs; each request gets its samples.
+A generator yields such for a decoupled model. Raises BadCallError.
+"""
+
+
+def _sample(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    requests = requests_of("sample", args)
+    if len(requests) != 1:
+        raise BadCallError(
+            f"@sample takes one request at a time, got {len(requests)}; bind the function with"
+            " batching=False, or use @batch"
+        )
+    inputs = {name: requests[0][name] for name in requests[0]}
+    return then(function(**{**kwargs, **inputs}), lambda outputs: [outputs_by_name(outputs)])
+
+
+sample = decorator(_sample)
+"""Calls the function with the inputs of the only request, by their names; for `batching=False`.
+
+It returns a dict of arrays, or a list in the order of the outputs. Raises BadCallError.
+"""
+
+
+def first_value(
+    *keys: str, squeeze_single_values: bool = True, strict: bool = True
+) -> Callable[[Function], Function]:
+    """Inputs become that of the first sample: for settings that a whole batch shares.
+
+    Below `@batch` or above it. An array of one element becomes a scalar with
+    `squeeze_single_values`. If `strict`, all samples must have the same. An input that is not there
+    is left out. Raises BadSpecError, and BadCallError for samples that differ.
+    """
+    if CONTEXT in keys:
+        raise BadSpecError(f"@first_value is for inputs, and '{CONTEXT}' is none")
+
+    def around(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        model = current_model()
+        if model is not None and not model.config.batching:
+            raise BadCallError("@first_value is for models with batching")
+        inputs: Requests = [kwargs] if kwargs else requests_of("first_value", args)
+        for request in inputs:
+            for key in keys:
+                if key in request:
+                    first = _first(key, request[key], strict)
+                    if squeeze_single_values and np.size(first) == 1:
+                        first = np.reshape(first, -1)[0]
+                    request[key] = first
+        return function(*args, **kwargs)
+
+    return decorator(around)
+
+
+def _first(key: str, values: Array, strict: bool) -> Any:
+    if strict and not all(np.array_equal(value, values[0]) for value in values[1:]):
+        raise BadCallError(
+            f"the values of input '{key}' differ within the batch, and @first_value takes the"
+            f" first: {values!r}; group them with @group_by_values('{key}'), or set strict=False"
+        )
+    return values[0]
+
+
+def fill_optionals(**defaults: Array) -> Callable[[Function], Function]:
+    """Inputs that a request lacks get these values, one for each sample; a numpy array each,
+    without the batch dimension.
+
+    Above `@batch`, `@sample` and the grouping ones. Raises BadSpecError for a default that is no
+    array, or does not fit the input.
+    """
+    for name, value in defaults.items():
+        if not isinstance(value, np.ndarray):
+            raise BadSpecError(
+                f"@fill_optionals needs a numpy array for '{name}', got {type(value).__name__}"
+            )
+
+    def around(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        requests = requests_of("fill_optionals", args)
+        model = current_model()
+        if model is not None:
+            _check_defaults(model, defaults)
+        batching = model is None or model.config.batching
+        for request in requests:
+            size = batch_size(request) if batching and request else 1
+            for name, value in defaults.items():
+                if name not in request:
+                    copies = (size, *([1] * value.ndim))
+                    request[name] = np.tile(value, copies) if batching else value.copy()
+        return function(*args, **kwargs)
+
+    return decorator(around)
+
+
+def _check_defaults(model: ModelSpec, defaults: dict[str, Array]) -> None:
+    specs = {str(spec.name): spec for spec in model.inputs}
+    for name, value in defaults.items():
+        spec = specs.get(name)
+        if spec is None:
+            raise BadSpecError(
+                f"@fill_optionals has a default for '{name}', but model '{model.name}' has the"
+                f" inputs {', '.join(specs)}"
+            )
+        if datatype(value.dtype) != datatype(spec.dtype):
+            raise BadSpecError(
+                f"@fill_optionals: the default of '{name}' has dtype {value.dtype}, and the input"
+                f" {np.dtype(spec.dtype)}"
+            )
+        if not fits(value.shape, spec.shape):
+            raise BadSpecError(
+                f"@fill_optionals: the default of '{name}' has shape {value.shape}, and the input"
+                f" {tuple(spec.shape)}; defaults have no batch dimension"
+            )
+
+
+def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether a shape is the wanted one, in which -1 is any size."""
+    return len(shape) == len(wanted) and all(
+        expected in (-1, size) for size, expected in zip(shape, wanted, strict=True)
+    )
+
+
+def _pad_batch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    model = current_model()
+    if model is None:
+        raise BadCallError(
+            "@pad_batch takes the size from the model; in a test, call the function in"
+            " `with host.bind.bound_as(inputs, outputs, config):`"
+        )
+    inputs = {name: value for name, value in kwargs.items() if name != CONTEXT}
+    if args or not inputs:
+        raise BadCallError("@pad_batch needs named inputs; put @batch above it")
+    size = len(next(iter(inputs.values())))
+    batcher = model.config.batcher
+    preferred = sorted((batcher and batcher.preferred_batch_size) or ())
+    sizes = [*preferred, model.config.max_batch_size]
+    index = bisect_left(sizes, size)
+    missing = sizes[index] - size if index < len(sizes) else 0
+    if missing:
+        kwargs = {**kwargs, **{name: _padded(value, missing) for name, value in inputs.items()}}
+
+    def cut(returned: Any) -> dict[str, Array]:
+        outputs = outputs_by_name(returned)
+        samples("pad_batch", outputs, size + missing)
+        return {name: output[:size] for name, output in outputs.items()}
+
+    return then(function(**kwargs), cut)
+
+
+def _padded(array: Array, missing: int) -> Array:
+    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+
+
+pad_batch = decorator(_pad_batch)
+"""Repeats the last sample until the batch has the next preferred size, or the largest one.
+
+Below `@batch`; outputs of what was added are cut off again. Raises BadCallError.
+"""
+
+
+def _triton_context(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **{**kwargs, CONTEXT: current_model()})
+
+
+triton_context = decorator(_triton_context)
+"""The function gets `triton_context`, the `ModelSpec` it is bound as; None outside of a host."""

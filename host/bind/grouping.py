@@ -1,0 +1,185 @@
+"""Decorators that call a function once for each group of requests, or of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from host.bind.decorators import CONTEXT, Requests, requests_of, samples
+from host.bind.errors import BadCallError, BadSpecError
+from host.bind.requests import Array, Request, batch_size
+from host.bind.wrapping import Function, decorator, outputs_by_name, together
+
+PadFunction = Callable[[list[Any]], list[Any]]
+"""Makes the arrays of some requests alike in shape, so that they can be joined."""
+
+
+def _group_by_keys(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    requests = requests_of("group_by_keys", args)
+    groups: dict[frozenset[str], list[int]] = {}
+    for index, request in enumerate(requests):
+        groups.setdefault(frozenset(request), []).append(index)
+    results = [
+        function([requests[index] for index in group], **kwargs) for group in groups.values()
+    ]
+
+    def ordered(returned: list[Any]) -> list[Any]:
+        answers: list[Any] = [None] * len(requests)
+        for group, part in zip(groups.values(), returned, strict=True):
+            _check_part("group_by_keys", part, len(group))
+            for index, answer in zip(group, part, strict=True):
+                answers[index] = answer
+        return answers
+
+    return together(results, ordered, "group_by_keys")
+
+
+group_by_keys = decorator(_group_by_keys)
+"""Calls the function once for all requests that have the same inputs; for optional ones.
+
+Above `@batch`. Raises BadCallError.
+"""
+
+
+def _check_part(who: str, part: Any, count: int) -> None:
+    if not isinstance(part, Sequence) or len(part) != count:
+        what = f"{len(part)} answers" if isinstance(part, Sequence) else type(part).__name__
+        raise BadCallError(
+            f"@{who} expects a list with an answer for each of {count} requests, got {what}"
+        )
+
+
+def group_by_values(
+    *keys: str, pad_fn: PadFunction | None = None
+) -> Callable[[Function], Function]:
+    """Calls the function once for all samples with the same values of these inputs.
+
+    Above `@batch` it makes lists of requests, parts of those that came; below it, named inputs.
+    `pad_fn` changes the requests of each group before the call, like `ConstantPadder`. Answers go
+    back to where their samples came from. Raises BadSpecError, BadCallError.
+    """
+    if not keys:
+        raise BadSpecError("@group_by_values needs the name of an input")
+
+    def around(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shared = {name: kwargs.pop(name) for name in [CONTEXT] if name in kwargs}
+        named = bool(kwargs) and not args
+        requests: Requests = [kwargs] if named else requests_of("group_by_values", args)
+        groups = _samples_by_values(requests, keys)
+        parts = [[_part(requests[index], rows) for index, rows in group] for group in groups]
+        if pad_fn is not None:
+            parts = [pad_fn(part) for part in parts]
+        results = [
+            function(**part[0], **shared) if named else function(part, **shared) for part in parts
+        ]
+
+        def joined(returned: list[Any]) -> Any:
+            answers: list[list[tuple[list[int], dict[str, Array]]]] = [[] for _ in requests]
+            for group, part in zip(groups, returned, strict=True):
+                part = [part] if named else part
+                _check_part("group_by_values", part, len(group))
+                for (index, rows), outputs in zip(group, part, strict=True):
+                    by_name = outputs_by_name(outputs)
+                    samples("group_by_values", by_name, len(rows))
+                    answers[index].append((rows, by_name))
+            merged = [_merged(parts) for parts in answers]
+            return merged[0] if named else merged
+
+        return together(results, joined, "group_by_values")
+
+    return decorator(around)
+
+
+_Group = list[tuple[int, list[int]]]
+"""Numbers of requests, each with those of its samples."""
+
+
+def _samples_by_values(requests: Requests, keys: Sequence[str]) -> list[_Group]:
+    groups: dict[tuple[Any, ...], dict[int, list[int]]] = {}
+    for index, request in enumerate(requests):
+        missing = [key for key in keys if key not in request]
+        if missing:
+            raise BadCallError(
+                f"@group_by_values needs input '{missing[0]}', which a request lacks; put"
+                " @fill_optionals above it"
+            )
+        for row in range(batch_size(request)):
+            values = tuple(_value(request[key][row]) for key in keys)
+            groups.setdefault(values, {}).setdefault(index, []).append(row)
+    return [list(group.items()) for group in groups.values()]
+
+
+def _value(sample: Any) -> Any:
+    """What is equal for equal values of a sample."""
+    array = np.asarray(sample)
+    return (array.shape, tuple(array.reshape(-1).tolist()))
+
+
+def _part(request: MutableMapping[str, Array], rows: list[int]) -> Any:
+    whole = len(rows) == batch_size(request)
+    if whole and rows == list(range(len(rows))):
+        data = {name: request[name] for name in request}
+    else:
+        data = {name: _rows(request[name], rows) for name in request}
+    return request.with_data(data) if isinstance(request, Request) else data
+
+
+def _rows(value: Any, rows: list[int]) -> Any:
+    """Those samples; what has none, like a value that @first_value has made, stays whole."""
+    return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def _merged(parts: list[tuple[list[int], dict[str, Array]]]) -> dict[str, Array]:
+    """The outputs of one request, its samples in their order."""
+    if len(parts) == 1:
+        return parts[0][1]
+    order = np.argsort([row for rows, _ in parts for row in rows])
+    names = parts[0][1]
+    for _, outputs in parts:
+        if set(outputs) != set(names):
+            raise BadCallError(
+                "@group_by_values cannot join answers with different outputs:"
+                f" {sorted(names)} and {sorted(outputs)}"
+            )
+    try:
+        return {
+            name: np.concatenate([outputs[name] for _, outputs in parts])[order] for name in names
+        }
+    except ValueError as error:
+        raise BadCallError(
+            f"@group_by_values cannot join the answers to one request: {error}"
+        ) from error
+
+
+class ConstantPadder:
+    """A `pad_fn`: arrays get as large as the largest of their input, by this value at the end.
+
+    Text is padded by empty text. The batch dimension stays as it is.
+    """
+
+    def __init__(self, pad_value: float = 0) -> None:
+        self.pad_value = pad_value
+
+    def __call__(self, requests: list[Any]) -> list[Any]:
+        """The requests with their arrays padded. Raises BadCallError if ranks differ."""
+        for name in {name for request in requests for name in request}:
+            arrays = [np.asarray(request[name]) for request in requests if name in request]
+            if len({array.ndim for array in arrays}) > 1:
+                raise BadCallError(
+                    f"ConstantPadder cannot pad input '{name}': its arrays have different numbers"
+                    f" of dimensions, {sorted({array.ndim for array in arrays})}"
+                )
+            sizes = np.max([array.shape[1:] for array in arrays], axis=0).astype(int).tolist()
+            for request in requests:
+                if name in request:
+                    request[name] = self._padded(request[name], sizes)
+        return requests
+
+    def _padded(self, array: Array, sizes: list[int]) -> Array:
+        widths = [(0, wanted - size) for wanted, size in zip(sizes, array.shape[1:], strict=True)]
+        if not any(after for _, after in widths):
+            return array
+        value: Any = b"" if array.dtype.kind in "SO" else self.pad_value
+        return np.pad(array, [(0, 0), *widths], constant_values=value)

@@ -1,0 +1,252 @@
+"""A host for functions of this process: bound by name, served to clients, without a repository."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from host.bind.child import Child
+from host.bind.errors import BadSpecError, HostFailure
+from host.bind.model import Binding, FunctionModel
+from host.bind.specs import DynamicBatcher, ModelConfig, ModelSpec, TensorSpec, named
+
+Flag = bool | int | float | str | Sequence[str]
+Function = Callable[..., Any]
+
+
+class _Signalled(KeyboardInterrupt):
+    """A signal has come while the host was being started."""
+
+
+class Host:
+    """Serves functions. Keyword arguments are flags of `pbhost serve`: `grpc_port=0`, ...
+
+    `with Host(http_port=8000) as host: host.bind(...); host.serve()`
+
+    The host is a process of its own, which ends with this one; the functions run here, in a thread
+    for each. Raises HostFailure.
+    """
+
+    def __init__(self, **flags: Flag | None) -> None:
+        self._flags = [text for name, value in flags.items() for text in _flag(name, value)]
+        self._bindings: dict[str, Binding] = {}
+        self._child: Child | None = None
+        self._ports = [0, 0, 0]
+        self._stopping = False
+        self._serving = False
+        self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        weakref.finalize(self, _close, self._woken, self._waker)
+
+    def bind(
+        self,
+        model_name: str,
+        infer_func: Function | Sequence[Function],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        *,
+        batching: bool | None = None,
+        max_batch_size: int | None = None,
+        batcher: DynamicBatcher | None = None,
+        response_cache: bool | None = None,
+        decoupled: bool | None = None,
+    ) -> None:
+        """Serve a function as a model; each of a list of functions is an instance.
+
+        It is called with a list of `Request` and returns as many dicts of arrays, or lists of them
+        in the order of `outputs`; see the decorators. `config` says how it is served, and the
+        arguments after it change single fields of that. If `strict`, what the function returns is
+        compared with `outputs`. While the host runs, this waits until the model serves.
+
+        Raises BadSpecError for a description that cannot be used, HostFailure if the host refuses.
+        """
+        functions = list(infer_func) if isinstance(infer_func, Sequence) else [infer_func]
+        _check_functions(model_name, functions)
+        if model_name in self._bindings:
+            raise BadSpecError(f"a model '{model_name}' is bound already")
+        changes = {
+            name: value
+            for name, value in (
+                ("batching", batching),
+                ("max_batch_size", max_batch_size),
+                ("batcher", batcher),
+                ("response_cache", response_cache),
+                ("decoupled", decoupled),
+            )
+            if value is not None
+        }
+        spec = ModelSpec(
+            model_name,
+            named(inputs, "INPUT"),
+            named(outputs, "OUTPUT"),
+            replace(config or ModelConfig(), **changes),  # type: ignore[arg-type]
+            model_version,
+            strict,
+            len(functions),
+        )
+        self._bindings[model_name] = Binding(spec, functions)
+        if self._child is not None:
+            try:
+                self._child.bind(spec)
+            except HostFailure:
+                del self._bindings[model_name]
+                raise
+
+    def run(self) -> Host:
+        """Start serving, and return once clients can ask. Raises HostFailure."""
+        if self._child is not None:
+            raise HostFailure("this host has been started already")
+        child = self._child = Child(self._flags, self._take, self._wake)
+        try:
+            for binding in list(self._bindings.values()):
+                child.bind(binding.spec)
+            self._ports = child.serve()
+        except BaseException:  # Ctrl-C, too
+            self._child = None
+            child.stop()
+            raise
+        return self
+
+    def serve(self, monitoring_period_s: float | None = None) -> None:
+        """Serve until Ctrl-C or SIGTERM, then let what runs finish.
+
+        In another thread than the main one, signals do not come, and `stop` ends it.
+        `monitoring_period_s` is for programs that give it; the end of the host is noticed at once.
+        Raises HostFailure if the host ends by itself.
+        """
+        try:
+            with self._signals():
+                self._serve()
+        except _Signalled:
+            pass  # before it served
+        self.stop()
+
+    def _serve(self) -> None:
+        if self._child is None:
+            self.run()
+        child = self._child
+        assert child is not None
+        self._serving = True
+        while child.running and not self._stopping:
+            select.select([self._woken], [], [])
+            os.read(self._woken, 4096)
+        if not self._stopping:
+            self.stop()
+            raise HostFailure("the host has ended by itself; its log says why")
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Let signals end `serve`; a second one does what it did before."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.getsignal(number) for number in numbers}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        def received(number: int, frame: object) -> None:
+            restore()
+            if not self._serving:
+                raise _Signalled
+            self._stopping = True
+            self._wake()
+
+        for number in numbers:
+            signal.signal(number, received)
+        try:
+            yield
+        finally:
+            restore()
+
+    def is_alive(self) -> bool:
+        """Whether it has been started, and runs."""
+        return self._child is not None and self._child.running
+
+    def stop(self) -> bool:
+        """Refuse new requests, finish what runs, end; whether that was within the exit timeout.
+
+        A function that goes on for longer is left to itself. Another call does nothing.
+        """
+        self._stopping = True
+        self._wake()
+        child, self._child = self._child, None
+        return child is None or child.stop()
+
+    @property
+    def grpc_url(self) -> str:
+        """For gRPC clients; "" if it is not served."""
+        return _url(self._ports[0])
+
+    @property
+    def http_url(self) -> str:
+        """For HTTP clients, without a scheme; "" if it is not served."""
+        return _url(self._ports[1])
+
+    @property
+    def metrics_url(self) -> str:
+        """Where metrics are, without a scheme; "" if they are not served."""
+        return _url(self._ports[2])
+
+    def _take(self, name: str) -> FunctionModel | None:
+        binding = self._bindings.get(name)
+        return None if binding is None else binding.take()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._waker, b"\0")
+        except BlockingIOError:
+            pass  # it is awake
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _flag(name: str, value: Flag | None) -> Iterator[str]:
+    """A keyword argument as flags of the command line."""
+    if value is None:
+        return
+    values = value if isinstance(value, (list, tuple)) else [value]
+    for each in values:
+        text = str(each).lower() if isinstance(each, bool) else str(each)
+        yield f"--{name.replace('_', '-')}={text}"
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _url(port: int) -> str:
+    return f"127.0.0.1:{port}" if port else ""
+
+
+def _check_functions(name: str, functions: Sequence[object]) -> None:
+    if not functions:
+        raise BadSpecError(f"model '{name}' needs at least one function")
+    for function in functions:
+        if not callable(function):
+            raise BadSpecError(
+                f"model '{name}' needs a function, or a list of functions; got"
+                f" {type(function).__name__}"
+            )

@@ -1,0 +1,71 @@
+"""The names of PyTriton, so that a program that uses it changes its imports and nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from host.bind import (
+    BadCallError,
+    BadSpecError,
+    ConstantPadder,
+    DeviceKind,
+    DynamicBatcher,
+    Host,
+    ModelConfig,
+    QueuePolicy,
+    Request,
+    TimeoutAction,
+    batch,
+    fill_optionals,
+    first_value,
+    group_by_keys,
+    group_by_values,
+    pad_batch,
+    sample,
+    triton_context,
+)
+from host.bind import BindError as PyTritonError
+from host.bind import TensorSpec as Tensor
+from host.bind import UnrecoverableError as PyTritonUnrecoverableError
+
+PyTritonBadParameterError = PyTritonInvalidConfigError = BadSpecError
+PyTritonRuntimeError = PyTritonValidationError = BadCallError
+
+
+class TritonConfig(SimpleNamespace):
+    """Flags of `pbhost serve` by name: `TritonConfig(http_port=8000, log_verbose=1)`."""
+
+
+class Triton(Host):
+    """`Host` with its settings in one object. `workspace` is not needed: nothing is written."""
+
+    def __init__(self, *, config: TritonConfig | None = None, workspace: object = None) -> None:
+        super().__init__(**(vars(config) if config is not None else {}))
+
+
+__all__ = [
+    "ConstantPadder",
+    "DeviceKind",
+    "DynamicBatcher",
+    "ModelConfig",
+    "PyTritonBadParameterError",
+    "PyTritonError",
+    "PyTritonInvalidConfigError",
+    "PyTritonRuntimeError",
+    "PyTritonUnrecoverableError",
+    "PyTritonValidationError",
+    "QueuePolicy",
+    "Request",
+    "Tensor",
+    "TimeoutAction",
+    "Triton",
+    "TritonConfig",
+    "batch",
+    "fill_optionals",
+    "first_value",
+    "group_by_keys",
+    "group_by_values",
+    "pad_batch",
+    "sample",
+    "triton_context",
+]

@@ -1,0 +1,99 @@
+"""The request as a bound function sees it: arrays by name, and what came along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import pb_utils
+
+Array = npt.NDArray[Any]
+
+
+class Request(MutableMapping[str, Array]):
+    """Input name to array; text is an object array of bytes. Arrays are private and writable.
+
+    `parameters` are those of the client. `span` are the OpenTelemetry headers of the trace that the
+    request is part of, as JSON; None without one. `requested_output_names` are what the client
+    wants.
+    """
+
+    def __init__(
+        self,
+        data: Mapping[str, Array],
+        parameters: Mapping[str, object] | None = None,
+        span: Any = None,
+        requested_output_names: list[str] | None = None,
+    ) -> None:
+        self._arrays: dict[str, Array | None] = dict(data)
+        self._received: dict[str, pb_utils.Tensor] = {}
+        self.parameters = dict(parameters or {})
+        self.span = span
+        self.requested_output_names = requested_output_names
+
+    @classmethod
+    def received(cls, request: pb_utils.InferenceRequest) -> Request:
+        """A request that has come; an array is copied out of shared memory when it is read."""
+        made = cls(
+            {},
+            json.loads(request.parameters()),
+            request.trace().get_context(),
+            list(request.requested_output_names()),
+        )
+        made._received = {tensor.name(): tensor for tensor in request.inputs()}
+        made._arrays = dict.fromkeys(made._received)
+        return made
+
+    @property
+    def data(self) -> dict[str, Array]:
+        """All arrays."""
+        return dict(self.items())
+
+    def view(self, name: str) -> Array:
+        """An array to read only, for those who copy it anyway. Raises KeyError."""
+        array = self._arrays[name]
+        return self._received[name].as_numpy(copy=False) if array is None else array
+
+    def shape(self, name: str) -> list[int]:
+        """The shape of an array, without a copy of it. Raises KeyError."""
+        array = self._arrays[name]
+        return self._received[name].shape() if array is None else list(np.shape(array))
+
+    def with_data(self, data: Mapping[str, Array]) -> Request:
+        """The same request with other arrays."""
+        return Request(data, self.parameters, self.span, self.requested_output_names)
+
+    def __getitem__(self, name: str) -> Array:
+        array = self._arrays[name]
+        if array is None:
+            array = self._arrays[name] = self._received[name].as_numpy()
+        return array
+
+    def __setitem__(self, name: str, array: Array) -> None:
+        self._arrays[name] = array
+
+    def __delitem__(self, name: str) -> None:
+        del self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        shapes = {name: tuple(self.shape(name)) for name in self}
+        return f"Request({shapes}, parameters={self.parameters})"
+
+
+def batch_size(request: Mapping[str, Array]) -> int:
+    """How many samples a request has: the first size of its first input."""
+    if isinstance(request, Request):
+        shape = request.shape(next(iter(request)))
+    else:
+        shape = list(np.shape(next(iter(request.values()))))
+    return shape[0] if shape else 1

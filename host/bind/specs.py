@@ -1,0 +1,223 @@
+"""What a bound function is served as: its tensors, its batches, its queue."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from host.bind.errors import BadSpecError
+
+_TYPES = {
+    "bool": "BOOL",
+    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+}
+_TEXTS = (np.dtype(np.bytes_).kind, np.dtype(np.str_).kind, np.dtype(np.object_).kind)
+
+
+def datatype(dtype: npt.DTypeLike) -> str:
+    """The data type of a configuration, without `TYPE_`; bytes, str and object are STRING.
+
+    Raises BadSpecError.
+    """
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        raise BadSpecError(f"{dtype!r} is no dtype of numpy") from None
+    if known.kind in _TEXTS:
+        return "STRING"
+    name = _TYPES.get(known.name)
+    if name is None:
+        raise BadSpecError(
+            f"dtype {known.name} has no data type in the protocol; these have: {', '.join(_TYPES)},"
+            " and bytes, str and object for text"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or an output. `shape` is without the batch dimension; -1 is any size.
+
+    `dtype` is one of numpy's; `np.bytes_`, `np.object_` and `np.str_` are all text (BYTES). Without
+    a `name` it is `INPUT_1`, `INPUT_2` ... or `OUTPUT_1` ... . An `optional` input may be missing.
+    """
+
+    shape: Sequence[int]
+    dtype: npt.DTypeLike
+    name: str | None = None
+    optional: bool | None = False
+
+    def __post_init__(self) -> None:
+        """Raises BadSpecError."""
+        what = f"tensor '{self.name}'" if self.name else "a tensor"
+        if isinstance(self.shape, (str, bytes)) or not isinstance(self.shape, Sequence):
+            raise BadSpecError(f"{what} needs a tuple as its shape, got {self.shape!r}")
+        for size in self.shape:
+            if not isinstance(size, (int, np.integer)) or size < -1 or size == 0:
+                raise BadSpecError(
+                    f"{what} has shape {tuple(self.shape)!r}: sizes are at least 1, or -1 for any"
+                )
+        datatype(self.dtype)
+
+    def config(self) -> dict[str, Any]:
+        """As in a model configuration."""
+        dims = [int(size) for size in self.shape]
+        return {"name": self.name, "data_type": f"TYPE_{datatype(self.dtype)}", "dims": dims}
+
+
+class DeviceKind(enum.Enum):
+    """Where instances run; the function itself decides that, so it is for information."""
+
+    KIND_AUTO = "KIND_AUTO"
+    KIND_CPU = "KIND_CPU"
+    KIND_GPU = "KIND_GPU"
+
+
+class TimeoutAction(enum.Enum):
+    """What becomes of a request that has waited too long."""
+
+    REJECT = "REJECT"
+    DELAY = "DELAY"
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """How requests wait. A size or a time of 0 has no limit."""
+
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    default_timeout_microseconds: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+    def config(self) -> dict[str, Any]:
+        """As in a model configuration."""
+        return {
+            "timeout_action": self.timeout_action.value,
+            "default_timeout_microseconds": self.default_timeout_microseconds,
+            "allow_timeout_override": self.allow_timeout_override,
+            "max_queue_size": self.max_queue_size,
+        }
+
+
+@dataclass(frozen=True)
+class DynamicBatcher:
+    """How requests of several callers become one batch (configuration spec 5.3)."""
+
+    max_queue_delay_microseconds: int = 0
+    preferred_batch_size: Sequence[int] | None = None
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy | None = None
+    priority_queue_policy: Mapping[int, QueuePolicy] | None = None
+
+    def config(self) -> dict[str, Any]:
+        """As in a model configuration."""
+        config: dict[str, Any] = {
+            "max_queue_delay_microseconds": self.max_queue_delay_microseconds,
+            "preferred_batch_size": list(self.preferred_batch_size or ()),
+            "preserve_ordering": self.preserve_ordering,
+            "priority_levels": self.priority_levels,
+            "default_priority_level": self.default_priority_level,
+        }
+        if self.default_queue_policy is not None:
+            config["default_queue_policy"] = self.default_queue_policy.config()
+        if self.priority_queue_policy:
+            config["priority_queue_policy"] = {
+                str(level): policy.config() for level, policy in self.priority_queue_policy.items()
+            }
+        return config
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How a function is served.
+
+    With `batching`, every tensor has a first dimension that counts samples, of up to
+    `max_batch_size` in all; `batcher` gathers the requests of several callers, and None does not.
+    `response_cache` answers repeated requests without the function, if the host has a cache.
+    A `decoupled` function is a generator of any number of answers.
+    """
+
+    batching: bool = True
+    max_batch_size: int = 4
+    batcher: DynamicBatcher | None = field(default_factory=DynamicBatcher)
+    response_cache: bool = False
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises BadSpecError."""
+        if self.batching and self.max_batch_size < 1:
+            raise BadSpecError(
+                f"max_batch_size is at least 1 with batching, got {self.max_batch_size}"
+            )
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything that is said about one bound model. `strict`: outputs are compared with it."""
+
+    name: str
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    config: ModelConfig = field(default_factory=ModelConfig)
+    version: int = 1
+    strict: bool = False
+    instances: int = 1
+
+    @property
+    def max_batch_size(self) -> int:
+        """Samples in a batch; 0 without batching."""
+        return self.config.max_batch_size if self.config.batching else 0
+
+    @property
+    def output_names(self) -> list[str]:
+        """In their order."""
+        return [str(output.name) for output in self.outputs]
+
+    def model_config(self) -> dict[str, Any]:
+        """The whole model configuration."""
+        inputs = [
+            {**spec.config(), **({"optional": True} if spec.optional else {})}
+            for spec in self.inputs
+        ]
+        config: dict[str, Any] = {
+            "name": self.name,
+            "backend": "python",
+            "max_batch_size": self.max_batch_size,
+            "version_policy": {"all": {}},
+            "input": inputs,
+            "output": [spec.config() for spec in self.outputs],
+            "instance_group": [{"count": self.instances, "kind": "KIND_CPU"}],
+        }
+        if self.config.batching and self.config.batcher is not None:
+            config["dynamic_batching"] = self.config.batcher.config()
+        if self.config.decoupled:
+            config["model_transaction_policy"] = {"decoupled": True}
+        if self.config.response_cache:
+            config["response_cache"] = {"enable": True}
+        return config
+
+
+def named(specs: Sequence[TensorSpec], kind: str) -> list[TensorSpec]:
+    """The specs, each with a name: `INPUT_1` ... for kind INPUT. Raises BadSpecError."""
+    result: list[TensorSpec] = []
+    for number, spec in enumerate(specs, 1):
+        if not isinstance(spec, TensorSpec):
+            raise BadSpecError(
+                f"{kind.lower()} {number} must be a TensorSpec, got {type(spec).__name__}"
+            )
+        name = spec.name or f"{kind}_{number}"
+        if name in (other.name for other in result):
+            raise BadSpecError(f"two {kind.lower()}s have the name '{name}'")
+        result.append(TensorSpec(tuple(spec.shape), spec.dtype, name, spec.optional))
+    if not result:
+        raise BadSpecError(f"a model needs at least one {kind.lower()}")
+    return result

@@ -1,0 +1,108 @@
+"""Decorators that suit functions and methods, coroutine functions and generators alike."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from host.bind.context import current_model
+from host.bind.errors import BadCallError
+
+Function = Callable[..., Any]
+Around = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
+"""Calls a function with what it was called with, in its own way."""
+
+
+class Wrapped:
+    """A decorated function. In a class it is a method, like the function itself."""
+
+    def __init__(self, function: Function, around: Around) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._around = around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._function, args, kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Wrapped:
+        if instance is None:
+            return self
+        return Wrapped(self._function.__get__(instance, owner), self._around)
+
+
+def decorator(around: Around) -> Callable[[Function], Function]:
+    """A decorator that calls the function like this."""
+
+    def decorate(function: Function) -> Function:
+        return functools.update_wrapper(Wrapped(function, around), function)
+
+    return decorate
+
+
+def then(result: Any, change: Callable[[Any], Any]) -> Any:
+    """The result, changed; a coroutine's when it is there, those of a generator one by one."""
+    if inspect.isgenerator(result):
+        return _each(result, change)
+    if inspect.isasyncgen(result):
+        return _each_async(result, change)
+    if inspect.isawaitable(result):
+        return _awaited(result, change)
+    return change(result)
+
+
+def _each(results: Iterator[Any], change: Callable[[Any], Any]) -> Iterator[Any]:
+    for result in results:
+        yield change(result)
+
+
+async def _each_async(
+    results: AsyncIterator[Any], change: Callable[[Any], Any]
+) -> AsyncIterator[Any]:
+    async for result in results:
+        yield change(result)
+
+
+async def _awaited(result: Awaitable[Any], change: Callable[[Any], Any]) -> Any:
+    return change(await result)
+
+
+def together(results: Sequence[Any], change: Callable[[list[Any]], Any], who: str) -> Any:
+    """All results of several calls, changed. Raises BadCallError for generators."""
+    if any(inspect.isgenerator(result) or inspect.isasyncgen(result) for result in results):
+        raise BadCallError(f"@{who} calls the function several times, so it cannot be a generator")
+    if any(inspect.isawaitable(result) for result in results):
+        return _all(results, change)
+    return change(list(results))
+
+
+async def _all(results: Sequence[Any], change: Callable[[list[Any]], Any]) -> Any:
+    return change([await result for result in results])
+
+
+def outputs_by_name(outputs: Any) -> dict[str, Any]:
+    """What a function returned for one call, by names: a dict, or a list in the order of the specs.
+
+    Raises BadCallError.
+    """
+    if isinstance(outputs, Mapping):
+        return dict(outputs)
+    if not isinstance(outputs, (list, tuple)):
+        raise BadCallError(
+            "the function must return a dict of output names to arrays, or a list of arrays in the"
+            f" order of its outputs; it returned {type(outputs).__name__}"
+        )
+    model = current_model()
+    if model is None:
+        raise BadCallError(
+            "a list of outputs has names only while the function is bound; in a test, call it in"
+            " `with host.bind.bound_as(inputs, outputs):`"
+        )
+    names = model.output_names
+    if len(outputs) != len(names):
+        raise BadCallError(
+            f"the function returned a list of {len(outputs)} arrays, but the model has"
+            f" {len(names)} outputs: {', '.join(names)}"
+        )
+    return dict(zip(names, outputs, strict=True))

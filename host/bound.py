@@ -1,0 +1,158 @@
+"""The host of bound functions: the child of a process that has them, and that it serves.
+
+`python .../host/bound.py CALLER LAUNCHES CONTROL FLAG ...`: the pid of that process, two
+descriptors of sockets, and flags as of `pbhost serve`. Over `CONTROL` go lines of JSON
+(decision 16):
+
+* to the host `{"bind": CONFIG, "version": N}` for a model, `{"serve": true}` once the first ones
+  are told, `{"stop": true}`;
+* to the caller `{"serving": PORTS}` or `{"failed": TEXT}` in answer to that, and
+  `{"bound": NAME}` or `{"refused": TEXT}` for what is bound later.
+"""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    # Started by path: no folder of the user's shadows anything, and none of ours.
+    _here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") != _here]
+    sys.path.insert(0, os.path.dirname(_here))
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from host.config.json_form import from_json
+from host.config.names import checked_load_name
+from host.config.pbtxt import to_pbtxt
+from host.errors import HostError
+from host.instances.caller import CallerLauncher
+from host.options import UsageError, parse
+from host.private_folder import PrivateFolder
+from host.server import Server
+
+_LONGEST = 1 << 24  # bytes of a line
+_PLACEHOLDER = "# The function is in the process that has bound it.\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve the caller until it says stop, or is gone; the exit status."""
+    caller, launches, control = map(int, arguments[:3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the caller's, who then says stop
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        watched = os.pidfd_open(caller)
+    except ProcessLookupError:
+        return 1
+    if os.getppid() != caller:
+        return 1
+    folder = PrivateFolder()
+    sockets = [socket.socket(fileno=fd) for fd in (launches, control)]
+    try:
+        service = _Service(arguments[3:], folder.path / "models", *sockets)
+        return uvloop.run(service.run(watched))
+    finally:
+        for sock in sockets:
+            sock.close()
+        folder.close()
+
+
+class _Service:
+    """One caller's host, from the first model to the end. `models` is the repository to write."""
+
+    def __init__(
+        self, flags: Sequence[str], models: Path, launches: socket.socket, control: socket.socket
+    ) -> None:
+        self._flags = flags
+        self._models = models
+        self._launches = launches
+        self._control = control
+        self._server: Server | None = None
+
+    async def run(self, caller: int) -> int:
+        """`caller` is its pidfd. The exit status."""
+        self._models.mkdir()
+        reader, self._writer = await asyncio.open_connection(sock=self._control, limit=_LONGEST)
+        conversation = asyncio.ensure_future(self._converse(_lines(reader)))
+        loop = asyncio.get_running_loop()
+        loop.add_reader(caller, conversation.cancel)
+        loop.add_signal_handler(signal.SIGTERM, conversation.cancel)
+        try:
+            await conversation
+        except (asyncio.CancelledError, ConnectionError):
+            pass  # the caller has been killed, or everything is to end
+        finally:
+            loop.remove_reader(caller)
+            os.close(caller)
+            in_time = self._server is None or await self._server.stop()
+            self._writer.close()
+        return 0 if in_time else 1
+
+    async def _converse(self, lines: AsyncIterator[Mapping[str, Any]]) -> None:
+        async for told in lines:
+            if "stop" in told:
+                return
+            if "serve" in told:
+                await self._start()
+            else:
+                await self._bind(told["bind"], told["version"])
+
+    async def _start(self) -> None:
+        try:
+            options = parse(
+                [
+                    f"--model-repository={self._models}",
+                    "--model-control-mode=explicit",
+                    "--load-model=*",
+                    "--disable-auto-complete-config",
+                    *self._flags,
+                ]
+            )
+            server = Server(options, CallerLauncher(self._launches))
+            await server.start()
+        except UsageError as error:
+            self._tell({"failed": error.detail})
+        except HostError as error:
+            self._tell({"failed": error.message})
+        else:
+            self._server = server
+            ports = [server.grpc_port, server.http_port, server.metrics_port]
+            self._tell({"serving": ports})
+
+    async def _bind(self, config: Mapping[str, Any], version: int) -> None:
+        try:
+            name = checked_load_name(str(config["name"]))
+            text = to_pbtxt(from_json(json.dumps(config)))
+            await asyncio.to_thread(self._write, name, version, text)
+            if self._server is not None:
+                await self._server.core.load_model(name, {})
+        except HostError as error:
+            self._tell({"refused": error.message})
+        else:
+            self._tell({"bound": name})
+
+    def _write(self, name: str, version: int, config: str) -> None:
+        code = self._models / name / str(version) / "model.py"
+        code.parent.mkdir(parents=True, exist_ok=True)
+        code.write_text(_PLACEHOLDER)
+        (self._models / name / "config.pbtxt").write_text(config)
+
+    def _tell(self, news: Mapping[str, object]) -> None:
+        self._writer.write(json.dumps(news).encode() + b"\n")
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
+    """What the caller says, up to its end."""
+    while line := await reader.readline():
+        yield json.loads(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

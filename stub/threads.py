@@ -1,0 +1,160 @@
+"""Instances whose models are in a process of the user's: each is a thread of it, not a process.
+
+Such a process takes the part of the fork server: the host asks it for a stub, with the descriptors
+of one, and it starts a thread.
+"""
+
+import os
+import socket
+import threading
+import traceback
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Optional
+
+import pb_utils
+from stub.channel import HostGone
+from stub.children import Children
+from stub.user_model import ModelFailure, UserModel
+from stub.wire import messages as m
+from stub.wire.fork_protocol import receive_request, send_ended, send_started
+from stub.wire.spawn import Spawn
+from stub.worker import Worker
+
+Take = Callable[[str], Any]
+"""An object with the methods of a `TritonPythonModel` for the model of this name, or None."""
+
+_JOIN_SECONDS = 5.0  # for a thread that has nothing more to do
+
+
+class _ThreadModel(UserModel):
+    """The object that is to be served, in the place of a class from a file."""
+
+    def __init__(self, source: m.ModelSource, name: str, take: Take) -> None:
+        self.version_directory = os.path.join(source.directory, str(source.version))
+        self.path = self.version_directory
+        self.instance = None
+        self._name = name
+        self._take = take
+
+    def complete(self, config: str) -> Optional[str]:
+        """It has been said already."""
+        return None
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Raises ModelFailure."""
+        self.instance = self._take(self._name)
+        if self.instance is None:
+            raise ModelFailure(f"no function is bound as model '{self._name}', or none is free")
+
+    def finalize(self) -> Optional[str]:
+        """As that of any model; the second time there is nothing to do."""
+        try:
+            return super().finalize()
+        finally:
+            self.instance = None
+
+
+class ThreadWorker(Worker):
+    """A worker in two threads of a process that is not the host's to change, or to end."""
+
+    def __init__(self, spawn: Spawn, take: Take) -> None:
+        super().__init__(spawn)
+        self._take = take
+        # Blocks that outlive this know it, and wake it: descriptors go when the last one has gone.
+        own = [*spawn.descriptors, self._wake_read, self._wake_write]
+        weakref.finalize(self, _close, own).atexit = False
+
+    def run(self) -> None:
+        """Serve until told to leave, or until the host is gone."""
+        self._runtime.works_in(threading.get_ident())
+        try:
+            super().run()
+        except HostGone:
+            pass
+        finally:
+            if self._model is not None:
+                self._model.finalize()
+
+    def _serve_service(self) -> None:
+        self._install()
+        super()._serve_service()
+
+    def _provide_for_forks(self) -> Optional[Children]:
+        return None
+
+    def _install(self) -> None:
+        # Both threads are new, and so have contexts of their own.
+        pb_utils._runtime._override.set(self._runtime)
+
+    def _find_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
+        return _ThreadModel(source, model, self._take)
+
+    def _settle(self, become: m.Initialize) -> None:
+        threading.current_thread().name = f"pbhost {become.instance_name}"
+
+    def _host_gone(self) -> None:
+        self._channel.abandon()
+
+    def _service_failed(self) -> None:
+        traceback.print_exc()
+        self._channel.abandon()
+
+
+class ThreadServer:
+    """Answers the requests of a host for stubs, on the other end of `sock`, by threads."""
+
+    def __init__(self, sock: socket.socket, take: Take) -> None:
+        self._socket = sock
+        self._take = take
+        self._count = 0
+        self._threads: List[threading.Thread] = []
+        self._thread = threading.Thread(target=self._serve, name="pbhost-instances", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                request = receive_request(self._socket)
+                if request is None:
+                    return
+                spawn, stdout, stderr = request
+                _close((stdout, stderr))  # what the function prints is its process's own affair
+                self._start(spawn)
+        except OSError:
+            return  # the host is gone
+
+    def _start(self, spawn: Spawn) -> None:
+        self._count += 1
+        number = self._count
+        thread = threading.Thread(target=self._run, args=(spawn, number), daemon=True)
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            send_started(self._socket, spawn.token, number, pidfd)
+        finally:
+            os.close(pidfd)
+        self._threads = [known for known in self._threads if known.is_alive()] + [thread]
+        thread.start()
+
+    def _run(self, spawn: Spawn, number: int) -> None:
+        code = 0
+        try:
+            ThreadWorker(spawn, self._take).run()
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        try:
+            send_ended(self._socket, number, code)
+        except OSError:
+            pass  # the host is gone
+
+    def close(self) -> None:
+        """The host has ended; a function that still runs is left to itself."""
+        self._thread.join(_JOIN_SECONDS)
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+        self._socket.close()
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
