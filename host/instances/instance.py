@@ -160,12 +160,7 @@ class Instance:
         process = self._process
         if process is None or not process.running:
             return
-        if not self.work.idle:
-            idle = asyncio.Event()
-            self.work.on_idle = idle.set
-            waiting = asyncio.ensure_future(idle.wait())
-            await asyncio.wait([waiting], timeout=grace)
-            waiting.cancel()
+        await self.work.wait_idle(grace)
         if not self.work.running and self._session.state in _CAN_FINALIZE:
             await self._finalize(finalize)
         self.kill()
@@ -225,9 +220,10 @@ class Instance:
     def _frame(self, frame: bytes) -> None:
         """Understand all of a frame first, then act on it.
 
-        What the stub is done with has then been taken back, and may be used again by what comes
-        of its answers; and its lane gets the next batch before anyone looks at these answers.
+        The lane gets its next batch before anyone looks at the answer; at several of them they look
+        first, as those who asked may be in that batch then.
         """
+        reports: list[Action] = []
         free: list[Action] = []
         answers: list[Action] = []
         over: list[Action] = []
@@ -237,7 +233,8 @@ class Instance:
                 if isinstance(message, m.Respond):
                     answers.append(self.work.respond(message))
                 elif isinstance(message, m.BatchDone):
-                    finish, settle = self.work.done(message)
+                    report, finish, settle = self.work.done(message)
+                    reports.append(report)
                     free.append(finish)
                     over.append(settle)
                 elif isinstance(message, m.Ask):
@@ -249,7 +246,9 @@ class Instance:
         except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
             self._broken(error)
             return
-        for action in (*free, *answers, *over):
+        if len(answers) > 1:
+            free, answers = answers, free
+        for action in (*reports, *free, *answers, *over):
             try:
                 action()
             except Exception:  # what else the stub has said must not be lost with it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Work:
         self.decoupled = False
         self.window = Flow.window
         self.restore: Callable[[Tensor], Tensor] | None = None  # gives outputs the client's shape
-        self.on_idle: Callable[[], None] | None = None
+        self._on_idle: Callable[[], None] | None = None
         self._transfer = transfer
         self._tell = tell
         self._log = log
@@ -91,6 +92,15 @@ class Work:
     def idle(self) -> bool:
         """Whether nothing is to come of any batch."""
         return not self._batches
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Return once nothing is to come of any batch, or the time is over."""
+        if not self.idle:
+            idle = asyncio.Event()
+            self._on_idle = idle.set
+            waiting = asyncio.ensure_future(idle.wait())
+            await asyncio.wait([waiting], timeout=seconds)
+            waiting.cancel()
 
     def calls(self, number: int) -> Sequence[Call]:
         """Those of a batch that has not ended; none of any other."""
@@ -173,8 +183,8 @@ class Work:
             self._leave_lane(batch, index, call)
         return batch.released
 
-    def done(self, message: m.BatchDone) -> tuple[Action, Action]:
-        """`execute` has returned: what frees the instance, and what is left for the last."""
+    def done(self, message: m.BatchDone) -> tuple[Action, Action, Action]:
+        """`execute` has returned: what reports that, what frees the instance, what comes last."""
         batch = self._batches[message.batch]
         if message.failure is not None:
             self._complain(message.failure, batch.calls)
@@ -195,12 +205,12 @@ class Work:
                 message.started, message.inputs_ready, message.outputs_begin, message.ended
             )
         return (
-            partial(self._finish, batch, times),
+            partial(batch.done, batch, times),
+            partial(self._free, batch),
             partial(self._fail_unanswered, batch, message.rescheduled, again),
         )
 
-    def _finish(self, batch: Batch, times: Times | None) -> None:
-        batch.done(batch, times)
+    def _free(self, batch: Batch) -> None:
         if not batch.free:
             batch.free = True
             batch.released()
@@ -261,8 +271,8 @@ class Work:
         self._tell_idle()
 
     def _tell_idle(self) -> None:
-        if self.on_idle is not None and not self._batches:
-            self.on_idle()
+        if self._on_idle is not None and not self._batches:
+            self._on_idle()
 
 
 class _Taken:
