@@ -21,6 +21,7 @@ if __name__ == "__main__":
 
 import asyncio
 import json
+import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -129,23 +130,32 @@ class _Service:
     async def _bind(self, config: Mapping[str, Any], version: int) -> None:
         try:
             name = checked_load_name(str(config["name"]))
-            text = to_pbtxt(from_json(json.dumps(config)))
-            await asyncio.to_thread(self._write, name, version, text)
-            if self._server is not None:
-                await self._server.core.load_model(name, {})
+            folder = self._models / name
+            text = to_pbtxt(from_json(config))
+            await asyncio.to_thread(_write, folder, version, text)
+            try:
+                if self._server is not None:
+                    await self._server.core.load_model(name, {})
+            except HostError:
+                await asyncio.to_thread(shutil.rmtree, folder)
+                raise
         except HostError as error:
-            self._tell({"refused": error.message})
+            # The door's text about a model that is no good leaves out why.
+            why = error.__cause__ if isinstance(error.__cause__, HostError) else error
+            self._tell({"refused": why.message})
         else:
             self._tell({"bound": name})
 
-    def _write(self, name: str, version: int, config: str) -> None:
-        code = self._models / name / str(version) / "model.py"
-        code.parent.mkdir(parents=True, exist_ok=True)
-        code.write_text(_PLACEHOLDER)
-        (self._models / name / "config.pbtxt").write_text(config)
-
     def _tell(self, news: Mapping[str, object]) -> None:
         self._writer.write(json.dumps(news).encode() + b"\n")
+
+
+def _write(folder: Path, version: int, config: str) -> None:
+    """A model for a repository."""
+    code = folder / str(version) / "model.py"
+    code.parent.mkdir(parents=True)
+    code.write_text(_PLACEHOLDER)
+    (folder / "config.pbtxt").write_text(config)
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:

@@ -55,10 +55,11 @@ class Coroutines:
         while True:
             try:
                 loop.run_forever()
-                return
+                break
             except (SystemExit, KeyboardInterrupt):
                 # The task that raised it has it as its result; the loop lets it through as well.
                 traceback.print_exc()
+        loop.close()
 
     def stop(self) -> None:
         """End the loop, and cancel what still runs on it; a task that refuses is left behind."""

@@ -72,6 +72,7 @@ class ThreadWorker(Worker):
         except HostGone:
             pass
         finally:
+            self._coroutines.stop()
             if self._model is not None:
                 self._model.finalize()
 

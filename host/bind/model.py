@@ -12,7 +12,7 @@ import numpy as np
 import pb_utils
 from host.bind.context import called_for
 from host.bind.decorators import fits
-from host.bind.errors import BadCallError, UnrecoverableError
+from host.bind.errors import BadCallError, BadSpecError, UnrecoverableError
 from host.bind.requests import Array, Request, batch_size
 from host.bind.specs import ModelSpec, datatype
 from host.bind.wrapping import outputs_by_name
@@ -164,7 +164,7 @@ class FunctionModel:
             if name not in outputs:
                 raise BadCallError(f"the function returned no output '{name}'")
             array = outputs[name]
-            if datatype(array.dtype) != datatype(spec.dtype):
+            if _datatype(array) != datatype(spec.dtype):
                 raise BadCallError(
                     f"output '{name}' must have dtype {np.dtype(spec.dtype)}, got {array.dtype}"
                 )
@@ -182,6 +182,14 @@ class FunctionModel:
                 raise BadCallError(
                     f"output '{name}' must have shape {tuple(spec.shape)}{beside}, got {shape}"
                 )
+
+
+def _datatype(array: Array) -> str:
+    """Its data type, "" if it has none."""
+    try:
+        return datatype(array.dtype)
+    except BadSpecError:
+        return ""
 
 
 def _tensor(name: str, array: Array) -> pb_utils.Tensor:

@@ -19,7 +19,7 @@ class Wrapped:
     """A decorated function. In a class it is a method, like the function itself."""
 
     def __init__(self, function: Function, around: Around) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function)  # first: it takes over what another one has
         self._function = function
         self._around = around
 
@@ -36,7 +36,7 @@ def decorator(around: Around) -> Callable[[Function], Function]:
     """A decorator that calls the function like this."""
 
     def decorate(function: Function) -> Function:
-        return functools.update_wrapper(Wrapped(function, around), function)
+        return Wrapped(function, around)
 
     return decorate
 

@@ -1,0 +1,259 @@
+"""Decorators of bound functions, called as in a test of a user's: without any host."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from host.bind import (
+    BadCallError,
+    BadSpecError,
+    DynamicBatcher,
+    ModelConfig,
+    Request,
+    TensorSpec,
+    batch,
+    bound_as,
+    fill_optionals,
+    first_value,
+    group_by_keys,
+    pad_batch,
+    sample,
+    triton_context,
+)
+from tests.conftest import ROOT
+
+X = TensorSpec(name="x", dtype=np.float32, shape=(2,))
+Y = TensorSpec(name="y", dtype=np.float32, shape=(2,))
+Z = TensorSpec(name="z", dtype=np.float32, shape=(1,), optional=True)
+
+
+def rows(*sizes: int) -> list[Request]:
+    """Requests of so many samples; each sample has a number of its own."""
+    ends = np.cumsum(sizes)
+    numbers = np.arange(ends[-1], dtype=np.float32).repeat(2).reshape(-1, 2)
+    return [
+        Request({"x": numbers[end - size : end]}) for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def inputs_of(requests: list[Request]) -> list[Any]:
+    return [{name: array.tolist() for name, array in request.items()} for request in requests]
+
+
+def test_batch_joins_requests_and_takes_the_outputs_apart() -> None:
+    calls: list[Any] = []
+
+    @batch
+    def double(x: Any) -> Any:
+        calls.append(x.shape)
+        return {"y": 2 * x}
+
+    requests = rows(1, 3, 2)
+    answers = double(requests)
+    assert calls == [(6, 2)]
+    for request, answer in zip(requests, answers, strict=True):
+        np.testing.assert_array_equal(answer["y"], 2 * request["x"])
+
+
+def test_a_list_of_outputs_gets_the_names_of_the_model() -> None:
+    @batch
+    def double(x: Any) -> Any:
+        return [2 * x]
+
+    with bound_as([X], [Y]):
+        (answer,) = double(rows(2))
+    assert list(answer) == ["y"]
+    with pytest.raises(BadCallError, match="a list of outputs has names only while"):
+        double(rows(2))
+    with (
+        bound_as([X], [Y, Z]),
+        pytest.raises(BadCallError, match="a list of 1 arrays, but the model has 2 outputs: y, z"),
+    ):
+        double(rows(2))
+
+
+def test_methods_and_objects_can_be_decorated() -> None:
+    class Network:
+        factor = 3
+
+        @fill_optionals(z=np.array([1], np.float32))
+        @batch
+        def run(self, x: Any, z: Any) -> Any:
+            """Runs."""
+            return {"y": self.factor * x + z}
+
+        __call__ = run
+
+    network = Network()
+    for function in (network, network.run):
+        (answer,) = function(rows(1))
+        assert answer["y"].tolist() == [[1, 1]]
+    assert Network.run.__doc__ == "Runs."
+
+
+def test_generators_and_coroutines_are_changed_when_they_give_something() -> None:
+    @batch
+    def count(x: Any) -> Iterator[Any]:
+        yield {"y": x}
+        yield {"y": x + 1}
+
+    @batch
+    async def count_later(x: Any) -> AsyncIterator[Any]:
+        yield {"y": x}
+        yield {"y": x + 1}
+
+    @sample
+    async def later(x: Any) -> Any:
+        await asyncio.sleep(0)
+        return {"y": x}
+
+    async def gather() -> tuple[list[Any], list[Any]]:
+        return [each async for each in count_later(rows(1, 1))], await later(rows(1))
+
+    expected = [[[[0, 0]], [[1, 1]]], [[[1, 1]], [[2, 2]]]]
+    listed = [[part["y"].tolist() for part in each] for each in count(rows(1, 1))]
+    assert listed == expected
+    streamed, (once,) = asyncio.run(gather())
+    assert [[part["y"].tolist() for part in each] for each in streamed] == expected
+    assert once["y"].tolist() == [[0, 0]]
+
+
+def test_sample_passes_on_the_only_request() -> None:
+    @sample
+    def negate(x: Any) -> Any:
+        return {"y": -x}
+
+    (answer,) = negate([Request({"x": np.float32([1, 2])})])
+    assert answer["y"].tolist() == [-1, -2]
+    with pytest.raises(BadCallError, match="@sample takes one request at a time, got 2"):
+        negate(rows(1, 1))
+
+
+def test_first_value_is_that_of_all_samples() -> None:
+    @batch
+    @first_value("k", "missing")
+    def scale(x: Any, k: Any) -> Any:
+        assert np.isscalar(k)
+        return {"y": x * k}
+
+    @first_value("k", squeeze_single_values=False, strict=False)
+    def look(requests: Any) -> Any:
+        return [request["k"] for request in requests]
+
+    def request(*values: int) -> Request:
+        return Request({"x": np.ones((len(values), 2)), "k": np.array([[v] for v in values])})
+
+    assert scale([request(3), request(3, 3)])[1]["y"].tolist() == [[3, 3], [3, 3]]
+    with pytest.raises(BadCallError, match="values of input 'k' differ within the batch"):
+        scale([request(3), request(4)])
+    assert [each.tolist() for each in look([request(3, 4)])] == [[3]]
+    with pytest.raises(BadSpecError, match="'triton_context' is none"):
+        first_value("triton_context")
+    with bound_as([X], [Y], ModelConfig(batching=False)), pytest.raises(BadCallError):
+        scale([request(3)])
+
+
+def test_fill_optionals_gives_every_sample_the_default() -> None:
+    @fill_optionals(z=np.array([5], np.float32))
+    def look(requests: Any) -> Any:
+        return inputs_of(requests)
+
+    given = Request({"x": np.zeros((1, 2), np.float32), "z": np.float32([[7]])})
+    with bound_as([X, Z], [Y]):
+        filled = look([*rows(2), given])
+    assert [each["z"] for each in filled] == [[[5], [5]], [[7]]]
+    with bound_as([X, Z], [Y], ModelConfig(batching=False)):
+        assert look([Request({"x": np.float32([1, 2])})])[0]["z"] == [5]
+
+
+@pytest.mark.parametrize(
+    ("default", "text"),
+    [
+        ({"z": 5}, "needs a numpy array for 'z', got int"),
+        ({"w": np.float32([5])}, "a default for 'w', but model 'test' has the inputs x, z"),
+        ({"z": np.array([5])}, "default of 'z' has dtype int64, and the input float32"),
+        ({"z": np.float32([[5]])}, r"default of 'z' has shape \(1, 1\), and the input \(1,\)"),
+    ],
+    ids=["no array", "no input", "dtype", "shape"],
+)
+def test_a_default_that_does_not_fit_is_refused(default: Any, text: str) -> None:
+    with bound_as([X, Z], [Y]), pytest.raises(BadSpecError, match=text):
+        fill_optionals(**default)(len)(rows(1))
+
+
+def test_pad_batch_fills_up_to_the_next_size() -> None:
+    sizes: list[int] = []
+
+    @batch
+    @pad_batch
+    def double(x: Any) -> Any:
+        sizes.append(len(x))
+        return {"y": 2 * x}
+
+    config = ModelConfig(max_batch_size=8, batcher=DynamicBatcher(preferred_batch_size=[4]))
+    with bound_as([X], [Y], config):
+        for size in (1, 4, 5, 8):
+            (answer,) = double(rows(size))
+            np.testing.assert_array_equal(answer["y"], 2 * rows(size)[0]["x"])
+    assert sizes == [4, 4, 8, 8]
+    with pytest.raises(BadCallError, match="@pad_batch takes the size from the model"):
+        double(rows(1))
+    with bound_as([X], [Y]), pytest.raises(BadCallError, match="put @batch above it"):
+        pad_batch(len)(rows(1))
+
+
+def test_triton_context_is_what_the_function_is_bound_as() -> None:
+    @batch
+    @triton_context
+    def look(triton_context: Any, x: Any) -> Any:
+        return {"y": np.full(len(x), triton_context.max_batch_size)}
+
+    with bound_as([X], [Y], ModelConfig(max_batch_size=16)):
+        assert look(rows(1))[0]["y"].tolist() == [16]
+
+
+def test_group_by_keys_calls_once_for_the_same_inputs() -> None:
+    calls: list[Any] = []
+
+    @group_by_keys
+    @batch
+    def add(x: Any, z: Any = 0) -> Any:
+        calls.append(len(x))
+        return {"y": x + z}
+
+    one, two, three = rows(1, 1, 1)
+    two["z"] = np.float32([[10]])
+    answers = add([one, two, three])
+    assert [answer["y"].tolist() for answer in answers] == [[[0, 0]], [[11, 11]], [[2, 2]]]
+    assert sorted(calls) == [1, 2]
+    with pytest.raises(BadCallError, match="expects a list with an answer for each of 2 requests"):
+        group_by_keys(lambda requests: [])(rows(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("function", "requests", "text"),
+    [
+        (lambda x: {"y": x[:1]}, rows(1, 1), r"first dimension of 2, .* 'y' has shape \(1, 2\)"),
+        (lambda x: {"y": 3}, rows(1), "output 'y' must be a numpy array, got int"),
+        (lambda x: 3, rows(1), "must return a dict .* it returned int"),
+        (lambda **inputs: inputs, [*rows(1), Request({"z": np.ones(1)})], "different inputs"),
+        (lambda **inputs: inputs, [Request({"x": np.ones((1, n))}) for n in (1, 2)], "join input"),
+        (lambda **inputs: inputs, [], "@batch needs a list of at least one request"),
+    ],
+    ids=["size", "no array", "no dict", "inputs", "shapes", "no request"],
+)
+def test_batch_says_what_is_wrong(function: Any, requests: Any, text: str) -> None:
+    with pytest.raises(BadCallError, match=text):
+        batch(function)(requests)
+
+
+def test_functions_are_imported_and_decorated_without_a_server() -> None:
+    code = "import host.bind, sys; assert not {'host.server', 'grpc'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
