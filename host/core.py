@@ -196,7 +196,7 @@ class Core:
         """Whether this model can be asked. Raises HostError if it is not known."""
         self._refuse_exiting()
         number = parse_version(version)
-        versions = self._registry.versions(name)
+        versions = self._versions(name)
         if not versions or (number != -1 and number not in versions):
             self._registry.find(name, number)  # says what is not known
         for known in versions.values():
@@ -217,12 +217,7 @@ class Core:
 
     def ready_versions(self) -> list[tuple[str, int]]:
         """Every version of a model that can be asked; in order of names, and of versions."""
-        return sorted(
-            (name, version.number)
-            for name, entry in self._registry.items()
-            for version in entry.versions.values()
-            if version.state is State.READY
-        )
+        return self._registry.named()
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
         """What a model takes and gives. Raises HostError if it is not there."""
@@ -230,7 +225,7 @@ class Core:
         versions = (
             [model.version]
             if version
-            else [n for n, v in self._registry.versions(name).items() if v.state is State.READY]
+            else [n for n, v in self._versions(name).items() if v.state is State.READY]
         )
         config = model.config
         return ModelMetadata(
@@ -250,22 +245,29 @@ class Core:
         if not self._started:
             raise unavailable("Server not ready")
         number = parse_version(version)
+        try:
+            known_as = self._registry.resolve(name) if name else ""
+        except HostError as error:
+            raise invalid_argument(f"requested model '{name}' is not available") from error
         found = [
             known.model.statistics()
             for model_name, entry in self._registry.items()
             for known in sorted(entry.versions.values(), key=lambda v: v.number)
-            if name in ("", model_name)
+            if known_as in ("", model_name)
             and number in (-1, known.number)
             and known.state is State.READY
             and known.model is not None
         ]
         if name and not found:
-            if number != -1 and self._registry.versions(name):
+            if number != -1 and self._registry.versions(known_as):
                 raise invalid_argument(
                     f"requested model version is not available for model '{name}'"
                 )
             raise invalid_argument(f"requested model '{name}' is not available")
         return found
+
+    def _versions(self, name: str) -> dict[int, Version]:
+        return self._registry.versions(self._registry.resolve(name))
 
     def _find(self, name: str, version: str) -> Model:
         return self._registry.find(name, parse_version(version))
@@ -281,7 +283,7 @@ class Core:
         if tracer is None:
             raise unavailable("Server not ready")
         if model:
-            versions = self._registry.versions(model)
+            versions = self._versions(model)
             if not versions:
                 self._registry.find(model, -1)  # says what is not known
             if not any(version.state is State.READY for version in versions.values()):

@@ -100,7 +100,7 @@ class Options:
     model_load_thread_count: int = _models(4, "How many models may load at a time.")
     model_load_retry_count: int = _models(0, "Further attempts to load a model version.")
     model_namespacing: bool = _models(
-        False, "Models may share a name.", status=_REFUSED, reason="a model's name is its address")
+        False, "Models of several repositories may share a name.")
     enable_peer_access: bool = _models(
         True, "GPU peer access.", status=_IGNORED, reason="the host itself uses no GPU")
 

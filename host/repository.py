@@ -12,6 +12,7 @@ from pathlib import Path
 from host.config.resolve import is_version
 from host.config.schema import ModelConfig
 from host.errors import HostError, internal, invalid_argument, unsupported
+from host.identity import identity, may_be_named, split
 
 _log = logging.getLogger("pbhost")
 
@@ -26,11 +27,12 @@ class ModelDirectory:
     name: str
     path: Path
     duplicated: bool = False
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What the repositories hold now, by name.
+    """What the repositories hold now, by name, or with namespaces by identity.
 
     The models of a repository that could not be read are absent from `models`; `failures` says
     which repositories these are, so that nobody takes their models for deleted.
@@ -54,9 +56,13 @@ class Scan:
 class Repository:
     """The directories that models come from."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        """Raises HostError unless every path is a directory."""
+    def __init__(self, paths: Iterable[Path], namespaces: bool = False) -> None:
+        """`namespaces`: models of several repositories may share a name (configuration spec 8.9).
+
+        Raises HostError unless every path is a directory.
+        """
         self.paths = sorted(set(paths))
+        self.namespaces = namespaces
         if not self.paths:
             raise invalid_argument("--model-repository must be specified")
         for path in self.paths:
@@ -77,22 +83,61 @@ class Repository:
                 failures[repository] = HostError(error.code, message)
                 continue
             for name in names:
+                if self.namespaces:
+                    if not may_be_named(name):
+                        _log.warning("ignore model directory '%s' which has '::' in its name", name)
+                        continue
+                    space = str(repository)
+                    found[identity(space, name)] = ModelDirectory(
+                        name, repository / name, namespace=space
+                    )
+                    continue
                 duplicated = name in found
                 path = found[name].path if duplicated else repository / name
                 found[name] = ModelDirectory(name, path, duplicated)
         return Scan({name: found[name] for name in sorted(found)}, failures)
 
-    def find(self, name: str) -> ModelDirectory:
-        """One model, whatever state the others are in. Blocks.
+    def identities(self, name: str) -> list[str]:
+        """What goes by this name; without namespaces the name itself, whether or not. Blocks."""
+        if not self.namespaces:
+            return [name]
+        return [
+            identity(str(path), name)
+            for path in self.paths
+            if may_be_named(name) and _holds(path, name)
+        ]
+
+    def namespace_of(self, known: str) -> str:
+        """The repository that a model belongs to, "" without namespaces."""
+        return split(known)[0] if self.namespaces else ""
+
+    def member(self, ensemble: str, name: str) -> str:
+        """The identity of what an ensemble calls by this name. Blocks.
+
+        What lies beside it comes first, then the only one there is; else it is the bare name.
+        """
+        known = self.identities(name)
+        beside = identity(self.namespace_of(ensemble), name)
+        if beside in known:
+            return beside
+        return known[0] if len(known) == 1 else name
+
+    def find(self, known: str) -> ModelDirectory:
+        """One model, by its identity, whatever state the others are in. Blocks.
 
         Raises HostError INTERNAL if it lies nowhere, or in two repositories.
         """
-        holders = [path for path in self.paths if _holds(path, name)]
+        space = self.namespace_of(known)
+        name = split(known)[1] if self.namespaces else known
+        paths = [path for path in self.paths if not space or str(path) == space]
+        holders = [path for path in paths if _holds(path, name)]
+        if self.namespaces and not space and len(holders) == 1:
+            holders = []  # that one goes by its identity
         if len(holders) > 1:
             raise internal(f"failed to poll model '{name}': {_NOT_UNIQUE}")
         if holders:
-            return ModelDirectory(name, holders[0] / name)
-        for path in self.paths:
+            return ModelDirectory(name, holders[0] / name, namespace=space)
+        for path in paths:
             if not path.is_dir():
                 raise internal(
                     f"failed to poll model repository '{path}': {_stat_failure(path).message}"

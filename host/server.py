@@ -61,7 +61,7 @@ class Server:
     def __init__(self, options: Options, launcher: Launcher | None = None) -> None:
         self.options = options
         self._launcher = launcher
-        self._registry = Registry()
+        self._registry = Registry(options.model_namespacing)
         self.core = Core(options.id, self._registry, options.strict_readiness)
         self._pool: StubPool | None = None
         self._environments: Environments | None = None
@@ -119,7 +119,7 @@ class Server:
 
     async def _load(self) -> None:
         options = self.options
-        repository = Repository(Path(path) for path in options.model_repository)
+        repository = Repository(map(Path, options.model_repository), options.model_namespacing)
         usual = ForkLauncher if options.stub_start == "fork" else SpawnLauncher
         pool = self._pool = StubPool(
             self._launcher or usual(),
@@ -201,7 +201,11 @@ class Server:
         """What is to be loaded at the start, and whether every repository could be read."""
         options = self.options
         if options.model_control_mode == "explicit" and "*" not in options.load_model:
-            return list(dict.fromkeys(options.load_model)), True
+            asked = list(dict.fromkeys(options.load_model))
+            known = await asyncio.to_thread(lambda: list(map(repository.identities, asked)))
+            return [
+                one for name, found in zip(asked, known, strict=True) for one in found or [name]
+            ], True
         scan = await asyncio.to_thread(repository.scan)
         for text in scan.complaints:
             _log.error("%s", text)

@@ -21,7 +21,7 @@ MODULES = {
 }
 
 LAYERS = [
-    ["host.errors"],
+    ["host.errors", "host.identity"],
     ["host.inference", "host.descriptions"],
     ["host.config"],
     ["host.log_lines"],

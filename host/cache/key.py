@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from operator import attrgetter
 
+from host.identity import identity
 from host.inference import Buffer, InferRequest
 
 SIZE = 16
 """Bytes of a key: so many that no two requests ever share one by accident."""
 
 
-def key_of(request: InferRequest, version: int) -> bytes:
+def key_of(request: InferRequest, version: int, namespace: str = "") -> bytes:
     """The key of a checked request to that version of its model.
 
     Over the model, its version, every input's name, data type, shape and bytes, and the names of
@@ -20,15 +21,15 @@ def key_of(request: InferRequest, version: int) -> bytes:
     parameters, or the priority.
     """
     digest = blake2b(digest_size=SIZE)
-    for part in _parts(request, version):
+    for part in _parts(request, version, namespace):
         # With its length before it, no part can pass for the end of another one.
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
 
 
-def _parts(request: InferRequest, version: int) -> Iterator[Buffer]:
-    yield request.model_name.encode()
+def _parts(request: InferRequest, version: int, namespace: str) -> Iterator[Buffer]:
+    yield identity(namespace, request.model_name).encode()
     yield str(version).encode()
     inputs = sorted(request.inputs, key=attrgetter("name"))
     yield str(len(inputs)).encode()

@@ -31,12 +31,19 @@ class ClientMemory(Protocol):
 class ResponseCache:
     """Answers calls from a store, and has the store keep what the model answers to the others.
 
-    `version` is the model's; its `counters` learn of hits and misses (configuration spec 7.2).
+    `version` and `namespace` are the model's; its `counters` learn of hits and misses
+    (configuration spec 7.2).
     """
 
     def __init__(
-        self, store: Store, version: int, counters: Counters, memory: ClientMemory
+        self,
+        store: Store,
+        version: int,
+        counters: Counters,
+        memory: ClientMemory,
+        namespace: str = "",
     ) -> None:
+        self._namespace = namespace
         self._store = store
         self._version = version
         self._counters = counters
@@ -53,7 +60,7 @@ class ResponseCache:
         # between would have others get the answers to its own questions.
         request.inputs = [self._memory.private(tensor) for tensor in request.inputs]
         slots, request.slots = request.slots, None
-        visit = _Visit(call, begun, key_of(request, self._version), slots)
+        visit = _Visit(call, begun, key_of(request, self._version, self._namespace), slots)
         self._store.look_up(visit.key, partial(self._found, visit, run))
 
     def _found(self, visit: _Visit, run: Callable[[Call], None], outputs: Outputs | None) -> None:

@@ -50,11 +50,13 @@ class LoadedConfig:
 
     `source` is None when no file was read. `unplaced`: why its instances cannot be made here,
     which fails a version, where other errors keep the model from being looked at (spec 2.4).
+    `namespace`: the repository, if several models may have that name (spec 8.9).
     """
 
     config: ModelConfig
     source: Source | None
     unplaced: HostError | None = None
+    namespace: str = ""
 
     def check_instances(self) -> None:
         """Raises HostError if they cannot be made."""

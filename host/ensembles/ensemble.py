@@ -104,7 +104,7 @@ class Ensemble:
 
     def _partner(self, step: Step) -> Partner:
         """Whoever runs the step now. Raises HostError."""
-        model = self._registry.find(step.model, step.version)
+        model = self._registry.find_member(step.known, step.version)
         known = self._partners.get(step.index)
         if known is None or known.model is not model:
             config = model.config
@@ -187,7 +187,7 @@ class Ensemble:
         return ""
 
     def _find(self, step: Step) -> LoadedModel:
-        return self._registry.find(step.model, step.version)
+        return self._registry.find_member(step.known, step.version)
 
     def statistics(self) -> ModelStatistics:
         """What it has done so far."""

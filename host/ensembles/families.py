@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from host.config.model_config import ModelConfig
@@ -37,12 +38,23 @@ class Families:
         """Load these models; whether all are ready. Failures are in the log and the registry."""
         return all(await asyncio.gather(*map(self.order().try_load, names)))
 
-    async def load(self, name: str, override: Override | None = None) -> None:
-        """Load a model, and before what it is made of; then what is made of it.
+    async def load(
+        self, names: Sequence[str], override: Override | None = None
+    ) -> dict[str, HostError]:
+        """Load models, and before what they are made of; then what is made of them.
 
-        As `Lifecycle.load` otherwise. Raises HostError.
+        As `Lifecycle.load` otherwise; what went wrong with each.
         """
-        await self.order().load(name, override)
+        order = self.order()
+        loads = (order.load(name, override) for name in names)
+        results = zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True)
+        failures: dict[str, HostError] = {}
+        for name, result in results:
+            if isinstance(result, HostError):
+                failures[name] = result
+            elif result is not None:
+                raise result
+        return failures
 
     def unload(self, name: str, dependents: bool = False) -> None:
         """Begin to unload a model, and the ensembles that are made of it.
@@ -138,14 +150,16 @@ class Order:
         members = known.members(name)
         fresh = False
         if members and override is None:
+            found = await self._lifecycle.members(name, known.steps(name))
+            before, members = members, frozenset(found.values())
             await self._bring_members(name, members)
-            fresh = not self._changed.isdisjoint(members)
+            fresh = members != before or not self._changed.isdisjoint(members)
         if not named and name in known.overrides:
             if known.present(name) and not fresh:
                 return False  # nobody has said that it is to be as on disk again
             override = known.overrides[name]
         changed = await self._lifecycle.load(
-            name, override, polled=self._polled, anew=fresh, prepare=self._prepare
+            name, override, polled=self._polled, anew=fresh, prepare=partial(self._prepare, name)
         )
         known.orphans.discard(name)
         known.overrides.pop(name, None)
@@ -155,11 +169,13 @@ class Order:
             self._changed.add(name)
         return changed
 
-    async def _prepare(self, config: ModelConfig) -> None:
+    async def _prepare(self, name: str, config: ModelConfig) -> None:
         """Before an ensemble is loaded, its members are. Raises HostError (spec 6.2)."""
-        members = self._known.learn(config)
+        steps = config.ensemble_scheduling.step
+        found = await self._lifecycle.members(name, {step.model_name for step in steps})
+        members = self._known.learn(name, config, found)
         if members:
-            self._known.check(config, await self._bring_members(config.name, members))
+            self._known.check(name, config, await self._bring_members(name, members))
 
     async def _bring_members(self, name: str, members: Iterable[str]) -> dict[str, HostError]:
         """Bring the members of an ensemble up to date; what went wrong with each."""
@@ -185,7 +201,7 @@ class Order:
         """Load the ensembles anew whose members have changed; those that do not fit go."""
         known = self._known
         while True:
-            users = {user for name in self._changed for user in known.users(name)}
+            users = {user for name in self._changed for user in known.users(name, maybe=True)}
             left = [
                 user
                 for user in sorted(users)

@@ -50,9 +50,12 @@ class EnsembleLoader:
         config = configuration.finish(loaded)
         labels = await asyncio.to_thread(read_labels, directory, config)
         ensemble = Ensemble(config, version, self._registry, self._memory, self._metrics, labels)
+        ensemble.meter.place(loaded.namespace)
         if self._store is not None and config.response_cache.enable:
             memory = self._memory.clients
-            ensemble.cache = ResponseCache(self._store, version, ensemble.counters, memory)
+            ensemble.cache = ResponseCache(
+                self._store, version, ensemble.counters, memory, loaded.namespace
+            )
         return ensemble
 
     async def update(

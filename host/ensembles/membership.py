@@ -9,6 +9,7 @@ from host.config.model_config import ModelConfig
 from host.config.schema import is_ensemble
 from host.ensembles.members import check_members
 from host.errors import HostError, invalid_argument
+from host.identity import identity
 from host.models.loads import PollFailure, VersionFailure
 from host.models.override import Override
 from host.models.registry import Registry, State
@@ -19,7 +20,7 @@ class Membership:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._members: dict[str, frozenset[str]] = {}
+        self._members: dict[str, dict[str, str]] = {}  # identities by names, of each ensemble
         self.implicit: set[str] = set()
         """Models that were loaded only because an ensemble is made of them."""
         self.orphans: set[str] = set()
@@ -27,14 +28,18 @@ class Membership:
         self.overrides: dict[str, Override] = {}
         """Configurations that came with a load, of what is there because of it."""
 
-    def learn(self, config: ModelConfig) -> frozenset[str]:
-        """Remember what this one is made of; nothing, if it is not an ensemble."""
-        self._members.pop(config.name, None)
+    def learn(self, name: str, config: ModelConfig, found: Mapping[str, str]) -> frozenset[str]:
+        """Remember what this one is made of; nothing, if it is not an ensemble.
+
+        `found`: the identities of what its steps name, which the steps are told.
+        """
+        self._members.pop(name, None)
         if not is_ensemble(config):
             return frozenset()
-        steps = config.ensemble_scheduling.step
-        members = self._members[config.name] = frozenset(step.model_name for step in steps)
-        return members
+        for step in config.ensemble_scheduling.step:
+            step.model_namespace = self._registry.namespace_of(found[step.model_name])
+        self._members[name] = dict(found)
+        return self.members(name)
 
     def forget(self, name: str) -> None:
         """There is no such model any more."""
@@ -42,11 +47,20 @@ class Membership:
 
     def members(self, name: str) -> frozenset[str]:
         """What a model is made of."""
-        return self._members.get(name, frozenset())
+        return frozenset(self._members.get(name, {}).values())
 
-    def users(self, name: str) -> list[str]:
-        """The ensembles that are made of this one, among others."""
-        return sorted(user for user, members in self._members.items() if name in members)
+    def steps(self, name: str) -> list[str]:
+        """The names of what a model is made of."""
+        return list(self._members.get(name, {}))
+
+    def users(self, name: str, maybe: bool = False) -> list[str]:
+        """The ensembles that are made of this one, among others; `maybe`: or of a namesake."""
+        plain = self._registry.name_of(name)
+        return sorted(
+            user
+            for user, members in self._members.items()
+            if (plain in members if maybe else name in members.values())
+        )
 
     def present(self, name: str) -> bool:
         """Whether a version is served, or is about to be."""
@@ -57,17 +71,17 @@ class Membership:
         """Whether an ensemble that is there is made of this one."""
         return any(self.present(user) for user in self.users(name))
 
-    def check(self, config: ModelConfig, failures: Mapping[str, HostError]) -> None:
+    def check(self, name: str, config: ModelConfig, failures: Mapping[str, HostError]) -> None:
         """See whether an ensemble can be made of what is there; `failures` of members' loads.
 
         Sets whether it is decoupled. Raises HostError INVALID_ARG (configuration spec 6.2).
         """
-        last = self.last_before(config.name)
+        last = self.last_before(name)
         if last:
-            raise circular(config.name, last)
+            raise circular(name, last)
         missing = [
-            member
-            for member in sorted(self.members(config.name))
+            self._registry.name_of(member)
+            for member in sorted(self.members(name))
             if isinstance(failures.get(member), PollFailure) and not self.present(member)
         ]
         if missing:
@@ -95,11 +109,12 @@ class Membership:
     def _member(self, ensemble: str, step: Any, failures: Mapping[str, HostError]) -> ModelConfig:
         """The configuration of the version that a step asks for."""
         name, number = step.model_name, step.model_version
+        known = identity(step.model_namespace, name)
         depends = f"ensemble '{ensemble}' depends on '{name}'"
-        failure = failures.get(name)
+        failure = failures.get(known)
         ready = {
             version.number: version.model
-            for version in self._registry.versions(name).values()
+            for version in self._registry.versions(known).values()
             if version.state is State.READY and version.model is not None
         }
         if not ready:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from host.config.schema import ModelConfig
+from host.identity import identity
 
 _ROUTES = 64  # that are kept for each ensemble; clients choose which outputs they ask for
 
@@ -21,6 +22,8 @@ class Step:
     """
 
     index: int
+    known: str
+    """The identity of its model."""
     model: str
     version: int
     inputs: tuple[tuple[str, str], ...]
@@ -49,6 +52,7 @@ class Plan:
         self.steps = tuple(
             Step(
                 index,
+                identity(step.model_namespace, step.model_name),
                 step.model_name,
                 step.model_version,
                 tuple(sorted(step.input_map.items())),

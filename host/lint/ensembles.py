@@ -21,8 +21,9 @@ def check_ensembles(models: Mapping[str, CheckedModel]) -> None:
         for name, model in models.items()
         if model.config is not None and is_ensemble(model.config)
     }
-    for config in ensembles.values():
-        known.learn(config)
+    for name, config in ensembles.items():
+        steps = config.ensemble_scheduling.step
+        known.learn(name, config, {step.model_name: step.model_name for step in steps})
     for name, config in ensembles.items():
         last = known.last_before(name)
         if last:

@@ -112,6 +112,11 @@ class Meter:
         self._elders: list[Meter] = []  # those before that still finish their work
         self._heir: Meter | None = None
 
+    def place(self, namespace: str) -> None:
+        """The model is one of several that may share a name."""
+        if namespace:
+            self.labels = labels_of({**dict(self.labels), "namespace": namespace})
+
     def succeed(self, elder: Meter) -> None:
         """Take the series of a version over that is being replaced by this one."""
         if elder.labels != self.labels:

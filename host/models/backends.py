@@ -60,7 +60,9 @@ class Backends:
         check = _check_runtime if config.runtime else _check_backend
         raise_first(check(config, places), loaded.source)
         source = ModelSource(str(model_dir), version, _RUNTIME, str(folder), settings)
-        return source, LoadedConfig(_settled(config, folder), loaded.source)
+        return source, LoadedConfig(
+            _settled(config, folder), loaded.source, namespace=loaded.namespace
+        )
 
 
 def _library(config: ModelConfig) -> str:

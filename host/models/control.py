@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from host.config.names import checked_load_name
 from host.descriptions import IndexEntry
@@ -14,7 +14,7 @@ from host.errors import HostError, internal, invalid_argument, unavailable
 from host.inference import Parameter
 from host.log_lines import about
 from host.models.loads import PollFailure
-from host.models.override import parse_override
+from host.models.override import Override, parse_override
 from host.models.registry import Registry, State, parse_version
 from host.repository import Repository
 
@@ -70,12 +70,41 @@ class Control:
             _log.error("failed to load '%s': %s", name, error.status_string, extra=about(name))
             raise internal(not_polled) from error
         try:
-            with self._families.lifecycle.slots.lent(asker, name) if asker else nullcontext():
-                await self._families.load(name, override)
-        except PollFailure as error:
-            raise internal(not_polled) from error
+            known = await self._known(name, override)
+            with self._waiting(asker, known):
+                failures = await self._families.load(known, override)
         except HostError as error:
-            raise invalid_argument(f"load failed for model '{name}': {error.message}\n") from error
+            failures = {name: error}
+        for failure in failures.values():
+            if isinstance(failure, PollFailure):
+                raise internal(not_polled) from failure
+        if failures:
+            raise invalid_argument(
+                "".join(f"load failed for model '{k}': {e.message}\n" for k, e in failures.items())
+            ) from next(iter(failures.values()))
+
+    async def _known(self, name: str, override: Override | None) -> list[str]:
+        """What goes by this name; what did and is gone is unloaded (configuration spec 8.9)."""
+        if override is not None and override.files:
+            return [name]  # it lies in no repository
+        known = await asyncio.to_thread(self._repository.identities, name)
+        for gone in set(self._registry.identities(name)) - {*known, name}:
+            self._families.forget(gone)
+        return known or [name]
+
+    @contextmanager
+    def _waiting(self, asker: str, known: Sequence[str]) -> Iterator[None]:
+        """While entered, the load of whatever is called `asker` waits for those."""
+        if not asker:
+            yield
+            return
+        slots = self._families.lifecycle.slots
+        pairs = [(one, other) for one in self._registry.identities(asker) for other in known]
+        with ExitStack() as stack:
+            for index, pair in enumerate(pairs):
+                # It has given its one place once.
+                stack.enter_context(slots.lent(*pair) if not index else slots.waiting(*pair))
+            yield
 
     async def unload(self, name: str, dependents: bool) -> None:
         """Begin to unload a model; one that is not loaded is no error. Raises HostError.
@@ -84,7 +113,8 @@ class Control:
         only because this one is made of them, if no other ensemble is.
         """
         self._refuse_unless_explicit()
-        self._families.unload(name, dependents)
+        for known in self._registry.identities(name):
+            self._families.unload(known, dependents)
 
     async def is_ready(self, name: str, version: str) -> bool:
         """Whether a model can be asked. Raises HostError if it is not there (pb_utils 3.14)."""
@@ -104,11 +134,12 @@ class Control:
         self._refuse_unless_serving()
         scan = await asyncio.to_thread(self._repository.scan)
         entries: list[IndexEntry] = []
-        for name, directory in scan.models.items():
+        for known, directory in scan.models.items():
+            name = directory.name
             if directory.duplicated:
                 entries.append(IndexEntry(name, "", State.UNAVAILABLE.value, _DUPLICATED))
                 continue
-            versions = self._registry.versions(name)
+            versions = self._registry.versions(known)
             if not versions and not ready:
                 entries.append(IndexEntry(name))
             entries += [

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+from collections.abc import Iterable
+from functools import partial
 from weakref import WeakValueDictionary
 
 from host.config import model_config as configuration
@@ -164,8 +167,9 @@ class Lifecycle:
                 override=None if override is None else override.config,
                 gpus=self._settings.gpus,
                 least_capability=self._settings.least_capability,
-                name=name,
+                name=self._registry.name_of(name),
             )
+            loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
             run_agents(loaded.config, files.path, self._settings.agents)
             return loaded, versions(files.path)
 
@@ -357,6 +361,13 @@ class Lifecycle:
             await asyncio.to_thread(files.remove)
 
     # What is there
+
+    async def members(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
+        """The identities of the models that an ensemble calls by these names."""
+        find = partial(self._repository.member, ensemble)
+        if not self._repository.namespaces:
+            return {name: name for name in names}
+        return await asyncio.to_thread(lambda: {name: find(name) for name in names})
 
     def is_current(self, name: str, seen: Stamp) -> bool:
         """Whether a model was loaded from a directory that looked like this."""

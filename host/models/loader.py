@@ -115,9 +115,11 @@ class Loader:
                 _log.info("%s", said, extra=about(name, version))
             states = await asyncio.to_thread(states_of, config, directory)
             model = PythonModel(config, version, self._metrics, labels, states)
+            model.meter.place(loaded.namespace)
             if self._store is not None and config.response_cache.enable:
                 memory = ClientMemory(self._pool.arenas)
-                model.cache = ResponseCache(self._store, version, model.counters, memory)
+                space = loaded.namespace
+                model.cache = ResponseCache(self._store, version, model.counters, memory, space)
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
             arguments = Arguments(directory, version, config, self._flow)
             workshop = Workshop(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,7 @@ from typing import Protocol
 from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
 from host.errors import HostError, invalid_argument, not_found, unavailable
+from host.identity import split
 from host.inference import Call, InferRequest
 from host.metrics.meter import Meter
 
@@ -98,23 +100,45 @@ class Entry:
     versions: dict[int, Version] = field(default_factory=dict)
     reason: str = ""
 
+    @property
+    def present(self) -> bool:
+        """Whether a version is served, or is about to be."""
+        return any(v.state in (State.READY, State.LOADING) for v in self.versions.values())
+
 
 class Registry:
-    """Looked up on every request; changed only by the lifecycle."""
+    """Looked up on every request; changed only by the lifecycle.
 
-    def __init__(self) -> None:
+    Models are kept by identity, and requests find them by name. That is the same unless there are
+    `namespaces` (configuration spec 8.9).
+    """
+
+    def __init__(self, namespaces: bool = False) -> None:
+        self._namespaces = namespaces
         self._entries: dict[str, Entry] = {}
         self._ready: dict[tuple[str, int], LoadedModel] = {}
+        self._named = self._ready
 
     def find(self, name: str, version: int = -1) -> LoadedModel:
         """The model for a request; -1 means its highest ready version.
 
         Raises HostError with the texts of protocol spec 3.1.
         """
-        model = self._ready.get((name, version))
+        model = self._named.get((name, version))
         if model is not None:
             return model
-        entry = self._entries.get(name)
+        return self._pick(self.resolve(name), name, version)
+
+    def find_member(self, known: str, version: int) -> LoadedModel:
+        """As `find`, by identity."""
+        model = self._ready.get((known, version))
+        return model if model is not None else self._pick(known, self.name_of(known), version)
+
+    def _pick(self, identity: str, name: str, version: int) -> LoadedModel:
+        model = self._ready.get((identity, version))
+        if model is not None:
+            return model
+        entry = self._entries.get(identity)
         known = f"Request for unknown model: '{name}'"
         if entry is None:
             raise not_found(f"{known} is not found")
@@ -123,6 +147,42 @@ class Registry:
         if version not in entry.versions:
             raise not_found(f"{known} version {version} is not found")
         raise unavailable(f"{known} version {version} is not at ready state")
+
+    def resolve(self, name: str) -> str:
+        """The identity of the one model of this name.
+
+        Raises HostError INVALID_ARG with the texts of protocol spec 3.1 unless there is one; but
+        without namespaces nothing is looked up.
+        """
+        if not self._namespaces:
+            return name
+        known = [one for one in self.identities(name) if self._entries[one].present]
+        if not known:
+            raise invalid_argument(f"Request for unknown model: '{name}' is not found")
+        if len(known) > 1:
+            raise invalid_argument(
+                f"There are {len(known)} identifiers of model '{name}' in global map, model"
+                " namespace must be provided to resolve ambiguity."
+            )
+        return known[0]
+
+    def identities(self, name: str) -> list[str]:
+        """Every known model of this name; without namespaces the name itself, known or not."""
+        if not self._namespaces:
+            return [name]
+        return sorted(known for known in self._entries if split(known)[1] == name)
+
+    def named(self) -> list[tuple[str, int]]:
+        """Names and numbers of the versions that are found by name and ready; in their order."""
+        return sorted((name, number) for name, number in self._named if number != -1)
+
+    def namespace_of(self, known: str) -> str:
+        """The repository that a model belongs to, "" without namespaces."""
+        return split(known)[0] if self._namespaces else ""
+
+    def name_of(self, known: str) -> str:
+        """What requests call the model of this identity."""
+        return split(known)[1] if self._namespaces else known
 
     def set(self, name: str, version: Version) -> None:
         """Enter a version, in place of what was known of it."""
@@ -178,7 +238,15 @@ class Registry:
                 if version.state is State.READY and version.model is not None:
                     ready[(name, number)] = version.model
                     ready[(name, -1)] = version.model
-        self._ready = ready
+        self._ready = self._named = ready
+        if self._namespaces:
+            present = (known for known, entry in self._entries.items() if entry.present)
+            names = Counter(map(self.name_of, present))
+            self._named = {
+                (self.name_of(known), number): model
+                for (known, number), model in ready.items()
+                if names[self.name_of(known)] == 1
+            }
 
 
 def parse_version(text: str) -> int:

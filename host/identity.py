@@ -1,0 +1,21 @@
+"""What models are kept by: their names, or with namespaces the repository and the name."""
+
+from __future__ import annotations
+
+_SEPARATOR = "::"
+
+
+def identity(namespace: str, name: str) -> str:
+    """What a model is kept by and logged as; without a namespace its name."""
+    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+
+
+def split(known: str) -> tuple[str, str]:
+    """Namespace and name of what `identity` made of them; names hold no `::` where it is used."""
+    namespace, _, name = known.rpartition(_SEPARATOR)
+    return namespace, name
+
+
+def may_be_named(name: str) -> bool:
+    """Whether a model in a namespace can have this name."""
+    return _SEPARATOR not in name
