@@ -583,7 +583,6 @@ def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> 
 
 
 SAMPLES = {
-    "model-namespacing": "true",
     "allow-sagemaker": "true",
     "sagemaker-safe-port-range": "1-2",
     "allow-vertex-ai": "true",
