@@ -111,6 +111,10 @@ class Repository:
         """The repository that a model belongs to, "" without namespaces."""
         return split(known)[0] if self.namespaces else ""
 
+    def members(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
+        """As `member`, for several names."""
+        return {name: self.member(ensemble, name) for name in names}
+
     def member(self, ensemble: str, name: str) -> str:
         """The identity of what an ensemble calls by this name. Blocks.
 

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Iterable
-from functools import partial
 from weakref import WeakValueDictionary
 
 from host.config import model_config as configuration
@@ -364,10 +363,7 @@ class Lifecycle:
 
     async def members(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
         """The identities of the models that an ensemble calls by these names."""
-        find = partial(self._repository.member, ensemble)
-        if not self._repository.namespaces:
-            return {name: name for name in names}
-        return await asyncio.to_thread(lambda: {name: find(name) for name in names})
+        return await asyncio.to_thread(self._repository.members, ensemble, names)
 
     def is_current(self, name: str, seen: Stamp) -> bool:
         """Whether a model was loaded from a directory that looked like this."""
