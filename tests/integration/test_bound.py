@@ -210,7 +210,8 @@ def _ask_later(client: Any, model: str, inputs: Any, parameters: Any = None) -> 
     def answer() -> Any:
         assert there.wait(DEADLINE)
         result, error = got[0]
-        assert error is None, error
+        if error is not None:
+            raise error
         return result
 
     return answer
@@ -399,6 +400,29 @@ def test_a_host_that_does_not_start_says_why() -> None:
     with pytest.raises(HostFailure, match="failed to load all models"):
         broken.run()
     assert not broken.is_alive() and broken.grpc_url == ""
+
+
+def test_a_function_that_does_not_return_is_left_behind() -> None:
+    called, go_on, went_on = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(requests: Any) -> Any:
+        called.set()
+        go_on.wait(DEADLINE)
+        went_on.set()
+        return [{"y": request["x"]} for request in requests]
+
+    host = new_host(exit_timeout_secs=0, allow_http=False, allow_metrics=False)
+    host.bind("hang", hang, [X], [Y])
+    host.run()
+    with grpcclient.InferenceServerClient(host.grpc_url) as client:
+        answer = _ask_later(client, "hang", [tensor("x", ones())])
+        assert called.wait(DEADLINE)
+        assert not host.stop(), "not all work has ended"
+        with pytest.raises(InferenceServerException):
+            answer()
+    go_on.set()
+    assert went_on.wait(DEADLINE)
+    assert not host.is_alive() and host.stop()
 
 
 SCRIPT = """
