@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Callable
 
+import h2.config
+import h2.connection
+import h2.events
 import pytest
 from h2_peer import DEADLINE, PREFACE, Peer, Server, grpc_message
 from hyperframe.frame import (
@@ -288,6 +292,83 @@ def test_spaces_around_metadata_pass_as_grpcio_sends_them(server: Server, peer: 
     assert ("x", " a ") in server.service.metadata.get(timeout=DEADLINE)
 
 
+# --- the library h2 has nothing against what the server sends
+
+
+class Judge:
+    """A client whose every received byte is checked by the library's state machines."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), DEADLINE)
+        self.http = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self.http.initiate_connection()
+        self.ends: dict[int, dict[str, str]] = {}
+        self.bodies: dict[int, bytes] = {}
+        self.resets: dict[int, int] = {}
+        self.terminated: int | None = None
+
+    def call(self, path: str, data: bytes, end: bool = True, **extra: str) -> int:
+        stream = self.http.get_next_available_stream_id()
+        fields = [(name, value) for name, value in REQUIRED if name != ":path"]
+        metadata = [(name.replace("_", "-"), value) for name, value in extra.items()]
+        self.http.send_headers(
+            stream, [(":path", f"/test.Test/{path}"), (":authority", "x"), *fields, *metadata]
+        )
+        for at in range(0, len(data), 16384):
+            self.http.send_data(stream, data[at : at + 16384])
+        if end:
+            self.http.end_stream(stream)
+        return stream
+
+    def until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self.socket.sendall(self.http.data_to_send())
+            data = self.socket.recv(65536)
+            assert data, "the connection ended"
+            for event in self.http.receive_data(data):
+                self._note(event)
+
+    def _note(self, event: h2.events.Event) -> None:
+        if isinstance(event, h2.events.DataReceived):
+            self.bodies[event.stream_id] = self.bodies.get(event.stream_id, b"") + event.data
+            self.http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
+            self.ends.setdefault(event.stream_id, {}).update(
+                {str(name): str(value) for name, value in event.headers or ()}
+            )
+        elif isinstance(event, h2.events.StreamReset):
+            self.resets[event.stream_id] = int(event.error_code)
+        elif isinstance(event, h2.events.ConnectionTerminated):
+            self.terminated = int(event.error_code or 0)
+
+    def status(self, stream: int) -> str:
+        self.until(lambda: "grpc-status" in self.ends.get(stream, {}))
+        return self.ends[stream]["grpc-status"]
+
+
+def test_the_library_h2_finds_nothing_wrong_with_answers(server: Server) -> None:
+    judge = Judge(server.port)
+    body = grpc_message(b"hello")
+    calls = {
+        judge.call("Echo", body): "0",
+        judge.call("EchoStream", body * 3): "0",
+        judge.call("Flood", grpc_message(b"50 5000")): "0",
+        judge.call("Fail", grpc_message(b"x" * 20000)): "5",
+        judge.call("Nothing", body): "12",
+        judge.call("Echo", b"", end=True): "13",
+        judge.call("Echo", grpc_message(b"x" * 30000), content_length="30005"): "0",
+        judge.call("Wait", body, grpc_timeout="20m"): "4",
+        judge.call("EchoStream", grpc_message(b"", 1)): "13",
+    }
+    for stream, status in calls.items():
+        assert judge.status(stream) == status
+    early = judge.call("Nothing", body, end=False)
+    assert judge.status(early) == "12"
+    judge.until(lambda: early in judge.resets)
+    assert judge.resets[early] == ErrorCode.NO_ERROR
+    judge.socket.close()
+
+
 # --- too much, or too slow
 
 
@@ -300,6 +381,29 @@ def test_a_beginning_that_does_not_end_is_waited_for_a_while(
     peer.write(sent)
     assert peer.ended()
     wait_until(lambda: server.frontend.open_connections == 0, "the connection to be forgotten")
+
+
+def test_streams_without_a_window_stop_their_handlers(serve: Serve, connect: Connect) -> None:
+    """Each may leave so many bytes, and waits then: a stall of many streams has a bound."""
+    server = serve(Limits(send_queue=10000, max_streams=50))
+    peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 0})
+    for _ in range(50):
+        peer.call("Flood", b"1000 5000")
+    peer.settle()
+    (connection,) = server.frontend._connections
+
+    def pending() -> list[int]:
+        return [stream.pending_bytes for stream in list(connection.streams.values())]
+
+    wait_until(lambda: min(pending()) > 10000, "the handlers to fill their queues")
+    peer.settle()
+    assert pending() == [2 * 5005] * 50
+    assert not [frame for frame in peer.frames if isinstance(frame, DataFrame)]
+    refused = peer.call("Flood", b"1 1")
+    assert peer.reset_code(refused) == ErrorCode.REFUSED_STREAM
+    peer.close()
+    for _ in range(50):
+        assert server.service.cancelled.get(timeout=DEADLINE) == b"flood"
 
 
 def test_a_flood_of_pings(serve: Serve, connect: Connect) -> None:
