@@ -1,7 +1,8 @@
 """pbhost: serves TritonPythonModel classes.
 
 `Server` runs a host in this process, `BlockingServer` does so for code that does not await;
-`Options` says what is served and how, and `HostError` is what goes wrong.
+`Options` says what is served and how, and `HostError` is what goes wrong. `host.bind` serves plain
+functions.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import sys
 
 if __name__ == "__main__":
     # Started by path: no folder of the user's shadows anything, and none of ours.
-    _here = os.path.dirname(os.path.abspath(__file__))
+    _here = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") != _here]
     sys.path.insert(0, os.path.dirname(_here))
 

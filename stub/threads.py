@@ -7,6 +7,7 @@ of one, and it starts a thread.
 import os
 import socket
 import threading
+import time
 import traceback
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional
@@ -23,7 +24,7 @@ from stub.worker import Worker
 Take = Callable[[str], Any]
 """An object with the methods of a `TritonPythonModel` for the model of this name, or None."""
 
-_JOIN_SECONDS = 5.0  # for a thread that has nothing more to do
+_JOIN_SECONDS = 2.0  # for threads that have nothing more to do
 
 
 class _ThreadModel(UserModel):
@@ -150,9 +151,9 @@ class ThreadServer:
 
     def close(self) -> None:
         """The host has ended; a function that still runs is left to itself."""
-        self._thread.join(_JOIN_SECONDS)
-        for thread in self._threads:
-            thread.join(_JOIN_SECONDS)
+        end = time.monotonic() + _JOIN_SECONDS
+        for thread in (self._thread, *self._threads):
+            thread.join(max(0.0, end - time.monotonic()))
         self._socket.close()
 
 

@@ -59,7 +59,11 @@ ONE_PLACE = {
     "prometheus_client": {"host.metrics.exposition"},
     "onnxruntime": {"stub.backends.onnxruntime.session"},
     "tensorflow": {"stub.backends.tensorflow.graph"},
-    "torch": {f"stub.backends.pytorch.{name}" for name in ("model", "program", "runs", "tensors")},
+    "tensorrt": {f"stub.backends.tensorrt.{name}" for name in ("library", "model", "runner")},
+    "torch": {
+        *(f"stub.backends.pytorch.{name}" for name in ("model", "program", "runs", "tensors")),
+        *(f"stub.backends.tensorrt.{name}" for name in ("model", "runner")),
+    },
     "opentelemetry": {"host.tracing.spans", "stub.span"},
 }
 """A library, and the only modules that may import it."""

@@ -43,7 +43,7 @@ class Host:
         self._stopping = False
         self._serving = False
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        weakref.finalize(self, _close, self._woken, self._waker)
+        weakref.finalize(self, _close, self._woken, self._waker).atexit = False
 
     def bind(
         self,
@@ -106,6 +106,8 @@ class Host:
         """Start serving, and return once clients can ask. Raises HostFailure."""
         if self._child is not None:
             raise HostFailure("this host has been started already")
+        if self._stopping:
+            raise HostFailure("this host has been stopped; make another one")
         child = self._child = Child(self._flags, self._take, self._wake)
         try:
             for binding in list(self._bindings.values()):

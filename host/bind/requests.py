@@ -42,7 +42,7 @@ class Request(MutableMapping[str, Array]):
             {},
             json.loads(request.parameters()),
             request.trace().get_context(),
-            list(request.requested_output_names()),
+            sorted(request.requested_output_names()),
         )
         made._received = {tensor.name(): tensor for tensor in request.inputs()}
         made._arrays = dict.fromkeys(made._received)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from host.config.schema import ModelConfig
 from host.errors import invalid_argument
 from host.inference import Call, InferRequest, Tensor
-from host.models.tensor_spec import InputSpec, TensorSpec, refuse, wire_name
+from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, refuse, wire_name
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
 _INTEGER_IDS = ("UINT64", "INT64", "UINT32", "INT32")
@@ -32,6 +32,8 @@ class Signature:
             for entry in config.input
             if -1 in entry.dims and not entry.allow_ragged_batch
         ]
+        # A shape tensor has no batch dimension; equal values, but for the first, share a batch.
+        self._of_shape = {entry.name for entry in config.input if entry.is_shape_tensor}
         self._corrid = _corrid_control(config)
 
     def check(self, request: InferRequest) -> None:
@@ -94,6 +96,8 @@ class Signature:
         theirs = other.request.inputs
         if self._fewest < self._most and {t.name for t in ours} != {t.name for t in theirs}:
             return False
+        if self._of_shape and not self._same_sizes(ours, theirs):
+            return False
         if not self._must_match:
             return True
         shapes = {tensor.name: tensor.shape[1:] for tensor in ours}
@@ -101,6 +105,14 @@ class Signature:
             shapes.get(tensor.name) == tensor.shape[1:]
             for tensor in theirs
             if tensor.name in self._must_match
+        )
+
+    def _same_sizes(self, ours: list[Tensor], theirs: list[Tensor]) -> bool:
+        values = {t.name: _after_first(t) for t in ours if t.name in self._of_shape}
+        return all(
+            values.get(tensor.name) == _after_first(tensor)
+            for tensor in theirs
+            if tensor.name in self._of_shape
         )
 
     def _check_outputs(self, request: InferRequest) -> None:
@@ -131,6 +143,8 @@ class Signature:
     def _batch_size(self, request: InferRequest) -> int:
         size = -1
         for tensor in request.inputs:
+            if tensor.name in self._of_shape:
+                continue
             shape = tensor.shape
             if not shape:
                 refuse(
@@ -146,7 +160,7 @@ class Signature:
                     f"input '{tensor.name}' batch size does not match other inputs"
                     f" for '{self._model}'",
                 )
-        if not request.inputs:
+        if all(tensor.name in self._of_shape for tensor in request.inputs):
             return 1
         if not 0 <= size <= self._max_batch_size:
             refuse(
@@ -167,6 +181,10 @@ class Signature:
             f"sequence batching control '{control}' data-type is '{given}',"
             f" but model '{self._model}' expects '{expected}'",
         )
+
+
+def _after_first(tensor: Tensor) -> bytes:
+    return bytes(tensor.data)[byte_size(tensor.datatype) :]
 
 
 def _twice(names: Iterable[str]) -> str:

@@ -24,12 +24,19 @@ _BATCH_NOTE = (
 
 
 class TensorSpec:
-    """Two forms of one tensor: `dims` for clients, `shape` for the model."""
+    """Two forms of one tensor: `dims` for clients, `shape` for the model.
+
+    A shape tensor has no batch dimension, but one value more, in front: the size of the batch
+    (configuration spec 7.6).
+    """
 
     __slots__ = ("dims", "shape", "reshapes", "_lead")
 
     def __init__(self, entry: Any, max_batch_size: int) -> None:
         self.dims: list[int] = list(entry.dims)
+        if entry.is_shape_tensor and max_batch_size:
+            max_batch_size = 0
+            self.dims[0] += self.dims[0] != -1
         self.reshapes: bool = entry.HasField("reshape")
         self.shape: list[int] = list(entry.reshape.shape) if self.reshapes else self.dims
         self._lead = 1 if max_batch_size else 0
@@ -62,6 +69,7 @@ class InputSpec(TensorSpec):
 
     def __init__(self, entry: Any, model: str, max_batch_size: int) -> None:
         super().__init__(entry, max_batch_size)
+        max_batch_size *= self._lead
         self.name: str = entry.name
         self.optional: bool = entry.optional
         self._model = model

@@ -127,7 +127,7 @@ class Workshop:
                 arguments.overlap,
                 arguments.flow.window,
                 arguments.flow.seconds,
-                policy.cores,
+                tuple(policy.cores),
                 policy.node,
             )
         )

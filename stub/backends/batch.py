@@ -49,6 +49,32 @@ def _together(
         return [pb_utils.InferenceResponse(error=error)]
 
 
+class Raw:
+    """A tensor whose bytes are in a layout of the model's own: as many for each item as for others.
+
+    `shape` is complete, and does not tell how many bytes there are.
+    """
+
+    __slots__ = ("data", "shape")
+
+    def __init__(self, data: Array, shape: Sequence[int]) -> None:
+        self.data = data
+        self.shape = list(shape)
+
+    @property
+    def ndim(self) -> int:
+        """Dimensions, with that of the batch."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, items: slice) -> "Raw":
+        start, end, _ = items.indices(len(self))
+        size = len(self.data) // max(1, len(self))
+        return Raw(self.data[start * size : end * size], [end - start, *self.shape[1:]])
+
+
 class Batch:
     """One run of a model.
 
@@ -61,7 +87,7 @@ class Batch:
         self._requests = requests
         self._contract = contract
         tensors = [{tensor.name(): tensor for tensor in each.inputs()} for each in requests]
-        self.sizes = [_items(each) if contract.batches else 1 for each in tensors]
+        self.sizes = [_items(each, contract) if contract.batches else 1 for each in tensors]
         # The scheduler joins only requests with the same set of inputs (configuration spec 4.7).
         self.inputs: Dict[str, Array] = {
             name: self._joined(name, [each[name] for each in tensors]) for name in tensors[0]
@@ -73,9 +99,15 @@ class Batch:
         expected = self._contract.inputs.get(name)
         if expected is not None and expected.of_batch:
             return array_of(tensors[0])  # every request has the same
+        if expected is not None and expected.raw:
+            return _raw(tensors)
         arrays = [array_of(tensor) for tensor in tensors]
         if expected is not None and expected.ragged:
             arrays = [array.reshape(-1) for array in arrays]
+        if expected is not None and expected.of_shape and len(arrays) > 1:
+            total = arrays[0].copy()  # the scheduler joins only equal ones, but for their first
+            total[0] = sum(array[0] for array in arrays)
+            return total
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def responses(self, outputs: Mapping[str, Array]) -> List[pb_utils.InferenceResponse]:
@@ -100,18 +132,24 @@ class Batch:
     ) -> pb_utils.InferenceResponse:
         tensors: List[pb_utils.Tensor] = []
         for name, array in arrays.items():
-            if self._contract.batches and not self._contract.outputs[name].of_batch:
+            expected = self._contract.outputs[name]
+            if expected.of_shape and self._contract.batches:
+                array = array.copy()
+                array[0] = end - start
+            elif self._contract.batches and not expected.of_batch:
                 length = len(array) if array.ndim else 0
                 if length < end:
                     return _too_short(request, name, end, length)
                 array = array[start:end]
-            tensors.append(tensor_over(self._contract.outputs[name], array))
+            tensors.append(tensor_over(expected, array))
         return pb_utils.InferenceResponse(tensors)
 
     def _checked(self, name: str, outputs: Mapping[str, Array]) -> Array:
         """The output in the configuration's data type and, if it is a scalar, shape."""
         expected, array = self._contract.outputs[name], outputs[name]
         code = _CODES[expected.data_type]
+        if expected.raw:
+            return array
         if array.dtype.kind == "U":
             array = array.astype(np.object_)
         if array.dtype != STORAGE[code] and not (code == BYTES and array.dtype.kind == "S"):
@@ -122,9 +160,11 @@ class Batch:
         return array.reshape(1) if not array.ndim and expected.shape == [1] else array
 
 
-def _items(tensors: Mapping[str, pb_utils.Tensor]) -> int:
-    for tensor in tensors.values():
-        return tensor.shape()[0]
+def _items(tensors: Mapping[str, pb_utils.Tensor], contract: Contract) -> int:
+    for name, tensor in tensors.items():
+        expected = contract.inputs.get(name)
+        if expected is None or not expected.of_shape:
+            return tensor.shape()[0]
     return 1  # every input was optional, and left out
 
 
@@ -136,8 +176,23 @@ def array_of(tensor: pb_utils.Tensor) -> Array:
     return tensor.as_numpy(copy=False)
 
 
+def _raw(tensors: Sequence[pb_utils.Tensor]) -> Raw:
+    parts: List[Array] = []
+    for tensor in tensors:
+        data = tensor._wire_data()
+        owner = (tensor._owner, tensor)
+        parts.append(read_only_view(data, np.dtype(np.uint8), [len(data)], owner))
+    shape = tensors[0].shape()
+    if len(tensors) == 1:
+        return Raw(parts[0], shape)
+    return Raw(np.concatenate(parts), [sum(each.shape()[0] for each in tensors), *shape[1:]])
+
+
 def tensor_over(expected: Expected, array: Array) -> pb_utils.Tensor:
     """A tensor over the array's memory, by reference if that is shared memory of this process."""
+    if isinstance(array, Raw):
+        code, data = _CODES[expected.data_type], np.ascontiguousarray(array.data)
+        return pb_utils.Tensor._from_wire(expected.name, code, array.shape, byte_view(data), data)
     block = part_of(array)
     if block is not None:
         code = _CODES[expected.data_type]

@@ -12,9 +12,14 @@ class Expected:
 
     `shape` is complete: with the batch dimension, as -1, where there is one. `of_batch`: there is
     one for all requests of a batch, of whatever shape. `control`: it tells of a sequence.
+    `of_shape`: its values are sizes, and the first of them is that of the batch where there is
+    one (configuration spec 7.6). `raw`: its bytes are in a layout that is the model's own.
     """
 
-    __slots__ = ("control", "data_type", "dims", "name", "of_batch", "optional", "ragged", "shape")
+    __slots__ = (
+        *("control", "data_type", "dims", "name", "of_batch", "of_shape", "optional", "ragged"),
+        *("raw", "shape"),
+    )
 
     def __init__(
         self,
@@ -28,6 +33,10 @@ class Expected:
         reshape = entry.get("reshape")
         self.dims: Shape = list(entry["dims"] if reshape is None else reshape.get("shape", ()))
         self.shape: Shape = [-1, *self.dims] if batches else self.dims
+        self.of_shape = bool(entry.get("is_shape_tensor"))
+        if self.of_shape and batches and self.dims:
+            self.shape = [self.dims[0] + 1, *self.dims[1:]]
+        self.raw = bool(entry.get("is_non_linear_format_io"))
         self.optional = bool(entry.get("optional"))
         self.ragged = bool(entry.get("allow_ragged_batch"))
         self.of_batch = of_batch

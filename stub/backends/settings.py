@@ -100,18 +100,13 @@ def model_path(config: Mapping[str, Any], version_dir: str, capability: str = ""
     return os.path.normpath(os.path.join(version_dir, name))
 
 
-def missing(model: str, backend: str, package: str, error: ImportError) -> ModelFailure:
-    """What to say when the framework cannot be imported."""
+def missing(
+    model: str, backend: str, package: str, error: ImportError, extra: str = ""
+) -> ModelFailure:
+    """What to say when the framework cannot be imported; `extra` has it and what it needs."""
     how = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
     return ModelFailure(
         f"model '{model}' cannot be loaded: its backend '{backend}' needs the Python package"
         f" {package}, which {how} ({error}); to install it: {sys.executable} -m pip install"
-        f" {package}"
-    )
-
-
-def not_served(model: str, backend: str, instead: str) -> ModelFailure:
-    """What to say of a framework that is known and not served; `instead` is what to do."""
-    return ModelFailure(
-        f"model '{model}' cannot be loaded: the backend '{backend}' is not served yet; {instead}"
+        f" {repr(extra) if extra else package}"
     )

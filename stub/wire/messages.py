@@ -84,7 +84,7 @@ class Initialize(_Message, tag="init"):
     overlap: int = 1
     window: int = 128
     send_seconds: float = 60.0
-    cores: Sequence[int] = ()
+    cores: Tuple[int, ...] = ()
     node: Optional[int] = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -210,7 +211,8 @@ def _ask_later(client: Any, model: str, inputs: Any, parameters: Any = None) -> 
     def answer() -> Any:
         assert there.wait(DEADLINE)
         result, error = got[0]
-        assert error is None, error
+        if error is not None:
+            raise error
         return result
 
     return answer
@@ -331,6 +333,13 @@ def test_what_cannot_be_recovered_from_makes_the_model_not_ready(client: Any) ->
     assert client.is_model_ready("double") and client.is_server_live()
 
 
+_LATE = {
+    "backend": "python",
+    "input": [{"name": "INPUT_1", "data_type": "TYPE_INT64", "dims": [-1]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}],
+}
+
+
 def test_a_function_that_is_bound_later_is_served_at_once(host: Host, client: Any) -> None:
     host.bind("late", batch(lambda INPUT_1: [INPUT_1 + 1]), [TensorSpec((-1,), np.int64)], [Y])
     given = tensor("INPUT_1", np.array([[1]], dtype=np.int64))
@@ -338,6 +347,8 @@ def test_a_function_that_is_bound_later_is_served_at_once(host: Host, client: An
     client.unload_model("late")
     wait_until(lambda: not client.is_model_ready("late"), "the end of the model")
     client.load_model("late")
+    with pytest.raises(InferenceServerException, match="no function is bound.*or none is free"):
+        client.load_model("late", config=json.dumps({**_LATE, "max_batch_size": 2}))
     assert client.infer("late", [given]).as_numpy("y").tolist() == [[2]]
 
 
@@ -399,6 +410,31 @@ def test_a_host_that_does_not_start_says_why() -> None:
     with pytest.raises(HostFailure, match="failed to load all models"):
         broken.run()
     assert not broken.is_alive() and broken.grpc_url == ""
+
+
+def test_a_function_that_does_not_return_is_left_behind() -> None:
+    called, go_on, went_on = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(requests: Any) -> Any:
+        called.set()
+        go_on.wait(DEADLINE)
+        went_on.set()
+        return [{"y": request["x"]} for request in requests]
+
+    host = new_host(exit_timeout_secs=0, allow_http=False, allow_metrics=False)
+    host.bind("hang", hang, [X], [Y])
+    host.run()
+    with grpcclient.InferenceServerClient(host.grpc_url) as client:
+        answer = _ask_later(client, "hang", [tensor("x", ones())])
+        assert called.wait(DEADLINE)
+        assert not host.stop(), "not all work has ended"
+        with pytest.raises(InferenceServerException):
+            answer()
+    go_on.set()
+    assert went_on.wait(DEADLINE)
+    assert not host.is_alive() and host.stop()
+    with pytest.raises(HostFailure, match="this host has been stopped; make another one"):
+        host.run()
 
 
 SCRIPT = """

@@ -246,12 +246,12 @@ class Connection(asyncio.Protocol):
 
     def headers(self, stream: int, block: bytes, end: bool) -> None:
         """A request, or the trailers of one."""
+        if not stream & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client's stream with an even number")
         known = self.streams.get(stream)
         if stream <= self._last_stream or known is not None:
             self._trailers(stream, known, block, end)
             return
-        if not stream & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client's stream with an even number")
         self._last_stream = stream
         try:
             route = self._headers.request(block)
@@ -305,8 +305,7 @@ class Connection(asyncio.Protocol):
         known.received(piece, size, end)
 
     def _stray_data(self, stream: int, size: int, end: bool) -> None:
-        if stream > self._last_stream:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that is not open")
+        self._check_not_idle(stream, "DATA")
         self.credit(size)
         if stream in self._ended_early:
             if end:
@@ -386,7 +385,7 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, stream: int, code: ErrorCode) -> None:
         """Reset a stream for what the client did; only so many are taken."""
-        if stream > self._last_stream:
+        if stream > self._last_stream or not stream & 1:
             raise ConnectionFault(code, "a wrong frame on a stream that is not open")
         self._spend_reset()
         self.reset(stream, code)
@@ -396,5 +395,5 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
     def _check_not_idle(self, stream: int, name: str) -> None:
-        if stream > self._last_stream:
+        if stream > self._last_stream or not stream & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{name} on a stream that is not open")

@@ -18,6 +18,7 @@ _REMEMBER_UP_TO = 1024  # bytes of a block
 _FIELD_COST = 32  # what RFC 9113 adds to each field when it counts the size of a list
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _BAD_VALUE = re.compile(rb"[\0\r\n]").search
+_LENGTH = re.compile(rb"[0-9]{1,19}").fullmatch
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _REQUIRED = frozenset((b":method", b":scheme", b":path"))
 _OF_CONNECTIONS = frozenset(
@@ -62,8 +63,8 @@ class HeaderReader(Generic[T]):
     def trailers(self, block: bytes) -> None:
         """Fields after the request: nobody asks for them. Raises as `request` does."""
         fields, _ = self._decode(block)
-        if any(name.startswith(b":") for name, _ in fields):
-            raise Malformed("a pseudo-header in trailers")
+        for name, value in fields:
+            _check_field(name, value)  # a pseudo-header has no name of a field
 
     def skip(self, block: bytes) -> None:
         """Keep the table in step. Raises ConnectionFault."""
@@ -95,6 +96,7 @@ def _state(table: object) -> tuple[int, int, int]:
 
 def _check_request(fields: Fields) -> None:
     pseudo: set[bytes] = set()
+    lengths: set[bytes] = set()
     ordinary = False
     for name, value in fields:
         if name[:1] == b":":
@@ -103,11 +105,20 @@ def _check_request(fields: Fields) -> None:
             pseudo.add(name)
             continue
         ordinary = True
-        if not _NAME(name):
-            raise Malformed(f"field name {name!r}")
-        if _BAD_VALUE(value):
-            raise Malformed(f"value of {name!r}")
-        if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
-            raise Malformed(f"field {name!r} has no place in HTTP/2")
+        _check_field(name, value)
+        if name == b"content-length":
+            if not _LENGTH(value) or lengths - {value}:
+                raise Malformed(f"content-length {value!r}")
+            lengths.add(value)
     if not pseudo >= _REQUIRED:
         raise Malformed("a request without method, scheme or path")
+
+
+def _check_field(name: bytes, value: bytes) -> None:
+    # A value with spaces around it passes: gRPC clients send such metadata, and servers take them.
+    if not _NAME(name):
+        raise Malformed(f"field name {name!r}")
+    if _BAD_VALUE(value):
+        raise Malformed(f"value of {name!r}")
+    if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
+        raise Malformed(f"field {name!r} has no place in HTTP/2")

@@ -10,6 +10,7 @@ from host.frontends.h2.calls import Refusal, StreamCall, UnaryCall
 from host.frontends.h2.connection import Connection, Route
 from host.frontends.h2.headers import Fields
 from host.frontends.h2.limits import Limits
+from host.frontends.h2.measured import MeasuredStreamCall, MeasuredUnaryCall
 from host.frontends.h2.rpc import Rpc, parse
 from host.frontends.h2.status import Code, RpcFault
 from host.frontends.h2.stream import Stream
@@ -33,6 +34,21 @@ class _Streaming:
 
     def open(self, connection: Connection, stream_id: int) -> Stream:
         return StreamCall(connection, stream_id, self.rpc, self.method)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    rpc: Rpc
+    length: int
+
+    def open(self, connection: Connection, stream_id: int) -> Stream:
+        call: MeasuredStreamCall | MeasuredUnaryCall
+        if isinstance(self.rpc.method, StreamMethod):
+            call = MeasuredStreamCall(connection, stream_id, self.rpc, self.rpc.method)
+        else:
+            call = MeasuredUnaryCall(connection, stream_id, self.rpc, self.rpc.method)
+        call.missing = self.length
+        return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +86,8 @@ class Router:
         except RpcFault as fault:
             end = status.trailers(fault.code, fault.message)
             return _Refused(status.RESPONSE + status.ACCEPT_ENCODING + end)
+        if length := known.get(b"content-length"):
+            return _Measured(rpc, int(length))
         if isinstance(rpc.method, StreamMethod):
             return _Streaming(rpc, rpc.method)
         return _Unary(rpc, rpc.method)

@@ -1,1 +1,1 @@
-"""The backend `tensorrt`, which is still to come."""
+"""The backend `tensorrt`: engines of TensorRT, on GPUs."""

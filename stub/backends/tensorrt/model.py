@@ -1,26 +1,105 @@
-"""Says that models of TensorRT are not served yet."""
+"""Serves engines of TensorRT, each built for one kind of GPU."""
 
-from typing import Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 import pb_utils
-from stub.backends.settings import configuration, not_served
+from stub.backends.batch import Array, answer
+from stub.backends.contract import Contract
+from stub.backends.settings import Placement, Settings, configuration, missing, model_path
+from stub.backends.tensorrt.agreement import check, complete
+from stub.backends.tensorrt.graphs import graphs_of
+from stub.backends.tensorrt.profiles import group_of, profiles_of
 from stub.user_model import ModelFailure
-
-_INSTEAD = "serve the model that the plan was built from with the backend 'onnxruntime', on the GPU"
 
 
 class TritonPythonModel:
-    """Refuses to load any model."""
+    """One engine. `backend_config` are the settings of the command line for this backend."""
 
-    @staticmethod
-    def auto_complete_config(config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Raise ModelFailure."""
-        raise _refusal(config.as_dict()["name"])
+    backend_config: Dict[str, str] = {}
+
+    @classmethod
+    def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
+        """Read from the plan what the configuration does not say, on a GPU of the model's."""
+        given = config.as_dict()
+        model = given["name"]
+        groups = [each for each in given.get("instance_group", ()) if each.get("gpus")]
+        group = groups[0] if groups else {}
+        args = {"model_instance_name": model, "model_instance_kind": "GPU"}
+        args["model_instance_device_id"] = str(group.get("gpus", [0])[0])
+        opened, plan = _open(given, Placement(args), group, cls.backend_config)
+        complete(given, plan, list(range(plan.profiles)))
+        del opened
+        return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Raise ModelFailure."""
-        raise _refusal(configuration(args)["name"])
+        """Open the plan, check that the configuration and it agree, and record graphs."""
+        config, placement = configuration(args), Placement(args)
+        self._contract = Contract(config)
+        group = group_of(config, placement.instance)
+        opened, plan = _open(config, placement, group, self.backend_config)
+        profiles = profiles_of(self._contract.model, group, plan)
+        check(self._contract, config.get("max_batch_size", 0), plan, profiles)
+        graphs = graphs_of(config, plan, profiles)
+        self._scalars = [each.name for each in plan.inputs if not each.shape and not plan.implicit]
+        from stub.backends.tensorrt.runner import Runner
+
+        self._runner = Runner(opened, plan, profiles, graphs)
+
+    def execute(
+        self, requests: Sequence[pb_utils.InferenceRequest]
+    ) -> List[pb_utils.InferenceResponse]:
+        """Run all requests at once."""
+        return answer(requests, self._contract, self._run)
+
+    def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
+        for name in self._scalars:
+            inputs[name] = inputs[name].reshape(())
+        return self._runner.run(inputs, wanted)
+
+    def finalize(self) -> None:
+        """Let the engine go before the interpreter does."""
+        del self._runner
 
 
-def _refusal(model: str) -> ModelFailure:
-    return not_served(model, "tensorrt", _INSTEAD)
+def _open(
+    config: Mapping[str, Any],
+    placement: Placement,
+    group: Mapping[str, Any],
+    backend_config: Mapping[str, str],
+) -> Any:
+    """The engine and its description. Raises ModelFailure."""
+    model = config["name"]
+    torch = _libraries(model)
+    if not placement.on_gpu:
+        raise ModelFailure(
+            f"model '{model}' cannot be loaded: its instance '{placement.instance}' is to run on"
+            f" KIND_{placement.kind}, and TensorRT runs on GPUs alone; configure KIND_GPU, on a"
+            " machine that has one"
+        )
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if placement.device >= count:
+        raise ModelFailure(
+            f"model '{model}' cannot be loaded: its instance '{placement.instance}' is to run on"
+            f" GPU {placement.device}, and torch {torch.__version__} sees {count} GPUs; TensorRT"
+            " needs one, and a torch that is built for the machine's CUDA"
+        )
+    from stub.backends.tensorrt import library
+
+    torch.cuda.set_device(placement.device)
+    capability = ".".join(map(str, torch.cuda.get_device_capability(placement.device)))
+    path = model_path(config, pb_utils.get_model_dir(), capability)
+    settings = Settings(model, backend_config)
+    opened = library.open_plan(model, path, settings, group, capability)
+    return opened, library.describe(model, opened.engine)
+
+
+def _libraries(model: str) -> Any:
+    """PyTorch, if TensorRT is there as well. Raises ModelFailure if one is missing."""
+    try:
+        import torch
+        import tensorrt  # isort: skip
+    except ImportError as error:
+        package = "torch" if (error.name or "") == "torch" else "tensorrt"
+        raise missing(model, "tensorrt", package, error, "pbhost[tensorrt]") from error
+    del tensorrt
+    return torch

@@ -486,6 +486,37 @@ def test_it_is_the_models_shape_that_has_to_be_equal() -> None:
     assert not checked.compatible(first, third)
 
 
+SHAPED = """max_batch_size: 4
+    input { name: "N" data_type: TYPE_INT32 dims: [ 2 ] is_shape_tensor: true }
+    input { name: "A" data_type: TYPE_INT8 dims: [ -1 ] }"""
+
+
+def sizes(*values: int) -> Tensor:
+    return tensor("N", [len(values)], struct.pack(f"<{len(values)}i", *values), "INT32")
+
+
+def test_a_shape_tensor_has_the_size_of_the_batch_as_its_first_value_and_no_batch() -> None:
+    asked = request(sizes(2, 5, 6), tensor("A", [2, 3], bytes(6), "INT8"))
+    signature(SHAPED).check(asked)
+    assert asked.batch_size == 2
+    assert asked.inputs[0].shape == [3]
+    short = request(sizes(5, 6), tensor("A", [2, 3], bytes(6), "INT8"))
+    assert "Expected [3], got [2]" in refusal(SHAPED, short)
+
+
+def test_calls_share_a_batch_only_with_equal_shape_tensors_but_for_the_first_value() -> None:
+    a = tensor("A", [1, 3], bytes(3), "INT8")
+    one, same, other = calls(*(request(sizes(n, 5, m), a) for n, m in ((1, 6), (2, 6), (1, 7))))
+    assert signature(SHAPED).compatible(one, same)
+    assert not signature(SHAPED).compatible(one, other)
+
+
+def test_what_is_not_linear_may_have_any_number_of_bytes() -> None:
+    config = """input { name: "A" data_type: TYPE_INT8 dims: [ 3, 2, 2 ]
+        is_non_linear_format_io: true }"""
+    signature(config).check(request(tensor("A", [3, 2, 2], bytes(128), "INT8")))
+
+
 def reference(data: bytes, count: int) -> bool:
     """Whether the data is exactly `count` elements, the plain way."""
     while len(data) >= 4:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pb_utils
-from stub.backends.batch import BadInput, Batch, answer
+from stub.backends.batch import BadInput, Batch, Raw, answer
 from stub.backends.contract import Contract, Provided
 from stub.user_model import ModelFailure
 
@@ -69,6 +69,60 @@ def test_each_request_gets_the_outputs_that_it_asks_for() -> None:
     ]
     assert got == [{"y": [[2]]}, {"z": [[6]]}, {"y": [[6]], "z": [[9]]}]
     assert Batch([request("z", x=rows(1))], ONE).wanted == ["z"]
+
+
+def test_shape_tensors_are_not_joined_and_their_first_value_is_the_whole_batch() -> None:
+    sizes = entry("n", [2], "TYPE_INT32", is_shape_tensor=True)
+    shaped = contract([sizes, entry("x", [1])], [sizes, entry("y", [1])])
+    asked = [
+        request("n", "y", n=np.array([count, 5, 6], np.int32), x=rows(*values))
+        for count, values in ((1, [1]), (2, [2, 3]))
+    ]
+    seen: list[Any] = []
+
+    def run(inputs: Mapping[str, Any], wanted: list[str]) -> dict[str, Any]:
+        seen.append((inputs["n"].tolist(), inputs["x"].tolist()))
+        return {"n": inputs["n"] * 1, "y": inputs["x"]}
+
+    first, second = answer(asked, shaped, run)
+    assert seen == [([3, 5, 6], [[1], [2], [3]])]
+    assert first.output_tensors()[0].as_numpy().tolist() == [1, 5, 6]
+    assert second.output_tensors()[0].as_numpy().tolist() == [2, 5, 6]
+    assert second.output_tensors()[1].as_numpy().tolist() == [[2], [3]]
+
+
+@pytest.mark.parametrize("size", [8, 0])
+def test_bytes_in_a_models_own_layout_are_joined_and_split_by_items(size: int) -> None:
+    raw = entry("x", [1, 1, 3], "TYPE_INT8", is_non_linear_format_io=True)
+    own = contract([raw], [{**raw, "name": "y"}], size=size)
+    lead = [[1], [2]] if size else [[], []]
+    asked = [
+        pb_utils.InferenceRequest(
+            inputs=[
+                pb_utils.Tensor._from_wire(
+                    "x", 7, [*shape, 1, 1, 3], memoryview(bytes([n] * 4 * sum(shape or [1]))), None
+                )
+            ],
+            requested_output_names=["y"],
+            model_name="m",
+        )
+        for n, shape in enumerate(lead, 1)
+    ]
+    seen: list[Any] = []
+
+    def run(inputs: Mapping[str, Any], wanted: list[str]) -> dict[str, Any]:
+        x = inputs["x"]
+        seen.append((x.shape, x.data.tolist()))
+        return {"y": Raw(x.data + 10, x.shape)}
+
+    responses = answer(asked, own, run)
+    got = [response.output_tensors()[0] for response in responses]
+    assert [tensor.shape() for tensor in got] == [[*shape, 1, 1, 3] for shape in lead]
+    assert [bytes(tensor._wire_data()) for tensor in got] == (
+        [bytes([11] * 4), bytes([12] * 8)] if size else [bytes([11] * 4), bytes([12] * 4)]
+    )
+    both = ([3, 1, 1, 3], [1] * 4 + [2] * 8)
+    assert seen == ([both] if size else [([1, 1, 3], [n] * 4) for n in (1, 2)])
 
 
 def test_a_model_without_batches_runs_requests_one_by_one() -> None:

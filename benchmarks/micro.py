@@ -1,0 +1,184 @@
+"""What the parts of one request cost by themselves.
+
+    python -m benchmarks.micro [options of pyperf, as --fast or -o FILE]
+    python -m benchmarks.micro --instructions
+
+Times are pyperf's. `--instructions` counts with `valgrind --tool=callgrind` instead, which gives
+the same for the same code whatever else the machine does: so two commits can be compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from tritonclient.grpc import service_pb2 as pb
+
+from host.frontends.grpc_codec import decode_infer_request, parse_infer_request, to_request
+from host.frontends.grpc_encode import encode_infer_response
+from host.frontends.grpc_recurring import Recurring
+from host.inference import Call, InferRequest, InferResponse, Tensor
+from host.scheduling.direct import DirectScheduler
+from host.scheduling.dynamic import DynamicScheduler
+from stub.wire import messages as m
+from stub.wire.arena import Arena, span_of
+from stub.wire.payload import WireRequest, WireTensor
+from stub.wire.ring import RingReader, RingWriter, create_file, map_file
+
+Operation = Callable[[], object]
+
+_SMALL = bytes(64)
+_LARGE = bytes(1 << 20)
+_COUNTED = 400  # operations whose instructions are counted, after as many that are not
+
+
+def _message(data: bytes) -> bytes:
+    request = pb.ModelInferRequest(model_name="identity", id="7")
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[len(data) // 4])
+    request.outputs.add(name="OUTPUT0")
+    request.raw_input_contents.append(data)
+    return bytes(request.SerializeToString())
+
+
+def _decode() -> Operation:
+    data = _message(_SMALL)
+    return lambda: decode_infer_request(data)
+
+
+def _recognise() -> Operation:
+    data, recurring = _message(_SMALL), Recurring()
+    message = parse_infer_request(data)
+    recurring.learn(data, message, to_request(message))
+    return lambda: recurring.request(data)
+
+
+def _encode() -> Operation:
+    response = InferResponse("identity", 1, outputs=[Tensor("OUTPUT0", "FP32", [16], _SMALL)])
+    return lambda: encode_infer_response(response)
+
+
+def _frame() -> Operation:
+    request = WireRequest("7", [WireTensor("INPUT0", 11, [16], _SMALL)], ["OUTPUT0"], {})
+    return lambda: m.decode_to_stub(m.encode([m.Execute(1, [request])]))
+
+
+def _ring() -> Operation:
+    memory = map_file(create_file("pbhost-benchmark"))[0]
+    writer, reader = RingWriter(memory), RingReader(memory)
+    frame = bytes(200)
+
+    def pass_on() -> None:
+        writer.put(frame)
+        reader.take()
+
+    return pass_on
+
+
+def _arena() -> Operation:
+    limit = 64 << 20
+    fd = os.memfd_create("pbhost-benchmark", os.MFD_CLOEXEC)
+    os.truncate(fd, span_of(limit))
+    arena, data = Arena(1, fd, limit), memoryview(_LARGE)
+    return lambda: arena.write(data)
+
+
+class _Lane(SimpleNamespace):
+    """Answers its batch when it is told to."""
+
+    def run(self, calls: Sequence[Call]) -> None:
+        self.calls = calls
+
+    def cancel(self, call: Call) -> None:
+        """Nobody does that here."""
+
+    def takes_ahead(self, call: Call) -> bool:
+        return False
+
+    def finish(self) -> None:
+        for call in self.calls:
+            call.respond(InferResponse("m", 1))
+        self.scheduler.lane_free(self)
+
+
+def _direct() -> Operation:
+    scheduler = DirectScheduler()
+    lane = _Lane(scheduler=scheduler)
+    scheduler.lane_free(lane)
+
+    def one() -> None:
+        scheduler.submit(Call(InferRequest("m", [])))
+        lane.finish()
+
+    return one
+
+
+def _dynamic() -> Operation:
+    scheduler = DynamicScheduler(16, 0, lambda first, other: True)
+    lane = _Lane(scheduler=scheduler)
+    scheduler.lane_free(lane)
+
+    def seventeen() -> None:
+        for _ in range(17):  # the first one runs alone, the others together
+            scheduler.submit(Call(InferRequest("m", [], batch_size=1)))
+        lane.finish()
+        lane.finish()
+
+    return seventeen
+
+
+OPERATIONS: dict[str, Callable[[], Operation]] = {
+    "codec: take a request apart": _decode,
+    "codec: recognise a request": _recognise,
+    "codec: encode a response": _encode,
+    "messages: encode and decode a batch": _frame,
+    "ring: put and take a frame": _ring,
+    "arena: write 1 MB and drop it": _arena,
+    "scheduler: one call, direct": _direct,
+    "scheduler: 17 calls, dynamic": _dynamic,
+}
+
+
+def instructions(name: str) -> float:
+    """Instructions of one operation: those of many, less those of half as many."""
+    return (_counted(name, 2 * _COUNTED) - _counted(name, _COUNTED)) / _COUNTED
+
+
+def _counted(name: str, operations: int) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [
+                "valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out",
+                sys.executable, "-m", "benchmarks.micro", "--run", name, str(operations),
+            ],
+            capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "0"},
+            cwd=Path(__file__).parents[1],
+        )  # fmt: skip
+    found = re.search(r"Collected : (\d+)", done.stderr)
+    assert found is not None, done.stderr
+    return int(found[1])
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--run"]:
+        operation = OPERATIONS[sys.argv[2]]()
+        for _ in range(int(sys.argv[3])):
+            operation()
+    elif sys.argv[1:] == ["--instructions"]:
+        for name in OPERATIONS:
+            print(f"{name:36} {instructions(name):12,.0f} instructions", flush=True)
+    else:
+        import pyperf
+
+        runner = pyperf.Runner(program_args=("-m", "benchmarks.micro"))
+        for name, make in OPERATIONS.items():
+            runner.bench_func(name, make())
+
+
+if __name__ == "__main__":
+    main()

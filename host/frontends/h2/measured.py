@@ -1,0 +1,33 @@
+"""Calls that have said how long their requests are, and are held to it (RFC 9113 8.1.1)."""
+
+from __future__ import annotations
+
+from host.frontends.h2.calls import StreamCall, UnaryCall
+from host.frontends.h2.frames import ErrorCode
+from host.frontends.h2.reader import Piece
+from host.frontends.h2.stream import Stream
+
+
+class _Measured(Stream):
+    """Resets a stream whose DATA is not as long as its content-length; padding does not count.
+
+    Few clients of gRPC send that field, so calls without it pay nothing for it.
+    """
+
+    missing = 0
+
+    def received(self, piece: Piece, size: int, end: bool) -> None:
+        self.missing -= len(piece)
+        if self.missing < 0 or (end and self.missing):
+            self.credit(size)
+            self.connection.refuse(self.id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            super().received(piece, size, end)
+
+
+class MeasuredUnaryCall(_Measured, UnaryCall):
+    """A unary call with a content-length; `missing` is to be set to it."""
+
+
+class MeasuredStreamCall(_Measured, StreamCall):
+    """A stream with a content-length; `missing` is to be set to it."""

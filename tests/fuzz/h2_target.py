@@ -1,0 +1,225 @@
+"""A whole HTTP/2 connection with a gRPC service on it, fed with any bytes in any pieces.
+
+The first byte of an input says how the rest is meant, the second how it is cut. Half of the inputs
+are bytes as they come; in the others each frame is told by four bytes and its payload, so that
+changed inputs are still frames, and kinds from 16 on are requests that can be served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import hpack
+
+from host.errors import not_found
+from host.frontends.grpc_methods import (
+    Context,
+    Done,
+    GrpcOptions,
+    Send,
+    StreamMethod,
+    UnaryMethod,
+)
+from host.frontends.h2 import frames
+from host.frontends.h2.connection import Connection
+from host.frontends.h2.limits import Limits
+from host.frontends.h2.route import Router
+
+LIMITS = Limits(
+    max_message=4096,
+    max_streams=8,
+    stream_window=8192,
+    connection_window=65536,
+    max_frame=16384,
+    send_queue=4096,
+    header_block=4096,
+    header_list_end=8192,
+    resets=(50, 1),
+    idle_frames=(50, 1),
+)
+_MOST_KEPT = 2 * 16384  # bytes: one frame, and what came with its end
+_PATHS = ["Echo", "Hold", "Fail", "EchoStream", "Flood", "Nothing"]
+
+
+class _Held:
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+
+
+async def _echo(data: bytes, context: Context) -> bytes:
+    return data
+
+
+def _hold(data: bytes, done: Done, context: Context) -> _Held:
+    return _Held()
+
+
+async def _fail(data: bytes, context: Context) -> bytes:
+    raise not_found(data.decode("latin-1"))
+
+
+async def _echo_stream(requests: AsyncIterator[bytes], send: Send, context: Context) -> None:
+    async for data in requests:
+        await send(data)
+
+
+async def _flood(requests: AsyncIterator[bytes], send: Send, context: Context) -> None:
+    for _ in range(50):
+        await send(bytes(1000))
+
+
+_SERVICES = {
+    "t.T": [
+        UnaryMethod("Echo", _echo, ""),
+        UnaryMethod("Hold", _echo, "", _hold),
+        UnaryMethod("Fail", _fail, ""),
+        StreamMethod("EchoStream", _echo_stream, ""),
+        StreamMethod("Flood", _flood, ""),
+    ]
+}
+
+
+def _request(path: str, *extra: tuple[str, str]) -> bytes:
+    fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", f"/t.T/{path}"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        *extra,
+    ]
+    return hpack.Encoder().encode(fields)
+
+
+_BLOCKS = [_request(path) for path in _PATHS] + [
+    _request("EchoStream", ("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")),
+    _request("Echo", ("content-length", "7"), ("grpc-timeout", "1S"), ("x-bin", "AAE")),
+]
+
+
+class _Sink(asyncio.Transport):
+    """Where the connection writes to: it takes all, or says now and then that it has enough."""
+
+    def __init__(self) -> None:
+        super().__init__({"socket": -1})
+        self.data = bytearray()
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        assert not self.closed, "written after the end"
+        self.data += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.closed = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """There is room for all."""
+
+
+def _frames(program: bytes) -> Iterator[bytes]:
+    at = 0
+    while at + 4 <= len(program):
+        kind, flags, stream, length = program[at : at + 4]
+        at += 4
+        payload = program[at : at + length]
+        at += length
+        if kind >= 128:
+            payload, kind, flags = _BLOCKS[kind % len(_BLOCKS)], frames.HEADERS, 4 | flags & 1
+        elif kind >= 64:
+            message = struct.pack(">BI", flags >> 7, len(payload)) + payload
+            payload, kind = message, frames.DATA
+            flags &= 1
+        yield frames.head(len(payload), kind, flags, stream) + payload
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    how, cut, rest = data[0], data[1], data[2:]
+    if how & 1:
+        rest = b"".join(_frames(rest))
+    if how & 2:
+        rest = frames.PREFACE + frames.settings({}) + rest
+    size = cut or len(rest) or 1
+    return (rest[at : at + size] for at in range(0, len(rest), size))
+
+
+def _sent(data: bytes) -> list[tuple[int, int]]:
+    """Kind and stream of each frame that was sent. They are whole."""
+    kinds, at = [], 0
+    while at < len(data):
+        high, low, kind, _, stream = frames.HEAD.unpack_from(data, at)
+        at += frames.HEAD_SIZE + (high << 8 | low)
+        kinds.append((kind, stream))
+    assert at == len(data), "the last frame is not whole"
+    return kinds
+
+
+async def _converse(data: bytes) -> None:
+    problems: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
+    gone: list[Connection] = []
+    router = Router(_SERVICES, GrpcOptions(), LIMITS)
+    made = Connection(router.route, GrpcOptions(), LIMITS, lambda _: None, gone.append)
+    sink = _Sink()
+    made.connection_made(sink)
+    for number, piece in enumerate(_pieces(data)):
+        made.data_received(piece)
+        assert len(made.streams) <= LIMITS.max_streams
+        assert len(made._reader._buffer) <= _MOST_KEPT, "more is kept than one frame"
+        held = sum(stream.held for stream in made.streams.values())
+        assert held <= LIMITS.connection_window, "more is held than was granted"
+        if sink.closed:
+            break
+        if data[0] & 4 and number < 64:
+            await asyncio.sleep(0)
+        if data[0] & 8:
+            made.pause_writing() if number & 1 else made.resume_writing()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    kinds = _sent(sink.data)
+    assert b"unexpected failure" not in sink.data
+    assert kinds[0] == (frames.SETTINGS, 0)
+    assert all(kind != frames.PUSH_PROMISE for kind, _ in kinds)
+    if sink.closed:
+        assert kinds[-1] == (frames.GOAWAY, 0), "ended without a reason"
+        assert not made.streams
+    made.close()
+    made.connection_lost(None)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not problems, problems
+    assert not made.streams and not made.out.waiting
+    assert gone == [made]
+
+
+_OPENED = bytes([128, 0, 1, 0])
+SEEDS = [
+    b"\x02\0",
+    b"\0\3" + frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 10}),
+    b"\x07\0" + bytes([128, 0, 1, 0, 64, 1, 1, 5]) + b"hello",
+    b"\x07\x05" + bytes([131, 0, 1, 0, 64, 0, 1, 2]) + b"ab" + bytes([64, 1, 1, 2]) + b"cd",
+    b"\x07\0" + bytes([132, 1, 1, 0, 8, 0, 0, 4, 0, 0, 1, 0, 3, 0, 1, 4]) + bytes(4),
+    b"\x0f\0" + bytes([1, 0, 1, 1, 0x82, 9, 4, 1, 1, 0x84]) + bytes([6, 0, 0, 8]) + bytes(8),
+    b"\x07\0" + bytes([4, 0, 0, 6, 0, 4, 0, 0, 0, 5]) + bytes([132, 1, 3, 0, 129, 0, 5, 0]),
+    b"\x07\0" + bytes([135, 0, 1, 0, 64, 1, 1, 2]) + b"ab" + bytes([133, 1, 3, 0]),
+]
+
+
+def check(data: bytes, run: Callable[..., None] = asyncio.run) -> None:
+    """The connection raises nothing, keeps little, and ends with a reason or can go on."""
+    if len(data) >= 2:
+        run(_converse(data))
