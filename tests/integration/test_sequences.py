@@ -199,6 +199,8 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     add("oldest", seen_model(), seen_config("oldest { max_candidate_sequences: 4 }"))
     add("single", seen_model(False), seen_config(largest=0))
     add("mortal", seen_model(), seen_config(largest=1, count=2))
+    one_each = "oldest { max_candidate_sequences: 1 }"
+    add("mortal_oldest", seen_model(), seen_config(one_each, largest=1, count=2))
     add("hasty", seen_model(), seen_config(idle=1))
     add("sum", SUM, SUM_CONFIG.format(output="", initial=""))
     shown = ', { name: "TOTAL_OUT", data_type: TYPE_INT32, dims: [ 1 ] }'
@@ -211,6 +213,8 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     for name, code, decoupled in (("again", AGAIN, "false"), ("stream", AGAIN_DECOUPLED, "true")):
         batching = "sequence_batching { iterative_sequence: true }"
         add(name, code, AGAIN_CONFIG.format(decoupled=decoupled, batching=batching))
+        batching = "sequence_batching { iterative_sequence: true oldest {} }"
+        add(f"{name}_oldest", code, AGAIN_CONFIG.format(decoupled=decoupled, batching=batching))
     add("not_again", AGAIN, AGAIN_CONFIG.format(decoupled="false", batching=""))
     return module_serve(module_repository).wait_started()
 
@@ -396,19 +400,20 @@ def pending(host: RunningHost, model: str) -> int:
     return -1
 
 
+@pytest.mark.parametrize("model", ["mortal", "mortal_oldest"])
 def test_a_dead_stub_ends_its_sequences_and_no_others(
-    host: RunningHost, client: grpcclient.InferenceServerClient
+    host: RunningHost, client: grpcclient.InferenceServerClient, model: str
 ) -> None:
-    ask(client, "mortal", 1, "s")
-    ask(client, "mortal", 2, "s")
-    line = Line(host, "mortal")
+    ask(client, model, 1, "s")
+    ask(client, model, 2, "s")
+    line = Line(host, model)
     line.send(3, "se", "behind")  # the backlog
-    wait_until(lambda: pending(host, "mortal") == 1, "the backlog")
-    _, text = failure(ask, client, "mortal", 1, "", "die")
+    wait_until(lambda: pending(host, model) == 1, "the backlog")
+    _, text = failure(ask, client, model, 1, "", "die")
     assert "is not healthy" in text
-    assert "must specify the START flag" in failure(ask, client, "mortal", 1)[1]
+    assert "must specify the START flag" in failure(ask, client, model, 1)[1]
     assert own_row(line.next())["id"] == 3  # it gets the slot of the new instance
-    assert own_row(ask(client, "mortal", 2, "e"))["id"] == 2
+    assert own_row(ask(client, model, 2, "e"))["id"] == 2
     line.close()
 
 
@@ -512,15 +517,15 @@ def count_of(value: int) -> list[grpcclient.InferInput]:
     return [tensor("COUNT", np.array([value], dtype=np.int32))]
 
 
-def test_requests_can_be_run_again(client: grpcclient.InferenceServerClient) -> None:
+@pytest.mark.parametrize("model", ["again", "again_oldest"])
+def test_requests_can_be_run_again(client: grpcclient.InferenceServerClient, model: str) -> None:
     for _ in range(3):  # each has a slot for as long as it takes
-        assert client.infer("again", count_of(4)).as_numpy("FLAGS").tolist() == [1, 0, 0, 0]
-    assert client.infer("again", count_of(1), sequence_id=5, sequence_start=True).as_numpy(
+        assert client.infer(model, count_of(4)).as_numpy("FLAGS").tolist() == [1, 0, 0, 0]
+    assert client.infer(model, count_of(1), sequence_id=5, sequence_start=True).as_numpy(
         "FLAGS"
     ).tolist() == [1]
     assert (
-        "must specify the START flag"
-        in failure(client.infer, "again", count_of(1), sequence_id=5)[1]
+        "must specify the START flag" in failure(client.infer, model, count_of(1), sequence_id=5)[1]
     )
 
 
@@ -533,11 +538,12 @@ def test_requests_with_an_end_cannot_be_run_again(
     )
 
 
-def test_streams_can_be_made_of_many_executions(host: RunningHost) -> None:
+@pytest.mark.parametrize("model", ["stream", "stream_oldest"])
+def test_streams_can_be_made_of_many_executions(host: RunningHost, model: str) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with host.client() as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer("stream", count_of(5))
+        client.async_stream_infer(model, count_of(5))
         got = [answers.get(timeout=DEADLINE) for _ in range(5)]
         assert [error for _, error in got if error] == []
         assert [int(result.as_numpy("FLAGS")[0]) for result, _ in got] == [1, 2, 3, 4, 5]
@@ -571,6 +577,25 @@ def test_unloading_waits_for_the_requests_of_sequences(
     pipe.open("w").close()
     assert [own_row(line.next())["flags"] for _ in range(2)] == [1, 2]
     line.close()
+
+
+@pytest.mark.parametrize("strategy", ["direct {}", "oldest { max_candidate_sequences: 4 }"])
+def test_a_sequence_between_requests_ends_with_its_model(
+    serve: Serve, repository: RepositoryBuilder, strategy: str
+) -> None:
+    repository.add("m", seen_model(), seen_config(strategy))
+    host = serve(repository, "--model-control-mode=explicit", "--load-model=m").wait_started()
+    with host.client() as client:
+        ask(client, "m", 1, "s")
+        client.unload_model("m")
+        wait_until(lambda: not client.is_model_ready("m"), "the model to go")
+        client.load_model("m")
+        assert "must specify the START flag" in failure(ask, client, "m", 1)[1]
+        ask(client, "m", 1, "s")
+        (repository.path / "m" / "1" / "model.py").touch()
+        client.load_model("m")
+        assert "must specify the START flag" in failure(ask, client, "m", 1)[1]
+        ask(client, "m", 1, "se")
 
 
 def limited_config(strategy: str, count: int) -> str:
