@@ -8,6 +8,7 @@ import fcntl
 import socket
 import struct
 import termios
+from contextlib import suppress
 
 from host.errors import HostError, unavailable
 
@@ -54,8 +55,8 @@ def unsent(transport: asyncio.Transport | None) -> int:
     if transport is None:
         return 0
     connected = transport.get_extra_info("socket")
-    try:
-        in_kernel = struct.unpack("i", fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)))[0]
-    except (OSError, ValueError):  # it is closed
-        in_kernel = 0
-    return transport.get_write_buffer_size() + int(in_kernel)
+    in_kernel = 0
+    if connected is not None:  # uvloop's transport of TLS has none once the client is gone
+        with suppress(OSError, ValueError):  # it is closed
+            in_kernel = struct.unpack("i", fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)))[0]
+    return transport.get_write_buffer_size() + in_kernel

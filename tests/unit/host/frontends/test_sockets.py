@@ -1,0 +1,55 @@
+"""What is still to be sent, as far as a transport tells."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import uvloop
+
+from host.frontends.sockets import unsent
+from tests.conftest import DEADLINE
+
+
+class Orphan(asyncio.Transport):
+    """A transport whose socket has gone: uvloop's of TLS, after the client's end."""
+
+    def get_write_buffer_size(self) -> int:
+        return 7
+
+
+def test_a_transport_without_a_socket_has_what_it_has() -> None:
+    assert unsent(Orphan()) == 7
+
+
+def test_a_closed_transport_has_nothing() -> None:
+    async def close() -> int:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        lost = loop.create_future()
+
+        class Listener(asyncio.Protocol):
+            def connection_lost(self, error: Exception | None) -> None:
+                lost.set_result(None)
+
+        transport, _ = await loop.create_connection(Listener, sock=ours)
+        theirs.close()
+        transport.abort()
+        await asyncio.wait_for(lost, DEADLINE)
+        return unsent(transport)
+
+    assert uvloop.run(close()) == 0
+
+
+def test_what_the_other_side_has_not_read_counts() -> None:
+    async def write() -> int:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        transport.write(b"x" * 1000)
+        found = unsent(transport)
+        transport.abort()
+        theirs.close()
+        return found
+
+    assert uvloop.run(write()) >= 1000
