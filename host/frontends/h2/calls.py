@@ -144,7 +144,7 @@ class UnaryCall(_Call):
             return
         try:
             running = method.start(message, self._done, self.rpc)
-        except Exception as error:
+        except Exception as error:  # the top of a call: `failure` logs a defect, and it is answered
             self._fail(error)
             return
         if not self.closed:
