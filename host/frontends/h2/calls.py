@@ -109,6 +109,9 @@ class UnaryCall(_Call):
         self._method = method
         self._reader: MessageReader | None = None
 
+    def begin(self) -> None:
+        """Its message is to come."""
+
     def received(self, piece: Piece, size: int, end: bool) -> None:
         """Serve the call once its message is there."""
         self.credit(size)
