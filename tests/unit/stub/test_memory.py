@@ -22,8 +22,8 @@ from stub.wire.payload import (
     WireResponse,
     WireTensor,
 )
-from tests.unit.pb_utils.recording import RecordedExchange
 from stub.wire.shared_file import PAGE
+from tests.unit.pb_utils.recording import RecordedExchange
 
 LIMIT = 64 * PAGE
 
