@@ -33,7 +33,7 @@ import uvloop
 from host.config.json_form import from_json
 from host.config.names import checked_load_name
 from host.config.pbtxt import to_pbtxt
-from host.errors import HostError
+from host.errors import HostError, internal
 from host.instances.caller import CallerLauncher
 from host.options import UsageError, parse
 from host.private_folder import PrivateFolder
@@ -132,12 +132,12 @@ class _Service:
             name = checked_load_name(str(config["name"]))
             folder = self._models / name
             text = to_pbtxt(from_json(config))
-            await asyncio.to_thread(_write, folder, version, text)
             try:
+                await asyncio.to_thread(_write, folder, version, text)
                 if self._server is not None:
                     await self._server.core.load_model(name, {})
             except HostError:
-                await asyncio.to_thread(shutil.rmtree, folder)
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 raise
         except HostError as error:
             # The door's text about a model that is no good leaves out why.
@@ -151,11 +151,14 @@ class _Service:
 
 
 def _write(folder: Path, version: int, config: str) -> None:
-    """A model for a repository."""
+    """A model for a repository. Raises HostError."""
     code = folder / str(version) / "model.py"
-    code.parent.mkdir(parents=True)
-    code.write_text(_PLACEHOLDER)
-    (folder / "config.pbtxt").write_text(config)
+    try:
+        code.parent.mkdir(parents=True)
+        code.write_text(_PLACEHOLDER)
+        (folder / "config.pbtxt").write_text(config, encoding="utf-8")
+    except OSError as error:  # its disk is full, say: the models that are served go on
+        raise internal(f"cannot write model '{folder.name}': {error}") from error
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:

@@ -75,7 +75,7 @@ class Child:
 
     def bind(self, spec: ModelSpec) -> None:
         """Have it serve a model, now or from the start. Raises HostFailure."""
-        self._ask({"bind": spec.model_config(), "version": spec.version})
+        self._ask({"bind": spec.model_config(), "version": int(spec.version)})
 
     def serve(self) -> list[int]:
         """Load what is bound and open the ports; those of gRPC, HTTP and metrics.

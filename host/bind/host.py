@@ -70,6 +70,8 @@ class Host:
 
         Raises BadSpecError for a description that cannot be used, HostFailure if the host refuses.
         """
+        if config is not None and not isinstance(config, ModelConfig):
+            raise BadSpecError(f"config must be a ModelConfig, got {type(config).__name__}")
         functions = list(infer_func) if isinstance(infer_func, Sequence) else [infer_func]
         _check_functions(model_name, functions)
         if model_name in self._bindings:

@@ -118,6 +118,12 @@ class DynamicBatcher:
     default_queue_policy: QueuePolicy | None = None
     priority_queue_policy: Mapping[int, QueuePolicy] | None = None
 
+    def __post_init__(self) -> None:
+        """Raises BadSpecError."""
+        sizes = self.preferred_batch_size
+        if sizes is not None and not isinstance(sizes, Sequence):
+            raise BadSpecError(f"preferred_batch_size must be a list of sizes, got {sizes!r}")
+
     def config(self) -> dict[str, Any]:
         """As in a model configuration."""
         config: dict[str, Any] = {
@@ -154,6 +160,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raises BadSpecError."""
+        if not is_integer(self.max_batch_size):
+            raise BadSpecError(f"max_batch_size must be an int, got {self.max_batch_size!r}")
+        if self.batcher is not None and not isinstance(self.batcher, DynamicBatcher):
+            raise BadSpecError(
+                f"batcher must be a DynamicBatcher or None, got {type(self.batcher).__name__}"
+            )
         if self.batching and self.max_batch_size < 1:
             raise BadSpecError(
                 f"max_batch_size is at least 1 with batching, got {self.max_batch_size}"
@@ -171,6 +183,22 @@ class ModelSpec:
     version: int = 1
     strict: bool = False
     instances: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises BadSpecError."""
+        if not isinstance(self.name, str):
+            raise BadSpecError(f"the name of a model must be a str, got {self.name!r}")
+        # The host has a folder for each model, and one in it for the version.
+        length = len(self.name.encode(errors="surrogatepass"))
+        if self.name == "." or self.name != self.name.strip() or "\0" in self.name or length > 255:
+            raise BadSpecError(
+                f"{self.name!r:.60} cannot be the name of a model: it must be the name of a folder,"
+                " without spaces around it, of at most 255 bytes"
+            )
+        if not is_integer(self.version) or not 0 <= self.version < 1 << 63:
+            raise BadSpecError(
+                f"model_version of '{self.name}' must be an int from 0 on, got {self.version!r}"
+            )
 
     @property
     def max_batch_size(self) -> int:
@@ -191,7 +219,7 @@ class ModelSpec:
         config: dict[str, Any] = {
             "name": self.name,
             "backend": "python",
-            "max_batch_size": self.max_batch_size,
+            "max_batch_size": int(self.max_batch_size),
             "version_policy": {"all": {}},
             "input": inputs,
             "output": [spec.config() for spec in self.outputs],
@@ -206,8 +234,17 @@ class ModelSpec:
         return config
 
 
+def is_integer(value: object) -> bool:
+    """Whether it is a number to count with, which a bool is not."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def named(specs: Sequence[TensorSpec], kind: str) -> list[TensorSpec]:
     """The specs, each with a name: `INPUT_1` ... for kind INPUT. Raises BadSpecError."""
+    if not isinstance(specs, Sequence) or isinstance(specs, str):
+        raise BadSpecError(
+            f"{kind.lower()}s must be a list of TensorSpec, got {type(specs).__name__}"
+        )
     result: list[TensorSpec] = []
     for number, spec in enumerate(specs, 1):
         if not isinstance(spec, TensorSpec):
