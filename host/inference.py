@@ -120,6 +120,8 @@ class InferRequest:
     slots: dict[str, object] | None = None
     """Outputs by name that are to be written to the client's memory, and where: blocks."""
     classes: Classes | None = None
+    window: int = 0
+    """Responses that may be under way at a time, which nobody has taken; 0: as many as usual."""
     batch_size: int = 1  # filled by validation: first dimension of the inputs of a batching model
 
 

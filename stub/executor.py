@@ -140,7 +140,9 @@ class Executor:
         for wire in batch.requests:
             index = len(running.exchanges)
             wanted = wire.outputs or self._outputs
-            exchange = StubExchange(replies, number, index, self._decoupled, wanted, wire.slots)
+            exchange = StubExchange(
+                replies, number, index, self._decoupled, wanted, wire.slots, wire.window
+            )
             running.exchanges.append(exchange)
             if wire.trace is not None and running.context is None:
                 running.context = wire.trace.context

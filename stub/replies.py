@@ -175,6 +175,7 @@ class StubExchange(Exchange):
         "index",
         "outputs",
         "slots",
+        "window",
     )
 
     def __init__(
@@ -185,14 +186,19 @@ class StubExchange(Exchange):
         decoupled: bool,
         outputs: Sequence[str],
         slots: Optional[Mapping[str, Slot]] = None,
+        window: int = 0,
     ) -> None:
-        """`outputs` are those that the caller wants, `slots` where it wants some of them."""
+        """`outputs` are those that the caller wants, `slots` where it wants some of them.
+
+        `window` is how many responses may be under way to it, 0 for as many as to any other.
+        """
         super().__init__(decoupled)
         self.batch = batch
         self.index = index
         self.cancelled = False
         self.outputs = outputs
         self.slots = slots
+        self.window = window
         self._replies = replies
         self._held: Optional[Tuple[WireResponse, List[Block]]] = None
         self._flow: Optional[_Flow] = None  # of a decoupled request that has got a response
@@ -226,7 +232,8 @@ class StubExchange(Exchange):
             return
         replies = self._replies
         factor = _ON_A_LOOP if threading.get_ident() == replies.loop_thread else 1
-        most = replies.window * factor, _MOST_BYTES_UNDER_WAY * factor
+        window = self.window or replies.window * factor
+        most = window, _MOST_BYTES_UNDER_WAY * factor
         if not flow.is_full(*most):
             return
         deadline = time.monotonic() + replies.send_seconds

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Protocol
 
 from host.ensembles.limiter import Limiter, Ticket
+from host.ensembles.pace import Lease, Pace
 from host.ensembles.plan import Route, Step
-from host.ensembles.values import Correlation, Lease, Value
+from host.ensembles.values import Correlation, Value
 from host.errors import HostError, invalid_argument
 from host.inference import Call, ComputeCallback, InferRequest, InferResponse, Tensor
 from host.models.registry import LoadedModel
@@ -49,7 +50,7 @@ class TensorMemory(Protocol):
 class _Flight:
     """A step under way for one iteration; `call` is there once it has been submitted."""
 
-    __slots__ = ("call", "correlation", "iteration", "leases", "step", "ticket")
+    __slots__ = ("call", "correlation", "iteration", "leases", "step", "ticket", "waits")
 
     def __init__(self, step: Step, iteration: int) -> None:
         self.step = step
@@ -57,6 +58,7 @@ class _Flight:
         self.correlation: Correlation
         self.call: Call | None = None
         self.ticket: Ticket | None = None
+        self.waits = False  # for its turn
         self.leases: list[Lease] = []
 
 
@@ -97,6 +99,7 @@ class Run:
         self._error: HostError | None = None
         self._answers = 0
         self._given: dict[int, list[Lease]] = {}  # responses that the asker has not taken yet
+        self._pace = Pace(call.request, limiter is not None, self._flights)
         self._over = False
 
     @property
@@ -167,6 +170,9 @@ class Run:
         else:
             flight.ticket = Ticket(step.index, partial(self._submit, flight, request))
             self._limiter.enter(flight.ticket)
+            if flight.ticket.waits:
+                flight.waits = True
+                self._pace.wait()
 
     def _request_of(self, flight: _Flight) -> InferRequest:
         """What the member is asked. It is told all that the ensemble was told."""
@@ -196,11 +202,13 @@ class Run:
             asked.priority,
             asked.timeout_us,
             None if asked.trace is None else asked.trace.child(),
+            window=self._pace.window if partner.decoupled else 0,
         )
 
     def _submit(self, flight: _Flight, request: InferRequest) -> None:
         if flight.ticket is not None:
             flight.ticket.start = _nothing  # it has the request, and with it the tensors
+            self._go(flight)
         try:
             call = self._partners[flight.step.index].model.infer(request)
         except HostError as error:
@@ -211,6 +219,12 @@ class Run:
         flight.call = call
         call.on_computed = self._computed
         call.subscribe(partial(self._answered, flight, call))
+
+    def _go(self, flight: _Flight) -> None:
+        """It does not wait for its turn any more."""
+        if flight.waits:
+            flight.waits = False
+            self._pace.turn()
 
     def _computed(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
         if self.on_late is not None:
@@ -239,8 +253,10 @@ class Run:
         del self._flights[flight]
         if flight.ticket is not None and self._limiter is not None:
             self._limiter.leave(flight.ticket)
+            self._go(flight)
         for lease in flight.leases:
             lease.end()
+        self._pace.go_on()
 
     def _take(self, flight: _Flight, call: Call, response: InferResponse, final: bool) -> None:
         step, uses = flight.step, self._route.uses
@@ -253,13 +269,13 @@ class Run:
             correlation = flight.correlation.changed_by(response.parameters)
         except HostError as error:
             self._fail(error)
+            if not final:
+                call.took(response)
             return
         lease = None
+        needed = sum(uses.get(name, 0) for name in step.outputs.values())
         if not final:
-            needed = sum(uses.get(name, 0) for name in step.outputs.values())
-            lease = Lease(call, response, needed)
-            if not needed:
-                call.took(response)
+            lease = Lease(self._pace, call, response, needed)
         size = call.request.batch_size if partner.batches else 0
         produced = {tensor.name: tensor for tensor in response.outputs}
         made = {
@@ -267,6 +283,8 @@ class Run:
             for output, name in step.outputs.items()
         }
         self._add(made, iteration)
+        if lease is not None:
+            self._pace.sent_on(lease, needed > 0)
 
     # Responses
 
@@ -287,9 +305,12 @@ class Run:
         if leases:
             self._given[id(response)] = leases
         self._answers += 1
+        if self._flights and face.decoupled:
+            self._pace.give(response)
         self.call.respond(response, not self._flights)
 
     def _taken(self, response: InferResponse) -> None:
+        self._pace.taken(response)
         for lease in self._given.pop(id(response), ()):
             lease.end()
 
@@ -304,6 +325,7 @@ class Run:
 
     def _drop(self) -> None:
         """What is left will not be used."""
+        self._pace.let_go()
         values, self._values = self._values, {}
         for value in values.values():
             if value.lease is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from host.ensembles.pace import Lease
 from host.errors import invalid_argument
-from host.inference import Call, InferResponse, Parameter, Tensor
+from host.inference import Parameter, Tensor
 
 _START, _END = 1, 2
 
@@ -53,23 +54,6 @@ class Correlation:
             "sequence_start": bool(self.flags & _START),
             "sequence_end": bool(self.flags & _END),
         }
-
-
-class Lease:
-    """A member's response, until all that use its tensors are done: then the next may come."""
-
-    __slots__ = ("_call", "_response", "_uses")
-
-    def __init__(self, call: Call, response: InferResponse, uses: int) -> None:
-        self._call = call
-        self._response = response
-        self._uses = uses
-
-    def end(self, uses: int = 1) -> None:
-        """So many of them are done."""
-        self._uses -= uses
-        if not self._uses:
-            self._call.took(self._response)
 
 
 @dataclass(slots=True, eq=False)

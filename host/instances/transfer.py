@@ -82,6 +82,7 @@ class Transfer:
             request.model_version,
             None if request.trace is None else request.trace.sent(),
             self._slots(request, socket, frame),
+            request.window,
         )
 
     @staticmethod

@@ -145,8 +145,10 @@ class Work:
             raise ValueError("several responses of a model that is not decoupled")
         answer = self._receive(call, message.response)
         if not message.final and call.on_taken is None:
+            request = call.request
             # What lies in the client's memory already has no bytes to be counted here.
-            most = 1 if call.request.slots else min(_TAKEN_COUNT, max(1, self.window // 2))
+            one = request.slots or request.window == 1
+            most = 1 if one else min(_TAKEN_COUNT, max(1, self.window // 2))
             call.on_taken = _Taken(self._tell, batch.number, index, most).took
         return partial(call.respond, answer, message.final)
 

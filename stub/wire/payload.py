@@ -56,7 +56,8 @@ class TraceLink(msgspec.Struct, array_like=True, gc=False):
 
 class WireRequest(msgspec.Struct, array_like=True):
     """An inference request. No `outputs` means all that the model's configuration lists; those in
-    `slots` are written there.
+    `slots` are written there. A `window` is how many responses may be under way, if not as many
+    as usual.
     """
 
     id: str
@@ -70,6 +71,7 @@ class WireRequest(msgspec.Struct, array_like=True):
     version: int = -1
     trace: Optional[TraceLink] = None
     slots: Optional[Dict[str, Slot]] = None
+    window: int = 0
 
 
 class WireResponse(msgspec.Struct, array_like=True):

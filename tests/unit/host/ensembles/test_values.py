@@ -1,12 +1,12 @@
-"""Tensors between steps: shapes, sequences, and when the next response may come."""
+"""Tensors between steps: their shapes and their sequences."""
 
 from __future__ import annotations
 
 import pytest
 
-from host.ensembles.values import Correlation, Lease, Value
+from host.ensembles.values import Correlation, Value
 from host.errors import HostError
-from host.inference import Call, InferRequest, InferResponse, Parameter, Tensor
+from host.inference import Parameter, Tensor
 
 PLAIN = Correlation(0, 0)
 
@@ -66,16 +66,3 @@ def test_a_members_response_may_change_the_sequence(
 def test_a_sequence_of_the_wrong_type_is_refused(name: str, value: Parameter) -> None:
     with pytest.raises(HostError, match=f"parameter '{name}' to be TRITONSERVER_PARAMETER_"):
         PLAIN.changed_by({name: value})
-
-
-def test_a_response_is_taken_when_the_last_who_uses_it_is_done() -> None:
-    call = Call(InferRequest("m", []))
-    taken: list[InferResponse] = []
-    call.on_taken = taken.append
-    response = InferResponse("m", 1)
-    lease = Lease(call, response, 3)
-    lease.end()
-    lease.end()
-    assert not taken
-    lease.end()
-    assert taken == [response]
