@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,16 +13,12 @@ from pathlib import Path
 
 import stub.wire
 from host.environments.environment import Environment
+from host.instances.fork_client import ForkClient
 from host.instances.process import OutputHandler, StubProcess
-from stub.wire.fork_protocol import receive_news, send_request
 from stub.wire.spawn import Spawn
 
 _ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
 
-_Attach = Callable[[int, int], StubProcess]
-"""Makes the handle of a stub from its pid and a pidfd."""
-
-_MOST_AT_A_TIME = 16  # requests that a fork server has not answered; its socket holds many more
 _EXIT_SECONDS = 5.0
 
 
@@ -144,23 +138,16 @@ class ForkLauncher:
 
 
 class _ForkServer:
-    """The host's end of a fork server."""
+    """A fork server, and the stubs that it has started."""
 
     def __init__(self, popen: subprocess.Popen[bytes], sock: socket.socket) -> None:
-        self.alive = True
         self._popen = popen
-        self._socket = sock
-        self._loop = asyncio.get_running_loop()
-        self._starting: dict[str, tuple[_Attach, asyncio.Future[StubProcess]]] = {}
-        self._slots = asyncio.Semaphore(_MOST_AT_A_TIME)
-        self._stubs: dict[int, StubProcess] = {}
-        self._loop.add_reader(sock, self._read)
+        self._client = ForkClient(sock, "the fork server has ended", self._died)
 
     @classmethod
     async def start(cls, interpreters: _Interpreters) -> _ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            ours.setblocking(False)
             fd = theirs.fileno()
             popen = await interpreters.start(
                 ["--fork-server", str(fd)], [fd], subprocess.DEVNULL, None
@@ -172,76 +159,39 @@ class _ForkServer:
             theirs.close()
         return cls(popen, ours)
 
+    @property
+    def alive(self) -> bool:
+        return not self._client.closed
+
     async def fork(
         self, spawn: Spawn, lifeline: int, output: OutputHandler, on_exit: Callable[[int], None]
     ) -> StubProcess:
         out, err = _pipes()
-
-        def attach(pid: int, pidfd: int) -> StubProcess:
-            return StubProcess(pid, pidfd, lifeline, (out[0], err[0]), output, on_exit)
-
-        started: asyncio.Future[StubProcess] = self._loop.create_future()
-        async with self._slots:
-            self._starting[spawn.token] = (attach, started)
-            try:
-                send_request(self._socket, spawn, out[1], err[1])
-                return await started
-            except OSError:
-                self._starting.pop(spawn.token, None)
-                _close(out[0], err[0])
-                raise
-            finally:
-                _close(out[1], err[1])
-
-    def _read(self) -> None:
         try:
-            news = receive_news(self._socket)
-        except BlockingIOError:
-            return
-        except OSError:
-            news = None
-        if news is None:
-            self._died()
-            return
-        told, descriptors = news
-        pid = told["pid"]
-        assert isinstance(pid, int)
-        if "token" in told:
-            attach, started = self._starting.pop(str(told["token"]))
-            if not descriptors:  # there was no room for one more in this process
-                started.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-                return
-            process = self._stubs[pid] = attach(pid, descriptors[0])
-            started.set_result(process)
-        else:
-            code = told["code"]
-            assert isinstance(code, int)
-            ended = self._stubs.pop(pid, None)
-            if ended is not None:
-                ended.ended(code)
+            started = await self._client.start(spawn, out[1], err[1])
+        except BaseException:  # also if cancelled: nobody else would close them
+            _close(out[0], err[0])
+            raise
+        finally:
+            _close(out[1], err[1])
+        outputs = out[0], err[0]
+        process = StubProcess(started.pid, started.pidfd, lifeline, outputs, output, on_exit)
+
+        def ended(code: asyncio.Future[int]) -> None:
+            if not self.alive:
+                process.kill()  # the kernel has done that already, once it had asked for it
+            process.ended(code.result())
+
+        started.code.add_done_callback(ended)
+        return process
 
     def _died(self) -> None:
-        """The server is gone, and the kernel has killed its stubs."""
-        if not self.alive:
-            return
-        self.alive = False
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
         self._popen.kill()
         self._popen.wait()
-        starting, self._starting = self._starting, {}
-        for _, started in starting.values():
-            started.set_exception(ConnectionError("the fork server has ended"))
-        stubs, self._stubs = self._stubs, {}
-        for process in stubs.values():
-            process.kill()
-            process.ended(-signal.SIGKILL)
 
     async def close(self) -> None:
         if self.alive:
-            self.alive = False
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
+            self._client.close()
             await asyncio.to_thread(self._wait)
 
     def _wait(self) -> None:
