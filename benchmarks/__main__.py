@@ -1,100 +1,102 @@
-"""Measures this host and a real Triton in one run, on the same models, and prints ratios.
+"""Measures this host and other servers in one run, on the same models, and prints ratios.
 
-    python -m benchmarks [--peer FOLDER] [--rounds N] [--only NAME] [--engine grpcio]
+    python -m benchmarks [--peer FOLDER] [--rounds N] [--only NAME] [--engine grpcio] [--keep]
+    python -m benchmarks --rivals FOLDER [--rounds N] [--only NAME] [--keep]
 
-Both servers run all the time and are loaded in turns, so that what disturbs one disturbs both.
+The first compares with a real Triton, the second with MLServer and LitServe. Servers run all the
+time and are loaded in turns, so that what disturbs one disturbs all. `--keep` writes each row into
+docs/performance.md as it is measured, and draws docs/performance.svg anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.load import Load, Measurement, measure
+from benchmarks.load import Measurement, measure
+from benchmarks.page import Report
 from benchmarks.peer import Peer
+from benchmarks.plot import draw
+from benchmarks.rows import LOADS, Load
 from benchmarks.servers import RunningServer, ours, theirs
 from benchmarks.streams import many_streams, one_stream
 
-REPOSITORY = Path(__file__).with_name("repository")
+REPOSITORY = Path(__file__).resolve().with_name("repository")
 
-LOADS = {
-    "identity FP32[16], concurrency 1": Load("identity_fp32", 16, 1),
-    "identity FP32[16], concurrency 4": Load("identity_fp32", 16, 4),
-    "identity FP32[16], concurrency 16": Load("identity_fp32", 16, 16),
-    "identity FP32[1048576] (4 MB), concurrency 1": Load("identity_fp32", 1 << 20, 1),
-    "the same in system shared memory, concurrency 1": Load("identity_fp32", 1 << 20, 1, True),
-    "the same in system shared memory, concurrency 4": Load("identity_fp32", 1 << 20, 4, True),
-    "HTTP identity FP32[16], concurrency 1": Load("identity_fp32", 16, 1, http=True),
-    "HTTP identity FP32[16], concurrency 16": Load("identity_fp32", 16, 16, http=True),
-    "BLS to identity FP32[16], concurrency 1": Load("bls_identity", 16, 1),
-    "BLS to identity FP32[16], concurrency 16": Load("bls_identity", 16, 16),
-    "ten BLS calls of 4 MB per request, concurrency 1": Load("bls_large", 16, 1),
-    "BLS to identity, 4 MB, concurrency 1": Load("bls_identity", 1 << 20, 1),
-    "BLS to identity, 4 MB in system shared memory, concurrency 1": Load(
-        "bls_identity", 1 << 20, 1, True
-    ),
-}
-
-THREE = "ensemble of three identities"
-LOADS |= {
-    f"{THREE}, FP32[16], concurrency 1": Load("ensemble_identity", 16, 1),
-    f"{THREE}, FP32[16], concurrency 16": Load("ensemble_identity", 16, 16),
-    f"{THREE}, 4 MB, concurrency 1": Load("ensemble_identity", 1 << 20, 1),
-}
-
-HEADER = (
-    "| work | requests/s: ours | peer | ratio | p50 µs: ours | peer | p99 µs: ours | peer"
-    " | host CPU µs/request: ours | peer | with stubs: ours | peer |"
+HEADINGS = (
+    *("work", "requests/s: ours", "peer", "ratio", "p50 µs: ours", "peer", "p99 µs: ours", "peer"),
+    *("host CPU µs/request: ours", "peer", "with stubs: ours", "peer"),
 )
+BATCHES = ("dynamic batching", "mean batch: ours", "peer")
+STREAMS = ("streams", "ours", "peer", "ratio")
+START = ("20 instances", "ours", "peer", "ratio")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--peer", type=Path, default=Path(tempfile.gettempdir(), "triton-peer"), metavar="FOLDER"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    scratch = Path(tempfile.gettempdir(), "triton-peer")
+    parser.add_argument("--peer", type=Path, default=scratch, metavar="FOLDER")
+    parser.add_argument("--rivals", type=Path, metavar="FOLDER", help="where theirs are installed")
     parser.add_argument("--rounds", type=int, default=3, help="the median round is reported")
+    parser.add_argument("--seconds", type=float, default=2, help="of each of a round's 3 windows")
     parser.add_argument("--only", default="", help="only rows whose name contains this")
     parser.add_argument("--engine", default="h2", help="the gRPC engine of our host")
+    parser.add_argument("--keep", action="store_true", help="write rows into docs/performance.md")
     arguments = parser.parse_args()
-    peer = Peer(arguments.peer)
-    peer.install()
-    rows = {name: load for name, load in LOADS.items() if arguments.only in name}
-    if rows:
-        compare(peer, arguments.engine, rows, arguments.rounds)
-    if arguments.only in "streams":
-        compare_streams(peer, arguments.engine, arguments.rounds)
-    if arguments.only in "start-up":
-        compare_start(peer, arguments.rounds)
+    report = Report(arguments.keep)
+    if arguments.rivals:
+        from benchmarks.rivals import compare_rivals  # needs PyTorch, which exports the network
+
+        compare_rivals(
+            arguments.rivals, report, arguments.only, arguments.rounds, arguments.seconds
+        )
+    else:
+        peer = Peer(arguments.peer)
+        peer.install()
+        rows = {name: load for name, load in LOADS.items() if arguments.only in name}
+        if rows:
+            compare(peer, arguments.engine, rows, arguments.rounds, arguments.seconds, report)
+        if arguments.only in "streams":
+            compare_streams(peer, arguments.engine, arguments.rounds, report)
+        if arguments.only in "start-up":
+            compare_start(peer, arguments.rounds, report)
+    if arguments.keep:
+        draw()
 
 
-def compare(peer: Peer, engine: str, rows: dict[str, Load], rounds: int) -> None:
-    """Print the table of loads."""
-    print(HEADER)
-    print("|---" * (HEADER.count("|") - 1) + "|")
+def compare(
+    peer: Peer, engine: str, rows: dict[str, Load], rounds: int, seconds: float, report: Report
+) -> None:
+    """The table of loads, and that of the sizes of batches."""
+    batches = {}
     with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         for name, load in rows.items():
             pairs = [
                 [
-                    measure(peer, load, server)
+                    measure(peer, load, server, seconds)
                     for server in ((host, rival) if turn % 2 else (rival, host))
                 ][:: 1 if turn % 2 else -1]
                 for turn in range(rounds)
             ]
-            print(row(name, _median(pairs, 0), _median(pairs, 1)))
-            sys.stdout.flush()
+            mine, other = _median(pairs, 0), _median(pairs, 1)
+            report.row(HEADINGS, cells(name, mine, other))
+            if load.model == "identity_batched":
+                batches[name.removeprefix("dynamic batching, ")] = mine.batch, other.batch
+    for name, sizes in batches.items():
+        report.row(BATCHES, [name, *(f"{size:.1f}" for size in sizes)])
 
 
-def row(name: str, mine: Measurement, other: Measurement) -> str:
-    """One line of the table."""
-    cells = [name, f"{mine.rate:,.0f}", f"{other.rate:,.0f}", f"**{mine.rate / other.rate:.2f}x**"]
+def cells(name: str, mine: Measurement, other: Measurement) -> list[str]:
+    """One row of the table."""
+    row = [name, f"{mine.rate:,.0f}", f"{other.rate:,.0f}", f"**{mine.rate / other.rate:.2f}x**"]
     for what in ("p50", "p99", "host_cpu", "all_cpu"):
-        cells += [f"{getattr(mine, what):,.0f}", f"{getattr(other, what):,.0f}"]
-    return "| " + " | ".join(cells) + " |"
+        row += [f"{getattr(mine, what):,.0f}", f"{getattr(other, what):,.0f}"]
+    return row
 
 
 def _median(pairs: list[list[Measurement]], side: int) -> Measurement:
@@ -102,29 +104,31 @@ def _median(pairs: list[list[Measurement]], side: int) -> Measurement:
     return ordered[len(ordered) // 2]
 
 
-def compare_streams(peer: Peer, engine: str, rounds: int) -> None:
-    """Print how fast the official Python client gets a decoupled model's responses."""
+def compare_streams(peer: Peer, engine: str, rounds: int, report: Report) -> None:
+    """How fast the official Python client gets a decoupled model's responses."""
     with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         long = [[one_stream(server, 20_000) for server in (host, rival)] for _ in range(rounds)]
         many = [many_streams(server, 500, 20) for server in (host, rival)]
-    rates, firsts = (
+    rates, firsts, gaps = (
         [statistics.median(getattr(pair[side], what) for pair in long) for side in (0, 1)]
-        for what in ("rate", "first")
+        for what in ("rate", "first", "p99")
     )
-    print("\n| streams | ours | peer | ratio |\n|---|---|---|---|")
     for what, (mine, other), form in (
         ("responses/s, one stream of 20,000", rates, ",.0f"),
+        ("µs from one of these to the next, p99", gaps, ",.0f"),
         ("ms to its first response", firsts, ".2f"),
         ("responses/s, 500 requests of 20 at once", [one.rate for one in many], ",.0f"),
     ):
-        print(f"| {what} | {mine:{form}} | {other:{form}} | **{mine / other:.2f}x** |")
+        ratio = f"**{mine / other:.2f}x**"
+        report.row(STREAMS, [what, f"{mine:{form}}", f"{other:{form}}", ratio])
     for what in ("memory_before", "memory_after"):
         mine, other = (getattr(one, what) for one in many)
-        print(f"| server MB {what.split('_')[1]} the second time | {mine:.0f} | {other:.0f} | |")
+        name = f"server MB {what.split('_')[1]} the second time"
+        report.row(STREAMS, [name, f"{mine:.0f}", f"{other:.0f}", ""])
 
 
-def compare_start(peer: Peer, rounds: int) -> None:
-    """Print how long 20 instances take to be ready, and what an idle stub weighs."""
+def compare_start(peer: Peer, rounds: int, report: Report) -> None:
+    """How long 20 instances take to be ready, and what an idle stub weighs."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "twenty")
         source = REPOSITORY / "identity_fp32"
@@ -136,12 +140,11 @@ def compare_start(peer: Peer, rounds: int) -> None:
             "ours": [_start(lambda: ours(Path(folder))) for _ in range(rounds)],
             "peer": [_start(lambda: theirs(Path(folder), peer)) for _ in range(rounds)],
         }
-    print("\n| 20 instances | ours | peer | ratio |\n|---|---|---|---|")
     for index, what in enumerate(("seconds from start to ready", "MB PSS per idle stub")):
         mine, other = (
             statistics.median(start[index] for start in starts[who]) for who in ("ours", "peer")
         )
-        print(f"| {what} | {mine:.2f} | {other:.2f} | {mine / other:.2f} |")
+        report.row(START, [what, f"{mine:.2f}", f"{other:.2f}", f"{mine / other:.2f}"])
 
 
 def _start(server: Callable[[], object]) -> tuple[float, float]:

@@ -1,8 +1,9 @@
-"""perf_analyzer against one server, and what the server's processes used meanwhile."""
+"""A load generator against one server, and what the server's processes used meanwhile."""
 
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -10,17 +11,21 @@ from pathlib import Path
 
 import psutil
 import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2 as pb
 
+from benchmarks.h2load import GRPC, SERVICE, Answered, framed, h2load
 from benchmarks.peer import Peer
 from benchmarks.servers import RunningServer
 
 
 @dataclass(frozen=True)
 class Load:
-    """What to ask: a model, the length of its FP32 input, and how many at a time.
+    """What to ask: a model, the length of its input, and how many at a time.
 
-    With `shared_memory`, inputs and outputs lie in the client's system shared memory; with `http`,
-    they come by the other door.
+    The input is FP32, or BYTES if strings of it have a length. With `shared_memory`, inputs and
+    outputs lie in the client's system shared memory; with `http`, they come by the other door. With
+    `responses`, the model is asked for so many of them by each request of a stream. perf_analyzer
+    asks, unless `by_h2load`.
     """
 
     model: str
@@ -28,13 +33,18 @@ class Load:
     concurrency: int
     shared_memory: bool = False
     http: bool = False
+    string_length: int = 0
+    responses: int = 0
+    by_h2load: bool = False
 
 
 @dataclass(frozen=True)
 class Measurement:
     """Requests per second, and in microseconds: latencies, CPU time per request.
 
-    `host_cpu` is that of the server's process alone, `all_cpu` includes its stubs.
+    Of a stream, it is responses per second, and the latency is that of a request's first response.
+    `host_cpu` is that of the server's process alone, `all_cpu` includes its stubs. `batch` is the
+    mean number of requests that were executed together.
     """
 
     rate: float
@@ -42,62 +52,101 @@ class Measurement:
     p99: float
     host_cpu: float
     all_cpu: float
+    batch: float
 
 
-def measure(peer: Peer, load: Load, server: RunningServer) -> Measurement:
-    """Load the server until perf_analyzer's figure is stable, or has been tried often enough."""
+@dataclass(frozen=True)
+class _Counts:
+    """What a server has done so far: requests, those executed, batches; CPU seconds."""
+
+    answered: int
+    inferences: int
+    executions: int
+    host: float
+    everything: float
+
+    @classmethod
+    def of(cls, server: RunningServer, model: str) -> _Counts:
+        with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+            (found,) = client.get_inference_statistics(model).model_stats
+        process = psutil.Process(server.pid)
+        own, *children = (
+            times.user + times.system
+            for times in (each.cpu_times() for each in (process, *process.children(recursive=True)))
+        )
+        return cls(
+            int(found.inference_stats.success.count),
+            int(found.inference_count),
+            int(found.execution_count),
+            own,
+            own + sum(children),
+        )
+
+
+def measure(peer: Peer, load: Load, server: RunningServer, seconds: float = 2.0) -> Measurement:
+    """Load the server for three windows of so many seconds."""
+    before = _Counts.of(server, load.model)
+    result = (
+        _by_h2load(load, server, 3 * seconds)
+        if load.by_h2load
+        else _by_perf_analyzer(peer, load, server, seconds)
+    )
+    after = _Counts.of(server, load.model)
+    count = max(1, after.answered - before.answered)
+    if load.by_h2load and count < result.rate * 3 * seconds:
+        # h2load sees HTTP's status, which is 200 for failed calls of gRPC as well.
+        raise SystemExit(f"{load}: the server has answered {count} requests only")
+    return Measurement(
+        result.rate,
+        result.p50,
+        result.p99,
+        (after.host - before.host) / count * 1e6,
+        (after.everything - before.everything) / count * 1e6,
+        (after.inferences - before.inferences) / max(1, after.executions - before.executions),
+    )
+
+
+def _by_h2load(load: Load, server: RunningServer, seconds: float) -> Answered:
+    message = pb.ModelInferRequest(model_name=load.model)
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[load.elements])
+    message.raw_input_contents.append(bytes(4 * load.elements))
+    url = f"http://127.0.0.1:{server.grpc_port}/{SERVICE}/ModelInfer"
+    body = framed(message.SerializeToString())
+    return h2load(url, body, GRPC, load.concurrency, seconds)
+
+
+def _by_perf_analyzer(peer: Peer, load: Load, server: RunningServer, seconds: float) -> Answered:
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.csv")
-        pid, port = server.pid, server.grpc_port
-        door = ("http", server.http_port) if load.http else ("grpc", port)
-        before = _used(pid), _answered(port, load.model)
+        report, data = Path(folder, "report.csv"), Path(folder, "data.json")
+        door = ("http", server.http_port) if load.http else ("grpc", server.grpc_port)
+        if load.responses:
+            asked = {"COUNT": {"content": [load.responses], "shape": [1]}}
+            data.write_text(json.dumps({"data": [asked]}))
+            # Windows of requests: one of time may end with none of these long ones over.
+            given = ["--streaming", "--input-data", str(data)]
+            given += ["--measurement-mode", "count_windows", "--measurement-request-count", "10"]
+        else:
+            given = ["--shape", f"INPUT0:{load.elements}"]
+        if load.string_length:
+            given += ["--string-length", str(load.string_length)]
+        if load.shared_memory:
+            given += ["--shared-memory", "system"]
+            given += ["--output-shared-memory-size", str(load.elements * 4)]
         done = subprocess.run(
             [
                 str(peer.perf_analyzer),
                 *("-m", load.model, "-i", door[0], "-u", f"127.0.0.1:{door[1]}"),
-                *("--shape", f"INPUT0:{load.elements}"),
                 *("--concurrency-range", str(load.concurrency)),
-                *(_in_shared_memory(load) if load.shared_memory else ()),
+                *given,
                 # Three windows, whatever their spread: rounds and their median deal with noise.
-                *("-p", "2000", "-r", "4", "-s", "100", "-f", str(report)),
+                *("-p", f"{seconds * 1000:.0f}", "-r", "4", "-s", "100", "-f", str(report)),
             ],
             env={"LD_LIBRARY_PATH": str(peer.folder / "libs"), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
         )
-        after = _used(pid), _answered(port, load.model)
         if not report.exists():
             raise SystemExit(f"perf_analyzer failed:\n{done.stdout}\n{done.stderr}")
         (row,) = csv.DictReader(report.read_text().splitlines())
-    count = max(1, after[1] - before[1])
-    host, everything = (
-        (late - early) / count * 1e6 for early, late in zip(before[0], after[0], strict=True)
-    )
-    return Measurement(
-        float(row["Inferences/Second"]),
-        float(row["p50 latency"]),
-        float(row["p99 latency"]),
-        host,
-        everything,
-    )
-
-
-def _in_shared_memory(load: Load) -> tuple[str, ...]:
-    size = str(load.elements * 4)
-    return "--shared-memory", "system", "--output-shared-memory-size", size
-
-
-def _used(pid: int) -> tuple[float, float]:
-    """CPU seconds so far: of the process, and with its children."""
-    process = psutil.Process(pid)
-    times = process.cpu_times()
-    own = times.user + times.system
-    children = [child.cpu_times() for child in process.children(recursive=True)]
-    return own, own + sum(child.user + child.system for child in children)
-
-
-def _answered(grpc_port: int, model: str) -> int:
-    """Requests that the model has answered so far, by the server's own count."""
-    with grpcclient.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
-        (statistics,) = client.get_inference_statistics(model).model_stats
-    return int(statistics.inference_stats.success.count)
+    rate = "Response Throughput" if load.responses else "Inferences/Second"
+    return Answered(float(row[rate]), float(row["p50 latency"]), float(row["p99 latency"]))

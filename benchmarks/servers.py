@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,37 +39,43 @@ class RunningServer:
 @contextmanager
 def ours(repository: Path, engine: str = "h2") -> Iterator[RunningServer]:
     """This project's host, with that engine behind its gRPC port."""
-    port, http_port = _free_port(), _free_port()
+    port, http_port = free_port(), free_port()
     command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository}"]
     command += [f"--grpc-port={port}", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
     command += [f"--http-port={http_port}", "--http-address=127.0.0.1"]
     command += ["--allow-client-shm=true", f"--grpc-engine={engine}"]
-    with _running(command, port, http_port) as server:
+    with running(command, port, http_port, _grpc_ready(port)) as server:
         yield server
 
 
 @contextmanager
 def theirs(repository: Path, peer: Peer) -> Iterator[RunningServer]:
     """The peer."""
-    port, http_port = _free_port(), _free_port()
+    port, http_port = free_port(), free_port()
     command = peer.command(repository, port, http_port)
-    with _running(command, port, http_port, peer.environment()) as server:
+    with running(command, port, http_port, _grpc_ready(port), peer.environment()) as server:
         yield server
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listens at just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 @contextmanager
-def _running(
+def running(
     command: Sequence[str],
     port: int,
     http_port: int,
+    is_ready: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
+    """Any server, from when it is ready on; what it prints is shown if something goes wrong.
+
+    Raises SystemExit if it ends before, or is not ready in time.
+    """
     # Not in this folder: the peer's stubs would import our triton_python_backend_utils from it.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
@@ -77,28 +83,52 @@ def _running(
             command, stdout=output, stderr=output, env={**(environment or os.environ)}, cwd=folder
         )
         try:
-            _wait_ready(process, port)
+            _wait_ready(process, is_ready)
             yield RunningServer(process.pid, port, http_port, time.monotonic() - started)
         except BaseException:  # Ctrl-C, too: what the server printed tells why; raised again
             output.seek(0)
             sys.stderr.write(output.read().decode(errors="replace")[-4000:])
             raise
         finally:
-            process.terminate()
-            process.wait(60)
+            _end(process)
 
 
-def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the server, and those of its processes that it leaves behind."""
+    try:
+        children = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        children = []
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _, left = psutil.wait_procs(children, timeout=5)
+    for child in left:
+        child.kill()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], is_ready: Callable[[], bool]) -> None:
     pause = threading.Event()
     end = time.monotonic() + DEADLINE
-    with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        while time.monotonic() < end:
-            if process.poll() is not None:
-                raise SystemExit(f"{process.args} has ended")
-            # Asked over a bare socket first: a failed gRPC connection backs off for a second.
-            with socket.socket() as probe:
-                listening = probe.connect_ex(("127.0.0.1", port)) == 0
-            if listening and client.is_server_ready():
-                return
-            pause.wait(0.005)
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise SystemExit(f"{process.args} has ended")
+        if is_ready():
+            return
+        pause.wait(0.005)
     raise SystemExit(f"{process.args} was not ready in {DEADLINE} s")
+
+
+def _grpc_ready(port: int) -> Callable[[], bool]:
+    def is_ready() -> bool:
+        # Asked over a bare socket first: a failed gRPC connection backs off for a second.
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return False
+        with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            return bool(client.is_server_ready())
+
+    return is_ready

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import statistics
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,14 @@ SECONDS = 120.0  # that any response may take
 
 @dataclass(frozen=True)
 class Streamed:
-    """Responses per second, milliseconds to the first one, and the host's memory in MB."""
+    """Responses per second, milliseconds to the first one, and the host's memory in MB.
+
+    `p99` is of the microseconds between a response and the next one.
+    """
 
     rate: float
     first: float
+    p99: float = 0.0
     memory_before: float = 0.0
     memory_after: float = 0.0
 
@@ -58,16 +64,17 @@ def one_stream(server: RunningServer, count: int) -> Streamed:
         started = time.perf_counter()
         reader.ask(count)
         reader.next_is_last()
-        first = time.perf_counter()
-        received = 1
+        arrivals = [time.perf_counter()]
         while not reader.next_is_last():
-            received += 1
+            arrivals.append(time.perf_counter())
         seconds = time.perf_counter() - started
     finally:
         reader.close()
-    if received != count:
-        raise SystemExit(f"{received} of {count} responses came")
-    return Streamed(count / seconds, (first - started) * 1e3)
+    if len(arrivals) != count:
+        raise SystemExit(f"{len(arrivals)} of {count} responses came")
+    gaps = [after - before for before, after in pairwise(arrivals)]
+    p99 = statistics.quantiles(gaps, n=100, method="inclusive")[98]
+    return Streamed(count / seconds, (arrivals[0] - started) * 1e3, p99 * 1e6)
 
 
 def many_streams(server: RunningServer, requests: int, responses: int) -> Streamed:
@@ -92,4 +99,4 @@ def many_streams(server: RunningServer, requests: int, responses: int) -> Stream
         if received != requests * responses:
             raise SystemExit(f"{received} of {requests * responses} responses came")
         memory.append(process.memory_info().rss / 1e6)
-    return Streamed(requests * responses / seconds, 0.0, *memory)
+    return Streamed(requests * responses / seconds, 0.0, 0.0, *memory)

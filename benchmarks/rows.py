@@ -1,0 +1,52 @@
+"""The rows of the table: what both servers are asked to do."""
+
+from __future__ import annotations
+
+from benchmarks.load import Load
+
+MEGABYTES = 1 << 20  # elements: 4 MB
+IMAGE = 150_528  # elements: 602 kB, 3 x 224 x 224
+
+THREE = "ensemble of three identities"
+
+LOADS = {
+    "identity FP32[16], concurrency 1": Load("identity_fp32", 16, 1),
+    "identity FP32[16], concurrency 4": Load("identity_fp32", 16, 4),
+    "identity FP32[16], concurrency 16": Load("identity_fp32", 16, 16),
+    "identity FP32[16], concurrency 64": Load("identity_fp32", 16, 64),
+    "the same by `h2load -m 1`, 1 connection": Load("identity_fp32", 16, 1, by_h2load=True),
+    "the same by `h2load -m 1`, 16 connections": Load("identity_fp32", 16, 16, by_h2load=True),
+    "dynamic batching, FP32[16], concurrency 1": Load("identity_batched", 16, 1),
+    "dynamic batching, FP32[16], concurrency 16": Load("identity_batched", 16, 16),
+    "dynamic batching, FP32[16], concurrency 64": Load("identity_batched", 16, 64),
+    "identity FP32[150528] (602 kB), concurrency 1": Load("identity_fp32", IMAGE, 1),
+    "identity FP32[150528] (602 kB), concurrency 4": Load("identity_fp32", IMAGE, 4),
+    "identity FP32[1048576] (4 MB), concurrency 1": Load("identity_fp32", MEGABYTES, 1),
+    "the same in system shared memory, concurrency 1": Load("identity_fp32", MEGABYTES, 1, True),
+    "the same in system shared memory, concurrency 4": Load("identity_fp32", MEGABYTES, 4, True),
+    "HTTP identity FP32[16], concurrency 1": Load("identity_fp32", 16, 1, http=True),
+    "HTTP identity FP32[16], concurrency 16": Load("identity_fp32", 16, 16, http=True),
+    "BLS to identity FP32[16], concurrency 1": Load("bls_identity", 16, 1),
+    "BLS to identity FP32[16], concurrency 16": Load("bls_identity", 16, 16),
+    "ten BLS calls of 4 MB per request, concurrency 1": Load("bls_large", 16, 1),
+    "BLS to identity, 4 MB, concurrency 1": Load("bls_identity", MEGABYTES, 1),
+    "BLS to identity, 4 MB in system shared memory, concurrency 1": Load(
+        "bls_identity", MEGABYTES, 1, True
+    ),
+    f"{THREE}, FP32[16], concurrency 1": Load("ensemble_identity", 16, 1),
+    f"{THREE}, FP32[16], concurrency 16": Load("ensemble_identity", 16, 16),
+    f"{THREE}, 4 MB, concurrency 1": Load("ensemble_identity", MEGABYTES, 1),
+    f"{THREE}, 4 MB in system shared memory, concurrency 1": Load(
+        "ensemble_identity", MEGABYTES, 1, True
+    ),
+    "1,000 responses per request, in responses/s, concurrency 1": Load(
+        "repeat", 1, 1, responses=1000
+    ),
+}
+
+for _door, _http in (("gRPC", False), ("HTTP", True)):
+    for _concurrency in (1, 16):
+        LOADS[f"{_door} identity of 1,000 strings of 32 bytes, concurrency {_concurrency}"] = Load(
+            "identity_bytes", 1000, _concurrency, http=_http, string_length=32
+        )
+"""By the name that a row has in the table."""
