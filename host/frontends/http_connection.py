@@ -13,6 +13,8 @@ from typing import Any, cast
 import httptools
 
 from host.frontends.http_cycle import STATUS_LINES, App, Cycle, Header, Message
+from host.frontends.http_heads import Heads
+from host.frontends.http_prompt import PromptCycle
 
 RECEIVED_NAMES = "pbhost.header_names"
 """Extension of the ASGI scope: names of headers as received; `headers` has them in lowercase."""
@@ -48,9 +50,10 @@ class Patience:
 
 
 class Connection(asyncio.Protocol):
-    """Answers a client's requests one after the other; each has a task of its own.
+    """Answers a client's requests one after the other, without a task or with one each.
 
-    The task is cancelled when the client goes. `connections` and `tasks` have what is open.
+    The task is cancelled when the client goes. `connections` and `tasks` have what is open;
+    `heads` has what needs none.
     """
 
     transport: asyncio.Transport
@@ -62,8 +65,10 @@ class Connection(asyncio.Protocol):
         patience: Patience,
         connections: MutableSet[Any],
         tasks: MutableSet[asyncio.Task[None]],
+        heads: Heads | None = None,
     ) -> None:
         self._app = app
+        self._heads = heads
         self._patience = patience
         self._connections = connections
         self._tasks = tasks
@@ -73,11 +78,12 @@ class Connection(asyncio.Protocol):
         self._scope: dict[str, Any] = {}  # what all its requests have in common
         # Requests: the one that comes in, the one that is being answered, those that wait for that.
         self._incoming: Cycle | None = None
-        self._running: Cycle | None = None
+        self._running: Cycle | PromptCycle | None = None
         self._waiting: deque[Cycle] = deque()
         # What comes in
         self._begun = False  # a request, which is not complete yet
         self._in_headers = False
+        self._held = b""  # a request that may need no task, whose body is not there yet
         self._upgrading = False
         self._url = b""
         self._headers: list[Header] = []
@@ -93,6 +99,7 @@ class Connection(asyncio.Protocol):
         self._unsent = 0  # bytes that waited to be sent at the last look
         self._stuck: asyncio.TimerHandle | None = None  # runs while the client takes nothing
         # Between requests
+        self._had_request = False
         self._quiet_since = 0.0
         self._quiet: asyncio.TimerHandle | None = None
 
@@ -126,6 +133,14 @@ class Connection(asyncio.Protocol):
             self._running.lose()
 
     def data_received(self, data: bytes) -> None:
+        if self._running is None and not self._begun:
+            held, self._held = self._held, b""
+            data = held + data if held else data
+            if self._answer_promptly(data, not held):
+                return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         self._received += len(data)
         self._aside += len(data)
         try:
@@ -143,6 +158,31 @@ class Connection(asyncio.Protocol):
                 self._slow = self._loop.call_later(limit, self._look_if_slow)
         else:
             self._stop_hurrying()
+
+    def _answer_promptly(self, data: bytes, may_wait: bool) -> bool:
+        """Whether these bytes are a request that needs no task: it has begun, or its body waits.
+
+        Many clients send the body after the head, but few in more than two parts altogether.
+        """
+        if self._heads is None or self._writing_paused is not None or self._over:
+            return False
+        found = self._heads.find(data)
+        if found is None:
+            return False
+        start, begin, missing = found
+        if missing:
+            if may_wait and missing > 0:
+                self._held = data
+                self._slow = self._loop.call_later(self._patience.pause, self._look_if_slow)
+            return bool(self._held)
+        if self._slow is not None:
+            self._stop_hurrying()
+        cycle = self._running = PromptCycle(self)
+        if cycle.begin(start, data[begin:]):
+            self._had_request = True
+            return True
+        self._running = None
+        return False
 
     @property
     def _over(self) -> bool:
@@ -199,6 +239,7 @@ class Connection(asyncio.Protocol):
     def _look_if_slow(self) -> None:
         """The time for a request's headers is over, or it is time to see how its body comes."""
         self._slow = None
+        self._release()
         keeps_pace = self._reading_paused or self._received >= self._patience.pace
         if self._in_headers or not keeps_pace:
             self._refuse(408, _LATE)
@@ -226,15 +267,21 @@ class Connection(asyncio.Protocol):
     def _look_if_quiet(self) -> None:
         """Close a connection without a request. There is no timer per request for that."""
         patience = self._patience.idle
-        if self._incoming is None:  # it has never had one
+        if not self._had_request:
             patience = self._patience.headers
         left = patience
-        if self._running is None and not self._begun:
+        if self._running is None and not self._begun and not self._held:
             left = self._quiet_since + patience - self._loop.time()
             if left <= 0.0:
                 self.transport.close()
                 return
         self._quiet = self._loop.call_later(left, self._look_if_quiet)
+
+    def _release(self) -> None:
+        """Treat a request whose body has not come like any other."""
+        if self._held:
+            held, self._held = self._held, b""
+            self._parse(held)
 
     # The parser
 
@@ -289,6 +336,7 @@ class Connection(asyncio.Protocol):
             "extensions": {RECEIVED_NAMES: self._names},
         }
         keep_alive = version != "1.0" and self._parser.should_keep_alive()
+        self._had_request = True
         cycle = self._incoming = Cycle(self, scope, keep_alive, go_ahead)
         if self._running is None and not self._waiting:
             self._start(cycle)
@@ -346,11 +394,17 @@ class Connection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close the connection once its request is answered."""
+        self._release()
         last = self._waiting[-1] if self._waiting else self._running
         if last is None:
             self.transport.close()
         else:
             last.keep_alive = False
+
+    def give_up(self) -> None:
+        """The time to answer what needs no task is over; it says so to its client."""
+        if isinstance(self._running, PromptCycle):
+            self._running.cancel()
 
     def _refuse(self, status: int, text: str) -> None:
         """Answer what comes in with an error, if no response has begun, and close the connection.
