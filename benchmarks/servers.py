@@ -79,7 +79,7 @@ def _running(
         try:
             _wait_ready(process, port)
             yield RunningServer(process.pid, port, http_port, time.monotonic() - started)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: what the server printed tells why; raised again
             output.seek(0)
             sys.stderr.write(output.read().decode(errors="replace")[-4000:])
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 
 from pb_utils import _arguments
 from pb_utils._model_exception import TritonModelException
@@ -16,7 +17,7 @@ _NOTHING_SENT = (
 _CLOSED = "Unable to send response. Response sender has been closed."
 
 
-class Exchange:
+class Exchange(ABC):
     """One incoming request as its runtime knows it, and how far its answers have got.
 
     It is the ``_handle`` of the request; the request and its sender hold it. A runtime makes a
@@ -52,9 +53,9 @@ class Exchange:
             was_open, self.closed = not self.closed, True
             return was_open
 
+    @abstractmethod
     def is_cancelled(self) -> bool:
         """Return whether the caller has gone."""
-        raise NotImplementedError
 
     def _check(self, response: InferenceResponse | None) -> None:
         if not self.decoupled:
@@ -65,6 +66,7 @@ class Exchange:
         if self.closed:
             raise TritonModelException(_CLOSED)
 
+    @abstractmethod
     def _make_room(self) -> None:
         """Wait until the caller has taken enough of what was sent before.
 
@@ -72,9 +74,9 @@ class Exchange:
             TritonModelException: it has not, for too long.
         """
 
+    @abstractmethod
     def _deliver(self, response: InferenceResponse | None, final: bool) -> None:
         """Pass a response on. Called with the lock held."""
-        raise NotImplementedError
 
 
 class InferenceResponseSender:

@@ -103,7 +103,7 @@ class Executor:
                 returned = self._coroutines.submit(returned, running.number).result()
             self._memory.leave_batch()
             return self._finish(running, returned)
-        except BaseException as error:
+        except BaseException as error:  # whatever it raised, SystemExit too, is the answer
             self._memory.leave_batch()
             return self._fail(running, error)
         finally:

@@ -166,7 +166,7 @@ class StubRuntime:
         self._questions[number] = receive
         try:
             self._send(Ask(number, request, self._batch_here(), False, decoupled))
-        except BaseException:  # it was not asked
+        except BaseException:  # it was not asked; raised again
             del self._questions[number]
             raise
 

@@ -141,7 +141,7 @@ class ThreadServer:
         code = 0
         try:
             ThreadWorker(spawn, self._take).run()
-        except BaseException:
+        except BaseException:  # of a function's author; printed, and the host is told
             traceback.print_exc()
             code = 1
         try:

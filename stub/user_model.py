@@ -31,7 +31,7 @@ _OURS = (
 def _note(note: object) -> str:
     try:
         return str(note)
-    except Exception as broken:
+    except Exception as broken:  # the `__str__` of somebody's class
         return f"<NOTE UNAVAILABLE DUE TO {type(broken).__name__}>"
 
 
@@ -43,7 +43,7 @@ def describe_exception(error: BaseException) -> str:
     """
     try:
         message = str(error) or "<EMPTY MESSAGE>"
-    except Exception as broken:
+    except Exception as broken:  # as above
         message = f"<MESSAGE UNAVAILABLE DUE TO {type(broken).__name__}>"
     notes = getattr(error, "__notes__", None)
     if notes:
@@ -86,7 +86,7 @@ class UserModel:
         try:
             module = self._import_backend(source) if source.backend else self._import(source)
             self._type: Any = module.TritonPythonModel
-        except BaseException as error:
+        except BaseException as error:  # a module may raise anything, SystemExit too
             raise ModelFailure(_import_failure(error)) from error
         if source.backend and hasattr(self._type, "backend_config"):
             self._type.backend_config = source.settings
@@ -127,7 +127,7 @@ class UserModel:
             completed = self._type.auto_complete_config(given)
         except ModelFailure:
             raise  # by a backend of ours, which has said what there is to say
-        except BaseException as error:
+        except BaseException as error:  # SystemExit, too
             raise ModelFailure(describe_exception(error)) from error
         if not isinstance(completed, pb_utils.ModelConfig):
             raise ModelFailure(
@@ -150,7 +150,7 @@ class UserModel:
                 self.instance.initialize(args)
         except ModelFailure:
             raise
-        except BaseException as error:
+        except BaseException as error:  # SystemExit, too
             raise ModelFailure(describe_exception(error)) from error
 
     def finalize(self) -> Optional[str]:
@@ -159,7 +159,7 @@ class UserModel:
             return None
         try:
             self.instance.finalize()
-        except BaseException as error:
+        except BaseException as error:  # SystemExit, too: the caller logs it
             return describe_exception(error)
         return None
 

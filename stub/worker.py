@@ -214,7 +214,7 @@ class Worker:
     def _serve_service(self) -> None:
         try:
             self._watch()
-        except BaseException:
+        except BaseException:  # a defect: printed, and the end of this process
             self._service_failed()
 
     def _watch(self) -> None:

@@ -117,7 +117,7 @@ class Builder:
             pip = ["pip", "install", *_QUIETLY, *requirements.arguments]
             await step("pip install", under_host(environment.python, *pip))
             await asyncio.to_thread(_finish, environment, requirements)
-        except BaseException as error:
+        except BaseException as error:  # also if cancelled: half of one must not stay
             await asyncio.to_thread(shutil.rmtree, root, True)
             if not isinstance(error, (ProgramFailed, OSError)):
                 raise

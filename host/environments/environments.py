@@ -72,7 +72,7 @@ class Environments:
         try:
             await asyncio.to_thread(_check_activate, environment.root)
             await interpreter.check(environment, self._seconds, advice)
-        except BaseException:
+        except BaseException:  # also if cancelled: nobody else would let go of it
             environment.release()
             raise
         return environment

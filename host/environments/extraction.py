@@ -70,7 +70,7 @@ class Extractions:
             raise internal(
                 f"Failed to extract the Python execution env {archive}: {failure.told}"
             ) from failure
-        except BaseException:
+        except BaseException:  # also if cancelled: nobody else would remove it
             await asyncio.to_thread(shutil.rmtree, root, True)
             raise
         before = self._current.get(archive)

@@ -25,7 +25,7 @@ if sys.version_info >= (3,):
     for name in sys.argv[1:]:
         try:
             __import__(name)
-        except BaseException as error:
+        except BaseException as error:  # a package may raise anything, SystemExit too
             absent = isinstance(error, ImportError) and getattr(error, "name", "") == name
             broken[name] = None if absent else "%s: %s" % (type(error).__name__, error)
 found = [platform.python_implementation(), list(sys.version_info[:3]), broken]

@@ -128,7 +128,7 @@ def _unary(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def serve(data: bytes, rpc: Any) -> bytes:
         try:
             return await handler(data, _Context(rpc))
-        except Exception as error:
+        except Exception as error:  # the top of a call: `failure` logs a defect, and it is answered
             _fail(rpc, error)
             return b""
 
@@ -139,7 +139,7 @@ def _stream(handler: StreamHandler) -> Callable[[AsyncIterator[bytes], Any], Awa
     async def serve(requests: AsyncIterator[bytes], rpc: Any) -> None:
         try:
             await handler(requests, rpc.write, _Context(rpc))
-        except Exception as error:
+        except Exception as error:  # the top of a call, as above
             _fail(rpc, error)
 
     return serve

@@ -110,7 +110,7 @@ class Cycle:
         """Have the request answered. A response that is not complete then ends the connection."""
         try:
             await app(self.scope, self.receive, self.send)
-        except Exception as error:
+        except Exception as error:  # a defect: logged, and half an answer ends the connection
             _log.error("unexpected failure of an HTTP application", exc_info=error)
         finally:
             self.task = None

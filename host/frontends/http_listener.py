@@ -50,7 +50,7 @@ class HttpListener:
             self._server = await asyncio.get_running_loop().create_server(
                 self._connection, sock=listening, ssl=self._tls, backlog=BACKLOG
             )
-        except BaseException:
+        except BaseException:  # also if cancelled: nobody else would close it
             listening.close()
             raise
         return port

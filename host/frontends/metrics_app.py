@@ -39,7 +39,7 @@ class MetricsApp:
         accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
         try:
             kind, body = expose(self._families(), accept.decode("latin-1"))
-        except Exception as error:
+        except Exception as error:  # a defect: logged, and the scrape is answered
             _log.error("unexpected failure of a scrape", exc_info=error)
             text = f"unexpected failure: {type(error).__name__}"
             await _answer(send, 500, _JSON, _error(text))

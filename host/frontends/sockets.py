@@ -35,7 +35,7 @@ def listening_socket(address: str, port: int, reuse_port: bool = False) -> socke
             made.bind(place)
             made.listen(BACKLOG)  # only here Linux notices who else has bound the port
             made.setblocking(False)
-        except BaseException:
+        except BaseException:  # whatever it is, nobody else would close it; raised again
             made.close()
             raise
     except OSError as error:

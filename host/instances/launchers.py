@@ -86,7 +86,7 @@ class SpawnLauncher:
                 [spawn.dump()], spawn.descriptors, out[1], err[1], environment
             )
             pidfd = _open(child)
-        except BaseException:
+        except BaseException:  # also if cancelled: nobody else would close them
             _close(out[0], err[0])
             raise
         finally:
@@ -165,7 +165,7 @@ class _ForkServer:
             popen = await interpreters.start(
                 ["--fork-server", str(fd)], [fd], subprocess.DEVNULL, None
             )
-        except BaseException:
+        except BaseException:  # also if cancelled: nobody else would close it
             ours.close()
             raise
         finally:

@@ -53,7 +53,7 @@ class Questions:
         except HostError as error:
             self._refuse(question, error)
             return
-        except Exception:
+        except Exception:  # a defect: logged, and answered
             self._fail(question)
             return
         task = asyncio.get_running_loop().create_task(self._ask_when_ready(question, check))
@@ -66,7 +66,7 @@ class Questions:
             self._ask(question)
         except HostError as error:
             self._refuse(question, error)
-        except Exception:
+        except Exception:  # a defect: logged, and answered
             self._fail(question)
         finally:
             self._pending.pop(question.number, None)

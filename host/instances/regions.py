@@ -123,7 +123,7 @@ class Regions:
         try:
             status = RegionStatus(name, key, offset, byte_size)
             region = _map(status, arenas.number(), descriptor)
-        except BaseException:
+        except BaseException:  # whatever it is, nobody else would close it; raised again
             os.close(descriptor)
             raise
         self._regions[name] = region

@@ -84,7 +84,7 @@ class Loader:
         environment = await self._environments.find(loaded.config, directory)
         try:
             model = await self._load(directory, version, loaded, source, environment)
-        except BaseException:
+        except BaseException:  # also if cancelled: nobody else would let go of it
             if environment is not None:
                 environment.release()
             raise

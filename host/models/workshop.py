@@ -170,7 +170,7 @@ class Workshop:
         try:
             for place in places:
                 change.made.append((await self._launch(place, arguments), place))
-        except BaseException:  # also if cancelled
+        except BaseException:  # also if cancelled: nobody else would end these processes
             for place in places[len(change.made) :]:
                 place.close()
             await change.discard()

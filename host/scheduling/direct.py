@@ -22,6 +22,9 @@ class DirectScheduler(LaneQueue):
         self._ahead: Call | None = None
         self._ahead_at: Lane | None = None  # who has it
 
+    def reserve(self, call: Call) -> None:
+        """A call has arrived; without an order of responses that is of no matter yet."""
+
     def submit(self, call: Call) -> None:
         """Start the call if a lane is free, else queue it."""
         if self._queue:

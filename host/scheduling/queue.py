@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from host.errors import HostError
@@ -11,7 +12,7 @@ from host.scheduling.scheduler import Lane
 from host.scheduling.waiting import Fifo, Waiting
 
 
-class LaneQueue:
+class LaneQueue(ABC):
     """Calls that wait, and the lanes that will run them."""
 
     def __init__(self, queue: Waiting | None = None) -> None:
@@ -22,9 +23,9 @@ class LaneQueue:
         self._queue: Waiting = Fifo() if queue is None else queue
         self._withdraw = self._queue.remove
 
+    @abstractmethod
     def dispatch(self) -> None:
         """Start what can be started."""
-        raise NotImplementedError
 
     def lane_gone(self, lane: Lane) -> None:
         """Queued calls wait for another lane, or for this one to come back."""
@@ -58,9 +59,6 @@ class LaneQueue:
         self._withdraw(call)
         if not self._queue:
             self.gate.idle()
-
-    def reserve(self, call: Call) -> None:
-        """A call has arrived; without an order of responses that is of no matter yet."""
 
     def refuse(self, call: Call, error: HostError) -> None:
         """Answer a call that is not, or no longer, in the queue and will not run."""

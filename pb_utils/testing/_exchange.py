@@ -68,6 +68,9 @@ class Incoming(Exchange):
         if self.close():
             self._receive(failed(message), True)
 
+    def _make_room(self) -> None:
+        pass  # the sender of the request takes all that comes
+
     def _deliver(self, response: InferenceResponse | None, final: bool) -> None:
         sent = None if response is None else answered(response, self._wanted)
         if self.decoupled:

@@ -89,7 +89,7 @@ def load(
     full = _loading.full_config(given, name or given.get("name") or default_name)
     try:
         return ModelHarness(source, full, models or {}, response_timeout, on_log)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: nobody else would forget its modules
         source.forget()
         raise
 
@@ -142,7 +142,7 @@ class ModelHarness:
                 self.model: Any = source.model_class()
                 if hasattr(self.model, "initialize"):
                     self.model.initialize(dict(self.args))
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: nobody else would forget it
             _runtime.forget(self._runtime)
             raise
         name = self.args["model_instance_name"]

@@ -108,7 +108,7 @@ class Instance:
         try:
             with _runtime.use(self._runtime, lasting=True):
                 self._execute(batch, exchanges)
-        except BaseException as error:
+        except BaseException as error:  # of the model's author; answered, and raised again
             _fail(exchanges, self._told(error))
             if isinstance(error, BadReturn):
                 raise TritonModelException(str(error)) from error.__cause__
@@ -203,7 +203,7 @@ class Instance:
         """Return whether ``is_ready`` says so; what it raises is a no, and is logged."""
         try:
             return self.is_ready()
-        except Exception as error:
+        except Exception as error:  # of the model's author; it is logged
             self._log(error)
             return False
 

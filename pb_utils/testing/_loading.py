@@ -46,7 +46,7 @@ def from_folder(directory: Path, version: int | str | None, filename: str) -> So
     imports = _Imports(directory, chosen)
     try:
         model_class = imports.model_class(filename)
-    except BaseException:
+    except BaseException:  # a module may raise anything, SystemExit too
         imports.undo()
         raise
     return Source(model_class, directory / chosen / filename, directory, chosen, imports.undo)
@@ -63,7 +63,7 @@ def from_backend(backend: Path, directory: Path, version: int | str | None) -> S
     imports = _Imports(backend, "")
     try:
         model_class = imports.model_class("model.py")
-    except BaseException:
+    except BaseException:  # a module may raise anything, SystemExit too
         imports.undo()
         raise
     return Source(model_class, backend / "model.py", directory, chosen, imports.undo)

@@ -92,7 +92,7 @@ class HarnessRuntime:
             try:
                 with _runtime.use(self, lasting=True):
                     self._others.answer(request, decoupled, receive, cancelled)
-            except Exception as error:
+            except Exception as error:  # of a test's author; it is the answer
                 receive(
                     failed(
                         f"what stands for model '{request._model_name}' in this test raised "

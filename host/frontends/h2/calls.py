@@ -109,6 +109,9 @@ class UnaryCall(_Call):
         self._method = method
         self._reader: MessageReader | None = None
 
+    def begin(self) -> None:
+        """Its message is to come."""
+
     def received(self, piece: Piece, size: int, end: bool) -> None:
         """Serve the call once its message is there."""
         self.credit(size)
@@ -144,7 +147,7 @@ class UnaryCall(_Call):
             return
         try:
             running = method.start(message, self._done, self.rpc)
-        except Exception as error:
+        except Exception as error:  # the top of a call: `failure` logs a defect, and it is answered
             self._fail(error)
             return
         if not self.closed:

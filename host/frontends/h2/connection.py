@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
             self._reader.feed(data)
         except ConnectionFault as fault:
             self._fail(fault.code, fault.text)
-        except Exception:
+        except Exception:  # a defect: logged, and this connection is closed
             _log.exception("unexpected failure of a gRPC connection")
             self._fail(ErrorCode.INTERNAL_ERROR, "unexpected failure")
         self.out.corked = False

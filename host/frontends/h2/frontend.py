@@ -74,7 +74,7 @@ class H2Frontend:
                 ssl=context,
                 ssl_handshake_timeout=self._limits.handshake if context else None,
             )
-        except BaseException:
+        except BaseException:  # also if cancelled: nobody else would close it
             listening.close()
             raise
         self._all_gone.set()

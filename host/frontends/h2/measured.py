@@ -16,18 +16,29 @@ class _Measured(Stream):
 
     missing = 0
 
-    def received(self, piece: Piece, size: int, end: bool) -> None:
+    def _fits(self, piece: Piece, size: int, end: bool) -> bool:
+        """Whether there may be this piece; if not, the stream is reset."""
         self.missing -= len(piece)
-        if self.missing < 0 or (end and self.missing):
-            self.credit(size)
-            self.connection.refuse(self.id, ErrorCode.PROTOCOL_ERROR)
-        else:
-            super().received(piece, size, end)
+        if self.missing >= 0 and not (end and self.missing):
+            return True
+        self.credit(size)
+        self.connection.refuse(self.id, ErrorCode.PROTOCOL_ERROR)
+        return False
 
 
 class MeasuredUnaryCall(_Measured, UnaryCall):
     """A unary call with a content-length; `missing` is to be set to it."""
 
+    def received(self, piece: Piece, size: int, end: bool) -> None:
+        """Serve the call once its message is there."""
+        if self._fits(piece, size, end):
+            super().received(piece, size, end)
+
 
 class MeasuredStreamCall(_Measured, StreamCall):
     """A stream with a content-length; `missing` is to be set to it."""
+
+    def received(self, piece: Piece, size: int, end: bool) -> None:
+        """Pass on the messages that are complete."""
+        if self._fits(piece, size, end):
+            super().received(piece, size, end)

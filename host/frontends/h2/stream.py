@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _JOIN_UP_TO = 4096  # bytes; below that, one copy costs less than one more buffer
 
 
-class Stream:
+class Stream(ABC):
     """Base of what a request becomes. The connection calls `begin`, `received` and `aborted`.
 
     Bytes leave as soon as the windows and the transport have room, and wait here until then.
@@ -51,16 +52,17 @@ class Stream:
         self._room: asyncio.Future[None] | None = None
         self._uncredited = 0
 
+    @abstractmethod
     def begin(self) -> None:
         """The connection knows the stream now."""
 
+    @abstractmethod
     def received(self, piece: Piece, size: int, end: bool) -> None:
         """Bytes of the request; `size` of them, with padding, are to be granted anew."""
-        raise NotImplementedError
 
+    @abstractmethod
     def aborted(self) -> None:
         """Nobody waits for an answer any more; the stream is closed."""
-        raise NotImplementedError
 
     def unavailable(self) -> None:
         """The server stops: end with an error, if that is still possible."""

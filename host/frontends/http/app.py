@@ -103,7 +103,7 @@ class HttpApp:
             # The client has gone, and nobody hears this; or the server's time to exit is over.
             if not exchange.begun:
                 await exchange.refuse(unavailable("Server exiting"))
-        except Exception as error:
+        except Exception as error:  # a defect: logged, and answered if that is still possible
             _log.error("unexpected failure of an HTTP request", exc_info=error)
             if not exchange.begun:
                 await exchange.refuse(internal(f"unexpected failure: {type(error).__name__}"))

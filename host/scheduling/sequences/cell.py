@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Owner(Protocol):
         """The model has released a call."""
 
 
-class Cell:
+class Cell(ABC):
     """`count` slots of `lane`; at most one batch runs. Both strategies go on from here."""
 
     def __init__(self, owner: Owner, lane: Lane, count: int, gate: Gate) -> None:
@@ -72,13 +73,13 @@ class Cell:
         for call in sequence.calls:
             call.place = self
 
+    @abstractmethod
     def wake(self, number: int) -> None:
         """There may be something to do for a slot."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dispatch(self) -> None:
         """Start what can be started."""
-        raise NotImplementedError
 
     def freed(self) -> None:
         """The lane has released its batch."""
@@ -105,6 +106,7 @@ class Cell:
     def _go_on(self, batch: Iterable[Call]) -> None:
         self.dispatch()
 
+    @abstractmethod
     def fail_waiting(self, error: HostError) -> None:
         """Answer the calls that are not in a slot any more and have not started."""
 
@@ -190,6 +192,9 @@ class DirectCell(Cell):
         self.busy = False
         if rows:
             self.start(rows)
+
+    def fail_waiting(self, error: HostError) -> None:
+        """What is not in a slot any more has started."""
 
     def _form(self) -> list[Call]:
         ready = [(n, call) for n in range(len(self.slots)) if (call := self.head(n)) is not None]

@@ -192,7 +192,7 @@ def register_operators(config: Mapping[str, Any], options: Any, model_dir: str) 
     for name in config.get("model_operations", {}).get("op_library_filename", ()):
         try:
             options.register_custom_ops_library(os.path.join(model_dir, name))
-        except Exception as error:
+        except Exception as error:  # the library's errors have no type in common
             raise ModelFailure(
                 f"model '{config['name']}' cannot be loaded: its library of custom operators"
                 f" '{name}' cannot be used: {error}"
@@ -205,7 +205,7 @@ def open_session(
     """An InferenceSession that uses all of these providers. Raises ModelFailure."""
     try:
         session = onnxruntime.InferenceSession(path, options, providers=list(providers))
-    except Exception as error:
+    except Exception as error:  # as above
         raise ModelFailure(
             f"model '{model}' cannot be loaded: onnxruntime {onnxruntime.__version__} cannot use"
             f" '{path}': {error}"

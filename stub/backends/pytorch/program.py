@@ -54,7 +54,7 @@ def load(model: str, path: str, device: str) -> Program:
         raise ModelFailure(f"unable to find '{path}' for model '{model}'")
     try:
         return _reader(path)(path, device)
-    except Exception as error:
+    except Exception as error:  # the library has no one type for a file it cannot use
         text = str(error).strip() or type(error).__name__
         raise ModelFailure(
             f"model '{model}' cannot be loaded: torch {torch.__version__} cannot use '{path}':"

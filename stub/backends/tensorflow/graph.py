@@ -68,7 +68,7 @@ def load_saved(model: str, path: str, settings: Settings) -> Graph:
     name = settings.texts.get("TF_SIGNATURE_DEF", _DEFAULT_SIGNATURE)
     try:
         loaded = tf.saved_model.load(path, tags=[tag])
-    except Exception as error:
+    except Exception as error:  # the library has no one type for a file it cannot use
         raise _unusable(model, path, error) from error
     if name not in loaded.signatures:
         raise ModelFailure(
@@ -100,7 +100,7 @@ def load_frozen(model: str, path: str, inputs: Sequence[str], outputs: Sequence[
         whole = tf.compat.v1.wrap_function(
             lambda: tf.compat.v1.import_graph_def(definition, name=""), []
         )
-    except Exception as error:
+    except Exception as error:  # as above
         raise _unusable(model, path, error) from error
     known = {operation.name for operation in whole.graph.get_operations()}
     for kind, names in (("input", inputs), ("output", outputs)):

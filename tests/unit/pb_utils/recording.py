@@ -106,5 +106,8 @@ class RecordedExchange(Exchange):
     def is_cancelled(self) -> bool:
         return self.cancel_answers.pop(0)
 
+    def _make_room(self) -> None:
+        pass
+
     def _deliver(self, response: InferenceResponse | None, final: bool) -> None:
         self.delivered.append((response, final))

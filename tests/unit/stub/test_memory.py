@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import pb_utils
-from pb_utils._sender import Exchange
 from stub.convert import request_from, response_to, tensor_from, tensor_to
 from stub.memory import Memory, MemoryGone
 from stub.wire.arena import Arena, Block, create_file
@@ -24,6 +23,7 @@ from stub.wire.payload import (
     WireTensor,
 )
 from stub.wire.shared_file import PAGE
+from tests.unit.pb_utils.recording import RecordedExchange
 
 LIMIT = 64 * PAGE
 
@@ -211,7 +211,7 @@ def test_outputs_that_nobody_asked_for_cost_nothing(bench: Bench) -> None:
 def test_a_request_that_names_no_outputs_means_those_of_the_configuration(bench: Bench) -> None:
     for named, meant in (([], ["A", "B"]), (["B"], ["B"])):
         wire = WireRequest("", [], named, {})
-        exchange = Exchange(decoupled=False)
+        exchange = RecordedExchange()
         request = request_from(wire, bench.memory, exchange, wire.outputs or ["A", "B"])
         assert sorted(request.requested_output_names()) == meant
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from h2_peer import Peer, Server
+from h2_peer import Clock, Peer, Server
 
 
 @pytest.fixture
@@ -35,6 +35,12 @@ def connect() -> Iterator[Callable[..., Peer]]:
     yield make
     for peer in peers:
         peer.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A loop for a server, whose time the test moves."""
+    return Clock()
 
 
 @pytest.fixture

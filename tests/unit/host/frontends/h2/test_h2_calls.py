@@ -9,11 +9,12 @@ from collections.abc import Callable
 from urllib.parse import unquote
 
 import pytest
-from h2_peer import DEADLINE, Peer, Server, grpc_message
+from h2_peer import DEADLINE, Clock, Peer, Server, grpc_message
 from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.h2.limits import Limits
+from tests.conftest import wait_until
 
 Serve = Callable[..., Server]
 Connect = Callable[..., Peer]
@@ -163,11 +164,21 @@ def test_a_message_that_is_too_large_is_refused_by_its_length(
 
 @pytest.mark.parametrize("path", ["Wait", "Hold", "Flood"])
 @pytest.mark.parametrize("timeout", ["20m", "20000u", "0S"])
-def test_a_deadline(server: Server, peer: Peer, path: str, timeout: str) -> None:
+def test_a_deadline(serve: Serve, connect: Connect, clock: Clock, path: str, timeout: str) -> None:
+    server = serve(loop=clock)
+    peer = connect(server)
     stream = peer.open(path, ("grpc-timeout", timeout))
     peer.data(stream, grpc_message(b"1 1" if path == "Flood" else b"me"))
     if path != "Flood":
         peer.data(stream, b"", end=True)
+    if timeout != "0S":
+        if path == "Flood":
+            peer.until(lambda frame: isinstance(frame, DataFrame))
+        elif path == "Wait":
+            server.service.waiting.get(timeout=DEADLINE)
+        else:
+            server.service.held.get(timeout=DEADLINE)
+        clock.forward(0.03)
     trailers = peer.answer(stream)[2]
     assert (trailers["grpc-status"], trailers["grpc-message"]) == ("4", "Deadline Exceeded")
     if timeout != "0S":
@@ -175,9 +186,14 @@ def test_a_deadline(server: Server, peer: Peer, path: str, timeout: str) -> None
         assert server.service.cancelled.get(timeout=DEADLINE) == expected
 
 
-def test_a_deadline_of_a_client_that_does_not_read(server: Server, connect: Connect) -> None:
+def test_a_deadline_of_a_client_that_does_not_read(
+    serve: Serve, connect: Connect, clock: Clock
+) -> None:
+    server = serve(loop=clock)
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 0})
     stream = peer.call("Flood", b"1000 10000", ("grpc-timeout", "100m"))
+    wait_until(lambda: server.stalled() == 1, "the handler to wait")
+    clock.forward(0.2)
     assert peer.reset_code(stream) == 8
     assert server.service.cancelled.get(timeout=DEADLINE) == b"flood"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from h2_peer import DEADLINE, Peer, Server, grpc_message
+from h2_peer import DEADLINE, Clock, Peer, Server, grpc_message
 from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame
 
 from host.frontends.grpc_methods import GrpcOptions
@@ -48,29 +48,38 @@ def test_draining_finishes_what_is_open_and_refuses_what_is_late(
     assert peer.answer(before)[1] == grpc_message(b"before")
     assert peer.answer(meanwhile)[1] == grpc_message(b"meanwhile")
     assert peer.ended()
+    peer.close()
     stopping.result(DEADLINE)
 
 
-def test_draining_does_not_depend_on_the_client(serve: Serve, connect: Connect) -> None:
+def test_draining_does_not_depend_on_the_client(
+    serve: Serve, connect: Connect, clock: Clock
+) -> None:
     """One that never answers the ping is closed all the same."""
-    server = serve(Limits(linger=0.05))
+    server = serve(Limits(linger=5), loop=clock)
     peer = connect(server)
     peer.settle()
-    server.run(server.frontend.stop(DEADLINE))
+    stopping = server.start(server.frontend.stop(DEADLINE))
+    server_ping(peer)
+    clock.forward(6)
     assert peer.ended()
+    clock.forward(6)  # it does not close its end either
+    stopping.result(DEADLINE)
 
 
 def test_stopping_answers_what_takes_too_long(server: Server, peer: Peer) -> None:
     unary, stream, flood = peer.call("Hold", b"1"), peer.open("EchoStream"), peer.open("Wait")
     peer.data(stream, grpc_message(b"x"))
     peer.until(lambda frame: isinstance(frame, DataFrame))
-    server.run(server.frontend.stop(0))
+    stopping = server.start(server.frontend.stop(0))
     for one in (unary, stream, flood):
         trailers = peer.answer(one)[2]
         assert trailers["grpc-status"] == "14"
         assert trailers["grpc-message"] == "the server has stopped before it could answer"
     assert server.service.cancelled.get(timeout=DEADLINE) == b"1"
     assert peer.ended()
+    peer.close()
+    stopping.result(DEADLINE)
 
 
 def test_a_stopped_server_takes_no_connections(server: Server, connect: Connect) -> None:
@@ -79,85 +88,115 @@ def test_a_stopped_server_takes_no_connections(server: Server, connect: Connect)
         connect(server)
 
 
-def test_an_old_connection_is_drained(serve: Serve, connect: Connect) -> None:
-    server = serve(options=GrpcOptions(max_connection_age=50))
+def test_an_old_connection_is_drained(serve: Serve, connect: Connect, clock: Clock) -> None:
+    server = serve(options=GrpcOptions(max_connection_age=50), loop=clock)
     peer = connect(server)
     stream = peer.call("Hold", b"old")
+    work = server.service.held.get(timeout=DEADLINE)
+    clock.forward(0.04)  # not yet
+    peer.settle()
+    assert not any(isinstance(f, GoAwayFrame) for f in peer.frames)
+    clock.forward(0.02)
     frame = peer.goaway()
     assert (frame.error_code, frame.additional_data) == (0, b"max_age")
     answer_ping(peer, server_ping(peer))
     peer.goaway()
-    work = server.service.held.get(timeout=DEADLINE)
     server.call(work.done, b"done")
     assert peer.answer(stream)[1] == grpc_message(b"done")
     assert peer.ended()
 
 
-def test_an_old_connection_has_a_grace(serve: Serve, connect: Connect) -> None:
+def test_an_old_connection_has_a_grace(serve: Serve, connect: Connect, clock: Clock) -> None:
     options = GrpcOptions(max_connection_age=50, max_connection_age_grace=50)
-    server = serve(options=options)
+    server = serve(options=options, loop=clock)
     peer = connect(server)
     stream = peer.call("Hold", b"old")
+    server.service.held.get(timeout=DEADLINE)
+    clock.forward(0.06)
+    assert peer.goaway().additional_data == b"max_age"
+    assert server.service.cancelled.empty()
+    clock.forward(0.06)
     assert peer.status(stream) == 14
     assert server.service.cancelled.get(timeout=DEADLINE) == b"old"
     assert peer.ended()
 
 
-def test_a_client_that_is_silent_is_asked_and_left(serve: Serve, connect: Connect) -> None:
-    server = serve(options=GrpcOptions(keepalive_time=50, keepalive_timeout=50))
+def test_a_client_that_is_silent_is_asked_and_left(
+    serve: Serve, connect: Connect, clock: Clock
+) -> None:
+    server = serve(options=GrpcOptions(keepalive_time=50, keepalive_timeout=50), loop=clock)
     peer = connect(server)
     peer.call("Hold", b"1")
+    server.service.held.get(timeout=DEADLINE)
+    clock.forward(0.06)
     server_ping(peer)
+    assert server.service.cancelled.empty()
+    clock.forward(0.06)
     assert server.service.cancelled.get(timeout=DEADLINE) == b"1"
     assert peer.ended()
 
 
-def test_a_client_that_answers_stays(serve: Serve, connect: Connect) -> None:
+def test_a_client_that_answers_stays(serve: Serve, connect: Connect, clock: Clock) -> None:
     options = GrpcOptions(
-        keepalive_time=30,
-        keepalive_timeout=5000,
+        keepalive_time=50,
+        keepalive_timeout=50,
         http2_max_pings_without_data=0,
         http2_max_ping_strikes=0,
     )
-    server = serve(options=options)
+    server = serve(options=options, loop=clock)
     peer = connect(server)
     peer.call("Hold", b"1")
+    server.service.held.get(timeout=DEADLINE)
     for _ in range(5):
+        clock.forward(0.06)
         answer_ping(peer, server_ping(peer))
-    peer.settle()
+        peer.settle()
     assert server.service.cancelled.empty()
 
 
-def test_only_so_many_pings_are_sent_without_data(serve: Serve, connect: Connect) -> None:
+def test_only_so_many_pings_are_sent_without_data(
+    serve: Serve, connect: Connect, clock: Clock
+) -> None:
     options = GrpcOptions(
         keepalive_time=20, http2_max_pings_without_data=2, http2_max_ping_strikes=0
     )
-    server = serve(options=options)
+    server = serve(options=options, loop=clock)
     peer = connect(server)
-    peer.call("Hold", b"1")
+    held = peer.call("Hold", b"1")
+    work = server.service.held.get(timeout=DEADLINE)
     for _ in range(2):
+        clock.forward(0.03)
         answer_ping(peer, server_ping(peer))
-    done = peer.open("Wait", ("grpc-timeout", "300m"))  # many keepalive times
-    peer.answer(done)
+        peer.settle()
+    for _ in range(10):
+        clock.forward(0.03)
+    peer.call("Hold", b"2")
+    server.service.held.get(timeout=DEADLINE)
+    server.call(work.done, b"")
+    peer.answer(held)
     assert sum(isinstance(f, PingFrame) and not f.flags for f in peer.frames) == 2
+    clock.forward(0.03)
     server_ping(peer)  # data was sent
 
 
 @pytest.mark.parametrize("permitted", [False, True])
-def test_pings_without_calls(serve: Serve, connect: Connect, permitted: bool) -> None:
+def test_pings_without_calls(serve: Serve, connect: Connect, clock: Clock, permitted: bool) -> None:
     options = GrpcOptions(
         keepalive_time=20,
         keepalive_timeout=50,
         keepalive_permit_without_calls=permitted,
-        max_connection_age=400,
+        http2_max_ping_strikes=0,
     )
-    peer = connect(serve(options=options))
+    peer = connect(serve(options=options, loop=clock))
+    peer.settle()
+    for _ in range(10):
+        clock.forward(0.03)
     if permitted:
         server_ping(peer)
         assert peer.ended()
     else:
-        peer.goaway()  # of age
-        assert not any(isinstance(f, PingFrame) for f in peer.frames[:-1])
+        peer.settle()
+        assert all("ACK" in f.flags for f in peer.frames if isinstance(f, PingFrame))
 
 
 def test_a_client_that_says_nothing_is_left(serve: Serve, connect: Connect) -> None:
@@ -165,15 +204,20 @@ def test_a_client_that_says_nothing_is_left(serve: Serve, connect: Connect) -> N
     assert peer.ended()
 
 
-def test_an_idle_connection_is_drained(serve: Serve, connect: Connect) -> None:
-    server = serve(Limits(idle=0.05))
+def test_an_idle_connection_is_drained(serve: Serve, connect: Connect, clock: Clock) -> None:
+    server = serve(Limits(idle=0.05), loop=clock)
     peer = connect(server)
     stream = peer.call("Hold", b"1")
     work = server.service.held.get(timeout=DEADLINE)
     wait = connect(server)
+    wait.settle()
+    clock.forward(0.06)
     assert wait.goaway().additional_data == b"idle"
     server.call(work.done, b"done")  # this one was not idle
     assert peer.answer(stream)[1] == grpc_message(b"done")
+    peer.settle()
+    assert not any(isinstance(f, GoAwayFrame) for f in peer.frames)
+    clock.forward(0.06)
     assert peer.goaway().additional_data == b"idle"
 
 

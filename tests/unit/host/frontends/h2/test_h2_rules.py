@@ -389,15 +389,10 @@ def test_streams_without_a_window_stop_their_handlers(serve: Serve, connect: Con
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 0})
     for _ in range(50):
         peer.call("Flood", b"1000 5000")
+    wait_until(lambda: server.stalled() == 50, "the handlers to fill their queues")
     peer.settle()
     (connection,) = server.frontend._connections
-
-    def pending() -> list[int]:
-        return [stream.pending_bytes for stream in list(connection.streams.values())]
-
-    wait_until(lambda: min(pending()) > 10000, "the handlers to fill their queues")
-    peer.settle()
-    assert pending() == [2 * 5005] * 50
+    assert [stream.pending_bytes for stream in connection.streams.values()] == [2 * 5005] * 50
     assert not [frame for frame in peer.frames if isinstance(frame, DataFrame)]
     refused = peer.call("Flood", b"1 1")
     assert peer.reset_code(refused) == ErrorCode.REFUSED_STREAM
