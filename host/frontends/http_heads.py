@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import httptools
-
 from host.frontends.http_cycle import Header
+from host.frontends.http_parser import parse_head
 
 _LONGEST = 2048  # bytes of a head that is remembered
 _MOST = 256  # of them
@@ -83,35 +82,12 @@ class Heads:
         return known
 
     def _understand(self, head: bytes) -> tuple[Start, int] | None:
-        reading = _Reading()
-        parser = httptools.HttpRequestParser(reading)
-        try:
-            parser.feed_data(head)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            return None  # the connection's own parser is to complain
-        headers = reading.headers
-        names = [name for name, _ in headers]
-        if parser.get_http_version() != "1.1" or not parser.should_keep_alive():
-            return None
+        parsed = parse_head(head)
+        if parsed is None or parsed.version != "1.1" or not parsed.keep_alive:
+            return None  # the connection's own parser says what is wrong with it, if anything is
+        names = [name for name, _ in parsed.headers]
         if names.count(b"content-length") != 1 or not _NOT_PLAIN.isdisjoint(names):
             return None
-        length = int(dict(headers)[b"content-length"])
-        if length == 0:
-            return None
-        method = parser.get_method().decode("ascii")
-        start = self._starter(method, reading.url, headers)
+        length = int(dict(parsed.headers)[b"content-length"])
+        start = self._starter(parsed.method, parsed.url, parsed.headers) if length else None
         return None if start is None else (start, length)
-
-
-class _Reading:
-    """What a parser makes of a head."""
-
-    def __init__(self) -> None:
-        self.url = b""
-        self.headers: list[Header] = []
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
