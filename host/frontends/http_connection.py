@@ -245,9 +245,7 @@ class Connection(asyncio.Protocol):
 
     def _look_if_quiet(self) -> None:
         """Close a connection without a request. There is no timer per request for that."""
-        patience = self._patience.idle
-        if not self._had_request:
-            patience = self._patience.headers
+        patience = self._patience.idle if self._had_request else self._patience.headers
         left = patience
         if self._running is None and not self._begun and not self._held:
             left = self._quiet_since + patience - self._loop.time()
@@ -364,6 +362,11 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         else:
             last.keep_alive = False
+
+    @property
+    def answers_promptly(self) -> bool:
+        """Whether a request is being answered without a task."""
+        return isinstance(self._running, PromptCycle)
 
     def give_up(self) -> None:
         """The time to answer what needs no task is over; it says so to its client."""

@@ -66,8 +66,9 @@ class HttpListener:
         server.close()
         for connection in list(self._connections):
             connection.shutdown()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=max(0.0, grace))
+        busy = [*self._tasks, *(c.closed for c in self._connections if c.answers_promptly)]
+        if busy:
+            await asyncio.wait(busy, timeout=max(0.0, grace))
         for task in self._tasks:  # what still runs; it says so to its client
             task.cancel()
         for connection in list(self._connections):
