@@ -98,6 +98,7 @@ class Doors:
             options.http_port,
             reuse_port=options.reuse_http_port,
             tls=self._http_tls,
+            starter=app.starter,
         )
         self.http_port = await _start("HTTP", self._http.start())
         _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)

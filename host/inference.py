@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from host.errors import ErrorCode, HostError
 from stub.wire.payload import TraceLink
 
@@ -20,8 +22,7 @@ Buffer = bytes | memoryview
 """Tensor bytes: little-endian, row-major, unpadded; BYTES elements are length-prefixed."""
 
 
-@dataclass(slots=True)
-class Tensor:
+class Tensor(msgspec.Struct):
     """A named array on its way: `data` holds its bytes, `owner` whatever keeps them valid.
 
     `datatype` is the wire name (`FP32`, `BYTES`, ...; protocol 0.2).
@@ -98,8 +99,7 @@ class Times(Protocol):
     ended: int
 
 
-@dataclass(slots=True)
-class InferRequest:
+class InferRequest(msgspec.Struct):
     """One inference request, as any door hands it to the core.
 
     `model_version` -1 means "the latest ready one"; `requested_outputs` empty means "all";
@@ -110,8 +110,8 @@ class InferRequest:
     inputs: list[Tensor]
     model_version: int = -1
     id: str = ""
-    requested_outputs: list[str] = field(default_factory=list)
-    parameters: dict[str, Parameter] = field(default_factory=dict)
+    requested_outputs: list[str] = msgspec.field(default_factory=list)
+    parameters: dict[str, Parameter] = msgspec.field(default_factory=dict)
     correlation_id: int | str = 0
     flags: int = 0
     priority: int = 0
@@ -125,15 +125,14 @@ class InferRequest:
     batch_size: int = 1  # filled by validation: first dimension of the inputs of a batching model
 
 
-@dataclass(slots=True)
-class InferResponse:
+class InferResponse(msgspec.Struct):
     """One answer. With an `error` there are no outputs."""
 
     model_name: str
     model_version: int
     id: str = ""
-    outputs: list[Tensor] = field(default_factory=list)
-    parameters: dict[str, Parameter] = field(default_factory=dict)
+    outputs: list[Tensor] = msgspec.field(default_factory=list)
+    parameters: dict[str, Parameter] = msgspec.field(default_factory=dict)
     error: HostError | None = None
 
 

@@ -55,7 +55,7 @@ ONE_PLACE = {
     "uvloop": {"host.__main__", "host.bound"},
     "re2": {"host.flag_values"},
     "redis": {"host.cache.redis_store"},
-    "httptools": {"host.frontends.http_connection"},
+    "httptools": {"host.frontends.http_parser"},
     "prometheus_client": {"host.metrics.exposition"},
     "onnxruntime": {"stub.backends.onnxruntime.session"},
     "tensorflow": {"stub.backends.tensorflow.graph"},

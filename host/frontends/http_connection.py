@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: parsed by httptools, with limits and patience."""
+"""One HTTP/1.1 connection, with limits and patience."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable, MutableSet
+from collections.abc import MutableSet
 from dataclasses import dataclass
 from typing import Any, cast
 
-import httptools
-
-from host.frontends.http_cycle import STATUS_LINES, App, Cycle, Header, Message
+from host.frontends.http_cycle import STATUS_LINES, App, Cycle, Message
+from host.frontends.http_heads import Heads
+from host.frontends.http_parser import Head, Malformed, RequestParser
+from host.frontends.http_prompt import PromptCycle
 
 RECEIVED_NAMES = "pbhost.header_names"
 """Extension of the ASGI scope: names of headers as received; `headers` has them in lowercase."""
@@ -48,9 +49,10 @@ class Patience:
 
 
 class Connection(asyncio.Protocol):
-    """Answers a client's requests one after the other; each has a task of its own.
+    """Answers a client's requests one after the other, without a task or with one each.
 
-    The task is cancelled when the client goes. `connections` and `tasks` have what is open.
+    The task is cancelled when the client goes. `connections` and `tasks` have what is open;
+    `heads` has what needs none.
     """
 
     transport: asyncio.Transport
@@ -62,26 +64,25 @@ class Connection(asyncio.Protocol):
         patience: Patience,
         connections: MutableSet[Any],
         tasks: MutableSet[asyncio.Task[None]],
+        heads: Heads | None = None,
     ) -> None:
         self._app = app
+        self._heads = heads
         self._patience = patience
         self._connections = connections
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self.closed = self._loop.create_future()
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser = RequestParser(self)
         self._scope: dict[str, Any] = {}  # what all its requests have in common
         # Requests: the one that comes in, the one that is being answered, those that wait for that.
         self._incoming: Cycle | None = None
-        self._running: Cycle | None = None
+        self._running: Cycle | PromptCycle | None = None
         self._waiting: deque[Cycle] = deque()
         # What comes in
         self._begun = False  # a request, which is not complete yet
         self._in_headers = False
-        self._upgrading = False
-        self._url = b""
-        self._headers: list[Header] = []
-        self._names: list[bytes] = []
+        self._held = b""  # a request that may need no task, whose body is not there yet
         self._aside = 0  # bytes since the last ones of a body
         self._chunks = 0
         self._received = 0  # bytes since the last look
@@ -93,6 +94,7 @@ class Connection(asyncio.Protocol):
         self._unsent = 0  # bytes that waited to be sent at the last look
         self._stuck: asyncio.TimerHandle | None = None  # runs while the client takes nothing
         # Between requests
+        self._had_request = False
         self._quiet_since = 0.0
         self._quiet: asyncio.TimerHandle | None = None
 
@@ -126,16 +128,24 @@ class Connection(asyncio.Protocol):
             self._running.lose()
 
     def data_received(self, data: bytes) -> None:
+        if self._running is None and not self._begun:
+            held, self._held = self._held, b""
+            data = held + data if held else data
+            if self._answer_promptly(data, not held):
+                return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         self._received += len(data)
         self._aside += len(data)
         try:
-            self._feed(data)
-        except httptools.HttpParserCallbackError as error:
+            self._parser.feed(data)
+        except Malformed as error:
+            self._refuse(400, f"malformed HTTP request: {error}")
+        except Exception as error:  # a defect of ours; the connection's state is not to be trusted
             _log.error("unexpected failure of an HTTP connection", exc_info=error)
             self.transport.abort()
-        except httptools.HttpParserError as error:
-            self._refuse(400, f"malformed HTTP request: {error}")
-        if self._begun and not self._over:
+        if self._begun and not self.over:
             if self._aside > self._patience.header_bytes:
                 self._refuse(431, _LARGE_HEADERS)
             elif self._slow is None:
@@ -144,26 +154,35 @@ class Connection(asyncio.Protocol):
         else:
             self._stop_hurrying()
 
+    def _answer_promptly(self, data: bytes, may_wait: bool) -> bool:
+        """Whether these bytes are a request that needs no task: it has begun, or its body waits.
+
+        Many clients send the body after the head, but few in more than two parts altogether.
+        """
+        if self._heads is None or self._writing_paused is not None or self.over:
+            return False
+        found = self._heads.find(data)
+        if found is None:
+            return False
+        start, begin, missing = found
+        if missing:
+            if may_wait and missing > 0:
+                self._held = data
+                self._slow = self._loop.call_later(self._patience.pause, self._look_if_slow)
+            return bool(self._held)
+        if self._slow is not None:
+            self._stop_hurrying()
+        cycle = self._running = PromptCycle(self)
+        if cycle.begin(start, data[begin:]):
+            self._had_request = True
+            return True
+        self._running = None
+        return False
+
     @property
-    def _over(self) -> bool:
+    def over(self) -> bool:
         """Whether nothing more is taken from this client."""
         return bool(self._last_words) or self.transport.is_closing()
-
-    def _feed(self, data: bytes) -> None:
-        while data and not self._over:
-            try:
-                self._parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                # Clients may propose HTTP/2. We go on with 1.1; the parser takes that for the end
-                # of HTTP, so another one takes over, with what it has to know of the body.
-                framing = _framing(self._headers)
-                self._parser = httptools.HttpRequestParser(self)
-                if framing:
-                    self._upgrading = True
-                    self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
-                    self._upgrading = False
-                data = data[upgrade.args[0] :]
 
     def resume_reading(self) -> None:
         """Let more come in."""
@@ -199,6 +218,7 @@ class Connection(asyncio.Protocol):
     def _look_if_slow(self) -> None:
         """The time for a request's headers is over, or it is time to see how its body comes."""
         self._slow = None
+        self._release()
         keeps_pace = self._reading_paused or self._received >= self._patience.pace
         if self._in_headers or not keeps_pace:
             self._refuse(408, _LATE)
@@ -225,46 +245,36 @@ class Connection(asyncio.Protocol):
 
     def _look_if_quiet(self) -> None:
         """Close a connection without a request. There is no timer per request for that."""
-        patience = self._patience.idle
-        if self._incoming is None:  # it has never had one
-            patience = self._patience.headers
+        patience = self._patience.idle if self._had_request else self._patience.headers
         left = patience
-        if self._running is None and not self._begun:
+        if self._running is None and not self._begun and not self._held:
             left = self._quiet_since + patience - self._loop.time()
             if left <= 0.0:
                 self.transport.close()
                 return
         self._quiet = self._loop.call_later(left, self._look_if_quiet)
 
-    # The parser
+    def _release(self) -> None:
+        """Treat a request whose body has not come like any other."""
+        if self._held:
+            held, self._held = self._held, b""
+            self._parse(held)
 
-    def on_message_begin(self) -> None:
-        if self._upgrading:
-            return
+    # What the parser hears
+
+    def begin(self) -> None:
+        """A request begins."""
         self._begun = self._in_headers = True
         self._aside = self._received = self._chunks = 0
         self._stop_hurrying()
-        self._url = b""
-        self._headers = []
-        self._names = []
 
-    def on_url(self, url: bytes) -> None:
-        if not self._upgrading:
-            self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # What comes behind a body (trailers) is no header: it is too late to mean anything.
-        if self._in_headers and not self._upgrading:
-            self._headers.append((name.lower(), value))
-            self._names.append(name)
-
-    def on_headers_complete(self) -> None:
-        if self._upgrading or self._over:
+    def head(self, head: Head) -> None:
+        """All that comes before a request's body is there."""
+        if self.over:
             return
-        headers = self._headers
-        size = len(self._url)
+        size = len(head.url)
         go_ahead = False
-        for name, value in headers:
+        for name, value in head.headers:
             size += len(name) + len(value)
             if name == b"expect" and value.lower() == b"100-continue":
                 go_ahead = True
@@ -276,47 +286,47 @@ class Connection(asyncio.Protocol):
             return
         self._in_headers = False
         self._stop_hurrying()  # it was about the headers
-        version = self._parser.get_http_version()
-        path, query = _split(self._url)
+        path, query = head.split_url()
         scope: Message = {
             **self._scope,
-            "http_version": version,
-            "method": self._parser.get_method().decode("ascii"),
+            "http_version": head.version,
+            "method": head.method,
             "path": path.decode("latin-1"),
             "raw_path": path,
             "query_string": query,
-            "headers": headers,
-            "extensions": {RECEIVED_NAMES: self._names},
+            "headers": head.headers,
+            "extensions": {RECEIVED_NAMES: head.names},
         }
-        keep_alive = version != "1.0" and self._parser.should_keep_alive()
-        cycle = self._incoming = Cycle(self, scope, keep_alive, go_ahead)
+        self._had_request = True
+        cycle = self._incoming = Cycle(self, scope, head.keep_alive, go_ahead)
         if self._running is None and not self._waiting:
             self._start(cycle)
         else:
             self._waiting.append(cycle)
             self._pause_reading()
 
-    def on_chunk_header(self) -> None:
+    def chunk(self) -> None:
+        """A chunk of a body begins."""
         self._chunks += 1
 
-    def on_body(self, body: bytes) -> None:
+    def body(self, part: bytes) -> None:
+        """A part of a body."""
         # The last, empty chunk is counted as well, but brings no body.
         if self._chunks > MOST_CHUNKS:
             self._refuse(400, _TOO_MANY_CHUNKS)
         self._aside = 0
         cycle = self._incoming
-        if cycle is None or cycle.complete or self._over:
+        if cycle is None or cycle.complete or self.over:
             return
-        cycle.feed(body)
+        cycle.feed(part)
         if cycle.waiting > _HIGH_WATER:
             self._pause_reading()
 
-    def on_message_complete(self) -> None:
+    def end(self) -> None:
+        """A request is complete."""
         cycle = self._incoming
-        if cycle is None or self._over:
+        if cycle is None or self.over:
             return
-        if self._parser.should_upgrade() and _framing(self._headers):
-            return  # its body is still to come, see `_feed`
         self._begun = False
         self._quiet_since = self._loop.time()
         if not self._waiting:
@@ -340,24 +350,35 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             self._start(self._waiting.popleft())
         elif self._last_words:
-            self._end()
+            self._say_last_words()
         else:
             self.resume_reading()
 
     def shutdown(self) -> None:
         """Close the connection once its request is answered."""
+        self._release()
         last = self._waiting[-1] if self._waiting else self._running
         if last is None:
             self.transport.close()
         else:
             last.keep_alive = False
 
+    @property
+    def answers_promptly(self) -> bool:
+        """Whether a request is being answered without a task."""
+        return isinstance(self._running, PromptCycle)
+
+    def give_up(self) -> None:
+        """The time to answer what needs no task is over; it says so to its client."""
+        if isinstance(self._running, PromptCycle):
+            self._running.cancel()
+
     def _refuse(self, status: int, text: str) -> None:
         """Answer what comes in with an error, if no response has begun, and close the connection.
 
         Requests that came before it are answered first.
         """
-        if self._over:
+        if self.over:
             return
         body = json.dumps({"error": text}, separators=(",", ":")).encode()
         self._last_words = (
@@ -370,28 +391,10 @@ class Connection(asyncio.Protocol):
         elif self._waiting and about is self._waiting[-1]:
             self._waiting.pop()
         elif self._running in (None, about):
-            self._end()
+            self._say_last_words()
 
-    def _end(self) -> None:
+    def _say_last_words(self) -> None:
         """Say the last words, if they do not interrupt a response."""
         if self._running is None or not self._running.started:
             self.transport.write(self._last_words)
         self.transport.close()
-
-
-def _framing(headers: Iterable[Header]) -> bytes:
-    """The header lines that say how long a body is; empty without one."""
-    names = (b"content-length", b"transfer-encoding")
-    return b"".join(name + b": " + value + b"\r\n" for name, value in headers if name in names)
-
-
-def _split(url: bytes) -> tuple[bytes, bytes]:
-    """Path, not decoded, and query of a request's target."""
-    if not url.startswith(b"/"):
-        try:
-            parsed = httptools.parse_url(url)  # as to proxies: http://host/path
-        except httptools.HttpParserInvalidURLError:
-            return url, b""
-        return parsed.path or url, parsed.query or b""
-    path, _, query = url.partition(b"?")
-    return path.partition(b"#")[0], query

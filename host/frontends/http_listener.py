@@ -7,6 +7,7 @@ import ssl
 
 from host.frontends.http_connection import Connection, Patience
 from host.frontends.http_cycle import App
+from host.frontends.http_heads import Heads, Starter
 from host.frontends.sockets import BACKLOG, listening_socket
 
 _LAST_SECONDS = 1.0  # for the last answers to leave
@@ -16,7 +17,7 @@ class HttpListener:
     """Serves `app`. All methods belong to the thread of the running event loop.
 
     `address` is a name, an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `tls`, it
-    speaks HTTPS only.
+    speaks HTTPS only. `starter` says which requests `app` can answer without a task.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class HttpListener:
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
         patience: Patience | None = None,
+        starter: Starter | None = None,
     ) -> None:
         self._app = app
         self._address = address
@@ -35,6 +37,7 @@ class HttpListener:
         self._reuse_port = reuse_port
         self._tls = tls
         self._patience = patience or Patience()
+        self._heads = None if starter is None else Heads(starter)
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -53,7 +56,7 @@ class HttpListener:
         return port
 
     def _connection(self) -> Connection:
-        return Connection(self._app, self._patience, self._connections, self._tasks)
+        return Connection(self._app, self._patience, self._connections, self._tasks, self._heads)
 
     async def stop(self, grace: float) -> None:
         """Accept nothing more, let running requests end within `grace` seconds, and close."""
@@ -63,10 +66,13 @@ class HttpListener:
         server.close()
         for connection in list(self._connections):
             connection.shutdown()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=max(0.0, grace))
+        busy = [*self._tasks, *(c.closed for c in self._connections if c.answers_promptly)]
+        if busy:
+            await asyncio.wait(busy, timeout=max(0.0, grace))
         for task in self._tasks:  # what still runs; it says so to its client
             task.cancel()
+        for connection in list(self._connections):
+            connection.give_up()
         last = [connection.closed for connection in self._connections]
         if last:  # what is written is still to be sent
             await asyncio.wait(last, timeout=_LAST_SECONDS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from host.inference import Call
 
 
-@dataclass(slots=True)
-class Times:
+class Times(msgspec.Struct):
     """When a batch got how far: CLOCK_MONOTONIC nanoseconds."""
 
     started: int

@@ -18,10 +18,14 @@ from host.frontends.http.api_page.page import ROUTES, ApiPage
 from host.frontends.http.exchange import ClientGone, Exchange
 from host.frontends.http.generate import Generation
 from host.frontends.http.infer import Inference
+from host.frontends.http.infer_head import HeadReader
 from host.frontends.http.load_report import load_report
+from host.frontends.http.open_requests import OpenRequests
+from host.frontends.http.prompt import PromptInference
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http.settings import Settings, SettingsCore
 from host.frontends.http.shared_memory import SharedMemory
+from host.frontends.http.tensors import JsonLimit
 from host.frontends.http_cycle import Message
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.metrics.family import Family
@@ -54,10 +58,14 @@ class HttpApp:
         api_page: bool = True,
     ) -> None:
         self._restrictions = restrictions
-        self._open = 0
-        self._drained: asyncio.Event | None = None  # exists once draining has begun
+        self._open = OpenRequests()
+        heads = HeadReader(JsonLimit(most))
+        prompt = PromptInference(core, restrictions, forwarding, most, heads, self._open)
+        self.starter = prompt.starter
+        """Which requests are answered without a task; see `http_heads`."""
+        self.drain = self._open.drain
         parts = (
-            Inference(core, forwarding, most),
+            Inference(core, forwarding, most, heads),
             Generation(core, most, load_report(families)),
             Administration(core, most),
             SharedMemory(core, most),
@@ -75,7 +83,7 @@ class HttpApp:
     @property
     def open_requests(self) -> int:
         """Inference requests that are not answered yet."""
-        return self._open
+        return self._open.count
 
     async def __call__(
         self,
@@ -119,31 +127,10 @@ class HttpApp:
             await self._handlers[endpoint.name](exchange, route)
 
     async def _infer(self, handler: Handler, exchange: Exchange, route: Route) -> None:
-        if self._drained is not None:
+        if self._open.exiting:
             raise unavailable("Server exiting")
-        self._open += 1
+        self._open.count += 1
         try:
             await handler(exchange, route)
         finally:
-            self._open -= 1
-            self._settled()
-
-    def _settled(self) -> None:
-        if self._drained is not None and not self._open:
-            self._drained.set()
-
-    async def drain(self, timeout: float) -> bool:
-        """Refuse new inference requests and wait for open ones, at most `timeout` seconds.
-
-        False if the time was too short.
-        """
-        if self._drained is None:
-            self._drained = asyncio.Event()
-        self._settled()
-        if self._drained.is_set():
-            return True
-        try:
-            await asyncio.wait_for(self._drained.wait(), max(timeout, 0.0))
-        except asyncio.TimeoutError:
-            return False
-        return True
+            self._open.leave()

@@ -45,8 +45,8 @@ class InferenceCore(Protocol):
     def model_config(self, name: str, version: str) -> ModelConfig:
         """The configuration of a model that is there."""
 
-    def infer(self, request: InferRequest) -> Call:
-        """Look up, validate and submit."""
+    def infer(self, request: InferRequest, unary: bool = False) -> Call:
+        """Look up, validate and submit. `unary` refuses decoupled models."""
 
 
 class UnknownEncoding(HostError):
@@ -58,12 +58,14 @@ class UnknownEncoding(HostError):
 class Inference:
     """Answers requests to models of one response each. `most` is `--http-max-input-size`."""
 
-    def __init__(self, core: InferenceCore, forwarding: Forwarding, most: int) -> None:
+    def __init__(
+        self, core: InferenceCore, forwarding: Forwarding, most: int, heads: HeadReader
+    ) -> None:
         self._core = core
         self._forwarding = forwarding
         self._most = most
         self._limit = JsonLimit(most)
-        self._heads = HeadReader(self._limit)
+        self._heads = heads
 
     async def infer(self, exchange: Exchange, route: Route) -> None:
         """Answer one request. Raises HostError. When the task is cancelled, so is the request."""
@@ -83,7 +85,7 @@ class Inference:
             begin = len(body) if begin is None else begin
             head = self._heads.read(body if begin == len(body) else body[:begin])
             request = to_request(head, route.subject, version, body, begin, self._core.regions)
-            binary = _binary_outputs(head)
+            binary = binary_outputs(head)
         if self._forwarding:
             request.parameters.update(self._forwarding.parameters(exchange.received_headers()))
         del body  # the request keeps what it needs, until it is answered
@@ -183,7 +185,7 @@ def _check_header_size(size: int | None, whole: int) -> None:
         )
 
 
-def _binary_outputs(head: InferHead) -> Container[str]:
+def binary_outputs(head: InferHead) -> Container[str]:
     """Which outputs are answered as bytes behind the JSON part."""
     if isinstance(head.outputs, list) and head.outputs:
         return [output.name for output in head.outputs if output.binary]

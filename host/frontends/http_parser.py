@@ -1,0 +1,173 @@
+"""HTTP/1.1 requests out of what a client sends, parsed by httptools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import httptools
+
+from host.frontends.http_cycle import Header
+
+
+class Malformed(Exception):
+    """What came is no HTTP/1.1."""
+
+
+@dataclass(slots=True)
+class Head:
+    """What comes before a body. `names` are those of the headers as received; there they are in
+    lowercase. `path` is not decoded.
+    """
+
+    url: bytes = b""
+    headers: list[Header] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    method: str = ""
+    version: str = ""
+    keep_alive: bool = False
+
+    def split_url(self) -> tuple[bytes, bytes]:
+        """Path, not decoded, and query."""
+        url = self.url
+        if not url.startswith(b"/"):
+            try:
+                parsed = httptools.parse_url(url)  # as to proxies: http://host/path
+            except httptools.HttpParserInvalidURLError:
+                return url, b""
+            return parsed.path or url, parsed.query or b""
+        path, _, query = url.partition(b"?")
+        return path.partition(b"#")[0], query
+
+
+class RequestEvents(Protocol):
+    """Whoever hears of requests."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be read."""
+
+    def begin(self) -> None:
+        """A request begins."""
+
+    def head(self, head: Head) -> None:
+        """All that comes before its body is there."""
+
+    def chunk(self) -> None:
+        """A chunk of its body begins."""
+
+    def body(self, part: bytes) -> None:
+        """A part of its body."""
+
+    def end(self) -> None:
+        """It is complete."""
+
+
+class RequestParser:
+    """The methods that begin with `on_` are httptools'."""
+
+    def __init__(self, events: RequestEvents) -> None:
+        self._events = events
+        self._parser = httptools.HttpRequestParser(self)
+        self._upgrading = False
+        self._in_head = False
+        self._head = Head()
+
+    def feed(self, data: bytes) -> None:
+        """Take what has come. Raises Malformed, or another error if an event has failed."""
+        try:
+            self._feed(data)
+        except httptools.HttpParserCallbackError:  # of what an event has raised
+            raise
+        except httptools.HttpParserError as error:
+            raise Malformed(str(error)) from None
+
+    def _feed(self, data: bytes) -> None:
+        while data and not self._events.over:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # Clients may propose HTTP/2. We go on with 1.1; the parser takes that for the end
+                # of HTTP, so another one takes over, with what it has to know of the body.
+                framing = _framing(self._head.headers)
+                self._parser = httptools.HttpRequestParser(self)
+                if framing:
+                    self._upgrading = True
+                    self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+                    self._upgrading = False
+                data = data[upgrade.args[0] :]
+
+    def on_message_begin(self) -> None:
+        if not self._upgrading:
+            self._head = Head()
+            self._in_head = True
+            self._events.begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._upgrading:
+            self._head.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # What comes behind a body (trailers) is no header: it is too late to mean anything.
+        if self._in_head and not self._upgrading:
+            self._head.headers.append((name.lower(), value))
+            self._head.names.append(name)
+
+    def on_headers_complete(self) -> None:
+        if self._upgrading:
+            return
+        self._in_head = False
+        _complete(self._head, self._parser)
+        self._events.head(self._head)
+
+    def on_chunk_header(self) -> None:
+        self._events.chunk()
+
+    def on_body(self, body: bytes) -> None:
+        self._events.body(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.should_upgrade() and _framing(self._head.headers):
+            return  # its body is still to come, see `feed`
+        self._events.end()
+
+
+def parse_head(data: bytes) -> Head | None:
+    """What these bytes say that are a whole head and nothing else; None if they are malformed, or
+    ask for another protocol.
+    """
+    reading = _HeadOnly()
+    parser = httptools.HttpRequestParser(reading)
+    try:
+        parser.feed_data(data)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        return None
+    _complete(reading.head, parser)
+    return reading.head
+
+
+class _HeadOnly:
+    """The methods are httptools'."""
+
+    def __init__(self) -> None:
+        self.head = Head()
+
+    def on_url(self, url: bytes) -> None:
+        self.head.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.head.headers.append((name.lower(), value))
+
+
+def _complete(head: Head, parser: httptools.HttpRequestParser) -> None:
+    head.method = parser.get_method().decode("ascii")
+    head.version = parser.get_http_version()
+    head.keep_alive = head.version != "1.0" and parser.should_keep_alive()
+
+
+def _framing(headers: Iterable[Header]) -> bytes:
+    """The header lines that say how long a body is; empty without one."""
+    names = (b"content-length", b"transfer-encoding")
+    return b"".join(name + b": " + value + b"\r\n" for name, value in headers if name in names)
