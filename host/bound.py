@@ -5,9 +5,9 @@ descriptors of sockets, and flags as of `pbhost serve`. Over `CONTROL` go lines 
 (decision 16):
 
 * to the host `{"bind": CONFIG, "version": N}` for a model, `{"serve": true}` once the first ones
-  are told, `{"stop": true}`;
+  are told, `{"stop": true}`; but for the last, each has a `"number"`;
 * to the caller `{"serving": PORTS}` or `{"failed": TEXT}` in answer to that, and
-  `{"bound": NAME}` or `{"refused": TEXT}` for what is bound later.
+  `{"bound": NAME}` or `{"refused": TEXT}` for what is bound; `"to"` is the number of the question.
 """
 
 import os
@@ -101,11 +101,12 @@ class _Service:
             if "stop" in told:
                 return
             if "serve" in told:
-                await self._start()
+                news = await self._start()
             else:
-                await self._bind(told["bind"], told["version"])
+                news = await self._bind(told["bind"], told["version"])
+            self._writer.write(json.dumps({**news, "to": told["number"]}).encode() + b"\n")
 
-    async def _start(self) -> None:
+    async def _start(self) -> Mapping[str, object]:
         try:
             options = parse(
                 [
@@ -119,15 +120,13 @@ class _Service:
             server = Server(options, CallerLauncher(self._launches))
             await server.start()
         except UsageError as error:
-            self._tell({"failed": error.detail})
+            return {"failed": error.detail}
         except HostError as error:
-            self._tell({"failed": error.message})
-        else:
-            self._server = server
-            ports = [server.grpc_port, server.http_port, server.metrics_port]
-            self._tell({"serving": ports})
+            return {"failed": error.message}
+        self._server = server
+        return {"serving": [server.grpc_port, server.http_port, server.metrics_port]}
 
-    async def _bind(self, config: Mapping[str, Any], version: int) -> None:
+    async def _bind(self, config: Mapping[str, Any], version: int) -> Mapping[str, object]:
         try:
             name = checked_load_name(str(config["name"]))
             folder = self._models / name
@@ -142,12 +141,8 @@ class _Service:
         except HostError as error:
             # The door's text about a model that is no good leaves out why.
             why = error.__cause__ if isinstance(error.__cause__, HostError) else error
-            self._tell({"refused": why.message})
-        else:
-            self._tell({"bound": name})
-
-    def _tell(self, news: Mapping[str, object]) -> None:
-        self._writer.write(json.dumps(news).encode() + b"\n")
+            return {"refused": why.message}
+        return {"bound": name}
 
 
 def _write(folder: Path, version: int, config: str) -> None:

@@ -43,9 +43,11 @@ class Child:
         finally:
             theirs.close()
             asked.close()
+        self._caller = os.getpid()
         self._ended = ended
         self._control = ours
-        self._news: list[Mapping[str, Any]] = []
+        self._asked = 0
+        self._news: dict[int, Mapping[str, Any]] = {}  # by the number of what was asked
         self._changed = threading.Condition()
         self._asking = threading.Lock()
         self._over = False
@@ -55,15 +57,20 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
-        return not self._over
+        """Whether it has not ended. A fork of this process has no host."""
+        return not self._over and self._ours
+
+    @property
+    def _ours(self) -> bool:
+        return os.getpid() == self._caller
 
     def _read(self) -> None:
         try:
             with self._control.makefile("r", encoding="utf-8") as lines:
                 for line in lines:
+                    news = json.loads(line)
                     with self._changed:
-                        self._news.append(json.loads(line))
+                        self._news[news["to"]] = news
                         self._changed.notify_all()
         except OSError:
             pass  # it has ended without closing its end
@@ -87,13 +94,19 @@ class Child:
 
     def _ask(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         """Its answer: it always has one, or ends."""
+        if not self._ours:
+            raise HostFailure(
+                f"this host is the one of process {self._caller}, of which this one is a fork"
+            )
         with self._asking:
-            self._say(question)
+            self._asked += 1
+            number = self._asked  # a Ctrl-C leaves an answer behind, which is not the next one's
+            self._say({**question, "number": number})
             with self._changed:
-                self._changed.wait_for(lambda: self._news or self._over)
-                if not self._news:
+                self._changed.wait_for(lambda: number in self._news or self._over)
+                if number not in self._news:
                     raise HostFailure(f"the host has ended {self._how()}; its log says why")
-                news = self._news.pop(0)
+                news = self._news.pop(number)
         for refusal in ("failed", "refused"):
             if refusal in news:
                 raise HostFailure(str(news[refusal]))
@@ -110,7 +123,12 @@ class Child:
             pass  # it has ended, which is noticed where its answer is waited for
 
     def stop(self) -> bool:
-        """Let it finish what runs, and end; whether all did within the exit timeout."""
+        """Let it finish what runs, and end; whether all did within the exit timeout.
+
+        In a fork of the process that started it, it is left alone.
+        """
+        if not self._ours:
+            return True
         try:
             self._say({"stop": True})
             self._process.terminate()  # it may be loading, and then does not listen

@@ -38,6 +38,7 @@ class Host:
     def __init__(self, **flags: Flag | None) -> None:
         self._flags = [text for name, value in flags.items() for text in _flag(name, value)]
         self._bindings: dict[str, Binding] = {}
+        self._changing = threading.Lock()  # held where something is bound, or the host started
         self._child: Child | None = None
         self._ports = [0, 0, 0]
         self._stopping = False
@@ -74,8 +75,6 @@ class Host:
             raise BadSpecError(f"config must be a ModelConfig, got {type(config).__name__}")
         functions = list(infer_func) if isinstance(infer_func, Sequence) else [infer_func]
         _check_functions(model_name, functions)
-        if model_name in self._bindings:
-            raise BadSpecError(f"a model '{model_name}' is bound already")
         changes = {
             name: value
             for name, value in (
@@ -96,30 +95,44 @@ class Host:
             strict,
             len(functions),
         )
-        self._bindings[model_name] = Binding(spec, functions)
+        with self._changing:
+            self._bind(spec, functions)
+
+    def _bind(self, spec: ModelSpec, functions: Sequence[Function]) -> None:
+        if spec.name in self._bindings:
+            raise BadSpecError(f"a model '{spec.name}' is bound already")
+        self._check_not_stopped()
+        self._bindings[spec.name] = Binding(spec, functions)
         if self._child is not None:
             try:
                 self._child.bind(spec)
             except HostFailure:
-                del self._bindings[model_name]
+                del self._bindings[spec.name]
                 raise
+
+    def _check_not_stopped(self) -> None:
+        if self._stopping:
+            raise HostFailure("this host has been stopped; make another one")
 
     def run(self) -> Host:
         """Start serving, and return once clients can ask. Raises HostFailure."""
+        with self._changing:
+            self._run()
+        return self
+
+    def _run(self) -> None:
         if self._child is not None:
             raise HostFailure("this host has been started already")
-        if self._stopping:
-            raise HostFailure("this host has been stopped; make another one")
+        self._check_not_stopped()
         child = self._child = Child(self._flags, self._take, self._wake)
         try:
-            for binding in list(self._bindings.values()):
+            for binding in self._bindings.values():
                 child.bind(binding.spec)
             self._ports = child.serve()
-        except BaseException:  # Ctrl-C, too: nobody else would end this process
+        except BaseException:  # Ctrl-C, too
             self._child = None
             child.stop()
             raise
-        return self
 
     def serve(self, monitoring_period_s: float | None = None) -> None:
         """Serve until Ctrl-C or SIGTERM, then let what runs finish.
@@ -141,8 +154,10 @@ class Host:
         child = self._child
         assert child is not None
         self._serving = True
+        waker = select.poll()  # unlike `select`, it takes descriptors of any number
+        waker.register(self._woken, select.POLLIN)
         while child.running and not self._stopping:
-            select.select([self._woken], [], [])
+            waker.poll()
             os.read(self._woken, 4096)
         if not self._stopping:
             self.stop()
@@ -154,7 +169,7 @@ class Host:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers, own = (signal.SIGINT, signal.SIGTERM), os.getpid()
         before = {number: signal.getsignal(number) for number in numbers}
 
         def restore() -> None:
@@ -163,6 +178,9 @@ class Host:
 
         def received(number: int, frame: object) -> None:
             restore()
+            if os.getpid() != own:  # a fork, such as multiprocessing makes: not what is meant here
+                os.kill(os.getpid(), number)
+                return
             if not self._serving:
                 raise _Signalled
             self._stopping = True

@@ -241,7 +241,7 @@ def is_integer(value: object) -> bool:
 
 def named(specs: Sequence[TensorSpec], kind: str) -> list[TensorSpec]:
     """The specs, each with a name: `INPUT_1` ... for kind INPUT. Raises BadSpecError."""
-    if not isinstance(specs, Sequence) or isinstance(specs, str):
+    if not isinstance(specs, Sequence):
         raise BadSpecError(
             f"{kind.lower()}s must be a list of TensorSpec, got {type(specs).__name__}"
         )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +16,7 @@ import tritonclient.grpc as grpcclient
 
 from host.bind import BadSpecError, DynamicBatcher, Host, HostFailure, TensorSpec, batch
 from tests.asking import tensor
+from tests.conftest import DEADLINE, ROOT
 
 X = TensorSpec(name="x", dtype=np.float32, shape=(-1,))
 Y = TensorSpec(name="y", dtype=np.float32, shape=(-1,))
@@ -80,3 +85,131 @@ def test_a_model_that_cannot_be_written_is_refused_and_the_others_serve(host: Ho
         # A version of this length is a name that no file system takes.
         host._child._ask({"bind": {"name": "m"}, "version": "1" * 300})  # type: ignore[union-attr]
     assert ask(host) == [[2, 4]]
+
+
+PROGRAM = """
+import multiprocessing, os, resource, sys, threading, time
+import numpy as np
+import tritonclient.grpc as grpcclient
+from host.bind import Host, HostFailure, TensorSpec
+
+def tensors(name):
+    return [TensorSpec(name=name, dtype=np.int32, shape=(1,))]
+
+def ask(model):
+    with grpcclient.InferenceServerClient(host.grpc_url) as client:
+        given = grpcclient.InferInput("x", [1, 1], "INT32")
+        given.set_data_from_numpy(np.array([[7]], dtype=np.int32))
+        return client.infer(model, [given]).as_numpy("y").item()
+
+def echo(requests):
+    return [{"y": request["x"]} for request in requests]
+"""
+
+
+def run(program: str) -> str:
+    """What it prints; it must end well."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + program],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0
+    return "".join(line for line in done.stdout.splitlines(True) if line.startswith("> "))
+
+
+def test_a_fork_of_the_program_leaves_the_host_alone() -> None:
+    program = """
+with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
+    host.bind("echo", echo, tensors("x"), tensors("y"))
+    host.run()
+    child = os.fork()
+    if not child:
+        assert not host.is_alive()
+        try:
+            host.bind("late", echo, tensors("x"), tensors("y"))
+        except HostFailure as failure:
+            print(">", failure, flush=True)
+        sys.exit()  # out of `with`, which stops no host of another process
+    os.waitpid(child, 0)
+    print(">", host.is_alive(), ask("echo"))
+"""
+    said, asked = run(program).splitlines()
+    assert re.fullmatch(r"> this host is the one of process \d+, of which this one is a fork", said)
+    assert asked == "> True 7"
+
+
+def test_a_function_may_end_the_processes_that_it_forks() -> None:
+    program = """
+def stay(started):
+    os.write(started, b"1")
+    time.sleep(1000)
+
+def work(requests):
+    there, started = os.pipe()
+    worker = multiprocessing.get_context("fork").Process(target=stay, args=(started,))
+    worker.start()
+    os.read(there, 1)
+    worker.terminate()
+    worker.join()
+    return [{"y": np.array([[worker.exitcode]], dtype=np.int32)}]
+
+def look():
+    print(">", ask("work"))
+    host.stop()
+
+# Descriptors of high numbers: there are programs with many files.
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+files = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
+    host.bind("work", work, tensors("x"), tensors("y"))
+    host.run()
+    threading.Timer(0, look).start()
+    host.serve()
+"""
+    assert run(program) == "> -15\n"
+
+
+def test_a_ctrl_c_while_something_is_bound_leaves_no_answer_for_the_next_question() -> None:
+    program = """
+import signal
+
+with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
+    host.run()
+    wait = threading.Condition.wait_for
+    def interrupted(*arguments):
+        threading.Condition.wait_for = wait
+        raise KeyboardInterrupt
+    threading.Condition.wait_for = interrupted
+    try:
+        host.bind("first", echo, tensors("x"), tensors("y"))
+    except KeyboardInterrupt:
+        pass
+    for name in ("second", "third"):
+        host.bind(name, echo, tensors("x"), tensors("y"))
+        print(">", ask(name), ask("first"))
+"""
+    assert run(program) == "> 7 7\n> 7 7\n"
+
+
+def test_one_program_starts_one_host_from_whatever_thread() -> None:
+    host, outcomes = new_host(), list[str]()
+
+    def start() -> None:
+        try:
+            host.run()
+            outcomes.append("runs")
+        except HostFailure as failure:
+            outcomes.append(str(failure))
+
+    threads = [threading.Thread(target=start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert sorted(outcomes) == ["runs"] + 2 * ["this host has been started already"]
+    host.stop()
+    with pytest.raises(HostFailure, match="this host has been stopped; make another one"):
+        host.bind("double", double, [X], [Y])
