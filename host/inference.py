@@ -122,6 +122,9 @@ class InferRequest(msgspec.Struct):
     classes: Classes | None = None
     window: int = 0
     """Responses that may be under way at a time, which nobody has taken; 0: as many as usual."""
+    form: object = None
+    """What it shares with every request that differs from it in nothing but its id and the content
+    of its tensors, whose sizes are equal too; None if nobody knows of any."""
     batch_size: int = 1  # filled by validation: first dimension of the inputs of a batching model
 
 

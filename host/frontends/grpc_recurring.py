@@ -23,13 +23,19 @@ _MOST = 256  # of them, one for each name of a model
 
 
 class _Known:
-    """A request without its id and its tensors: the bytes before the id and behind it."""
+    """A request without its id and its tensors: the bytes before the id and behind it.
 
-    __slots__ = ("before", "behind", "inputs", "model", "outputs", "version")
+    With one tensor only, `until` are those from the id to that tensor, of `size` bytes.
+    """
 
-    def __init__(self, before: bytes, behind: bytes, request: InferRequest) -> None:
+    __slots__ = ("before", "behind", "inputs", "model", "outputs", "size", "until", "version")
+
+    def __init__(self, before: bytes, behind: bytes, tensors: bytes, request: InferRequest) -> None:
+        """`tensors` is what comes after the others."""
         self.before = before
         self.behind = behind
+        self.size = len(request.inputs[0].data) if len(request.inputs) == 1 else 0
+        self.until = behind + tensors[: -self.size] if self.size else b""
         self.model = request.model_name
         self.version = request.model_version
         self.inputs = [(entry.name, entry.datatype, entry.shape[:]) for entry in request.inputs]
@@ -57,10 +63,24 @@ class Recurring:
                 start = position + 2
                 position = start + data[position + 1]  # of a longer one, the rest will not fit
                 request_id = data[start:position].decode()
+            view: Buffer = data if len(data) < VIEW_FROM else memoryview(data)
+            until = known.until
+            if until and data.startswith(until, position):
+                position += len(until)
+                if len(data) == position + known.size:  # all is as it was
+                    name, datatype, shape = known.inputs[0]
+                    return InferRequest(
+                        known.model,
+                        [Tensor(name, datatype, shape[:], view[position:])],
+                        known.version,
+                        request_id,
+                        known.outputs[:],
+                        form=known,
+                    )
+                return None
             if not data.startswith(known.behind, position):
                 return None
             position += len(known.behind)
-            view: Buffer = data if len(data) < VIEW_FROM else memoryview(data)
             inputs: list[Tensor] = []
             for name, datatype, shape in known.inputs:
                 if data[position] != RAW:
@@ -110,7 +130,7 @@ class Recurring:
             return  # its fields come in another order
         if len(self._known) >= _MOST:
             self._known.clear()
-        self._known[data[: data[1] + 2]] = _Known(before, behind, request)
+        self._known[data[: data[1] + 2]] = _Known(before, behind, data[-tensors:], request)
 
 
 def _long(data: bytes, length: int, position: int) -> tuple[int, int]:

@@ -228,7 +228,15 @@ class Instance:
         answers: list[Action] = []
         over: list[Action] = []
         try:
-            for message in m.decode_to_host(frame):
+            messages = m.decode_to_host(frame)
+            if len(messages) == 2 and self._session.state is State.SERVING:  # and stays there
+                answer, end = messages
+                if type(answer) is m.Respond and type(end) is m.BatchDone:
+                    act = self.work.conclude(answer, end)
+                    if act is not None:
+                        self._act(act)
+                        return
+            for message in messages:
                 self._session.step(message)
                 if isinstance(message, m.Respond):
                     answers.append(self.work.respond(message))
@@ -249,10 +257,13 @@ class Instance:
         if len(answers) > 1:
             free, answers = answers, free
         for action in (*reports, *free, *answers, *over):
-            try:
-                action()
-            except Exception:  # what else the stub has said must not be lost with it
-                _log.exception("unexpected failure", extra={"instance": self.label})
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        try:
+            action()
+        except Exception:  # what else the stub has said must not be lost with it
+            _log.exception("unexpected failure", extra={"instance": self.label})
 
     def _broken(self, error: Exception) -> None:
         """A stub that does not keep to the protocol (user code can reach into it) is of no use.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from host.errors import ErrorCode, HostError, internal
 from host.inference import InferRequest, InferResponse, Tensor
@@ -69,10 +69,18 @@ class Transfer:
 
         Raises ArenaFull, and has then lent nothing.
         """
-        self._place(request.inputs)
+        inputs = request.inputs
+        for tensor in inputs:
+            if len(tensor.data) > INLINE_LIMIT:
+                self._arenas.place(tensor)
         return WireRequest(
             request.id,
-            [self._refer(tensor, socket, frame) for tensor in request.inputs],
+            [
+                WireTensor(tensor.name, CODES[tensor.datatype], tensor.shape, bytes(tensor.data))
+                if tensor.owner is None
+                else self._refer(tensor, socket, frame)
+                for tensor in inputs
+            ],
             request.requested_outputs,
             request.parameters,
             request.correlation_id,
@@ -81,7 +89,7 @@ class Transfer:
             request.model_name,
             request.model_version,
             None if request.trace is None else request.trace.sent(),
-            self._slots(request, socket, frame),
+            self._slots(request.slots, socket, frame) if request.slots else None,
             request.window,
         )
 
@@ -132,12 +140,10 @@ class Transfer:
             frame.append(self._arenas.announcement(arena))
 
     def _slots(
-        self, request: InferRequest, socket: bytes, frame: list[ToStub]
-    ) -> dict[str, Slot] | None:
-        if not request.slots:
-            return None
+        self, wanted: Mapping[str, object], socket: bytes, frame: list[ToStub]
+    ) -> dict[str, Slot]:
         slots: dict[str, Slot] = {}
-        for name, block in request.slots.items():
+        for name, block in wanted.items():
             assert isinstance(block, Block)
             self._announce(block.arena, socket, frame)
             slots[name] = block.arena, block.offset, block.size

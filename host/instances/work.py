@@ -152,6 +152,43 @@ class Work:
             call.on_taken = _Taken(self._tell, batch.number, index, most).took
         return partial(call.respond, answer, message.final)
 
+    def conclude(self, answer: m.Respond, end: m.BatchDone) -> Action | None:
+        """What nearly all batches of one call come to: its only answer, and the end of the batch.
+
+        It is what `respond` and `done` lead to at a fraction of the price. None for any other pair
+        of messages, and nothing has happened then. Raises as they do.
+        """
+        batch = self._batches.get(end.batch)
+        if (
+            batch is None
+            or answer.batch != end.batch
+            or answer.index
+            or not answer.final
+            or len(batch.calls) != 1
+            or batch.finals
+            or batch.free
+            or not end.started
+            or end.failure is not None
+            or end.late
+            or end.rescheduled
+        ):
+            return None
+        call = batch.calls[0]
+        response = self._receive(call, answer.response)
+        del self._batches[end.batch]
+        times = Times(end.started, end.inputs_ready, end.outputs_begin, end.ended)
+
+        def act() -> None:
+            try:
+                batch.done(batch, times)
+            finally:
+                try:
+                    self._free(batch)
+                finally:
+                    call.respond(response, True)
+
+        return act
+
     def _receive(self, call: Call, response: WireResponse | None) -> InferResponse | None:
         if response is None:
             return None
@@ -216,7 +253,8 @@ class Work:
         if not batch.free:
             batch.free = True
             batch.released()
-        self._tell_idle()
+        if self._on_idle is not None:
+            self._tell_idle()
 
     def _fail_unanswered(
         self, batch: Batch, rescheduled: Sequence[int], again: Sequence[int]

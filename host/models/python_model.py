@@ -226,12 +226,14 @@ class PythonModel:
         return len(self._calls)
 
     def _finished(self, call: Call) -> None:
-        times = self._late.pop(call, None)
+        times = self._late.pop(call, None) if self._late else None
         if call.failed:
             self.counters.failure(time.monotonic_ns() - call.received_ns, self._reason(call))
         elif times is not None:
             self.counters.answered(call, times)
-        self._leave(call)
+        self._calls.discard(call)
+        if self._drained is not None:
+            self._tell_drained()
 
     def _leave(self, call: Call) -> None:
         self._calls.discard(call)

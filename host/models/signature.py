@@ -10,6 +10,7 @@ from host.inference import Call, InferRequest, Tensor
 from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, refuse, wire_name
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
+_MOST_FORMS = 32  # that are remembered of one model
 _INTEGER_IDS = ("UINT64", "INT64", "UINT32", "INT32")
 
 
@@ -35,6 +36,11 @@ class Signature:
         # A shape tensor has no batch dimension; equal values, but for the first, share a batch.
         self._of_shape = {entry.name for entry in config.input if entry.is_shape_tensor}
         self._corrid = _corrid_control(config)
+        # Of requests whose form has passed, nothing has to be checked again, and nothing reshaped.
+        self._lasting = self._corrid is None and not any(
+            entry.reshapes or entry.has_content_to_check for entry in self._inputs.values()
+        )
+        self._passed: dict[int, tuple[object, int]] = {}  # forms by their ids, and batch sizes
 
     def check(self, request: InferRequest) -> None:
         """Refuse a request that the model cannot take, and prepare one that it can.
@@ -43,9 +49,18 @@ class Signature:
         the model's shape in place of the client's. Raises HostError INVALID_ARG with the texts of
         protocol spec 3.2 and 3.3, in their order.
         """
+        form = request.form
+        passed = self._passed.get(id(form))
+        if passed is not None:
+            request.batch_size = passed[1]
+            return
         self.check_tensors(request)
         if self._corrid is not None:
             self._check_correlation_id(request)
+        if form is not None and self._lasting:
+            if len(self._passed) >= _MOST_FORMS:
+                self._passed.clear()
+            self._passed[id(form)] = form, request.batch_size  # while it is here, so is its id
 
     def check_tensors(self, request: InferRequest) -> None:
         """As `check`, for a request that is in no sequence even if the model expects one."""
@@ -70,6 +85,11 @@ class Signature:
         for index, entry in enumerate(expected):
             if entry.check(inputs[index], request):
                 inputs[index] = entry.reshaped(inputs[index])
+
+    @property
+    def reshapes_outputs(self) -> bool:
+        """Whether clients see an output in another shape than the model makes."""
+        return self._reshapes_output
 
     def requested(self, request: InferRequest) -> list[str]:
         """Names of the outputs to produce, in the configuration's order: all if none is named."""

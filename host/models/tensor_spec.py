@@ -81,6 +81,11 @@ class InputSpec(TensorSpec):
         fixed = self.dims and min(self.dims) > 0 and size * max(1, max_batch_size) <= MAX_SIZE
         self._fixed_bytes: int = size if fixed else 0
 
+    @property
+    def has_content_to_check(self) -> bool:
+        """Whether tensors of equal shape and size may be right or wrong."""
+        return not self._size
+
     def check(self, tensor: Tensor, request: InferRequest) -> bool:
         """Whether the tensor, which is fine, has to be reshaped. Raises HostError."""
         if tensor.datatype != self._datatype:

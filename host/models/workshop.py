@@ -131,7 +131,9 @@ class Workshop:
                 policy.node,
             )
         )
-        stub.work.restore = self._model.signature.restore
+        signature = self._model.signature
+        if signature.reshapes_outputs:
+            stub.work.restore = signature.restore
         if not spec.passive:
             await self._warmup.run(stub, self._model.new_call, self._model.report)
 

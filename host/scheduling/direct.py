@@ -31,16 +31,19 @@ class DirectScheduler(LaneQueue):
             self._enqueue(call)
         elif self._free:
             lane = self.gate.take(self._free)
-            if lane is not None:
-                start(lane, [call])
-            else:
+            if lane is None:
                 self._enqueue(call)
+            else:
+                call.place = lane
+                call.on_cancel = lane.cancel
+                lane.run([call])
         elif self._ahead is not None or not self._send_ahead(call):
             self._enqueue(call)
 
     def lane_free(self, lane: Lane) -> None:
         """Give the lane the oldest call, or keep it for the next one."""
-        self._join(lane)
+        if lane not in self.lanes:
+            self._join(lane)
         if lane is self._ahead_at:
             self._begin_ahead()
         else:

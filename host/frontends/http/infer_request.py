@@ -39,6 +39,7 @@ def to_request(
         flags=head.flags,
         priority=head.priority,
         timeout_us=head.timeout_us,
+        form=head,
     )
     at, end = begin, len(body)
     view: Buffer = body if end < _VIEW_FROM else memoryview(body)

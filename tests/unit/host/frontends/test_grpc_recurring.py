@@ -57,8 +57,9 @@ def learn(recurring: Recurring, data: bytes) -> None:
 
 
 def plain(request: InferRequest | None) -> InferRequest | None:
-    """With bytes in place of views."""
+    """With bytes in place of views, and without what it has in common with others."""
     if request is not None:
+        request.form = None
         for tensor in request.inputs:
             tensor.data = bytes(tensor.data)
     return request
