@@ -68,6 +68,7 @@ class GrpcService:
         self._core = core
         self._restrictions = restrictions
         self._forwarding = forwarding
+        self._forwards = bool(forwarding)
         self._recurring = Recurring()
         self._restricted = "inference" in restrictions
         self._unary_calls = 0
@@ -104,7 +105,10 @@ class GrpcService:
             message = parse_infer_request(data)
             request = self._interpret(message)
             self._recurring.learn(data, message, request)
-        call = self._submit(request, context, unary=True)
+        if self._forwards or self._drained is not None or self._core.tracing is not None:
+            call = self._submit(request, context, unary=True)
+        else:
+            call = self._core.infer(request, True)
         self._unary_calls += 1
         finished = False
 
@@ -182,7 +186,7 @@ class GrpcService:
     def _submit(self, request: InferRequest, context: Context, unary: bool) -> Call:
         if self._drained is not None:
             raise unavailable(STOPPING)
-        if self._forwarding:
+        if self._forwards:
             request.parameters.update(self._forwarding.parameters(context.all_metadata()))
         if self._core.tracing is not None:
             return self._infer_traced(self._core.tracing, request, context, unary)

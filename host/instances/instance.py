@@ -223,19 +223,12 @@ class Instance:
         The lane gets its next batch before anyone looks at the answer; at several of them they look
         first, as those who asked may be in that batch then.
         """
-        reports: list[Action] = []
-        free: list[Action] = []
-        answers: list[Action] = []
-        over: list[Action] = []
         try:
             messages = m.decode_to_host(frame)
-            if len(messages) == 2 and self._session.state is State.SERVING:  # and stays there
-                answer, end = messages
-                if type(answer) is m.Respond and type(end) is m.BatchDone:
-                    act = self.work.conclude(answer, end)
-                    if act is not None:
-                        self._act(act)
-                        return
+            if self._session.state is State.SERVING and (act := self.work.conclude(messages)):
+                self._act(act)
+                return
+            reports, free, answers, over = (list[Action]() for _ in range(4))
             for message in messages:
                 self._session.step(message)
                 if isinstance(message, m.Respond):
@@ -313,9 +306,6 @@ class Instance:
     def drain(self) -> None:
         """Act on what the stub has said up to now, without waiting for the loop to notice."""
         self._link.drain()
-
-    def _handle_return(self, message: m.Return) -> None:
-        self._transfer.returned(message)
 
     # Ends
 
@@ -396,7 +386,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     m.LoadFailed: Instance._handle_reply,
     m.Finalized: Instance._handle_reply,
     m.LogLine: lambda self, line: self._log_line(line, self.work.calls(line.batch)),
-    m.Return: Instance._handle_return,
+    m.Return: lambda self, message: self._transfer.returned(message),
     m.Withdraw: lambda self, message: self.questions.withdraw(message.number),
     m.LoadModel: lambda self, message: self._queries.load(message),
     m.UnloadModel: lambda self, message: self._queries.unload(message),

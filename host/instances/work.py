@@ -152,12 +152,17 @@ class Work:
             call.on_taken = _Taken(self._tell, batch.number, index, most).took
         return partial(call.respond, answer, message.final)
 
-    def conclude(self, answer: m.Respond, end: m.BatchDone) -> Action | None:
-        """What nearly all batches of one call come to: its only answer, and the end of the batch.
+    def conclude(self, messages: Sequence[m.ToHost]) -> Action | None:
+        """What nearly all frames are: the only answer of a batch of one call, and its end.
 
-        It is what `respond` and `done` lead to at a fraction of the price. None for any other pair
-        of messages, and nothing has happened then. Raises as they do.
+        It is what `respond` and `done` lead to at a fraction of the price. None for any other
+        frame, and nothing has happened then. Raises as they do.
         """
+        if len(messages) != 2:
+            return None
+        answer, end = messages
+        if type(answer) is not m.Respond or type(end) is not m.BatchDone:
+            return None
         batch = self._batches.get(end.batch)
         if (
             batch is None

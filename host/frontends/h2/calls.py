@@ -114,13 +114,17 @@ class UnaryCall(_Call):
 
     def received(self, piece: Piece, size: int, end: bool) -> None:
         """Serve the call once its message is there."""
-        self.credit(size)
+        (self.connection if end else self).credit(size)
         reader = self._reader
         if reader is None:
             if end and len(piece) >= PREFIX.size:  # nearly always: it came in one piece
                 flag, length = PREFIX.unpack_from(piece)
                 if length == len(piece) - PREFIX.size:
-                    self._serve(flag, bytes(piece[PREFIX.size :]))
+                    message = bytes(piece[PREFIX.size :])
+                    if flag:
+                        self._serve(flag, message)
+                    else:
+                        self._start(message)
                     return
             reader = self._reader = MessageReader(self.connection.limits.max_message)
         try:
@@ -189,7 +193,8 @@ class UnaryCall(_Call):
         self._respond(*await compress(message, self.rpc.reply_encoding))
 
     def _respond(self, prefix: bytes, body: bytes) -> None:
-        self._stop_deadline()
+        if self._deadline is not None:
+            self._stop_deadline()
         encoding = self.rpc.reply_encoding
         head = status.response(encoding) if encoding else status.RESPONSE
         self.respond(head, prefix, body, _OK)

@@ -361,7 +361,8 @@ class Connection(asyncio.Protocol):
             self.refuse(stream, ErrorCode.FLOW_CONTROL_ERROR)
         else:
             self.out.widen_stream(known, increment)
-            self.out.pump()
+            if self.out.waiting:
+                self.out.pump()
 
     def peer_reset(self, stream: int) -> None:
         """The client has given a request up."""

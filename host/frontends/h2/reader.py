@@ -127,7 +127,8 @@ class FrameReader:
                 if stop > end:
                     self._begin_data(stream, flags, _cut(data, start, end), length)
                     return
-                events.data(stream, _cut(data, start, stop), length, bool(flags & 1))
+                piece = data[start:stop] if length < _VIEW_FROM else _cut(data, start, stop)
+                events.data(stream, piece, length, bool(flags & 1))
             elif stop > end:
                 self._need = HEAD_SIZE + length
                 break

@@ -112,7 +112,8 @@ class Stream(ABC):
         if (
             size > _JOIN_UP_TO
             or size > self.send_window
-            or not out.fits(size)
+            or size > out.window
+            or out.paused
             or out.waiting
             or self.closed
         ):
