@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo serve test test-backends test-tensorflow venv check bench clean
+.PHONY: demo serve test test-backends test-tensorflow venv check bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,8 +42,14 @@ test-tensorflow:  ## the backend of that name, in an environment of its own: the
 	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' 'tritonclient[http]' pytest pytest-timeout psutil
 	.venv-tensorflow/bin/python -m pytest tests/integration/test_backend_tensorflow.py
 
-bench: $(VENV)/test.stamp  ## side by side with a real Triton, installed into a scratch folder
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/test.stamp  ## side by side with a real Triton, into docs/performance.md and .svg
+	$(BIN)/python -m benchmarks --keep
+
+bench-rivals: $(VENV)/test.stamp  ## side by side with MLServer and LitServe, into the same page
+	$(BIN)/python -m benchmarks --keep --rivals $(or $(TMPDIR),/tmp)/pbhost-rivals
+
+bench-memory: $(VENV)/test.stamp  ## memory and descriptors over ten minutes of mixed loads
+	$(BIN)/python -m benchmarks.memory --minutes 10
 
 clean:
 	rm -rf $(VENV) .venv-tensorflow .mypy_cache .ruff_cache .pytest_cache .hypothesis

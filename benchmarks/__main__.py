@@ -16,11 +16,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.load import Measurement, measure
+from benchmarks.load import Load, Measurement, measure
 from benchmarks.page import Report
 from benchmarks.peer import Peer
 from benchmarks.plot import draw
-from benchmarks.rows import LOADS, Load
+from benchmarks.rivals import compare_rivals
+from benchmarks.rows import LOADS
 from benchmarks.servers import RunningServer, ours, theirs
 from benchmarks.streams import many_streams, one_stream
 
@@ -50,8 +51,6 @@ def main() -> None:
     arguments = parser.parse_args()
     report = Report(arguments.keep)
     if arguments.rivals:
-        from benchmarks.rivals import compare_rivals  # needs PyTorch, which exports the network
-
         compare_rivals(
             arguments.rivals, report, arguments.only, arguments.rounds, arguments.seconds
         )

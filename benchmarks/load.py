@@ -92,10 +92,11 @@ def measure(peer: Peer, load: Load, server: RunningServer, seconds: float = 2.0)
         else _by_perf_analyzer(peer, load, server, seconds)
     )
     after = _Counts.of(server, load.model)
-    count = max(1, after.answered - before.answered)
-    if load.by_h2load and count < result.rate * 3 * seconds:
+    answered = after.answered - before.answered
+    if load.by_h2load and answered < result.rate * 3 * seconds:
         # h2load sees HTTP's status, which is 200 for failed calls of gRPC as well.
-        raise SystemExit(f"{load}: the server has answered {count} requests only")
+        raise SystemExit(f"{load}: the server has answered {answered} requests only")
+    count = max(1, answered)
     return Measurement(
         result.rate,
         result.p50,

@@ -65,12 +65,8 @@ HEADINGS = (
 
 def slope(minutes: Sequence[float], values: Sequence[float]) -> float:
     """Growth per minute over the last two thirds of the time, by least squares."""
-    late = [
-        (minute, value)
-        for minute, value in zip(minutes, values, strict=True)
-        if minute >= minutes[-1] / 3
-    ]
-    return float(np.polyfit(*zip(*late, strict=True), 1)[0])
+    late = sum(minute >= minutes[-1] / 3 for minute in minutes)
+    return float(np.polyfit(minutes[-late:], values[-late:], 1)[0])
 
 
 def summary(samples: Sequence[Sample]) -> list[list[str]]:

@@ -101,9 +101,7 @@ def _stream(count: int, cancelled_after: int = 0) -> Callable[[RunningServer], S
         with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
             while True:
                 answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-                client.start_stream(
-                    lambda result, error, put=answers.put: put((result, error))  # type: ignore[misc]
-                )
+                client.start_stream(lambda result, error, put=answers.put: put((result, error)))
                 client.async_stream_infer("repeat", [given])
                 for _ in range(cancelled_after or count):
                     _, error = answers.get(timeout=SECONDS)
@@ -129,7 +127,7 @@ def _cancelled(server: RunningServer) -> Steps:
                 client.async_infer(
                     model,
                     [given],
-                    lambda result, error, put=ends.put: put(error),  # type: ignore[misc]
+                    lambda result, error, put=ends.put: put(error),
                     client_timeout=SECONDS,
                 )
                 for model in ("identity_fp32", "bls_identity", "ensemble_identity")

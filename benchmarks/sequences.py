@@ -1,23 +1,36 @@
 """What a request of a sequence costs the scheduler, with ever more sequences alive.
 
-    python -m benchmarks.sequences
+    python -m benchmarks.sequences [--instructions]
 
 Lanes that answer at once stand in for instances, so that nothing but the scheduler is measured.
+`--instructions` has valgrind's callgrind count, which gives the same whatever else the machine
+does; it takes some minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from benchmarks.page import line
 from host.config.schema import pb
 from host.inference import Call, InferRequest, InferResponse
 from host.scheduling.sequences.call import END, START, SequenceCall
 from host.scheduling.sequences.making import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler
 
-_REQUESTS = 20_000
+LIVE = (100, 1_000, 10_000, 100_000)
+_TIMED = 20_000  # requests
+_COUNTED = 400
 
 
 class _Lane:
@@ -48,8 +61,11 @@ def _serve(scheduler: SequenceScheduler, lane: _Lane) -> None:
             call.respond(InferResponse("m", 1))
 
 
-async def measure(live: int, waiting: bool) -> float:
-    """Microseconds per request with so many sequences alive; `waiting`: all but 64 have no slot."""
+def requests(live: int, waiting: bool) -> Callable[[int], int]:
+    """With so many sequences alive, does so many steps, and tells how many requests that took.
+
+    `waiting`: all but 64 of them have no slot. To be called in an event loop.
+    """
     config = pb.ModelConfig(name="m", max_batch_size=64)
     config.sequence_batching.oldest.max_candidate_sequences = 64 if waiting else live
     config.sequence_batching.max_sequence_idle_microseconds = 3_600_000_000
@@ -59,25 +75,75 @@ async def measure(live: int, waiting: bool) -> float:
     for number in range(1, live + 1):
         _send(scheduler, number, START)
     _serve(scheduler, lane)
+    done = 0
+
+    def steps(count: int) -> int:
+        nonlocal done
+        for index in range(done, done + count):
+            if waiting:  # one ends, the next one of the backlog moves in, and a new one comes
+                _send(scheduler, index + 1, END)
+                _send(scheduler, live + index + 1, START)
+            else:
+                _send(scheduler, index * 7919 % live + 1, 0)
+            _serve(scheduler, lane)
+        done += count
+        return count * (2 if waiting else 1)
+
+    return steps
+
+
+async def measure(live: int, waiting: bool) -> float:
+    """Microseconds per request."""
+    steps = requests(live, waiting)
     begun = time.perf_counter()
-    for index in range(_REQUESTS):
-        if waiting:  # one ends, the next one of the backlog moves in, and a new one comes
-            _send(scheduler, index + 1, END)
-            _send(scheduler, live + index + 1, START)
-        else:
-            _send(scheduler, index * 7919 % live + 1, 0)
-        _serve(scheduler, lane)
-    count = _REQUESTS * (2 if waiting else 1)
+    count = steps(_TIMED)
     return (time.perf_counter() - begun) / count * 1e6
 
 
+async def _step(live: int, waiting: bool, steps: int) -> None:
+    gc.disable()  # a collection might fall into one count and not into the other
+    requests(live, waiting)(steps)
+    os._exit(0)  # what taking it all down costs is not asked
+
+
+def instructions(live: int, waiting: bool) -> float:
+    """Instructions per request: those of many, less those of half as many."""
+    many, few = (_instructions(live, waiting, factor * _COUNTED) for factor in (2, 1))
+    return (many - few) / _COUNTED / (2 if waiting else 1)
+
+
+def _instructions(live: int, waiting: bool, steps: int) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [
+                "valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out",
+                sys.executable, "-m", "benchmarks.sequences",
+                "--run", str(live), str(int(waiting)), str(steps),
+            ],
+            capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "0"},
+            cwd=Path(__file__).parents[1],
+        )  # fmt: skip
+    found = re.search(r"Collected : (\d+)", done.stderr)
+    assert found is not None, done.stderr
+    return int(found[1])
+
+
 def main() -> None:
-    print("| live sequences | µs/request, all have slots | all but 64 wait for one |")
-    print("|---|---|---|")
-    for live in (100, 1_000, 10_000, 100_000):
-        slots = asyncio.run(measure(live, False))
-        backlog = asyncio.run(measure(live, True))
-        print(f"| {live:,} | {slots:.1f} | {backlog:.1f} |", flush=True)
+    if sys.argv[1:2] == ["--run"]:
+        live, waiting, steps = map(int, sys.argv[2:])
+        asyncio.run(_step(live, bool(waiting), steps))
+    counted = sys.argv[1:] == ["--instructions"]
+    unit = "instructions" if counted else "µs"
+    headings = (f"{unit}/request, all have slots", "all but 64 wait for one")
+    print(line(("live sequences", *headings, "logarithm of their number, to that of 100")))
+    print("|---|---|---|---|")
+    for live in LIVE:
+        figures = [
+            instructions(live, waiting) if counted else asyncio.run(measure(live, waiting))
+            for waiting in (False, True)
+        ]
+        growth = math.log(live) / math.log(LIVE[0])
+        print(line([f"{live:,}", *(f"{one:,.0f}" for one in figures), f"{growth:.1f}"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -115,11 +115,11 @@ def _wait_ready(process: subprocess.Popen[bytes], is_ready: Callable[[], bool]) 
     end = time.monotonic() + DEADLINE
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise SystemExit(f"{process.args} has ended")
+            raise SystemExit(f"{process.args!r} has ended")
         if is_ready():
             return
         pause.wait(0.005)
-    raise SystemExit(f"{process.args} was not ready in {DEADLINE} s")
+    raise SystemExit(f"{process.args!r} was not ready in {DEADLINE} s")
 
 
 def _grpc_ready(port: int) -> Callable[[], bool]:
