@@ -29,6 +29,7 @@ from host.models.backends import Backends
 from host.models.registry import Registry
 from host.options import Options
 from host.repository import select_versions, versions
+from host.subcommand import parser_of
 from stub.wire.messages import ModelSource
 
 _FAILED = 1
@@ -77,24 +78,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pbhost config",
-        description=_ABOUT,
-        epilog=_MORE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("config", _ABOUT, _MORE)
     add = parser.add_argument
     add("target", type=Path, metavar="MODEL_DIR|FILE", help="folder of a model, or a file")
     add("--format", choices=("pbtxt", "json"), default="pbtxt", help="form to print (%(default)s)")
     add("--no-auto-complete", action="store_true", help="what the file says, whole or not")
     add("--model-config-name", metavar="NAME", help="as for pbhost serve")
-    add(
-        "--backend-directory",
-        type=Path,
-        default=Path(_DEFAULTS.backend_directory),
-        metavar="DIR",
-        help="as for pbhost serve (%(default)s)",
-    )
     return parser
 
 

@@ -23,17 +23,14 @@ from host.errors import HostError, invalid_argument
 from host.models.backends import Backends
 from host.options import Options
 from host.repository import select_versions, versions
-from stub.wire.messages import (
-    ModelSource,
-)
+from host.subcommand import parser_of
+from stub.wire.messages import ModelSource
 
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
 _FAILED = 1
 _LEAST_CAPABILITY = Options().min_supported_compute_capability
-_ENVIRONMENT = (
-    "EXECUTION_ENV_PATH",
-    "PYTHON_REQUIREMENTS",
-)  # parameters that ask for another Python
+_ENVIRONMENT = ("EXECUTION_ENV_PATH", "PYTHON_REQUIREMENTS")
+"""Parameters that ask for another Python."""
 
 _ABOUT = """\
 Loads one model in this process, sends it one request, prints the responses, and finalizes it.
@@ -96,12 +93,7 @@ def _wait_for(command: list[str], variables: dict[str, str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pbhost run",
-        description=_ABOUT,
-        epilog=_MORE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("run", _ABOUT, _MORE)
     add = parser.add_argument
     add("model_dir", type=Path, metavar="MODEL_DIR", help="folder of the model: config, versions")
     add(
@@ -116,13 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--count", type=_positive, default=1, metavar="N", help="execute so many times (1)")
     add("--profile", default="", metavar="FILE", help="save a profile (cProfile) of the executions")
     add("--pdb", action="store_true", help="debug what the model raises, where it was raised")
-    add(
-        "--backend-directory",
-        type=Path,
-        default=Path(Options().backend_directory),
-        metavar="DIR",
-        help="as for pbhost serve (%(default)s)",
-    )
     return parser
 
 

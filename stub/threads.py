@@ -138,12 +138,14 @@ class ThreadServer:
         thread.start()
 
     def _run(self, spawn: Spawn, number: int) -> None:
-        code = 0
+        code, process = 0, os.getpid()
         try:
             ThreadWorker(spawn, self._take).run()
         except BaseException:  # of a function's author; printed, and the host is told
             traceback.print_exc()
             code = 1
+        if os.getpid() != process:
+            os._exit(code)  # a function has forked, and this is the child: the instance goes on
         try:
             send_ended(self._socket, number, code)
         except OSError:

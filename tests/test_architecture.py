@@ -40,6 +40,7 @@ LAYERS = [
     ["host.frontends", "host.inprocess", "host.progress"],
     ["host.doors"],
     ["host.server"],
+    ["host.subcommand"],
     ["host.lint"],
     ["host.blocking", "host.foreground", "host.config_command", "host.__main__", "host.bound"],
     ["host.bind"],

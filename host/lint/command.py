@@ -15,8 +15,8 @@ from host.lint.ensembles import check_ensembles
 from host.lint.model import CheckedModel, Settings, check_model
 from host.lint.problem import Problem
 from host.models.backends import Backends
-from host.options import Options
 from host.repository import Repository, Scan
+from host.subcommand import parser_of
 
 _FINE, _PROBLEMS, _UNUSABLE = 0, 1, 2
 
@@ -100,12 +100,7 @@ def _counted(count: int, word: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pbhost check",
-        description=_ABOUT,
-        epilog=_MORE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("check", _ABOUT, _MORE)
     add = parser.add_argument
     add("repository", type=Path, nargs="+", metavar="REPOSITORY", help="a folder of models")
     add("--strict", action="store_true", help="warnings are errors")
@@ -116,11 +111,4 @@ def _parser() -> argparse.ArgumentParser:
         help="as for pbhost serve: configurations must be complete",
     )
     add("--model-config-name", metavar="NAME", help="as for pbhost serve")
-    add(
-        "--backend-directory",
-        type=Path,
-        default=Path(Options().backend_directory),
-        metavar="DIR",
-        help="as for pbhost serve (%(default)s)",
-    )
     return parser

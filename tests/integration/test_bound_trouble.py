@@ -213,3 +213,20 @@ def test_one_program_starts_one_host_from_whatever_thread() -> None:
     host.stop()
     with pytest.raises(HostFailure, match="this host has been stopped; make another one"):
         host.bind("double", double, [X], [Y])
+
+
+def test_a_forked_child_that_returns_from_a_function_ends_no_instance() -> None:
+    program = """
+def work(requests):
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return [{"y": np.array([[threading.get_native_id()]], dtype=np.int32)}]
+    return echo(requests)
+
+with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
+    host.bind("work", work, tensors("x"), tensors("y"))
+    host.run()
+    print(">", len({ask("work") for _ in range(5)}))
+"""
+    assert run(program) == "> 1\n"
