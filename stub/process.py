@@ -59,7 +59,7 @@ _MOST_KEPT = 256 << 20
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed arrays of megabytes for the next ones, until `trim_memory`.
+    """Let the C library keep freed arrays of megabytes for the next ones: 256 MB of them at most.
 
     By default each is fetched from the kernel afresh, and every page of it faults: for 4 MB that
     takes many times longer than filling it. Where there is no glibc, nothing changes.
@@ -68,13 +68,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
         mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
-
-
-def trim_memory() -> None:
-    """Give back to the system what the C library keeps."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
 
 
 def die_with_parent() -> None:

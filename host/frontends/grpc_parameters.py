@@ -91,7 +91,7 @@ class RegionPart(NamedTuple):
 
 
 def region_part(tensor: str, parameters: Mapping[str, Any]) -> RegionPart | None:
-    """Where in shared memory a tensor lies, if it does; HostError INVALID_ARG."""
+    """Where in shared memory a tensor lies, if it does. Raises HostError INVALID_ARG."""
     region = None
     if "shared_memory_region" in parameters:
         _require_kind(tensor, parameters, "shared_memory_region", "string_param")

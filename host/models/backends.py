@@ -10,9 +10,7 @@ from host.config.findings import Finding, Findings, raise_first
 from host.config.model_config import LoadedConfig
 from host.config.schema import ModelConfig, new_config
 from host.errors import ErrorCode
-from stub.wire.messages import (
-    ModelSource,
-)
+from stub.wire.messages import ModelSource
 
 _OWN = "python"  # the backend of models that bring their code along
 _OWN_LIBRARY = "libtriton_python.so"  # which is this host
