@@ -14,6 +14,7 @@ from host.errors import HostError
 from host.lint import command as lint
 from host.options import Options, UsageError, parse
 from host.server import Server
+from host.standard_streams import open_standard_streams
 from stub.wire.heap import keep_freed_memory
 
 _USAGE = """\
@@ -30,6 +31,7 @@ _OTHERS = {"run": foreground.main, "check": lint.main, "config": config_command.
 
 def main() -> None:
     """Run `pbhost <command> ...`; exits with 0, or 1 after a message on stderr."""
+    open_standard_streams()
     arguments = sys.argv[1:]
     if arguments and arguments[0] in _OTHERS:
         _OTHERS[arguments[0]](arguments[1:])
@@ -68,6 +70,10 @@ async def serve(options: Options) -> int:
         stopping.cancel()
         sys.stderr.write(f"error: creating server: {error.code.value} - {error.message}\n")
         return 1
+    except OSError as error:  # a limit of this process, say, on files or on memory
+        stopping.cancel()
+        sys.stderr.write(f"error: creating server: Internal - {error}\n")
+        return 1
     except asyncio.CancelledError:
         return 0  # told to stop while loading; start has cleaned up
     await stopping
@@ -79,9 +85,12 @@ def _on_signals(stop: asyncio.Event) -> None:
 
     def received(number: int) -> None:
         if not stop.is_set():
-            sys.stdout.write(f"Signal ({number}) received.\n")
-            sys.stdout.flush()
             stop.set()
+            try:
+                sys.stdout.write(f"Signal ({number}) received.\n")
+                sys.stdout.flush()
+            except OSError:
+                pass  # nobody reads it, or its disk is full: no reason to go on
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, received, number)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from host.errors import unavailable
 from host.inprocess import Arrays, Result
 from host.options import Options
 from host.server import Server
@@ -28,6 +30,9 @@ class BlockingServer:
             target=self._loop.run_forever, name="pbhost-loop", daemon=True
         )
         self._work: set[asyncio.Task[Any]] = set()
+        self._process = 0  # the one that has started it
+        self._running = False
+        self._changing = threading.Lock()  # nothing is handed to a loop that is about to end
 
     @property
     def grpc_port(self) -> int:
@@ -40,8 +45,12 @@ class BlockingServer:
         return self._server.metrics_port
 
     def start(self) -> BlockingServer:
-        """As `Server.start`. Raises HostError."""
-        self._thread.start()
+        """As `Server.start`; a server starts once. Raises HostError."""
+        with self._changing:
+            if self._thread.ident is not None:
+                raise unavailable("this server has been started before; make another one")
+            self._thread.start()
+            self._process, self._running = os.getpid(), True
         try:
             self._run(self._server.start())
         except BaseException:  # Ctrl-C strikes here, and not in the thread of the loop
@@ -72,14 +81,20 @@ class BlockingServer:
         )
 
     def stop(self) -> bool:
-        """As `Server.stop`."""
+        """As `Server.stop`. One that does not run, or runs in another process, is left as it is."""
+        if not self._running or os.getpid() != self._process:
+            return True
         try:
             return self._run(self._server.stop())
         finally:
             self._end_loop()
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        future = asyncio.run_coroutine_threadsafe(self._noted(work), self._loop)
+        with self._changing:
+            if not self._running or os.getpid() != self._process:
+                work.close()
+                raise unavailable("this server does not run in this process: start it, or make one")
+            future = asyncio.run_coroutine_threadsafe(self._noted(work), self._loop)
         try:
             return future.result()
         except BaseException:  # Ctrl-C: nobody waits any more; a failure is over anyway
@@ -107,6 +122,10 @@ class BlockingServer:
         await self._loop.shutdown_default_executor()
 
     def _end_loop(self) -> None:
+        with self._changing:
+            if not self._running:
+                return  # another thread has stopped it
+            self._running = False
         asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -38,6 +38,7 @@ from host.instances.caller import CallerLauncher
 from host.options import UsageError, parse
 from host.private_folder import PrivateFolder
 from host.server import Server
+from host.standard_streams import open_standard_streams
 from stub.wire.heap import keep_freed_memory
 
 _LONGEST = 1 << 24  # bytes of a line
@@ -46,6 +47,7 @@ _PLACEHOLDER = "# The function is in the process that has bound it.\n"
 
 def main(arguments: Sequence[str]) -> int:
     """Serve the caller until it says stop, or is gone; the exit status."""
+    open_standard_streams()
     caller, launches, control = map(int, arguments[:3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the caller's, who then says stop
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

@@ -18,7 +18,7 @@ from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, ModelConfig
 from host.config.schema import is_ensemble
 from host.devices import find_gpus
-from host.environments.environments import Environments
+from host.environments.environments import Environments, asks_for_environment
 from host.errors import HostError, invalid_argument
 from host.models.backends import Backends
 from host.options import Options
@@ -29,8 +29,6 @@ from stub.wire.messages import ModelSource
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
 _FAILED = 1
 _LEAST_CAPABILITY = Options().min_supported_compute_capability
-_ENVIRONMENT = ("EXECUTION_ENV_PATH", "PYTHON_REQUIREMENTS")
-"""Parameters that ask for another Python."""
 
 _ABOUT = """\
 Loads one model in this process, sends it one request, prints the responses, and finalizes it.
@@ -62,7 +60,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         source, loaded = _find(asked)
         job = _job(asked, source, loaded.config)
-        if any(name in loaded.config.parameters for name in _ENVIRONMENT):
+        if asks_for_environment(loaded.config):
             signal.signal(signal.SIGINT, lambda number, frame: None)  # it is for the model
             sys.exit(asyncio.run(_run_elsewhere(job, loaded.config, Path(source.directory))))
     except HostError as error:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from host import flag_values as values
 from host.deprecated_flags import DEPRECATED
-from host.flag_values import PythonSettings
 from host.flags import (
     PORT,
     SIZE,
@@ -309,11 +308,6 @@ class Options:
     def rate_limiter_resources(self) -> list[tuple[str, int, int | None]]:
         """Name, count and device (None: any) of each `--rate-limit-resource`."""
         return [values.read_resource(text) for text in self.rate_limit_resource]
-
-    @property
-    def python_settings(self) -> PythonSettings:
-        """The settings of `--backend-config=python,...`."""
-        return PythonSettings.of(self.backend_config.get("python", {}))
 
     @property
     def metrics_settings(self) -> MetricsSettings:

@@ -190,7 +190,10 @@ def _stat_failure(path: Path) -> HostError:
 
 
 def versions(model_dir: Path) -> list[int]:
-    """The versions that the model directory holds, ascending (configuration spec 1.2)."""
+    """The versions that the model directory holds, ascending (configuration spec 1.2).
+
+    Raises HostError INTERNAL if the directory cannot be read.
+    """
     found = []
     try:
         entries = sorted(os.listdir(model_dir))
@@ -262,7 +265,10 @@ def stamp(model_dir: Path) -> Stamp:
 
 
 def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
-    """The versions that the policy of a normalised configuration wants, ascending."""
+    """The versions that the policy of a normalised configuration wants, ascending.
+
+    Raises HostError INVALID_ARG if there is none of them.
+    """
     policy = config.version_policy
     chosen = sorted(available)
     if policy.HasField("latest"):
@@ -291,7 +297,8 @@ def model_file(model_dir: Path, version: int, config: ModelConfig) -> Path:
     """The file that implements a version. It need not exist.
 
     Its name may not lead out of the model's directory. Links may: they are the doing of whoever
-    owns the repository, and common where files come from a store (configuration spec 1.7).
+    owns the repository, and common where files come from a store (configuration spec 1.7). Raises
+    HostError INVALID_ARG for one that does.
     """
     path = Path(os.path.normpath(model_dir / str(version) / config.default_model_filename))
     if not path.is_relative_to(os.path.normpath(model_dir)):
@@ -302,7 +309,11 @@ def model_file(model_dir: Path, version: int, config: ModelConfig) -> Path:
 
 
 def read_labels(model_dir: Path, config: ModelConfig) -> dict[str, list[str]]:
-    """The labels of each output that has a label file: one line per class (spec 1.7)."""
+    """The labels of each output that has a label file: one line per class (spec 1.7).
+
+    Raises HostError: UNSUPPORTED for a file outside of the model's directory, INTERNAL for one that
+    cannot be read.
+    """
     labels = {}
     for output in config.output:
         if not output.label_filename:

@@ -17,7 +17,7 @@ from host.doors import Doors, wait_reporting
 from host.ensembles.families import Families
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
-from host.errors import internal, unavailable
+from host.errors import internal, invalid_argument, unavailable
 from host.host_policies import read_policies
 from host.inference import InferRequest, InferResponse
 from host.inprocess import Arrays, Result, to_request, to_result
@@ -93,11 +93,16 @@ class Server:
     async def start(self) -> Server:
         """Load the models, then open the ports.
 
-        Raises HostError if a model does not load (with `exit_on_error`) or a port is taken; what
-        had been started is stopped again.
+        Raises HostError if a model does not load (with `exit_on_error`), a port is taken, or the
+        log file cannot be written; what had been started is stopped again.
         """
         options = self.options
-        self._log = configure(options)
+        try:
+            self._log = configure(options)
+        except OSError as error:
+            raise invalid_argument(
+                f"cannot write the log to '{options.log_file}': {error}"
+            ) from error
         try:
             for warning in options.warnings:
                 _log.warning(warning)

@@ -10,9 +10,7 @@ import types
 from typing import Any, Dict, List, Optional
 
 import pb_utils
-from stub.wire.messages import (
-    ModelSource,
-)
+from stub.wire.messages import ModelSource
 
 
 class ModelFailure(Exception):

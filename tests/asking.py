@@ -45,6 +45,12 @@ def failure(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
     return str(caught.value.status()), str(caught.value.message())
 
 
+def submit(client: Client, text: str, model: str = "script") -> Any:
+    """Have a model do something without waiting for it; `cancel` of what returns gives it up."""
+    given = tensor("COMMAND", np.array([text.encode()], dtype=np.object_))
+    return client.async_infer(model, [given], lambda result, error: None)
+
+
 class Stream:
     """One `ModelStreamInfer` stream: requests in, whatever comes back in order of arrival."""
 

@@ -129,7 +129,7 @@ class Host:
             for binding in self._bindings.values():
                 child.bind(binding.spec)
             self._ports = child.serve()
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # Ctrl-C, too: nobody else would end this process
             self._child = None
             child.stop()
             raise

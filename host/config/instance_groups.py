@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from host.config.findings import Finding, Findings
-from host.config.schema import ModelConfig, is_ensemble, pb
+from host.config.schema import ConfigPart, ModelConfig, is_ensemble, pb
 from host.errors import ErrorCode
 
 Kind: TypeAlias = Literal["CPU", "GPU", "MODEL"]
@@ -80,7 +80,7 @@ def check_instance_groups(
 
 
 def _check_kind(
-    group: ModelConfig, gpus: Sequence[int], least_capability: float, owner: str, path: str
+    group: ConfigPart, gpus: Sequence[int], least_capability: float, owner: str, path: str
 ) -> Findings:
     if group.kind == _Group.KIND_AUTO:
         yield Finding(f"{owner} has unexpected kind KIND_AUTO", f"{path}.kind", ErrorCode.INTERNAL)
@@ -106,7 +106,7 @@ def _check_kind(
                 )
 
 
-def _check_profiles(group: ModelConfig, platform: str, owner: str, path: str) -> Findings:
+def _check_profiles(group: ConfigPart, platform: str, owner: str, path: str) -> Findings:
     prefix = f"{owner} and platform {platform}"
     if group.profile and platform != "tensorrt_plan":
         # The missing space is part of the text that clients may match.

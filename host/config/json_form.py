@@ -67,10 +67,16 @@ def _value(field: Field, value: Any) -> Any:
     return str(value) if field.full_name in _NUMBERS_AS_STRINGS else value
 
 
+_WHOLE = 1e15
+"""Whole numbers below this are written without a fraction or an exponent."""
+
+
 def _number(value: float, single: bool) -> float | str:
     """The shortest number that means this value; JSON has no others than finite ones."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value.is_integer() and abs(value) < _WHOLE and str(value) != "-0.0":
+        return int(value)
     if not single:
         return value
     stored = struct.pack("f", value)

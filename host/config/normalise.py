@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from host.config.schema import ModelConfig, is_ensemble
+from host.config.schema import ConfigPart, ModelConfig, is_ensemble
 
 _DEFAULT_IDLE_US = 1_000_000
 
@@ -25,6 +25,6 @@ def normalise(config: ModelConfig) -> None:
                 getattr(config.optimization, name).enable = True
 
 
-def _prefer_full_batches(batcher: ModelConfig, max_batch_size: int) -> None:
+def _prefer_full_batches(batcher: ConfigPart, max_batch_size: int) -> None:
     if not batcher.preferred_batch_size and max_batch_size > 0:
         batcher.preferred_batch_size.append(max_batch_size)

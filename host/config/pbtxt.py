@@ -11,7 +11,10 @@ from host.errors import internal
 
 
 def parse(text: str, path: str) -> ModelConfig:
-    """The configuration written in `text`; `path` is only named in errors."""
+    """The configuration written in `text`; `path` is only named in errors.
+
+    Raises HostError INTERNAL unless it is one.
+    """
     return parse_with_source(text, path)[0]
 
 
@@ -19,7 +22,7 @@ def parse_with_source(text: str, path: str) -> tuple[ModelConfig, Source]:
     """The configuration written in `text`, and where each of its fields stands.
 
     The reader goes first because its complaints are the better ones; protobuf's own parser then
-    decides what the text means.
+    decides what the text means. Raises HostError INTERNAL, as `parse` does.
     """
     reader = Reader(text)
     try:

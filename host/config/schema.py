@@ -13,7 +13,10 @@ pb: Any = model_config_pb2
 """The generated module, which carries no types."""
 
 ModelConfig: TypeAlias = Any
-"""An `inference.ModelConfig` message, or a part of one."""
+"""An `inference.ModelConfig` message."""
+
+ConfigPart: TypeAlias = Any
+"""A message inside of a ModelConfig."""
 
 Field: TypeAlias = Any
 """A protobuf field descriptor; the published types of this one miss half of its attributes."""

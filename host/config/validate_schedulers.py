@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from host.config.findings import Finding, Findings
-from host.config.schema import ModelConfig, pb
+from host.config.schema import ConfigPart, ModelConfig, pb
 
 _Control = pb.ModelSequenceBatching.Control
 _LISTS = ("int32_false_true", "fp32_false_true", "bool_false_true")
@@ -37,7 +37,7 @@ def _check_preferred(sizes: Sequence[int], config: ModelConfig, what: str, path:
             yield Finding(f"{what} must be <= max batch size for {config.name}", field)
 
 
-def _check_priorities(batcher: ModelConfig, model: str) -> Findings:
+def _check_priorities(batcher: ConfigPart, model: str) -> Findings:
     levels = batcher.priority_levels
     if not 1 <= batcher.default_priority_level <= levels:
         yield Finding(
@@ -53,7 +53,7 @@ def _check_priorities(batcher: ModelConfig, model: str) -> Findings:
             )
 
 
-def _check_ordering(batcher: ModelConfig, model: str) -> Findings:
+def _check_ordering(batcher: ConfigPart, model: str) -> Findings:
     if batcher.priority_levels > 1:
         yield Finding(
             f"Only one priority level is allowed when 'preserve_ordering' is true for {model}",
@@ -106,7 +106,7 @@ def check_sequence_batching(config: ModelConfig) -> Findings:
         )
 
 
-def _check_controls(batcher: ModelConfig, kind: int, model: str) -> Findings:
+def _check_controls(batcher: ConfigPart, kind: int, model: str) -> Findings:
     """The control tensors, as far as controls of one kind are concerned."""
     tensors: set[str] = set()
     found = False
@@ -138,7 +138,7 @@ def _check_controls(batcher: ModelConfig, kind: int, model: str) -> Findings:
             yield from check(control, field, model)
 
 
-def _check_boolean(control: ModelConfig, field: str, model: str) -> Findings:
+def _check_boolean(control: ConfigPart, field: str, model: str) -> Findings:
     kind = _Control.Kind.Name(control.kind)
     given = [name for name in _LISTS if getattr(control, name)]
     if not given:
@@ -159,7 +159,7 @@ def _check_boolean(control: ModelConfig, field: str, model: str) -> Findings:
             )
 
 
-def _check_typed(control: ModelConfig, field: str, model: str) -> Findings:
+def _check_typed(control: ConfigPart, field: str, model: str) -> Findings:
     kind = _Control.Kind.Name(control.kind)
     given = [name for name in _LISTS if getattr(control, name)]
     if given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from host.config.findings import Finding, Findings
-from host.config.schema import ModelConfig, pb
+from host.config.schema import ConfigPart, ModelConfig, pb
 
 _MAX_ELEMENTS = 2**63 - 1
 _BatchInput = pb.BatchInput
@@ -30,7 +30,7 @@ def check_outputs(config: ModelConfig) -> Findings:
         yield from _check_special(tensor, "output", path, config.platform)
 
 
-def _check_shape(tensor: ModelConfig, what: str, path: str, max_batch_size: int) -> Findings:
+def _check_shape(tensor: ConfigPart, what: str, path: str, max_batch_size: int) -> Findings:
     if not tensor.name:
         yield Finding(f"{what}must specify 'name'", f"{path}.name")
     subject = f"{what}'{tensor.name}' "
@@ -57,7 +57,7 @@ def _check_shape(tensor: ModelConfig, what: str, path: str, max_batch_size: int)
         yield from _check_reshape(tensor, subject, f"{path}.reshape")
 
 
-def _check_reshape(tensor: ModelConfig, subject: str, path: str) -> Findings:
+def _check_reshape(tensor: ConfigPart, subject: str, path: str) -> Findings:
     dims, shape = _runs(tensor.dims), _runs(tensor.reshape.shape)
     if len(dims) != len(shape) and len(dims) > 1 and len(shape) > 1:
         yield Finding(
@@ -80,7 +80,7 @@ def _runs(shape: Sequence[int]) -> list[int]:
     return runs
 
 
-def _check_special(tensor: ModelConfig, what: str, path: str, platform: str) -> Findings:
+def _check_special(tensor: ConfigPart, what: str, path: str, platform: str) -> Findings:
     """Settings for one platform only, and how many elements there may be at all."""
     if tensor.is_shape_tensor and platform != "tensorrt_plan":
         yield Finding(
@@ -128,13 +128,13 @@ def check_batch_tensors(config: ModelConfig) -> Findings:
             targets.add(target)
 
 
-def _check_sources(batch: ModelConfig, what: str, path: str) -> Findings:
+def _check_sources(batch: ConfigPart, what: str, path: str) -> Findings:
     count = len(batch.source_input)
     if count != 1:
         yield Finding(f"{what} expects 1 source input, got {count}", f"{path}.source_input")
 
 
-def _check_known_sources(batch: ModelConfig, inputs: set[str], path: str) -> Findings:
+def _check_known_sources(batch: ConfigPart, inputs: set[str], path: str) -> Findings:
     for index, name in enumerate(batch.source_input):
         if name not in inputs:
             yield Finding(f"unknown source input name '{name}'", f"{path}.source_input[{index}]")

@@ -20,7 +20,9 @@ from host.private_folder import PrivateFolder
 
 _log = logging.getLogger("pbhost")
 
-_PATH = "EXECUTION_ENV_PATH"
+PATH = "EXECUTION_ENV_PATH"
+"""The parameter that names an environment."""
+
 _REQUIREMENTS = "PYTHON_REQUIREMENTS"
 _KEYWORD = "$$TRITON_MODEL_DIRECTORY"
 _CUSTOM_STUB = "triton_python_backend_stub"
@@ -61,7 +63,7 @@ class Environments:
         if stat.S_ISDIR(status.st_mode):
             _log.debug(
                 "Returning canonical path since %s does not contain compressed path. Path: %s",
-                _PATH,
+                PATH,
                 canonical,
             )
             environment = Environment(canonical, self._sources)
@@ -92,6 +94,11 @@ class Environments:
         await asyncio.to_thread(self._private.close)
 
 
+def asks_for_environment(config: ModelConfig) -> bool:
+    """Whether a model asks for another Python than the host's own."""
+    return any(_parameter(config, name) for name in (PATH, _REQUIREMENTS))
+
+
 def check_environment(config: ModelConfig, directory: Path) -> None:
     """See whether what a configuration says of its environment is there. Prepares nothing.
 
@@ -108,10 +115,10 @@ def check_environment(config: ModelConfig, directory: Path) -> None:
 
 def _asked(config: ModelConfig, directory: Path) -> tuple[str, str]:
     """The environment that is meant, or else the file that says what to install in one."""
-    path, file = _parameter(config, _PATH), _parameter(config, _REQUIREMENTS)
+    path, file = _parameter(config, PATH), _parameter(config, _REQUIREMENTS)
     if path and file:
         raise invalid_argument(
-            f"model '{config.name}' has both parameters {_PATH} and {_REQUIREMENTS};"
+            f"model '{config.name}' has both parameters {PATH} and {_REQUIREMENTS};"
             " an environment is either there or built, remove one of them"
         )
     return path.replace(_KEYWORD, str(directory)), file
@@ -167,5 +174,5 @@ def _mention_custom_stub(config: ModelConfig, directory: Path) -> None:
             " %s, or else on the host's",
             config.name,
             custom,
-            _PATH,
+            PATH,
         )

@@ -12,7 +12,7 @@ from host.errors import HostError, invalid_argument, unsupported
 from host.inference import InferRequest, Parameter
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
-MAX_CORRELATION_ID_LENGTH = 128  # characters
+MAX_CORRELATION_ID_LENGTH = 128  # bytes of UTF-8
 
 _OFFSET = "shared_memory_offset"
 _UINT64 = 0xFFFFFFFFFFFFFFFF
@@ -51,7 +51,7 @@ def apply_parameters(parameters: Mapping[str, Any], request: InferRequest) -> No
 
 
 def _string_correlation_id(text: str) -> str:
-    if len(text) > MAX_CORRELATION_ID_LENGTH:
+    if len(text.encode()) > MAX_CORRELATION_ID_LENGTH:
         raise unsupported("string correlation ID cannot be longer than 128 characters")
     return text
 
@@ -91,7 +91,7 @@ class RegionPart(NamedTuple):
 
 
 def region_part(tensor: str, parameters: Mapping[str, Any]) -> RegionPart | None:
-    """Where in shared memory a tensor lies, if it does; HostError INVALID_ARG."""
+    """Where in shared memory a tensor lies, if it does. Raises HostError INVALID_ARG."""
     region = None
     if "shared_memory_region" in parameters:
         _require_kind(tensor, parameters, "shared_memory_region", "string_param")

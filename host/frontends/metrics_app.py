@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
-from host.frontends.http_cycle import Message
+from host.frontends.http_cycle import Header, Message, Receive, Send
 from host.metrics.exposition import expose
 from host.metrics.family import Family
 
 _log = logging.getLogger("pbhost")
 
 _JSON = "application/json"
-
-Send = Callable[[Message], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 
 class MetricsApp:
@@ -24,9 +21,7 @@ class MetricsApp:
     def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
         self._families = families
 
-    async def __call__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Send
-    ) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["path"] not in ("/metrics", "/metrics/"):
             await _answer(send, 404, _JSON, _error(f"Not found: {scope['path']}. Try /metrics"))
         elif scope["method"] != "GET":
@@ -52,7 +47,7 @@ def _error(text: str) -> bytes:
 
 
 async def _answer(
-    send: Send, status: int, kind: str, body: bytes, more: Headers | None = None
+    send: Send, status: int, kind: str, body: bytes, more: list[Header] | None = None
 ) -> None:
     headers = [
         (b"content-type", kind.encode()),

@@ -11,9 +11,7 @@ from typing import Protocol
 
 from host.inference import Tensor
 from stub.wire.arena import Arena, ArenaReader, Block, create_file
-from stub.wire.messages import (
-    OpenArena,
-)
+from stub.wire.messages import OpenArena
 from stub.wire.payload import INLINE_LIMIT
 
 HOST = 0
@@ -151,8 +149,3 @@ def _taken(file: int | str) -> int:
         return os.stat(file).st_blocks * 512  # stat's blocks are that large everywhere
     except FileNotFoundError:  # its last block has just gone
         return 0
-
-
-def is_block(owner: object) -> bool:
-    """Whether a tensor with this owner lies in shared memory and can be passed by reference."""
-    return isinstance(owner, Block)

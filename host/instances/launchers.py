@@ -6,18 +6,13 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import stub.wire
 from host.environments.environment import Environment
 from host.instances.fork_client import ForkClient
-from host.instances.process import OutputHandler, StubProcess
+from host.instances.process import OutputHandler, StubProcess, stub_command
 from stub.wire.spawn import Spawn
-
-_ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
 
 _EXIT_SECONDS = 5.0
 
@@ -40,11 +35,10 @@ class _Interpreters:
         environment: Environment | None = None,
     ) -> subprocess.Popen[bytes]:
         """Raises OSError."""
-        program = [sys.executable, _ENTRY] if environment is None else environment.stub
 
         def popen() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                [*program, *arguments],
+                [*stub_command(environment), *arguments],
                 env=None if environment is None else environment.variables(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,

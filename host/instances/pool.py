@@ -45,8 +45,8 @@ class StubPool:
         metrics: Metrics,
         client_memory: bool,
     ) -> None:
+        self.arenas = Arenas(arena_limit)  # first: it may fail, and the channel has a folder
         self.channel = Channel()
-        self.arenas = Arenas(arena_limit)
         self.regions = Regions(self.arenas if client_memory else None)
         self.launcher = launcher
         self.terminal: Launcher = TerminalLauncher()

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
+import stub.wire
 from host.environments.environment import Environment
 from stub.wire.spawn import Spawn
+
+_ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
 
 _CHUNK = 2048  # bytes, and so lines at most, that are handled before the loop gets its turn
 _LAST_CHUNKS = 48  # of output after the end: what a pipe holds (64 kB), and half as much again
@@ -140,11 +145,16 @@ class Launcher(Protocol):
     ) -> StubProcess:
         """Start one, in an environment or on this Python.
 
-        Raises OSError, and has then left `lifeline` open.
+        Raises OSError, and has then left `lifeline` open; so it has if it is cancelled.
         """
 
     async def close(self) -> None:
         """All stubs have ended; give the rest back."""
+
+
+def stub_command(environment: Environment | None) -> list[str]:
+    """What starts a stub in an environment, or on this Python; its argument follows."""
+    return [sys.executable, _ENTRY] if environment is None else environment.stub
 
 
 def describe_exit(code: int) -> str:

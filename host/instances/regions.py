@@ -19,9 +19,7 @@ from host.errors import (
 )
 from host.instances.arenas import Arenas
 from stub.wire.arena import Block
-from stub.wire.messages import (
-    OpenArena,
-)
+from stub.wire.messages import OpenArena
 from stub.wire.shared_file import PAGE, Mapping
 
 _RESERVED = "triton_python_backend_shm_region_"

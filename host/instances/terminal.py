@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import termios
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import stub.wire
 from host.environments.environment import Environment
-from host.instances.process import OutputHandler, StubProcess
+from host.instances.process import OutputHandler, StubProcess, stub_command
 from stub.wire.spawn import Spawn
-
-_ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
 
 
 class TerminalLauncher:
@@ -32,7 +29,7 @@ class TerminalLauncher:
         """As `Launcher.launch`; what the stub prints is not handled, for it is on the terminal."""
         modes = _modes()
         pid = _start(spawn, environment)
-        pidfd = os.pidfd_open(pid)
+        pidfd = _open(pid)
         process = StubProcess(pid, pidfd, lifeline, (), output, on_exit)
         loop = asyncio.get_running_loop()
 
@@ -51,7 +48,7 @@ class TerminalLauncher:
 
 def _start(spawn: Spawn, environment: Environment | None) -> int:
     """The pid of a stub. Raises OSError."""
-    program = [sys.executable, _ENTRY] if environment is None else environment.stub
+    program = stub_command(environment)
     return os.posix_spawn(
         program[0],
         [*program, spawn.dump()],
@@ -60,6 +57,16 @@ def _start(spawn: Spawn, environment: Environment | None) -> int:
         file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in spawn.descriptors],
         setsid=True,  # a Ctrl-C at the terminal is for the host alone
     )
+
+
+def _open(pid: int) -> int:
+    """A pidfd of a child. Raises OSError; nobody could watch the child, so it is gone then."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def has_terminal() -> bool:

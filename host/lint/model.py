@@ -15,7 +15,7 @@ from host.config.pbtxt import parse
 from host.config.schema import is_ensemble, new_config
 from host.config.source import Position, Source
 from host.config.validate import check_tensors
-from host.environments.environments import check_environment
+from host.environments.environments import asks_for_environment, check_environment
 from host.errors import HostError
 from host.lint.forgiving import ForgivingReader
 from host.lint.problem import Problem
@@ -31,7 +31,6 @@ from host.scheduling.sequences.states import states_of
 _LOG = logging.getLogger("pbhost")
 _OPTIONS = Options()
 _HEAD = re.compile(r"\w*(\[\d+\])?")
-_OTHER_PYTHON = ("EXECUTION_ENV_PATH", "PYTHON_REQUIREMENTS")
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,7 @@ def _check_code(
             model.add(text, "default_model_filename", "put the model's code there")
         else:
             file = PythonFile(path)
-            # Another Python may have another syntax.
-            elsewhere = any(name in config.parameters for name in _OTHER_PYTHON)
+            elsewhere = asks_for_environment(config)  # another Python may have another syntax
             model.problems += [replace(problem, warning=elsewhere) for problem in file.problems]
             return file.may_complete
     return False

@@ -97,7 +97,10 @@ class Summary:
 
 
 class Latencies:
-    """What `--metrics-config` asks for beyond sums, for one version of a model. Microseconds."""
+    """What `--metrics-config` asks for beyond sums, for one version of a model.
+
+    Summaries are in microseconds, the histogram of first responses is in milliseconds.
+    """
 
     def __init__(self, config: ModelConfig, settings: MetricsSettings) -> None:
         def summary() -> Summary | None:

@@ -9,15 +9,13 @@ from pathlib import Path
 from host.config.findings import Finding, Findings, raise_first
 from host.config.model_config import LoadedConfig
 from host.config.schema import ModelConfig, new_config
+from host.environments.environments import PATH
 from host.errors import ErrorCode
-from stub.wire.messages import (
-    ModelSource,
-)
+from stub.wire.messages import ModelSource
 
 _OWN = "python"  # the backend of models that bring their code along
 _OWN_LIBRARY = "libtriton_python.so"  # which is this host
 _RUNTIME = "model.py"  # the file that makes a folder a Python-based backend
-_ENVIRONMENT = "EXECUTION_ENV_PATH"
 _SHIPPED = Path(__file__).resolve().parents[2] / "stub" / "backends"
 
 
@@ -147,6 +145,6 @@ def _settled(config: ModelConfig, folder: Path) -> ModelConfig:
     settled.CopyFrom(config)
     settled.runtime = _RUNTIME
     environment = folder / f"pb_exec_env_{_RUNTIME}.tar.gz"
-    if _ENVIRONMENT not in config.parameters and environment.is_file():
-        settled.parameters[_ENVIRONMENT].string_value = str(environment)
+    if PATH not in config.parameters and environment.is_file():
+        settled.parameters[PATH].string_value = str(environment)
     return settled

@@ -16,15 +16,6 @@ _Ways = list[list[list[object]]]
 """What keeps something from going on: in one of these ways, each list has something stuck."""
 
 
-def is_stuck(call: Call) -> bool:
-    """Whether no event but a failure can ever let this call end.
-
-    A queued call is stuck if every lane of its model is, and none is on its way back; a lane, if
-    the batch on it waits for a stuck call; and whatever may not respond before a stuck call.
-    """
-    return id(call) in _Graph([call], ()).stuck
-
-
 class CircleWatch:
     """Looks at BLS calls when they are made, and about once a second as long as they are open."""
 
@@ -71,7 +62,10 @@ class CircleWatch:
 class _Graph:
     """Calls, queues and lanes that can be reached from some calls, and which of them are stuck.
 
-    What a batch only may wait for counts if it is among the calls `old`.
+    A call is stuck if no event but a failure can ever let it end. A queued one is if every lane of
+    its model is, and none is on its way back; a lane, if the batch on it waits for a stuck call;
+    and whatever may not respond before a stuck call. What a batch only may wait for counts if it is
+    among the calls `old`.
     """
 
     def __init__(self, calls: Iterable[Call], old: Collection[Call]) -> None:

@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 
 from host.config.model_config import ModelConfig
+from host.config.schema import ConfigPart
 from host.errors import HostError, internal, invalid_argument
 from host.inference import Call, InferRequest, InferResponse, Tensor
 from host.instances.batch import Batch, Times
@@ -131,7 +132,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, list(tensor.shape), tensor.data)
 
 
-def _content(name: str, given: ModelConfig, directory: Path, model: str) -> tuple[list[int], bytes]:
+def _content(name: str, given: ConfigPart, directory: Path, model: str) -> tuple[list[int], bytes]:
     """Shape and bytes of one batch item of an input. Raises HostError."""
     shape = list(given.dims)
     if any(size < 0 for size in shape):

@@ -10,6 +10,7 @@ from pathlib import Path
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, ModelConfig
+from host.config.schema import ConfigPart
 from host.errors import HostError
 from host.host_policies import HostPolicies, HostPolicy, policy_for
 from host.instances.instance import Instance
@@ -96,7 +97,7 @@ class Workshop:
             raise
         return places
 
-    def _permit(self, spec: InstanceSpec, group: ModelConfig) -> Permit:
+    def _permit(self, spec: InstanceSpec, group: ConfigPart) -> Permit:
         assert self._limiter is not None
         wanted = group.rate_limiter
         resources = [Resource(r.name, r.count, getattr(r, "global")) for r in wanted.resources]
@@ -232,7 +233,7 @@ class Change:
             place.close()
 
 
-def _signature(group: ModelConfig, spec: InstanceSpec) -> bytes:
+def _signature(group: ConfigPart, spec: InstanceSpec) -> bytes:
     """Instances that have the same one can stand in for each other (configuration spec 3.1)."""
     rest = type(group)()
     rest.CopyFrom(group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from host.config.schema import ModelConfig
+from host.config.schema import ConfigPart
 from host.inference import InferRequest
 
 _DELAY = 1  # ModelQueuePolicy.TimeoutAction
@@ -58,7 +58,7 @@ class Policies:
         return self.levels > 0 or self.default.timeout_us > 0 or self.default.max_size > 0
 
 
-def policies_of(batching: ModelConfig) -> Policies:
+def policies_of(batching: ConfigPart) -> Policies:
     """What a `ModelDynamicBatching` message says."""
     return Policies(
         batching.priority_levels,
@@ -72,7 +72,7 @@ def policies_of(batching: ModelConfig) -> Policies:
     )
 
 
-def _policy(message: ModelConfig) -> QueuePolicy:
+def _policy(message: ConfigPart) -> QueuePolicy:
     return QueuePolicy(
         timeout_us=message.default_timeout_microseconds,
         may_shorten=message.allow_timeout_override,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 TIMESTAMPS, TENSORS = "TIMESTAMPS", "TENSORS"
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
-MODES = (TRITON, OPENTELEMETRY)
 
 URL = "http://localhost:4318/v1/traces"
 

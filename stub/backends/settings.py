@@ -82,6 +82,15 @@ class Placement:
         """Whether it was given a GPU."""
         return self.kind == "GPU"
 
+    def check_gpu(self, model: str, torch: Any, advice: str) -> None:
+        """Raise ModelFailure, with advice at its end, unless PyTorch sees the instance's GPU."""
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self.device >= count:
+            raise ModelFailure(
+                f"model '{model}' cannot be loaded: its instance '{self.instance}' is to run on"
+                f" GPU {self.device}, and torch {torch.__version__} sees {count} GPUs; {advice}"
+            )
+
 
 def configuration(args: Mapping[str, str]) -> Dict[str, Any]:
     """The configuration that `initialize` is given."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
+from tests import readmes
 from tests.asking import Stream, failure, is_final, tensor
 from tests.conftest import ROOT, RunningHost, Serve
 from tests.pythons import need_index
@@ -75,15 +76,7 @@ def run(client: str, host: RunningHost) -> str:
     if "localhost:8002" in command:
         address = host.wait_for(r"Started Metrics Service at (\S+:\d+)").group(1)
         command = command.replace("localhost:8002", address)
-    done = subprocess.run(
-        [sys.executable, *shlex.split(command)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return readmes.run(f"python {command}")
 
 
 def serve_own(serve: Serve, name: str, *more: str) -> RunningHost:

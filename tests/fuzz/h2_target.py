@@ -27,6 +27,7 @@ from host.frontends.h2 import frames
 from host.frontends.h2.connection import Connection
 from host.frontends.h2.limits import Limits
 from host.frontends.h2.route import Router
+from tests.memory_transport import MemoryTransport
 
 LIMITS = Limits(
     max_message=4096,
@@ -100,37 +101,6 @@ _BLOCKS = [_request(path) for path in _PATHS] + [
 ]
 
 
-class _Sink(asyncio.Transport):
-    """Where the connection writes to: it takes all, or says now and then that it has enough."""
-
-    def __init__(self) -> None:
-        super().__init__({"socket": -1})
-        self.data = bytearray()
-        self.closed = False
-
-    def write(self, data: Any) -> None:
-        assert not self.closed, "written after the end"
-        self.data += data
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.closed = True
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is room for all."""
-
-
 def _frames(program: bytes) -> Iterator[bytes]:
     at = 0
     while at + 4 <= len(program):
@@ -174,7 +144,7 @@ async def _converse(data: bytes) -> None:
     gone: list[Connection] = []
     router = Router(_SERVICES, GrpcOptions(), LIMITS)
     made = Connection(router.route, GrpcOptions(), LIMITS, lambda _: None, gone.append)
-    sink = _Sink()
+    sink = MemoryTransport(socket=-1)
     made.connection_made(sink)
     for number, piece in enumerate(_pieces(data)):
         made.data_received(piece)

@@ -21,6 +21,7 @@ from host.frontends.http.tensors import JsonLimit
 from host.frontends.http_connection import Connection, Patience
 from host.frontends.http_cycle import Message, Receive, Send
 from host.instances.regions import Regions
+from tests.memory_transport import MemoryTransport
 
 MOST = 1 << 16
 _PATIENCE = Patience(header_bytes=4096)
@@ -36,42 +37,6 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(self.format(record))
-
-
-class _Sink(asyncio.Transport):
-    """Where the connection writes to."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
-        self.data = bytearray()
-        self.closing = False
-
-    def write(self, data: Any) -> None:
-        self.data += data
-
-    def close(self) -> None:
-        self.closing = True
-
-    def abort(self) -> None:
-        self.closing = True
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.closing = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        """What comes is cut into small pieces anyway."""
-
-    def resume_reading(self) -> None:
-        """As above."""
 
 
 def decode(body: bytes, begin: int) -> None:
@@ -112,12 +77,12 @@ async def _converse(size: int, data: bytes) -> None:
     connections: set[Any] = set()
     tasks: set[asyncio.Task[None]] = set()
     made = Connection(_app, _PATIENCE, connections, tasks)
-    sink = _Sink()
+    sink = MemoryTransport(peername=("127.0.0.1", 1), sockname=("127.0.0.1", 2))
     made.connection_made(sink)
     for at in range(0, len(data), size):
         made.data_received(data[at : at + size])
-        assert len(made._headers) <= _PATIENCE.header_bytes, "headers without end"
-        if sink.closing:
+        assert len(made._parser._head.headers) <= _PATIENCE.header_bytes, "headers without end"
+        if sink.closed:
             break
         if at < 64 * size:
             await asyncio.sleep(0)

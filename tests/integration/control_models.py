@@ -6,6 +6,7 @@ import json
 import textwrap
 
 from tests.asking import Client
+from tests.waiting import UNTIL
 
 CONFIG = """
     backend: "python"
@@ -21,19 +22,18 @@ JSON = json.dumps(
     }
 )
 
-HEAD = """
+HEAD = f"""
 import json
 import os
-import threading
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-
+{UNTIL}
 def attempt(call):
     function, *arguments = json.loads(call)
     if len(arguments) > 2:
-        arguments[2] = {path: text.encode() for path, text in arguments[2].items()}
+        arguments[2] = {{path: text.encode() for path, text in arguments[2].items()}}
     try:
         return repr(getattr(pb_utils, function)(*arguments))
     except pb_utils.TritonModelException as error:
@@ -72,8 +72,7 @@ class TritonPythonModel:
 
     def wait(self, path):
         print("waiting", flush=True)
-        while not os.path.exists(path):
-            threading.Event().wait(0.01)
+        until(lambda: os.path.exists(path), path)
         return "waited"
 """
 )

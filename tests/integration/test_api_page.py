@@ -366,6 +366,13 @@ class Page:
                 return
         pytest.fail(f"no button is called {name}")
 
+    def send(self, status: str, **values: str) -> None:
+        """Fill in a form and send it; return once the status is of this pattern."""
+        for label, value in values.items():
+            self.fill(label, value)
+        self.press("Send")
+        self.wait_for("#status", status)
+
     def outputs(self) -> list[list[str]]:
         """The cells of the table of the answer."""
         rows = self.browser.find_elements(By.CSS_SELECTOR, "#outputs tbody tr")
@@ -401,9 +408,7 @@ def test_what_the_server_says_is_text(host: RunningHost, browser: webdriver.Chro
 def test_a_form_sends_what_is_entered(host: RunningHost, browser: webdriver.Chrome) -> None:
     page = Page(browser, host, "#add_sub/1")
     page.wait_for("h2", "add_sub")
-    page.fill("INPUT0", "[[1, 2, 3, 4]]")
-    page.press("Send")
-    page.wait_for("#status", r"^200 OK · [0-9.]+ ms")
+    page.send(r"^200 OK · [0-9.]+ ms", INPUT0="[[1, 2, 3, 4]]")
     assert page.outputs() == [
         ["SUM", "FP32", "[1, 4]", "[[2, 3, 4, 5]]"],
         ["DIFFERENCE", "FP32", "[1, 4]", "[[0, 1, 2, 3]]"],
@@ -415,9 +420,7 @@ def test_a_refusal_is_shown_as_the_server_words_it(
 ) -> None:
     page = Page(browser, host, "#add_sub/1")
     page.wait_for("h2", "add_sub")
-    page.fill("INPUT0", "[[1, 2, 3]]")
-    page.press("Send")
-    page.wait_for("#status", "^400 Bad Request")
+    page.send("^400 Bad Request", INPUT0="[[1, 2, 3]]")
     assert "unexpected shape for input 'INPUT0'" in page.wait_for("#error", "INPUT0")
     page.fill("INPUT0", "[[1, 2")
     page.press("Send")
@@ -435,10 +438,7 @@ def test_every_kind_of_value_is_shown_as_it_is(
         "FP64": "[0.12345678901234568, NaN]",
         "STRING": '["ü <b>", ""]',
     }
-    for name, value in entered.items():
-        page.fill(f"{name}_IN", value)
-    page.press("Send")
-    page.wait_for("#status", "^200 OK")
+    page.send("^200 OK", **{f"{name}_IN": value for name, value in entered.items()})
     shown = {name.removesuffix("_OUT"): data for name, _, _, data in page.outputs()}
     assert shown == {**entered, "FP16": "[0.0999755859375, -Infinity]"}
 
@@ -448,10 +448,7 @@ def test_tensors_without_a_json_form_travel_as_bytes(
 ) -> None:
     page = Page(browser, host, "#half/1")
     page.wait_for("h2", "half")
-    page.fill("X", "[0.5, 65504]")
-    page.fill("B", "[1.01, -3]")
-    page.press("Send")
-    page.wait_for("#status", "^200 OK")
+    page.send("^200 OK", X="[0.5, 65504]", B="[1.01, -3]")
     assert page.outputs() == [
         ["X", "FP16", "[2]", "[0.5, 65504]"],
         ["B", "BF16", "[2]", "[1.0078125, -3]"],
@@ -464,8 +461,7 @@ def test_the_curl_command_asks_the_same(
 ) -> None:
     page = Page(browser, host, place)
     command = page.wait_for("#curl", "^(curl|{ printf)")
-    page.press("Send")
-    page.wait_for("#status", "^200 OK")
+    page.send("^200 OK")
     done = subprocess.run(["sh", "-c", command], capture_output=True, check=True, timeout=DEADLINE)
     head = browser.find_element(By.ID, "text").get_property("textContent")
     assert isinstance(head, str)
@@ -478,9 +474,7 @@ def test_responses_of_a_decoupled_model_are_listed(
 ) -> None:
     page = Page(browser, host, "#words/1")
     page.wait_for("h2", "words")
-    page.fill("TEXT", '["to be or"]')
-    page.press("Send")
-    page.wait_for("#status", "· 3 responses$")
+    page.send("· 3 responses$", TEXT='["to be or"]')
     assert page.outputs() == [
         ["1", "WORD", "BYTES", '["to"]'],
         ["2", "WORD", "BYTES", '["be"]'],
@@ -491,14 +485,10 @@ def test_responses_of_a_decoupled_model_are_listed(
 def test_a_stream_can_be_stopped(host: RunningHost, browser: webdriver.Chrome) -> None:
     page = Page(browser, host, "#words/1")
     page.wait_for("h2", "words")
-    page.fill("TEXT", '["for ever"]')
-    page.press("Send")
-    page.wait_for("#status", r"· \d+ responses$")
+    page.send(r"· \d+ responses$", TEXT='["for ever"]')
     page.press("Stop")
     page.wait_for("#error", r"^Stopped\.$")
-    page.fill("TEXT", '["or not"]')  # the model is free again
-    page.press("Send")
-    page.wait_for("#status", "· 2 responses$")
+    page.send("· 2 responses$", TEXT='["or not"]')  # the model is free again
     assert page.outputs()[1] == ["2", "WORD", "BYTES", '["not"]']
 
 
@@ -508,8 +498,7 @@ def test_examples_of_the_page_are_answered(
 ) -> None:
     page = Page(browser, host, place)
     page.wait_for("h2", place[1:-2])
-    page.press("Send")
-    page.wait_for("#status", "^200 OK")
+    page.send("^200 OK")
     assert page.outputs()
 
 
@@ -542,6 +531,5 @@ def test_the_page_asks_for_keys(restricted: RunningHost, browser: webdriver.Chro
     page.fill("infer-key", "another one")
     page.press("Use")
     page.wait_for("#curl", "infer-key: another one")
-    page.press("Send")
-    page.wait_for("#status", "^200 OK")
+    page.send("^200 OK")
     assert page.outputs()[0] == ["SUM", "FP32", "[1, 4]", "[[2, 3, 4, 5]]"]

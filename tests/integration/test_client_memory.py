@@ -295,10 +295,8 @@ def test_a_region_in_use_goes_with_its_last_user(host: RunningHost, client: Clie
     memory = Memory(client)
     try:
         text = b"""
-            import time
             pb_utils.Logger.log_info("the region is in use")
-            while not request.is_cancelled():
-                time.sleep(0.01)
+            until(request.is_cancelled, "the request to be cancelled")
             """
         given = tensor("COMMAND", np.array([text], dtype=np.object_))
         wanted = grpcclient.InferRequestedOutput("ANSWER")

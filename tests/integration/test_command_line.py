@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import tritonclient.grpc as grpcclient
 
 from tests.asking import command, failure, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
+from tests.waiting import UNTIL
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,20 +84,19 @@ def test_a_signal_finishes_what_runs_and_finalizes_the_models(
 ) -> None:
     go = f"{tmp_path}/go"
     source = f"""
-    import os, time
+    import os
     import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
         def execute(self, requests):
             print("waiting")
-            while not os.path.exists({go!r}):
-                time.sleep(0.01)
+            until(lambda: os.path.exists({go!r}), "the word to go on")
             return [pb_utils.InferenceResponse([]) for _ in requests]
 
         def finalize(self):
             print("finalized")
     """
-    repository.add("waits", source)
+    repository.add("waits", UNTIL + dedent(source))
     host = serve(repository).wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.infer, "waits", [])
@@ -116,13 +117,12 @@ def test_a_signal_during_loading_ends_the_start(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     source = """
-    import time
+    import threading
 
     class TritonPythonModel:
         def initialize(self, args):
             print("loading for ever")
-            while True:
-                time.sleep(1)
+            threading.Event().wait()
     """
     repository.add("slow", source)
     host = serve(repository)

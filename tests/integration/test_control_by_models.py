@@ -100,8 +100,7 @@ def test_a_load_outlives_the_model_that_asked_for_it(
     go = tmp_path / "go"
     body = f"""
         print("initializing", flush=True)
-        while not os.path.exists({str(go)!r}):
-            threading.Event().wait(0.01)
+        until(lambda: os.path.exists({str(go)!r}), "the word to go on")
     """
     repository.add("slow", starting(body), BLANK)
     with host.client() as client, host.client() as other:
@@ -164,8 +163,7 @@ def test_initialize_may_wait_for_a_load_that_a_client_has_begun(
     go = tmp_path / "go"
     body = f"""
         print("initializing", flush=True)
-        while not os.path.exists({str(go)!r}):
-            threading.Event().wait(0.01)
+        until(lambda: os.path.exists({str(go)!r}), "the word to go on")
         print("told:", attempt('["load_model", "x"]'))
     """
     repository.add("a", starting(body), BLANK)

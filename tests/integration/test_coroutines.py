@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, Stream, command, failure
+from tests.asking import Client, Stream, command, failure, submit
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.waiting import UNTIL
 
 CONFIG = """
 backend: "python"
@@ -22,11 +23,11 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 SERIAL = 'parameters { key: "ASYNC_EXECUTE_CONCURRENCY" value: { string_value: "1" } }'
 THREE = SERIAL.replace('"1"', '"3"')
 
-MEETING = """
+MEETING = f"""
 import asyncio
 import numpy as np
 import triton_python_backend_utils as pb_utils
-
+{UNTIL}
 def answer(text):
     array = np.array([text.encode()], dtype=np.object_)
     return pb_utils.InferenceResponse([pb_utils.Tensor("ANSWER", array)])
@@ -80,8 +81,7 @@ class TritonPythonModel:
 
     async def cancelled(self, _, request):
         pb_utils.Logger.log_info("waits to be cancelled")
-        while not request.is_cancelled():
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(until, request.is_cancelled, "the request to be cancelled")
         pb_utils.Logger.log_info("was cancelled")
         return "cancelled"
 """
@@ -92,7 +92,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    '''Negative waits are wrong; requests with shorter ones end first.'''
+    '''Each request ends after as many others as it says; fewer than none are wrong.'''
+
+    def initialize(self, args):
+        self.ended = 0
+        self.changed = None
 
     async def execute(self, requests):
         await asyncio.gather(*map(self.answer, requests))
@@ -101,11 +105,15 @@ class TritonPythonModel:
     async def answer(self, request):
         sender = request.get_response_sender()
         text = pb_utils.get_input_tensor_by_name(request, "COMMAND").as_numpy()[0].decode()
-        turns = int(text)
-        if turns < 0:
-            raise ValueError("turns cannot be negative" if turns == -1 else "file \\udcff")
-        for _ in range(turns):
-            await asyncio.sleep(0.001)
+        others = int(text)
+        if others < 0:
+            raise ValueError("others cannot be negative" if others == -1 else "file \\udcff")
+        self.changed = self.changed or asyncio.Condition()
+        before = self.ended
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.ended - before >= others)
+            self.ended += 1
+            self.changed.notify_all()
         array = np.array([text.encode()], dtype=np.object_)
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("ANSWER", array)]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -168,8 +176,9 @@ def test_a_coroutine_that_exits_is_answered_and_the_loop_goes_on(
 
 
 def test_a_coroutine_notices_that_its_client_has_gone(host: RunningHost, client: Client) -> None:
-    with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
-        command(client, "cancelled", "meeting", client_timeout=0.5)
+    call = submit(client, "cancelled", "meeting")
+    host.wait_for("waits to be cancelled")
+    call.cancel()
     host.wait_for("was cancelled")
 
 
@@ -188,22 +197,22 @@ def test_requests_of_a_decoupled_model_overlap_and_short_ones_end_first(
     host: RunningHost,
 ) -> None:
     with Stream(host) as stream:
-        for turns in (400, 200, 1):
-            stream.send(str(turns), model="streaming")
+        for others in (2, 1, 0):
+            stream.send(str(others), model="streaming")
         answers = [stream.next().as_numpy("ANSWER")[0] for _ in range(3)]
-    assert answers == [b"1", b"200", b"400"]
+    assert answers == [b"0", b"1", b"2"]
 
 
 def test_an_exception_of_a_decoupled_coroutine_is_logged_and_answered(host: RunningHost) -> None:
     """Triton only logs it, and its client waits for ever."""
     with Stream(host) as stream:
         stream.send("-1", model="streaming")
-        with pytest.raises(InferenceServerException, match="turns cannot be negative"):
+        with pytest.raises(InferenceServerException, match="others cannot be negative"):
             stream.next()
-        stream.send("1", model="streaming")
-        assert stream.next().as_numpy("ANSWER") == np.array([b"1"], dtype=np.object_)
+        stream.send("0", model="streaming")
+        assert stream.next().as_numpy("ANSWER") == np.array([b"0"], dtype=np.object_)
     host.wait_for("Traceback")
-    host.wait_for("ValueError: turns cannot be negative")
+    host.wait_for("ValueError: others cannot be negative")
 
 
 def test_an_exception_that_is_no_valid_text_is_answered(host: RunningHost) -> None:

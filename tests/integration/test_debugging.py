@@ -350,6 +350,12 @@ def test_the_environment_that_a_model_names_is_where_it_runs(
     assert f"Path {environment}/bin/activate does not exist." in done.stderr
 
 
+def test_an_environment_without_a_name_is_none(repository: RepositoryBuilder) -> None:
+    config = CONFIG + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "" } }'
+    done = run(repository.add("m", SCALE.replace("HERE", "pass"), config), "--input", "X=1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_many_executions_are_timed_and_profiled(scale: Path, tmp_path: Path) -> None:
     profile = tmp_path / "scale.prof"
     done = run(scale, "--input", "X=random", "--count", "7", "--profile", profile)

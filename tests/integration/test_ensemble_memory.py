@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,10 @@ import pytest
 
 import host
 from host.inference import Call, InferRequest, Tensor
-from tests.conftest import DEADLINE, RepositoryBuilder
+from tests.conftest import RepositoryBuilder
 from tests.integration.ensemble_models import add_ensemble, add_member
 from tests.integration.test_inprocess import options
+from tests.waiting import eventually
 
 MEGABYTE = 1 << 20
 BIG = 16 * MEGABYTE
@@ -24,14 +24,6 @@ Path("{folder}/holding").touch()
 wait_for("{folder}/go")
 return {{"A": x[:1]}}
 """
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """As `wait_until`, on a loop that goes on."""
-    end = asyncio.get_running_loop().time() + DEADLINE
-    while not condition():
-        assert asyncio.get_running_loop().time() < end, f"waited in vain for {what}"
-        await asyncio.sleep(0.02)
 
 
 def request(model: str, array: np.ndarray, *outputs: str) -> InferRequest:  # type: ignore[type-arg]
@@ -71,13 +63,15 @@ def test_a_tensor_goes_when_the_last_step_that_takes_it_has_ended(
             assert server._pool is not None
             taken = server._pool.arenas.taken
             call: Call = server.core.infer(request("line", np.ones(1, np.float32)))
-            await until((folder / "holding").exists, "the third step")
-            await until(lambda: BIG <= taken()[1] < 2 * BIG, f"one tensor to be left: {taken()}")
+            await eventually((folder / "holding").exists, "the third step")
+            await eventually(
+                lambda: BIG <= taken()[1] < 2 * BIG, f"one tensor to be left: {taken()}"
+            )
             assert taken()[0] < MEGABYTE
             (folder / "go").touch()
             response = await call
             assert np.frombuffer(response.outputs[0].data, np.float32).tolist() == [2]
-            await until(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
+            await eventually(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
 
     asyncio.run(main())
 
@@ -92,15 +86,15 @@ def test_what_two_steps_take_is_put_into_shared_memory_once(
             assert server._pool is not None
             taken = server._pool.arenas.taken
             call = server.core.infer(request("fork", np.ones(4 * MEGABYTE, np.float32)))
-            await until((folder / "holding").exists, "the slower step")
+            await eventually((folder / "holding").exists, "the slower step")
             assert BIG <= taken()[0] < 2 * BIG
             (folder / "go").touch()
             response = await call
             assert [output.name for output in response.outputs] == ["O", "P"]
             assert np.frombuffer(response.outputs[1].data, np.float32)[-1] == 2
-            await until(lambda: taken()[0] < MEGABYTE, f"the input to be gone: {taken()}")
+            await eventually(lambda: taken()[0] < MEGABYTE, f"the input to be gone: {taken()}")
             del response
-            await until(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
+            await eventually(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
 
     asyncio.run(main())
 
@@ -124,10 +118,10 @@ def test_a_cancelled_request_leaves_nothing(repository: RepositoryBuilder, folde
             assert server._pool is not None
             taken = server._pool.arenas.taken
             call = server.core.infer(request("line", np.ones(1, np.float32)))
-            await until((folder / "holding").exists, "the third step")
+            await eventually((folder / "holding").exists, "the third step")
             call.cancel()
             (folder / "go").touch()
-            await until(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
+            await eventually(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
             failed = server.core.statistics("line", "")[0].inference_stats.fail
             assert failed.count == 1
 

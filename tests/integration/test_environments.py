@@ -354,7 +354,7 @@ def test_a_python_that_is_too_old_is_told(refusals: Refusals, tmp_path: Path, ve
 
 @pytest.mark.parametrize(
     "body",
-    ["import time\ntime.sleep(600)", "import os, time\nif os.fork():\n    time.sleep(600)"],
+    ["import signal\nsignal.pause()", "import os, signal\nif os.fork():\n    signal.pause()"],
     ids=["alone", "with a child"],
 )
 def test_a_step_that_takes_too_long_is_ended(
@@ -378,7 +378,7 @@ def test_a_stop_while_an_environment_is_prepared_ends_that_too(
     env = own_venv(tmp_path / "env")
     begun = tmp_path / "begun"
     (site_packages(env) / "sitecustomize.py").write_text(
-        f"import os, time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(600)"
+        f"import signal\nopen({str(begun)!r}, 'w').close()\nsignal.pause()"
     )
     repository.add("m", EVALUATES, config(EXECUTION_ENV_PATH=str(pack(env, tmp_path / "e.tar"))))
     host = serve(repository)

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import host
-from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, wait_until
+from tests.conftest import ROOT, RepositoryBuilder, wait_until
 from tests.integration.control_models import CONFIG, JSON, model, starting
 from tests.integration.test_inprocess import options
+from tests.waiting import eventually
 
 SCRIPT = """
 import sys, threading
@@ -120,10 +121,12 @@ def test_disks_are_not_read_on_the_loop(repository: RepositoryBuilder) -> None:
         polling = options(repository, model_control_mode="poll", repository_poll_secs=1)
         async with host.Server(polling) as server:
             await asyncio.to_thread(repository.add, "y", model(), CONFIG)
-            end = asyncio.get_running_loop().time() + DEADLINE
-            while "y" not in {e.name for e in await server.core.repository_index(True)}:
-                assert asyncio.get_running_loop().time() < end, "the new model was not found"
-                await asyncio.sleep(0.05)
+            lifecycle = server._lifecycle
+            assert lifecycle is not None
+            await eventually(
+                lambda: "y" in {each.name for each in lifecycle.models()}, "the new model"
+            )
+            assert {entry.name for entry in await server.core.repository_index(True)} == {"x", "y"}
         return threading.get_ident()
 
     sys.addaudithook(watch)  # for good, so it is made deaf afterwards

@@ -346,10 +346,9 @@ def test_a_decoupled_model_needs_generate(client: Client) -> None:
 def test_a_client_that_hangs_up_cancels_its_request(host: RunningHost, tmp_path: Path) -> None:
     reached, seen = tmp_path / "reached", tmp_path / "seen"
     source = f"""
-import pathlib, threading
+import pathlib
 pathlib.Path({str(reached)!r}).touch()
-while not request.is_cancelled():
-    threading.Event().wait(0.01)
+until(request.is_cancelled, "the request to be cancelled")
 pathlib.Path({str(seen)!r}).touch()
 """
     body = {"inputs": [{"name": "COMMAND", "datatype": "BYTES", "shape": [1], "data": [source]}]}

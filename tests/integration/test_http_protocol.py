@@ -546,7 +546,7 @@ INFERRED: dict[str, tuple[str, int, str]] = {
         error("Unable to parse 'sequence_id': attempt to access JSON non-string as string"),
     ),
     "a long sequence": (
-        with_parameters(f'{{"sequence_id":"{"a" * 129}"}}'),
+        with_parameters(f'{{"sequence_id":"a{"é" * 64}"}}'),
         501,
         error("string correlation ID cannot be longer than 128 characters"),
     ),

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -19,6 +19,7 @@ import host
 from host.instances.instance import Instance
 from host.instances.supervisor import LaneState
 from tests.conftest import MODELS, RepositoryBuilder
+from tests.waiting import eventually
 
 ROUNDS = int(os.environ.get("PBHOST_KILL_ROUNDS", "24"))
 SEED = int(os.environ.get("PBHOST_KILL_SEED", "1"))
@@ -27,20 +28,6 @@ CALL_SECONDS = 60.0
 
 SIZES = (1, 100, 4000, 30_000, 400_000)  # elements: inline, in a block, too long for a ring
 TWO_LANES = "instance_group [ { count: 2, kind: KIND_CPU } ]"
-
-
-async def eventually(
-    condition: Callable[[], bool],
-    what: str,
-    seconds: float = 60.0,
-    state: Callable[[], object] = lambda: "",
-) -> None:
-    """Return once the condition holds; fail with `what` and the state when the time is over."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while not condition():
-        assert loop.time() < end, f"waited {seconds} s in vain for {what} {state()}"
-        await asyncio.sleep(0.01)
 
 
 class Log(logging.Handler):

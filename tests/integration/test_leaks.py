@@ -19,7 +19,8 @@ import pytest
 
 import host
 from tests.conftest import RepositoryBuilder
-from tests.integration.test_kills import Bench, eventually, run, serving
+from tests.integration.test_kills import Bench, run, serving
+from tests.waiting import eventually
 
 REQUESTS = int(os.environ.get("PBHOST_LEAK_REQUESTS", "2000"))
 MIB = 1 << 20

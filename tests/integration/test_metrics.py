@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 import host as host_package
 from tests.asking import Client, Stream, command, failure, script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.waiting import UNTIL
 
 
 def scrape(host: RunningHost, accept: str = "") -> str:
@@ -383,10 +384,9 @@ def test_a_call_that_is_broken_off_counts_as_cancelled(host: RunningHost) -> Non
 
 
 WAIT_FOR_FILE = """
-import os, time
+import os
 open({path!r} + ".reached", "w").close()
-while not os.path.exists({path!r}):
-    time.sleep(0.01)
+until(lambda: os.path.exists({path!r}), "the gate to be opened")
 """
 
 
@@ -451,12 +451,11 @@ def test_a_scrape_takes_in_what_stubs_have_said_before_anything_else_does(
     repository.copy("script")
     started, go, done = (tmp_path / name for name in ("started", "go", "done"))
     source = f"""
-        import pathlib, time
+        import pathlib
         self.family = pb_utils.MetricFamily("said", "", pb_utils.MetricFamily.COUNTER)
         metric = self.family.Metric()
         pathlib.Path({str(started)!r}).touch()
-        while not pathlib.Path({str(go)!r}).exists():
-            time.sleep(0.01)
+        until(pathlib.Path({str(go)!r}).exists, "the word to go on")
         metric.increment(1)
         pathlib.Path({str(done)!r}).touch()
     """
@@ -490,18 +489,17 @@ max_batch_size: 4
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
-GATED = """
+GATED = f"""
 import os
-import time
 
+{UNTIL}
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
         pb_utils.Logger.log_info("gated runs")
-        while os.path.exists(os.environ["GATE"]):
-            time.sleep(0.01)
+        until(lambda: not os.path.exists(os.environ["GATE"]), "the gate to be opened")
         return [
             pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())])
             for r in requests

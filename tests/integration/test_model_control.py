@@ -309,8 +309,7 @@ def test_an_unload_outdates_the_load_that_is_under_way(
     go = tmp_path / "go"
     body = f"""
         print("initializing", flush=True)
-        while not os.path.exists({str(go)!r}):
-            threading.Event().wait(0.01)
+        until(lambda: os.path.exists({str(go)!r}), "the word to go on")
     """
     repository.add("slow", starting(body), "backend: 'python'")
     with host.client() as client, host.client() as other:
@@ -422,9 +421,10 @@ def test_as_many_models_load_at_a_time_as_there_are_threads(
         folder = {str(tmp_path)!r}
         mark = os.path.join(folder, "loading-" + args["model_name"])
         open(mark, "w").close()
-        while sum(name.startswith("loading-") for name in os.listdir(folder)) < {threads}:
-            threading.Event().wait(0.01)
-        print("together:", sum(name.startswith("loading-") for name in os.listdir(folder)))
+        def loading():
+            return sum(name.startswith("loading-") for name in os.listdir(folder))
+        until(lambda: loading() >= {threads}, "the others")
+        print("together:", loading())
         if {threads} == 1:
             os.remove(mark)
     """

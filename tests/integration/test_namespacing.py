@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RepositoryBuilder, RunningHost, Serve
+from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import add_ensemble, add_member
 
 AMBIGUOUS = (
@@ -165,3 +166,60 @@ def test_steps_that_could_mean_several_are_refused(
             " available or ambiguous: twin\n"
         ),
     )
+
+
+# Poll mode
+
+
+def test_what_changes_in_one_repository_leaves_the_other_ones_alone(
+    tmp_path: Path, serve: Serve
+) -> None:
+    first, second = (RepositoryBuilder(tmp_path / name) for name in ("first", "second"))
+    for number, repository in enumerate((first, second), 1):
+        repository.path.mkdir()
+        member(repository, "twin", number)
+        add_ensemble(repository, f"of_twin_{number}", "I", "O", STEP)
+    host = serve(
+        first,
+        f"--model-repository={second.path}",
+        "--model-namespacing=true",
+        "--model-control-mode=poll",
+        "--repository-poll-secs=1",
+    ).wait_started()
+
+    def answers(*expected: Any) -> bool:
+        return [add(host, f"of_twin_{number}") for number in (1, 2)] == list(expected)
+
+    def ready(name: str) -> int:
+        return states(host).count((name, "READY"))
+
+    assert answers(1, 2)
+    pids = {stub.pid for stub in host.stubs()}
+    member(first, "twin", 5)
+    wait_until(lambda: answers(5, 2), "the change in the first repository")
+    wait_until(lambda: len(host.stubs()) == 2, "the end of the one before")
+    assert len(pids & {stub.pid for stub in host.stubs()}) == 1, "the other twin is as it was"
+
+    member(first, "new", 7)
+    wait_until(lambda: ready("new") == 1, "the new model")
+    assert add(host, "new", "X") == 7
+    member(second, "new", 8)
+    wait_until(lambda: ready("new") == 2, "the one of the same name in the other repository")
+    assert add(host, "new", "X")[0] == 400
+    assert answers(5, 2)
+
+    broken = first.path / "new" / "1" / "model.py"
+    broken.write_text("raise ValueError('no good')")
+    host.wait_for(f"failed to load '{first.path}::new' version 1|failed to load 'new' version 1")
+    assert ready("new") == 2, "the one that was there serves on"
+
+    shutil.rmtree(first.path / "new")
+    wait_until(lambda: add(host, "new", "X") == 8, "the name to mean one model again")
+
+    # The neighbour's twin goes: the ensemble beside it takes the only one that is left.
+    shutil.rmtree(first.path / "twin")
+    wait_until(lambda: add(host, "twin", "X") == 2, "the name to mean the other one")
+    wait_until(lambda: answers(2, 2), "its ensemble to take the other one")
+    member(first, "twin", 9)
+    wait_until(lambda: answers(9, 2), "the first twin to come back, to its neighbour")
+    assert add(host, "twin", "X") == (400, AMBIGUOUS)

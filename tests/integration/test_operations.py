@@ -24,17 +24,17 @@ from host.options import parse
 from tests.asking import command, failure, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.http2 import ACK, ENHANCE_YOUR_CALM, GOAWAY, NO_ERROR, PING, Wire
+from tests.waiting import UNTIL
 
 WAITS = """
-import os, time
+import os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
         print("waiting", flush=True)
-        while not os.path.exists({go!r}):
-            time.sleep(0.01)
+        until(lambda: os.path.exists({go!r}), "the gate to be opened")
         return [pb_utils.InferenceResponse([]) for _ in requests]
 """
 
@@ -48,7 +48,7 @@ class Gate:
     @property
     def model(self) -> str:
         """Source of the model."""
-        return WAITS.format(go=str(self.path))
+        return UNTIL + WAITS.format(go=str(self.path))
 
     def open(self) -> None:
         """Let them through."""
@@ -389,14 +389,13 @@ def test_a_repository_may_have_other_configurations_for_other_machines(
 
 
 SLOW_START = """
-import os, time
+import os
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
         print("initializing", flush=True)
-        while os.path.exists({hold!r}):
-            time.sleep(0.01)
+        until(lambda: not os.path.exists({hold!r}), "the hold to end")
 
     def execute(self, requests):
         return [pb_utils.InferenceResponse([]) for _ in requests]
@@ -408,7 +407,7 @@ class Hold:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.model = SLOW_START.format(hold=str(path))
+        self.model = UNTIL + SLOW_START.format(hold=str(path))
 
     def __enter__(self) -> Hold:
         self._path.touch()

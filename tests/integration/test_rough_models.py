@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from textwrap import dedent
 
+import grpc
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 import host
 from tests.asking import failure, tensor
 from tests.conftest import RepositoryBuilder, Serve, wait_until
+from tests.waiting import UNTIL
 
 TWO_INPUTS = """
 import triton_python_backend_utils as pb_utils
@@ -123,7 +129,7 @@ def test_a_model_may_fork_log_in_the_child_and_end_what_it_started(
             child.start()
             child.join()
             assert child.exitcode == 0, child.exitcode
-            sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            sleeper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
             sleeper.terminate()
             assert sleeper.wait(30) == -15
             return [pb_utils.InferenceResponse([]) for _ in requests]
@@ -164,24 +170,33 @@ def test_an_instance_that_dies_while_another_one_loads_is_replaced(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     source = """
-    import os, signal, threading, time
+    import os, signal
     import triton_python_backend_utils as pb_utils
+
+    FIRST, SECOND = __file__ + ".first", __file__ + ".second"
+
+    def die():
+        until(lambda: os.path.exists(SECOND), "the second instance to load")
+        os.kill(os.getpid(), signal.SIGKILL)
 
     class TritonPythonModel:
         def initialize(self, args):
-            first = not os.path.exists(__file__ + ".died")
-            if args["model_instance_name"].endswith("_0"):
-                if first:
-                    open(__file__ + ".died", "w").close()
-                    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            else:
-                time.sleep(1.5)
+            if args["model_instance_name"].endswith("_1"):
+                with open(FIRST) as file:
+                    first = file.read()
+                open(SECOND, "w").close()
+                until(lambda: not os.path.exists("/proc/" + first), "the first instance's end")
+            elif not os.path.exists(FIRST):
+                with open(FIRST, "w") as file:
+                    file.write(str(os.getpid()))
+                threading.Thread(target=die).start()
 
         def execute(self, requests):
             return [pb_utils.InferenceResponse([]) for _ in requests]
     """
-    repository.add("pair", source, "backend: 'python' instance_group [ { count: 2 } ]")
-    running = serve(repository).wait_started()
+    config = "backend: 'python' instance_group [ { count: 2 } ]"
+    repository.add("pair", UNTIL + dedent(source), config)
+    running = serve(repository, env={"TRITON_PARALLEL_INSTANCE_LOADING": "0"}).wait_started()
     running.wait_for("restarted")
     with running.client() as client:
         for _ in range(6):
@@ -191,24 +206,30 @@ def test_an_instance_that_dies_while_another_one_loads_is_replaced(
 
 
 def test_a_client_that_gives_up_a_load_does_not_stop_it(
-    repository: RepositoryBuilder, serve: Serve
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
-    source = """
-    import time
+    go = tmp_path / "go"
+    source = f"""
+    import os
     import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
         def initialize(self, args):
-            time.sleep(1.5)
+            print("initializing", flush=True)
+            until(lambda: os.path.exists({str(go)!r}), "the word to go on")
 
         def execute(self, requests):
             return [pb_utils.InferenceResponse([]) for _ in requests]
     """
-    repository.add("slow", source)
+    repository.add("slow", UNTIL + dedent(source))
     running = serve(repository, "--model-control-mode=explicit").wait_started()
-    with running.client() as client:
-        status, _ = failure(client.load_model, "slow", client_timeout=0.3)
-        assert status == "StatusCode.DEADLINE_EXCEEDED"
+    with running.client() as client, grpc.insecure_channel(running.url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        load = stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name="slow"))
+        running.wait_for("initializing")
+        assert load.cancel()
+        stub.ServerLive(pb.ServerLiveRequest())  # behind which the host has read of it
+        go.touch()
         wait_until(client.is_server_ready, "the load to end")
         client.infer("slow", [])
 

@@ -22,12 +22,12 @@ from tests.asking import command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 WAIT = """
-import os, threading
+import os
 open({begun!r}, "w").close()
-pause = threading.Event()
-while not os.path.exists({go!r}):
+def gone():
     {meanwhile}
-    pause.wait(0.005)
+    return os.path.exists({go!r})
+until(gone, "the word to go on")
 return os.getpid()
 """
 
@@ -157,7 +157,7 @@ def test_a_circle_is_noticed_with_a_request_sent_ahead(
     meanwhile = f"""if os.path.exists({str(asked)!r}):
         response = ask('script', command('return 1')).exec()
         open({str(text)!r}, 'w').write(response.error().message())
-        break"""
+        return True"""
     with ThreadPoolExecutor(3) as pool:
         busy = Busy(host, tmp_path, pool, meanwhile)
         other = busy.ask("return 3")

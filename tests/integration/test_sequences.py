@@ -527,6 +527,8 @@ def test_requests_can_be_run_again(client: grpcclient.InferenceServerClient, mod
     assert (
         "must specify the START flag" in failure(client.infer, model, count_of(1), sequence_id=5)[1]
     )
+    (counts,) = client.get_inference_statistics(model).model_stats
+    assert counts.inference_stats.fail.count == 0, "that slots are given up is no failure"
 
 
 def test_requests_with_an_end_cannot_be_run_again(

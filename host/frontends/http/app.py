@@ -26,7 +26,7 @@ from host.frontends.http.routes import Route, find_route
 from host.frontends.http.settings import Settings, SettingsCore
 from host.frontends.http.shared_memory import SharedMemory
 from host.frontends.http.tensors import JsonLimit
-from host.frontends.http_cycle import Message
+from host.frontends.http_cycle import Message, Receive, Send
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.metrics.family import Family
 
@@ -85,12 +85,7 @@ class HttpApp:
         """Inference requests that are not answered yet."""
         return self._open.count
 
-    async def __call__(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request; an ASGI 3 application."""
         exchange = Exchange(scope, receive, send)
         try:

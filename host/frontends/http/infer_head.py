@@ -12,7 +12,7 @@ from host.frontends.http import json_text as json
 from host.frontends.http.tensors import JsonLimit, read_tensor
 from host.inference import Parameter
 
-MAX_CORRELATION_ID_LENGTH = 128  # characters
+MAX_CORRELATION_ID_LENGTH = 128  # bytes of UTF-8
 
 _REMEMBERED = 2048  # JSON parts; one client's requests repeat the same one
 _REMEMBER_UP_TO = 1024  # bytes of a JSON part
@@ -212,7 +212,7 @@ def _correlation_id(value: Any) -> int | str:
     if json.is_unsigned(value):
         return int(value)
     text: str = _parsed("sequence_id", json.as_text, value)
-    if len(text) > MAX_CORRELATION_ID_LENGTH:
+    if len(text.encode(errors="surrogatepass")) > MAX_CORRELATION_ID_LENGTH:
         raise unsupported("string correlation ID cannot be longer than 128 characters")
     return text
 

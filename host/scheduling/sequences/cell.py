@@ -263,9 +263,8 @@ class OldestCell(Cell):
         super().__init__(owner, lane, count, gate)
         self._inner = strategy.batches()
         self._inner.gate = _Inside(gate, lane)
-        self._flying: dict[
-            SequenceCall, int
-        ] = {}  # handed on and not released: the slots they came from
+        self._flying: dict[SequenceCall, int] = {}
+        """What was handed on and is not released, and the slots it came from."""
         self._occupied: set[int] = set()
         self._inner.lane_free(self)
 

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import NoReturn
 
-from host.config.schema import ModelConfig, pb
+from host.config.schema import ConfigPart, ModelConfig, pb
 from host.errors import internal, invalid_argument
 from host.inference import Tensor
 from stub.wire.datatypes import NAMES
@@ -62,7 +62,7 @@ class States:
         return {s.name: Tensor(s.name, s.datatype, s.shape, s.data) for s in self._first}
 
 
-def _growable(entry: ModelConfig, config: ModelConfig) -> str:
+def _growable(entry: ConfigPart, config: ModelConfig) -> str:
     """Why a state cannot have memory that grows, "" if it need not."""
     name = entry.input_name
     if not entry.use_growable_memory:
@@ -81,7 +81,7 @@ def _growable(entry: ModelConfig, config: ModelConfig) -> str:
     return ""
 
 
-def _content(entry: ModelConfig, directory: Path) -> tuple[list[int], bytes]:
+def _content(entry: ConfigPart, directory: Path) -> tuple[list[int], bytes]:
     """Shape and bytes of one batch item. Raises HostError."""
     name = entry.input_name
     count = len(entry.initial_state)
@@ -113,7 +113,7 @@ def _content(entry: ModelConfig, directory: Path) -> tuple[list[int], bytes]:
     return dims, _read(directory, initial.data_file, datatype, size)
 
 
-def _check_dims(entry: ModelConfig, given: list[int]) -> None:
+def _check_dims(entry: ConfigPart, given: list[int]) -> None:
     name, dims = entry.input_name, list(entry.dims)
     if len(given) != len(dims):
         _refuse(

@@ -141,11 +141,6 @@ def _device(torch: Any, model: str, placement: Placement) -> str:
         return ""
     if not placement.on_gpu:
         return "cpu"
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if placement.device >= count:
-        raise ModelFailure(
-            f"model '{model}' cannot be loaded: its instance '{placement.instance}' is to run on"
-            f" GPU {placement.device}, and torch {torch.__version__} sees {count} GPUs; install a"
-            " torch that is built for the machine's CUDA, or configure KIND_CPU"
-        )
+    advice = "install a torch that is built for the machine's CUDA, or configure KIND_CPU"
+    placement.check_gpu(model, torch, advice)
     return f"cuda:{placement.device}"

@@ -76,13 +76,8 @@ def _open(
             f" KIND_{placement.kind}, and TensorRT runs on GPUs alone; configure KIND_GPU, on a"
             " machine that has one"
         )
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if placement.device >= count:
-        raise ModelFailure(
-            f"model '{model}' cannot be loaded: its instance '{placement.instance}' is to run on"
-            f" GPU {placement.device}, and torch {torch.__version__} sees {count} GPUs; TensorRT"
-            " needs one, and a torch that is built for the machine's CUDA"
-        )
+    advice = "TensorRT needs one, and a torch that is built for the machine's CUDA"
+    placement.check_gpu(model, torch, advice)
     from stub.backends.tensorrt import library
 
     torch.cuda.set_device(placement.device)

@@ -527,7 +527,8 @@ def test_backend_settings_are_kept_by_backend() -> None:
         "onnxruntime": {"a": "b=c"},
         "": {"default-max-batch-size": "8"},
     }
-    assert made.python_settings == PythonSettings(shm_default_byte_size=2097152, thread_pool_size=4)
+    python = PythonSettings.of(made.backend_config["python"])
+    assert python == PythonSettings(shm_default_byte_size=2097152, thread_pool_size=4)
     assert made.warnings == [
         "--backend-config: setting 'a' of backend 'onnxruntime' is not used by this version",
     ]
@@ -542,9 +543,10 @@ def test_every_setting_of_the_python_backend() -> None:
         "--backend-config=python,stub-timeout-seconds=1",
         "--backend-config=python,shm_message_queue_size=7",
     )
-    assert made.python_settings == PythonSettings(1048576, 1, "p", 1, 1, 7)
+    python = PythonSettings.of(made.backend_config["python"])
+    assert python == PythonSettings(1048576, 1, "p", 1, 1, 7)
     assert made.warnings == []
-    assert options().python_settings == PythonSettings()
+    assert PythonSettings.of({}) == PythonSettings()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ A script that awaits something runs as a coroutine, which `execute` then is.
 
 import json
 import textwrap
+import threading
 
 import numpy as np
 
@@ -28,6 +29,15 @@ def ask(model, *inputs, outputs=(), **options):
     return pb_utils.InferenceRequest(
         inputs=list(inputs), requested_output_names=list(outputs), model_name=model, **options
     )
+
+
+def until(condition, what):
+    pause = threading.Event()
+    for _ in range(6000):  # a minute
+        if condition():
+            return
+        pause.wait(0.01)
+    raise TimeoutError(f"waited a minute in vain for {what}")
 
 
 def numbers(responses):

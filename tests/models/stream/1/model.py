@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 
@@ -17,6 +16,15 @@ def number(value, size=0):
     if size:
         outputs.append(pb_utils.Tensor("DATA", np.zeros(size, dtype=np.uint8)))
     return pb_utils.InferenceResponse(outputs)
+
+
+def until(condition, what):
+    pause = threading.Event()
+    for _ in range(6000):  # a minute
+        if condition():
+            return
+        pause.wait(0.01)
+    raise TimeoutError(f"waited a minute in vain for {what}")
 
 
 class Answers:
@@ -79,8 +87,7 @@ class Answers:
 
     def cancelled(self, _):
         pb_utils.Logger.log_info("waits to be cancelled")
-        while not self.sender.is_cancelled():
-            time.sleep(0.01)
+        until(self.sender.is_cancelled, "the request to be cancelled")
         pb_utils.Logger.log_info("was cancelled")
 
 

@@ -122,6 +122,20 @@ def test_numbers_are_as_short_as_they_can_be() -> None:
     assert options["buckets"] == [0.1, "Infinity"]
 
 
+def test_whole_numbers_have_no_fraction() -> None:
+    """As in Triton's: a model may compare the text."""
+    config = parse(
+        "sequence_batching { direct {} control_input { name: 's' control "
+        "{ kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 2] } } } model_metrics { "
+        "metric_control { histogram_options { buckets: [-3, -0.0, 1e15, 1e20] } } }",
+        "c",
+    )
+    text = to_json(config)
+    assert '"direct":{"max_queue_delay_microseconds":0,"minimum_slot_utilization":0}' in text
+    assert '"fp32_false_true":[0,2]' in text
+    assert '"buckets":[-3,-0.0,1000000000000000.0,1e+20]' in text
+
+
 def test_json_is_read_in_any_spelling_that_protobuf_allows() -> None:
     config = from_json(
         '{"name":"m","maxBatchSize":"4","input":[{"name":"a","data_type":"type_fp32",'

@@ -141,7 +141,7 @@ command = under_host(sys.executable, sys.argv[1])
 asyncio.run(run(command, seconds=60, heard=heard))
 """
     script = Path(os.environ["TMPDIR"]) / "endless.py"
-    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    script.write_text("import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()")
     error = failure(run([*python(code), script], seconds=DEADLINE))
     assert error.status == -9
     pid = int(error.output[0])

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from host.frontends.http_connection import Patience
-from host.frontends.http_cycle import App, Message
+from host.frontends.http_cycle import App, Message, Receive, Send
 from host.frontends.http_listener import HttpListener
 from tests.conftest import DEADLINE
 
@@ -47,12 +47,7 @@ class Application:
         self.asked = 0
         self.cancelled = asyncio.Event()
 
-    async def __call__(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.asked += 1
         try:
             while (await receive()).get("more_body"):

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.frontends.http_cycle import App, Message
+from host.frontends.http_cycle import App, Message, Receive, Send
 from host.frontends.http_listener import HttpListener
 from host.frontends.metrics_app import MetricsApp
 from host.metrics.family import Family, Kind
@@ -187,12 +187,7 @@ class Slow:
         self.asked = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def __call__(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.asked.set()
         await self.go_on.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})

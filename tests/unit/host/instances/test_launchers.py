@@ -14,6 +14,7 @@ from host.environments.environment import Environment
 from host.environments.sources import Sources
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.process import Launcher
+from host.instances.terminal import TerminalLauncher
 from stub.wire.spawn import Spawn
 
 SPAWN = Spawn(
@@ -59,12 +60,15 @@ async def failure(launcher: Launcher, environment: Environment | None = None) ->
     return caught.value
 
 
-def test_a_process_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [SpawnLauncher, TerminalLauncher])
+def test_a_process_that_cannot_be_watched_is_ended(
+    kind: type[SpawnLauncher] | type[TerminalLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_room(pid: int, flags: int = 0) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "pidfd_open", no_room)
-    assert asyncio.run(failure(SpawnLauncher())).errno == errno.EMFILE
+    assert asyncio.run(failure(kind())).errno == errno.EMFILE
 
 
 @pytest.mark.parametrize("kind", [SpawnLauncher, ForkLauncher])

@@ -10,9 +10,7 @@ from host.config.model_config import LoadedConfig
 from host.config.schema import new_config
 from host.errors import ErrorCode, HostError
 from host.models.backends import Backends
-from stub.wire.messages import (
-    ModelSource,
-)
+from stub.wire.messages import ModelSource
 
 
 @pytest.fixture

@@ -97,6 +97,15 @@ def test_states_begin_with_zeros_of_the_smallest_shape(
     assert (tensor.name, tensor.shape, bytes(tensor.data)) == ("s", [*lead, 1, 3], bytes(12))
 
 
+def test_sizes_that_vary_are_those_of_the_file_that_states_begin_with(tmp_path: Path) -> None:
+    (tmp_path / "initial_state").mkdir()
+    (tmp_path / "initial_state" / "f").write_bytes(b"\1\0\0\0\2\0\0\0")
+    (tensor,) = (
+        states_of(tmp_path, f'initial_state {{ {INITIAL} data_file: "f" }}').fresh().values()
+    )
+    assert (tensor.shape, bytes(tensor.data)) == ([2], b"\1\0\0\0\2\0\0\0")
+
+
 def test_memory_that_grows_needs_a_gpu(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = pb.ModelConfig(name="m")
     state = 'input_name: "s" use_growable_memory: true use_same_buffer_for_input_output: true'

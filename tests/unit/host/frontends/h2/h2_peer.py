@@ -43,6 +43,12 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 T = TypeVar("T")
 
 
+def raw(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame that a library would not write."""
+    length = len(payload)
+    return struct.pack(">HBBBI", length >> 8, length & 255, kind, flags, stream) + payload
+
+
 def grpc_message(data: bytes, flag: int = 0) -> bytes:
     """A message as it is inside of DATA."""
     return struct.pack(">BI", flag, len(data)) + data
@@ -347,3 +353,10 @@ class Peer:
 
     def close(self) -> None:
         self.socket.close()
+
+
+Serve = Callable[..., Server]
+"""The fixture `serve`: a server with these limits."""
+
+Connect = Callable[..., Peer]
+"""The fixture `connect`: a client of a server."""

@@ -5,19 +5,15 @@ from __future__ import annotations
 import base64
 import gzip
 import zlib
-from collections.abc import Callable
 from urllib.parse import unquote
 
 import pytest
-from h2_peer import DEADLINE, Clock, Peer, Server, grpc_message
+from h2_peer import DEADLINE, Clock, Connect, Peer, Serve, Server, grpc_message
 from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.h2.limits import Limits
 from tests.conftest import wait_until
-
-Serve = Callable[..., Server]
-Connect = Callable[..., Peer]
 
 
 def plain(peer: Peer, *fields: tuple[str, str]) -> dict[str, str]:

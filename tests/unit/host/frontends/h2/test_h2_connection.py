@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from h2_peer import DEADLINE, PREFACE, Peer, Server, grpc_message
+from h2_peer import DEADLINE, PREFACE, Connect, Peer, Serve, Server, grpc_message, raw
 from hyperframe.frame import (
     ContinuationFrame,
     DataFrame,
@@ -25,16 +25,8 @@ from host.frontends.h2.frames import ErrorCode
 from host.frontends.h2.limits import Limits
 from tests.conftest import wait_until
 
-Serve = Callable[..., Server]
-Connect = Callable[..., Peer]
 OK = {"grpc-status": "0"}
 LIMITS = Limits()
-
-
-def raw(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """A frame that a library would not write."""
-    length = len(payload)
-    return struct.pack(">HBBBI", length >> 8, length & 255, kind, flags, stream) + payload
 
 
 def test_both_sides_say_their_settings_and_acknowledge(peer: Peer) -> None:

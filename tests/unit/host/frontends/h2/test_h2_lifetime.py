@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from h2_peer import DEADLINE, Clock, Peer, Server, grpc_message
+from h2_peer import DEADLINE, Clock, Connect, Peer, Serve, Server, grpc_message
 from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame
 
 from host.frontends.grpc_methods import GrpcOptions
@@ -13,9 +11,6 @@ from host.frontends.h2.frames import ErrorCode
 from host.frontends.h2.limits import Limits
 from host.frontends.h2.pings import PingPolicy
 from tests.conftest import wait_until
-
-Serve = Callable[..., Server]
-Connect = Callable[..., Peer]
 
 
 def server_ping(peer: Peer) -> PingFrame:

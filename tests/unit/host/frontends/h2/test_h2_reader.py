@@ -21,6 +21,7 @@ from host.frontends.h2.frames import ConnectionFault, ErrorCode
 from host.frontends.h2.limits import Limits
 from host.frontends.h2.reader import FrameReader, Piece
 from host.frontends.h2.route import Router
+from tests.memory_transport import MemoryTransport
 
 LIMITS = Limits(max_frame=16384, idle_frames=(1 << 30, 1), resets=(1 << 30, 1))
 
@@ -89,40 +90,10 @@ def test_frames_do_not_depend_on_how_they_arrive(data: bytes, cuts: list[int]) -
     assert read(data[i : i + 1] for i in range(len(data))) == whole
 
 
-class Sink(asyncio.Transport):
-    """Where a connection writes to."""
-
-    def __init__(self) -> None:
-        super().__init__({"socket": -1})
-        self.data = bytearray()
-        self.closed = False
-
-    def write(self, data: Any) -> None:
-        self.data += data
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.closed = True
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """It has room for all."""
-
-
-def connection(limits: Limits = LIMITS) -> tuple[Connection, Sink]:
+def connection(limits: Limits = LIMITS) -> tuple[Connection, MemoryTransport]:
     router = Router(TestService().services(), GrpcOptions(), limits)
     made = Connection(router.route, GrpcOptions(), limits, lambda _: None, lambda _: None)
-    sink = Sink()
+    sink = MemoryTransport(socket=-1)
     made.connection_made(sink)
     return made, sink
 

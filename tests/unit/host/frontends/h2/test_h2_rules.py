@@ -10,7 +10,7 @@ import h2.config
 import h2.connection
 import h2.events
 import pytest
-from h2_peer import DEADLINE, PREFACE, Peer, Server, grpc_message
+from h2_peer import DEADLINE, PREFACE, Connect, Peer, Serve, Server, grpc_message, raw
 from hyperframe.frame import (
     DataFrame,
     Frame,
@@ -26,9 +26,6 @@ from host.frontends.h2.frames import ErrorCode
 from host.frontends.h2.limits import Limits
 from tests.conftest import wait_until
 
-Serve = Callable[..., Server]
-Connect = Callable[..., Peer]
-
 REQUIRED = [
     (":method", "POST"),
     (":scheme", "http"),
@@ -36,12 +33,6 @@ REQUIRED = [
     ("te", "trailers"),
     ("content-type", "application/grpc"),
 ]
-
-
-def raw(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """A frame that a library would not write."""
-    length = len(payload)
-    return struct.pack(">HBBBI", length >> 8, length & 255, kind, flags, stream) + payload
 
 
 def serves_on(peer: Peer, stream: int = -1) -> bool:

@@ -1,0 +1,70 @@
+"""Hosts whose standard streams are gone, or whose limits are too low: they stop, and say why."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
+
+_PORTS = ["--grpc-port=0", "--grpc-address=127.0.0.1", "--allow-http=false"]
+
+
+def command(repository: RepositoryBuilder, *more: str) -> list[str]:
+    flags = [f"--model-repository={repository.path}", *_PORTS, "--allow-metrics=false", *more]
+    return [sys.executable, "-m", "host", "serve", *flags]
+
+
+def test_a_signal_ends_a_host_whose_log_nobody_reads_any_more(
+    repository: RepositoryBuilder,
+) -> None:
+    repository.copy("identity")
+    host = subprocess.Popen(
+        command(repository), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with host:
+        assert host.stdout is not None
+        assert any("Started GRPCInferenceService" in line for line in host.stdout)
+        host.stdout.close()
+        host.send_signal(signal.SIGTERM)
+        try:
+            assert host.wait(DEADLINE) == 0
+        finally:
+            host.kill()
+
+
+def test_a_host_without_standard_streams_serves_and_ends(
+    repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    repository.copy("identity")
+    log = tmp_path / "log"
+    words = command(repository, f"--log-file={log}")
+    host = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words])
+    with host:
+        try:
+            wait_until(lambda: log.exists() and "Started GRPC" in log.read_text(), "a host")
+            console = {os.readlink(f"/proc/{host.pid}/fd/{number}") for number in range(3)}
+            assert console == {os.devnull}, "no other file is taken for the console"
+            host.send_signal(signal.SIGTERM)
+            assert host.wait(DEADLINE) == 0
+        finally:
+            host.kill()
+
+
+def test_a_limit_that_is_too_low_is_the_reason_of_a_failed_start(
+    repository: RepositoryBuilder,
+) -> None:
+    repository.copy("identity")
+    done = subprocess.run(
+        command(repository),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: creating server: Internal - [Errno 27] File too large\n"
