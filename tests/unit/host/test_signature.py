@@ -93,6 +93,45 @@ def test_batch_of_nothing_is_legal() -> None:
     assert asked.batch_size == 0
 
 
+def test_requests_of_a_form_that_has_passed_pass() -> None:
+    ours, form = signature(BATCHING), object()
+    for _ in range(2):
+        asked = request(tensor("A", [3, 2], bytes(24)), form=form)
+        ours.check(asked)
+        assert asked.batch_size == 3
+
+
+def test_a_form_that_was_refused_is_refused_again() -> None:
+    ours, form = signature(BATCHING), object()
+    for _ in range(2):
+        with pytest.raises(HostError, match="batch-size must be <= 4"):
+            ours.check(request(tensor("A", [5, 2], bytes(40)), form=form))
+
+
+def test_more_forms_than_are_remembered_pass_as_well() -> None:
+    ours = signature(BATCHING)
+    for size in [*range(5)] * 20:
+        asked = request(tensor("A", [size, 2], bytes(8 * size)), form=object())
+        ours.check(asked)
+        assert asked.batch_size == size
+
+
+def test_the_content_of_strings_is_checked_in_every_request_of_a_form() -> None:
+    ours, form = signature(STRINGS), object()
+    ours.check(request(strings([1], serialize(b"abcd")), form=form))
+    with pytest.raises(HostError, match="incomplete string element 0"):
+        ours.check(request(strings([1], b"\xff\xff\0\0abcd"), form=form))
+
+
+def test_every_request_of_a_form_is_reshaped() -> None:
+    config = 'input { name: "A" data_type: TYPE_INT8 dims: [ 1 ] reshape { shape: [ ] } }'
+    ours, form = signature(config), object()
+    for _ in range(2):
+        asked = request(tensor("A", [1], b"x", "INT8"), form=form)
+        ours.check(asked)
+        assert asked.inputs[0].shape == []
+
+
 def test_memoryviews_of_any_item_size_are_measured_in_bytes() -> None:
     data = np.zeros(16, np.float32).data
     signature(FLAT).check(request(Tensor("A", "FP32", [16], data)))
