@@ -15,6 +15,7 @@ from host.lint import command as lint
 from host.options import Options, UsageError, parse
 from host.server import Server
 from host.standard_streams import open_standard_streams
+from stub.wire.heap import keep_freed_memory
 
 _USAGE = """\
 Usage: pbhost serve --model-repository=DIR [options]
@@ -43,6 +44,7 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
     _raise_file_limit()
+    keep_freed_memory()
     sys.exit(uvloop.run(serve(options)))
 
 

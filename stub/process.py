@@ -7,6 +7,10 @@ import os
 import signal
 import sys
 
+from stub.wire.heap import keep_freed_memory
+
+_MOST_KEPT = 256 << 20  # bytes of freed memory
+
 
 def set_title(name: str, role: str = "pbhost-stub") -> None:
     """Show `pbhost-stub <name>` in ps and top.
@@ -27,7 +31,7 @@ def prepare(title: str) -> None:
     """Make this process what a model may rely on (pb_utils spec 1.2)."""
     ignore_signals()
     die_with_parent()
-    keep_freed_memory()
+    keep_freed_memory(_MOST_KEPT)
     set_title(title)
     # A crash in native code leaves a Python stack in the host's log; that of the thread is enough.
     faulthandler.enable(all_threads=False)
@@ -51,23 +55,6 @@ def ignore_signals() -> None:
 def _default_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameters of glibc's mallopt
-_LARGEST_KEPT = 32 << 20  # bytes; glibc takes no more
-_MOST_KEPT = 256 << 20
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep freed arrays of megabytes for the next ones: 256 MB of them at most.
-
-    By default each is fetched from the kernel afresh, and every page of it faults: for 4 MB that
-    takes many times longer than filling it. Where there is no glibc, nothing changes.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
-        mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
 
 
 def die_with_parent() -> None:
