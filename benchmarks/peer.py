@@ -5,6 +5,7 @@ Everything goes into one scratch folder; only Python is needed.
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 import subprocess
@@ -76,7 +77,9 @@ class Peer:
         if not backend.exists():
             shutil.copytree(bundle / "backends" / "python", backend)
         stub = backend / "triton_python_backend_stub"
-        shutil.copy(bundle / "python_backend_stubs" / version / stub.name, stub)
+        source = bundle / "python_backend_stubs" / version / stub.name
+        if not filecmp.cmp(source, stub, shallow=False):  # one that runs cannot be written to
+            shutil.copy(source, stub)
         stub.chmod(0o755)
         (bundle / "bin" / "tritonserver").chmod(0o755)
 

@@ -15,7 +15,7 @@ PICTURE = PAGE.with_suffix(".svg")
 
 _RATES = re.compile(r"requests/s|responses/s")
 _RATIO = re.compile(r"\*\*([\d.]+)x\*\*")
-_WIDTH, _LEFT, _RIGHT = 960, 430, 60  # of the picture, of the names, of the last figures
+_WIDTH, _LEFT, _RIGHT = 1040, 510, 60  # of the picture, of the names, of the last figures
 _ROW, _TOP, _BAR = 22, 60, 14
 _AHEAD, _BEHIND = "#2f7d5b", "#b5533c"
 TITLE = "Rates of pbhost, as multiples of the other server's"

@@ -4,7 +4,7 @@
 
 Lanes that answer at once stand in for instances, so that nothing but the scheduler is measured.
 `--instructions` has valgrind's callgrind count, which gives the same whatever else the machine
-does; it takes some minutes.
+does; it takes two minutes.
 """
 
 from __future__ import annotations
@@ -100,38 +100,42 @@ async def measure(live: int, waiting: bool) -> float:
     return (time.perf_counter() - begun) / count * 1e6
 
 
-async def _step(live: int, waiting: bool, steps: int) -> None:
-    gc.disable()  # a collection might fall into one count and not into the other
-    requests(live, waiting)(steps)
+async def _counted(live: int, waiting: bool) -> None:
+    gc.disable()  # a collection would be counted with the few requests that it falls into
+    steps = requests(live, waiting)
+    steps(_COUNTED)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    steps(_COUNTED)
     os._exit(0)  # what taking it all down costs is not asked
 
 
 def instructions(live: int, waiting: bool) -> float:
-    """Instructions per request: those of many, less those of half as many."""
-    many, few = (_instructions(live, waiting, factor * _COUNTED) for factor in (2, 1))
-    return (many - few) / _COUNTED / (2 if waiting else 1)
-
-
-def _instructions(live: int, waiting: bool, steps: int) -> int:
+    """Instructions per request, of some hundreds when all sequences are there."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [
                 "valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out",
-                sys.executable, "-m", "benchmarks.sequences",
-                "--run", str(live), str(int(waiting)), str(steps),
+                "--instr-atstart=no", sys.executable, "-m", "benchmarks.sequences",
+                "--count", str(live), str(int(waiting)),
             ],
-            capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "0"},
-            cwd=Path(__file__).parents[1],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"}, cwd=Path(__file__).parents[1],
         )  # fmt: skip
-    found = re.search(r"Collected : (\d+)", done.stderr)
-    assert found is not None, done.stderr
-    return int(found[1])
+        with process:
+            assert process.stdout is not None
+            if process.stdout.readline() == "ready\n":
+                count = ["callgrind_control", "--instr=on", str(process.pid)]
+                subprocess.run(count, check=True, capture_output=True, timeout=60)
+            _, errors = process.communicate("go\n")
+    found = re.search(r"Collected : (\d+)", errors)
+    assert found is not None, errors
+    return int(found[1]) / _COUNTED / (2 if waiting else 1)
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--run"]:
-        live, waiting, steps = map(int, sys.argv[2:])
-        asyncio.run(_step(live, bool(waiting), steps))
+    if sys.argv[1:2] == ["--count"]:
+        asyncio.run(_counted(int(sys.argv[2]), sys.argv[3] == "1"))
     counted = sys.argv[1:] == ["--instructions"]
     unit = "instructions" if counted else "µs"
     headings = (f"{unit}/request, all have slots", "all but 64 wait for one")

@@ -1,4 +1,4 @@
-"""Waiting, with a deadline, for what announces itself to nobody: on loops, and in models."""
+"""Waiting: with a deadline, for what announces itself to nobody; or not, on a clock of its own."""
 
 from __future__ import annotations
 
@@ -39,3 +39,24 @@ async def eventually(
     while not condition():
         assert loop.time() < end, f"waited {seconds} s in vain for {what} {state()}"
         await asyncio.sleep(0.01)
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop in which only as much time passes as a test lets pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def forward(self, seconds: float) -> None:
+        """Let so much time pass, from another thread; return when what was due by then has run."""
+        asyncio.run_coroutine_threadsafe(self.passes(seconds), self).result(DEADLINE)
+
+    async def passes(self, seconds: float) -> None:
+        """The same in the loop."""
+        self._now += seconds
+        for _ in range(2):  # timers run in the turn after the one that finds them due
+            await asyncio.sleep(0)

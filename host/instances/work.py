@@ -230,6 +230,8 @@ class Work:
     def done(self, message: m.BatchDone) -> tuple[Action, Action, Action]:
         """`execute` has returned: what reports that, what frees the instance, what comes last."""
         batch = self._batches[message.batch]
+        if any(index < 0 for index in (*message.late, *message.rescheduled)):
+            raise ValueError("the end of a batch, with requests that it does not have")
         if message.failure is not None:
             self._complain(message.failure, batch.calls)
         finals = set(batch.finals)

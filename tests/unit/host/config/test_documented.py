@@ -73,20 +73,32 @@ def read(tmp_path: Path, text: str) -> Any:
     return finish(load(tmp_path / "m", strict=False))
 
 
+SHAPE_TENSOR = "shape tensors are only supported for TensorRT platform for m"
+NOT_LINEAR = "Non-linear IO format is only supported for the TensorRT platform for m"
 REFUSED = {
     "input.is_shape_tensor": (
-        'input { name: "a" data_type: TYPE_BOOL dims: 1 is_shape_tensor: true }'
+        'input { name: "a" data_type: TYPE_BOOL dims: 1 is_shape_tensor: true }',
+        SHAPE_TENSOR,
     ),
     "input.is_non_linear_format_io": (
-        'input { name: "a" data_type: TYPE_BOOL dims: [1, 1, 1] is_non_linear_format_io: true }'
+        'input { name: "a" data_type: TYPE_BOOL dims: [1, 1, 1] is_non_linear_format_io: true }',
+        NOT_LINEAR,
     ),
     "output.is_shape_tensor": (
-        'output { name: "a" data_type: TYPE_BOOL dims: 1 is_shape_tensor: true }'
+        'output { name: "a" data_type: TYPE_BOOL dims: 1 is_shape_tensor: true }',
+        SHAPE_TENSOR,
     ),
     "output.is_non_linear_format_io": (
-        'output { name: "a" data_type: TYPE_BOOL dims: [1, 1, 1] is_non_linear_format_io: true }'
+        'output { name: "a" data_type: TYPE_BOOL dims: [1, 1, 1] is_non_linear_format_io: true }',
+        NOT_LINEAR,
     ),
-    "instance_group.profile": 'instance_group { profile: "1" }',
+    "instance_group.profile": (
+        'instance_group { profile: "1" }',
+        (
+            "instance group m_0 of model m and platform specifies profile field which is only"
+            " supported for TensorRT models"
+        ),
+    ),
 }
 
 
@@ -101,8 +113,10 @@ def test_there_is_a_sample_of_everything_that_is_refused() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(HostError):
-        read(tmp_path, REFUSED[name])
+    text, reason = REFUSED[name]
+    with pytest.raises(HostError) as caught:
+        read(tmp_path, text)
+    assert caught.value.message.startswith(reason)
 
 
 WITHOUT_EFFECT = """
@@ -172,3 +186,184 @@ def test_the_sample_has_everything_that_is_without_effect() -> None:
     unseen.add("instance_group.secondary_devices.kind")
     unseen.add("ensemble_scheduling.step.model_namespace")  # the sample is no ensemble
     assert idle - unseen <= asked
+
+
+WITNESSES = {
+    "test_loading.py": {
+        "test_a_model_without_config_completes_itself": "name input output max_batch_size",
+        "test_versions_follow_the_policy": (
+            "version_policy version_policy.latest version_policy.all version_policy.specific"
+        ),
+        "test_another_file_name_and_neighbours_of_every_kind": "default_model_filename",
+        "test_instances_are_as_many_and_named_as_the_groups_say": (
+            "instance_group instance_group.name instance_group.count"
+        ),
+    },
+    "test_backends.py": {
+        "test_a_python_based_backend_serves_models_that_hold_only_data": "backend parameters",
+        "test_what_cannot_be_found_or_run_is_said_for_every_model": "runtime",
+    },
+    "test_ensembles.py": {
+        "test_a_tensor_goes_from_step_to_step": (
+            "platform ensemble_scheduling ensemble_scheduling.step"
+        ),
+    },
+    "test_ensemble_loading.py": {
+        "test_what_does_not_fit_is_refused": "ensemble_scheduling.step.model_version",
+    },
+    "test_ensemble_limits.py": {
+        "test_a_stream_is_held_up_when_a_step_has_to_wait": (
+            "ensemble_scheduling.max_inflight_requests"
+        ),
+    },
+    "test_namespacing.py": {
+        "test_an_ensemble_is_made_of_what_lies_beside_it_or_else_of_the_only_one": (
+            "ensemble_scheduling.step.model_namespace"
+        ),
+    },
+    "test_tensorrt.py": {
+        "test_the_file_for_a_gpus_capability_comes_before_the_default": "cc_model_filenames",
+        "test_an_instance_has_the_profiles_of_its_group": "instance_group.profile",
+        "test_graphs_are_for_one_item_and_the_preferred_sizes_unless_specified": (
+            "optimization.cuda optimization.cuda.graphs"
+        ),
+        "test_a_graph_spec_names_shapes_and_the_values_of_shape_tensors": (
+            "optimization.cuda.graph_spec"
+        ),
+    },
+    "test_placed_libraries.py": {
+        "test_a_secondary_device_is_the_dla_core_of_tensorrt": "instance_group.secondary_devices",
+        "test_gpu_accelerators_come_before_cuda_and_the_cpu": (
+            "optimization.execution_accelerators"
+        ),
+    },
+    "test_backend_onnx.py": {
+        "test_a_model_that_cannot_be_served_says_why_and_the_others_serve": (
+            "model_operations optimization optimization.graph"
+            " optimization.execution_accelerators.cpu_execution_accelerator"
+        ),
+    },
+    "test_metrics.py": {"test_tags_of_a_model_are_labels_of_its_series": "metric_tags"},
+    "test_latency.py": {
+        "test_a_model_may_choose_the_buckets_of_its_first_responses": "model_metrics",
+    },
+    "test_streams.py": {
+        "test_a_model_sends_any_number_of_responses": "model_transaction_policy",
+    },
+    "test_agents.py": {"test_a_file_that_has_changed_is_not_loaded": "model_repository_agents"},
+    "test_cache.py": {"test_the_same_request_is_not_run_again": "response_cache"},
+    "test_signature.py": {
+        "test_optional_input_may_be_left_out_or_given": "input.optional",
+        "test_input_reaches_the_model_reshaped_and_the_clients_tensor_is_untouched": (
+            "input.reshape"
+        ),
+        "test_output_is_restored_for_the_client": "output.reshape",
+        "test_a_shape_tensor_has_the_size_of_the_batch_as_its_first_value_and_no_batch": (
+            "input.is_shape_tensor output.is_shape_tensor"
+        ),
+        "test_what_is_not_linear_may_have_any_number_of_bytes": (
+            "input.is_non_linear_format_io output.is_non_linear_format_io"
+        ),
+    },
+    "test_ragged.py": {
+        "test_requests_of_any_lengths_run_together_and_are_told_about_their_batch": (
+            "input.allow_ragged_batch batch_input"
+        ),
+        "test_an_output_of_the_whole_batch_is_taken_apart": "batch_output",
+    },
+    "test_http_protocol.py": {
+        "test_classes_have_values_indices_and_labels": "output.label_filename",
+    },
+    "test_scheduling.py": {
+        "test_batches_have_the_largest_preferred_size_that_can_be_reached": "dynamic_batching",
+        "test_responses_leave_in_the_order_of_the_requests_if_the_model_says_so": (
+            "dynamic_batching.preserve_ordering"
+        ),
+        "test_higher_priorities_go_first_and_unknown_ones_are_the_default": (
+            "dynamic_batching.priority_levels dynamic_batching.default_priority_level"
+            " dynamic_batching.priority_queue_policy"
+        ),
+        "test_one_request_too_many_is_refused_at_once_and_not_counted": (
+            "dynamic_batching.default_queue_policy"
+            " dynamic_batching.default_queue_policy.max_queue_size"
+        ),
+        "test_a_delayed_request_goes_after_those_that_came_in_time": (
+            "dynamic_batching.default_queue_policy.timeout_action"
+        ),
+        "test_a_request_may_shorten_its_time_where_the_policy_allows_it": (
+            "dynamic_batching.default_queue_policy.allow_timeout_override"
+        ),
+        "test_a_request_is_refused_when_it_has_waited_too_long_while_the_instance_is_busy": (
+            "dynamic_batching.default_queue_policy.default_timeout_microseconds"
+        ),
+    },
+    "test_sequences.py": {
+        "test_rows_of_direct_batches_are_slots": "sequence_batching sequence_batching.direct",
+        "test_idle_sequences_are_forgotten": "sequence_batching.max_sequence_idle_microseconds",
+        "test_direct_batches_can_wait_for_a_share_of_the_slots": (
+            "sequence_batching.direct.minimum_slot_utilization"
+        ),
+        "test_oldest_batches_wait_for_a_preferred_size_until_their_delay_is_over": (
+            "sequence_batching.oldest"
+        ),
+        "test_oldest_batches_keep_the_order_of_responses_if_asked": (
+            "sequence_batching.oldest.preserve_ordering"
+        ),
+        "test_models_see_where_in_its_sequence_a_request_is": "sequence_batching.control_input",
+        "test_states_go_from_request_to_request": "sequence_batching.state",
+        "test_states_can_start_from_a_file_and_be_seen": "sequence_batching.state.initial_state",
+        "test_memory_that_grows_is_for_gpus": "sequence_batching.state.use_growable_memory",
+        "test_requests_can_be_run_again": "sequence_batching.iterative_sequence",
+    },
+    "test_sequence_states.py": {
+        "test_zeros_can_be_asked_for_and_their_value_does_not_matter": (
+            "sequence_batching.state.initial_state.zero_data"
+        ),
+    },
+    "test_instance_groups.py": {
+        "test_gpus_of_a_group_share_the_names_of_its_instances": (
+            "instance_group.kind instance_group.gpus"
+        ),
+    },
+    "test_warmup.py": {
+        "test_a_passive_instance_is_there_and_takes_nothing": "instance_group.passive",
+        "test_samples_run_in_their_order_in_batches_and_as_often_as_they_say": "model_warmup",
+        "test_random_data_is_random": "model_warmup.inputs.random_data",
+        "test_a_file_holds_one_item_of_the_batch": "model_warmup.inputs.input_data_file",
+    },
+    "test_rate_limiter.py": {
+        "test_an_execution_waits_for_the_resource_that_another_models_has": (
+            "instance_group.rate_limiter"
+        ),
+        "test_an_instance_of_priority_two_is_run_half_as_often": (
+            "instance_group.rate_limiter.priority"
+        ),
+    },
+    "test_host_policies.py": {
+        "test_a_group_may_name_its_policy": "instance_group.host_policy",
+    },
+}
+"""Tests that would fail if a field had no effect: fields, which stand for those in them as well."""
+
+
+def witnessed() -> set[str]:
+    return {
+        name for tests in WITNESSES.values() for names in tests.values() for name in names.split()
+    }
+
+
+@pytest.mark.parametrize("file", sorted(WITNESSES))
+def test_the_witnesses_of_what_is_honoured_are_there(file: str) -> None:
+    text = "".join(path.read_text() for path in (ROOT / "tests").rglob(file))
+    for test in WITNESSES[file]:
+        assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), test
+
+
+def test_all_that_is_honoured_has_a_witness() -> None:
+    known = witnessed()
+    assert known <= {name for name, fate in FATES.items() if fate == "honoured"}
+    for name, fate in FATES.items():
+        if fate == "honoured":
+            parts = name.split(".")
+            above = {".".join(parts[: end + 1]) for end in range(len(parts))}
+            assert above & known, name

@@ -28,7 +28,7 @@ NEEDS = st.lists(
 INSTANCE = st.tuples(NEEDS, DEVICES, st.integers(0, 3), st.integers(0, 9).map(lambda n: n == 9))
 """Resources, device, priority, and whether R is one of all devices."""
 PLENTY = [("R", 3, None), ("S", 3, None), ("G", 3, None)]
-ALLOWANCES = st.just([]) | st.lists(
+ALLOWANCES: st.SearchStrategy[list[tuple[str, int, int | None]]] = st.just([]) | st.lists(
     st.tuples(st.sampled_from("RRSG"), st.integers(1, 4), st.none() | DEVICES), max_size=3
 ).map(lambda more: PLENTY + more)
 NUMBERS = st.lists(st.integers(0, 9), min_size=1, max_size=4)

@@ -97,6 +97,13 @@ def test_states_begin_with_zeros_of_the_smallest_shape(
     assert (tensor.name, tensor.shape, bytes(tensor.data)) == ("s", [*lead, 1, 3], bytes(12))
 
 
+def test_zeros_can_be_asked_for_and_their_value_does_not_matter(tmp_path: Path) -> None:
+    for word in ("true", "false"):
+        states = states_of(tmp_path, f"initial_state {{ {INITIAL} zero_data: {word} }}")
+        (tensor,) = states.fresh().values()
+        assert (tensor.shape, bytes(tensor.data)) == ([2], bytes(8))
+
+
 def test_sizes_that_vary_are_those_of_the_file_that_states_begin_with(tmp_path: Path) -> None:
     (tmp_path / "initial_state").mkdir()
     (tmp_path / "initial_state" / "f").write_bytes(b"\1\0\0\0\2\0\0\0")

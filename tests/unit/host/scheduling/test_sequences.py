@@ -375,6 +375,22 @@ def test_direct_batches_can_wait_for_a_share_of_the_slots(clock: Clock) -> None:
     assert [isinstance(call, Padding) for call in lane.running] == [True, False]
 
 
+def test_oldest_batches_wait_for_a_preferred_size_until_their_delay_is_over(clock: Clock) -> None:
+    text = "oldest { preferred_batch_size: 2 max_queue_delay_microseconds: 4000 }"
+    scheduler = scheduler_of(clock, text)
+    lane = with_lane(scheduler)
+    submit(scheduler, clock, 1, START)
+    assert not lane.running
+    submit(scheduler, clock, 2, START)
+    assert len(lane.requests()) == 2
+    lane.finish()
+    late = submit(scheduler, clock, 2)
+    clock.advance(3)
+    assert not lane.running
+    clock.advance(1)
+    assert lane.requests() == [late]
+
+
 def test_oldest_batches_keep_the_order_of_responses_if_asked(clock: Clock) -> None:
     scheduler = scheduler_of(clock, "oldest { preserve_ordering: true }", largest=1)
     lanes = [with_lane(scheduler)]

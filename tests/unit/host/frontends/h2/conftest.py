@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from h2_peer import Clock, Peer, Server
+from h2_peer import Peer, Server
+
+from tests.waiting import Clock
 
 
 @pytest.fixture

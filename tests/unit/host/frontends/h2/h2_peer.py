@@ -144,26 +144,6 @@ class TestService:
         await send(b"%d" % len(self.taken))
 
 
-class Clock(asyncio.SelectorEventLoop):
-    """A loop in which only as much time passes as a test lets pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now = 0.0
-
-    def time(self) -> float:
-        return self._now
-
-    def forward(self, seconds: float) -> None:
-        """Let so much time pass, and return when what was due by then has run."""
-        asyncio.run_coroutine_threadsafe(self._forward(seconds), self).result(DEADLINE)
-
-    async def _forward(self, seconds: float) -> None:
-        self._now += seconds
-        for _ in range(2):  # timers run in the turn after the one that finds them due
-            await asyncio.sleep(0)
-
-
 class Server:
     """The engine with the service, in a loop of its own thread."""
 

@@ -8,12 +8,13 @@ import zlib
 from urllib.parse import unquote
 
 import pytest
-from h2_peer import DEADLINE, Clock, Connect, Peer, Serve, Server, grpc_message
+from h2_peer import DEADLINE, Connect, Peer, Serve, Server, grpc_message
 from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.h2.limits import Limits
 from tests.conftest import wait_until
+from tests.waiting import Clock
 
 
 def plain(peer: Peer, *fields: tuple[str, str]) -> dict[str, str]:

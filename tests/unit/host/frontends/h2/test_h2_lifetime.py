@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from h2_peer import DEADLINE, Clock, Connect, Peer, Serve, Server, grpc_message
+from h2_peer import DEADLINE, Connect, Peer, Serve, Server, grpc_message
 from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame
 
 from host.frontends.grpc_methods import GrpcOptions
@@ -11,6 +11,7 @@ from host.frontends.h2.frames import ErrorCode
 from host.frontends.h2.limits import Limits
 from host.frontends.h2.pings import PingPolicy
 from tests.conftest import wait_until
+from tests.waiting import Clock
 
 
 def server_ping(peer: Peer) -> PingFrame:
