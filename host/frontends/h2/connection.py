@@ -108,9 +108,6 @@ class Connection(asyncio.Protocol):
         self.out.corked = False
         self.out.flush()
 
-    def eof_received(self) -> None:
-        """The client will say nothing more: the transport closes itself."""
-
     def connection_lost(self, error: Exception | None) -> None:
         self._over = True
         self._transport = None
@@ -366,12 +363,14 @@ class Connection(asyncio.Protocol):
 
     def peer_reset(self, stream: int) -> None:
         """The client has given a request up."""
+        self._spend_reset()
         known = self.streams.get(stream)
         if known is None:
-            self._check_not_idle(stream, "RST_STREAM")
+            # Against RFC 9113 5.1, gRPC's own client resets what it has not even begun.
+            if not stream & 1:
+                self._check_not_idle(stream, "RST_STREAM")
             self._ended_early.pop(stream, None)
             return
-        self._spend_reset()
         self._forget(known)
         known.aborted()
 

@@ -148,7 +148,6 @@ CONNECTION_ERRORS = {
         raw(2, 0, 9, bytes(4)),
         ErrorCode.FRAME_SIZE_ERROR,
     ),
-    "reset of an idle stream": (raw(3, 0, 9, bytes(4)), ErrorCode.PROTOCOL_ERROR),
     "reset without a stream": (raw(3, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
     "a reset of three bytes": (raw(3, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
     "settings on a stream": (raw(4, 0, 1, b""), ErrorCode.PROTOCOL_ERROR),
@@ -529,6 +528,23 @@ def test_rapid_resets(serve: Serve, connect: Connect) -> None:
         stream = peer.open("Wait")
         peer.send(RstStreamFrame(stream, ErrorCode.CANCEL))
     assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("passed", [True, False], ids=["closed", "not begun"])
+def test_resets_of_no_stream_count_as_well(serve: Serve, connect: Connect, passed: bool) -> None:
+    peer = connect(serve(Limits(resets=(50, 0))))
+    stream = peer.call("Echo", b"") if passed else 101
+    for _ in range(60):
+        peer.send(RstStreamFrame(stream, ErrorCode.CANCEL))
+    assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_a_reset_of_a_stream_that_was_never_begun_is_ignored(peer: Peer) -> None:
+    """As gRPC's own client sends it for a call that is cancelled before it has left."""
+    peer.send(RstStreamFrame(7, ErrorCode.CANCEL))
+    assert peer.status(peer.call("Echo", b"")) == 0
+    peer.send(RstStreamFrame(99, ErrorCode.CANCEL))
+    assert peer.status(peer.call("Echo", b"")) == 0
 
 
 def test_errors_that_reset_streams_count_as_well(serve: Serve, connect: Connect) -> None:
