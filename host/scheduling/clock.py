@@ -24,6 +24,9 @@ class Clock(Protocol):
     def call_later(self, delay: int, callback: Callable[[], None]) -> Timer:
         """Call back about then. It may come a little early: look at the clock and ask again."""
 
+    def call_after_reading(self, callback: Callable[[], None]) -> None:
+        """Call back when what has arrived by then is read, once what is to be sent now has left."""
+
 
 class LoopClock:
     """The clock of the event loop that runs."""
@@ -35,3 +38,8 @@ class LoopClock:
     def call_later(self, delay: int, callback: Callable[[], None]) -> Timer:
         """Call back from the event loop, on whose thread this must be called."""
         return asyncio.get_running_loop().call_later(delay / 1e9, callback)
+
+    def call_after_reading(self, callback: Callable[[], None]) -> None:
+        """Call back in the next turn but one: the loop reads between two turns."""
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, callback)

@@ -37,10 +37,12 @@ class DynamicScheduler(LaneQueue):
     It gets the largest preferred size that can be reached (`preferred`; none means the largest
     there is). One that reaches none waits for company until its oldest call is `delay` seconds
     old; then it takes all that the largest size has room for. Who cannot join in ends the
-    waiting. With `policies`, calls are served by priority, refused with UNAVAILABLE when too many
-    wait, and dealt with when they have waited too long, whether or not a lane is there. With
-    `keep_order`, calls must be `OrderedCall`s, and respond in the order in which they came.
-    Nothing starts before `hold` calls have waited at the same time once.
+    waiting. Without a delay, those who were in the batch before, and have just been answered, get
+    a moment to ask again if fewer than they were wait. With `policies`, calls are served by
+    priority, refused with UNAVAILABLE when too many wait, and dealt with when they have waited too
+    long, whether or not a lane is there. With `keep_order`, calls must be `OrderedCall`s, and
+    respond in the order in which they came. Nothing starts before `hold` calls have waited at the
+    same time once.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class DynamicScheduler(LaneQueue):
         self._clock = LoopClock() if clock is None else clock
         self._timer: Timer | None = None
         self._timer_at = 0
+        self._last = 0  # calls of the batch that was made last
+        self._gathering = False  # a batch is due in a moment
         self._at_once = hold <= 0 and self._delay <= 0
         self.closed = dict.fromkeys(Closed, 0)
         """How many batches were made, by why they were."""
@@ -91,7 +95,7 @@ class DynamicScheduler(LaneQueue):
         self._enqueue(call)
         if self._order is not None:
             self._enter(call)
-        if self._free or self._hold:
+        if self._hold or (self._free and not (self._gathering and len(self._queue) < self._enough)):
             self.dispatch()
         if self._timed:
             self._wake_at(self._queue.nearest)
@@ -100,8 +104,18 @@ class DynamicScheduler(LaneQueue):
         """Give the lane a batch if one is due."""
         self._join(lane)
         self._free.append(lane)
-        if self._queue:
+        if not self._queue:
+            return
+        if self._at_once and len(self._queue) < min(self._last, self._enough):
+            if not self._gathering:
+                self._gathering = True
+                self._clock.call_after_reading(self._gathered)
+        else:
             self.dispatch()
+
+    def _gathered(self) -> None:
+        self._gathering = False
+        self.dispatch()
 
     def fail_queued(self, error: HostError) -> None:
         """Answer every call that has not started."""
@@ -131,6 +145,7 @@ class DynamicScheduler(LaneQueue):
             if lane is None:
                 return
             self.closed[why] += 1
+            self._last = len(batch)
             for call in batch:
                 self._withdraw(call)
             start(lane, batch)

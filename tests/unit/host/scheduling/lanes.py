@@ -24,9 +24,14 @@ class Timer:
 
 
 class Clock:
-    """Time in ticks, and timers that come `early` ticks before they are due."""
+    """Time in ticks, and timers that come `early` ticks before they are due.
 
-    def __init__(self, early: int = 0) -> None:
+    What has arrived is read at once, or when the test says so (`read`).
+    """
+
+    def __init__(self, early: int = 0, reads_at_once: bool = True) -> None:
+        self._reads_at_once = reads_at_once
+        self._after_reading: list[Callable[[], None]] = []
         self.ticks = 1000
         self._early = early
         self._timers: list[tuple[int, int, Timer]] = []
@@ -41,6 +46,18 @@ class Clock:
         at = max(self.now() + 1, self.now() + delay - self._early * TICK)
         heapq.heappush(self._timers, (at, next(self._order), timer))
         return timer
+
+    def call_after_reading(self, callback: Callable[[], None]) -> None:
+        if self._reads_at_once:
+            callback()
+        else:
+            self._after_reading.append(callback)
+
+    def read(self) -> None:
+        """What has arrived is read now."""
+        waiting, self._after_reading = self._after_reading, []
+        for callback in waiting:
+            callback()
 
     @property
     def armed(self) -> int:

@@ -233,6 +233,61 @@ def test_a_batch_grows_until_a_lane_takes_it(clock: Clock) -> None:
     assert with_lane(scheduler).batches == [calls]
 
 
+def test_who_was_just_answered_may_ask_again_before_a_smaller_batch_is_made() -> None:
+    clock = Clock(reads_at_once=False)
+    scheduler = new(clock, 8)
+    first = submit(scheduler, clock, 1, 1, 1)
+    lane = with_lane(scheduler)
+    assert lane.running == first
+    waiting = submit(scheduler, clock, 1, 1)
+    lane.finish()
+    assert not lane.running
+    again = submit(scheduler, clock, 1)
+    assert not lane.running
+    clock.read()
+    assert lane.running == [*waiting, *again]
+
+
+def test_a_batch_that_becomes_full_meanwhile_waits_no_longer() -> None:
+    clock = Clock(reads_at_once=False)
+    scheduler = new(clock, 4)
+    submit(scheduler, clock, 1, 1, 1)
+    lane = with_lane(scheduler)
+    submit(scheduler, clock, 1, 1)
+    lane.finish()
+    submit(scheduler, clock, 1)
+    assert not lane.running
+    submit(scheduler, clock, 1)
+    assert len(lane.running) == 4
+    clock.read()
+    assert len(lane.running) == 4
+
+
+def test_a_batch_as_large_as_the_one_before_it_is_made_at_once() -> None:
+    clock = Clock(reads_at_once=False)
+    scheduler = new(clock, 8)
+    submit(scheduler, clock, 1, 1)
+    lane = with_lane(scheduler)
+    waiting = submit(scheduler, clock, 1, 1)
+    lane.finish()
+    assert lane.running == waiting
+
+
+def test_a_lane_that_dies_in_that_moment_takes_nothing() -> None:
+    clock = Clock(reads_at_once=False)
+    scheduler = new(clock, 8)
+    submit(scheduler, clock, 1, 1)
+    lane, other = with_lane(scheduler), FakeLane(scheduler)
+    waiting = submit(scheduler, clock, 1)
+    lane.finish()
+    scheduler.lane_gone(lane)
+    clock.read()
+    assert not lane.running
+    scheduler.lane_free(other)
+    clock.read()
+    assert other.running == waiting
+
+
 def test_the_next_call_waits_its_own_time_when_the_oldest_is_cancelled(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
     lane = with_lane(scheduler)
