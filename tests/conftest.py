@@ -297,7 +297,7 @@ def nothing_is_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         descriptors = _descriptors()
         yield
         wait_until(
-            lambda: _traces(session) <= before, f"no traces; left: {_traces(session) - before}", 15
+            lambda: _traces(session) <= before, f"no traces; left: {_traces(session) - before}"
         )
         gc.collect()
         left = _descriptors() - descriptors
