@@ -23,7 +23,7 @@ def byte_view(array: npt.NDArray[Any]) -> memoryview:
     """
     try:
         return array.data.cast("B")
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):  # the first of masked arrays
         return np.asarray(array).reshape(-1).view(np.uint8).data
 
 

@@ -193,7 +193,10 @@ class Worker:
         self._runtime.allow_asking(False)
         self._runtime.queries.control_allowed = False
         error = self._model.finalize() if self._model is not None else None
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except (AttributeError, OSError, ValueError):
+            pass  # the model has closed it, or put something else in its place: it has its reasons
         self._leave(m.Finalized(error))
 
     def _leave(self, last: m.ToHost) -> None:

@@ -156,7 +156,7 @@ class Story:
         host = self.host
         assert host is not None, "no host runs"
         wanted = [pattern(part) for part in re.split(r"^\.\.\.\n", expected + "\n", flags=re.M)]
-        end = time.monotonic() + DEADLINE / 4
+        end = time.monotonic() + DEADLINE
         while True:
             over = host.process.poll() is not None or time.monotonic() > end
             log = comparable(self._as_printed(host.output))

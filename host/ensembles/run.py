@@ -237,20 +237,28 @@ class Run:
         self, flight: _Flight, call: Call, response: InferResponse | None, final: bool
     ) -> None:
         if final:
-            self._land(flight)
-        if response is not None:
-            if response.error is not None:
+            del self._flights[flight]
+        try:
+            if response is None:
+                pass
+            elif response.error is not None:
                 self._fail(response.error)
             elif self._error is None and not self._over:
                 self._take(flight, call, response, final)
             elif not final:
                 call.took(response)  # the member is to come to its end
-        if final:
-            self._settle()
+        finally:
+            if final:
+                self._leave(flight)  # those after it wait by now, if they have to
+                self._settle()
 
     def _land(self, flight: _Flight) -> None:
-        """A step has ended, or was never submitted."""
+        """A step was never submitted."""
         del self._flights[flight]
+        self._leave(flight)
+
+    def _leave(self, flight: _Flight) -> None:
+        """A step has given its place to others, and uses no tensors any more."""
         if flight.ticket is not None and self._limiter is not None:
             self._limiter.leave(flight.ticket)
             self._go(flight)

@@ -145,7 +145,7 @@ def test_a_function_may_end_the_processes_that_it_forks() -> None:
     program = """
 def stay(started):
     os.write(started, b"1")
-    time.sleep(1000)
+    threading.Event().wait()
 
 def work(requests):
     there, started = os.pipe()

@@ -9,9 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 _PORTS = ["--grpc-port=0", "--grpc-address=127.0.0.1", "--allow-http=false"]
+_TENSORS = """
+    input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
 
 
 def command(repository: RepositoryBuilder, *more: str) -> list[str]:
@@ -68,3 +72,25 @@ def test_a_limit_that_is_too_low_is_the_reason_of_a_failed_start(
     )
     assert done.returncode == 1
     assert done.stderr == "error: creating server: Internal - [Errno 27] File too large\n"
+
+
+def test_models_without_standard_output_are_finalized_like_others(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    for name, deed in [("closes", "sys.stdout.close()"), ("drops", "sys.stdout = None")]:
+        model = f"""
+            import sys
+
+            class TritonPythonModel:
+                def initialize(self, args):
+                    {deed}
+
+                def finalize(self):
+                    raise ValueError("{name}, and is heard")
+        """
+        repository.add(name, model, 'backend: "python"' + _TENSORS)
+    running = serve(repository).wait_started()
+    assert running.stop() == 0
+    for name in ("closes", "drops"):
+        assert f"{name}, and is heard" in running.output
+    assert "Traceback" not in running.output

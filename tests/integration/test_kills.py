@@ -113,7 +113,7 @@ class Bench:
                 found[f"memory of {stub.name}"] = os.fstat(stub._transfer.arena.fd).st_blocks
             return {what: amount for what, amount in found.items() if amount}
 
-        await eventually(lambda: not held(), "memory to be given back", 20, held)
+        await eventually(lambda: not held(), "memory to be given back", state=held)
 
     def assert_no_faults(self) -> None:
         assert not self.faults

@@ -71,7 +71,7 @@ def resident() -> int:
 
 async def nothing_beyond(before: Holdings, what: str) -> None:
     await eventually(
-        lambda: not Holdings.now().beyond(before), what, 20, lambda: Holdings.now().beyond(before)
+        lambda: not Holdings.now().beyond(before), what, state=lambda: Holdings.now().beyond(before)
     )
 
 

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 import host
 from tests.asking import failure, tensor
-from tests.conftest import RepositoryBuilder, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 from tests.waiting import UNTIL
 
 TWO_INPUTS = """
@@ -160,10 +160,10 @@ def test_a_child_that_prints_without_end_does_not_hold_up_the_host(
     repository.copy("identity")
     running = serve(repository).wait_started()
     with running.client() as client:
-        status, _ = failure(client.infer, "chatty", [], client_timeout=30)
+        status, _ = failure(client.infer, "chatty", [], client_timeout=DEADLINE)
         assert status == "StatusCode.UNAVAILABLE"
         array = np.ones(2, np.float32)
-        client.infer("identity", [tensor("INPUT0", array)], client_timeout=30)
+        client.infer("identity", [tensor("INPUT0", array)], client_timeout=DEADLINE)
 
 
 def test_an_instance_that_dies_while_another_one_loads_is_replaced(

@@ -308,7 +308,7 @@ def test_many_streams_at_once_all_complete_and_leave_no_memory(host: RunningHost
     before = process.memory_info().rss
     for _ in range(3):
         ask()
-    wait_until(lambda: process.memory_info().rss < before * 1.1, "memory to come back", 20)
+    wait_until(lambda: process.memory_info().rss < before * 1.1, "memory to come back")
 
 
 # Senders of ordinary models

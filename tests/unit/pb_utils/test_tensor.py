@@ -44,6 +44,11 @@ def test_every_array_arrives_as_it_was_sent(array: Any) -> None:
     np.testing.assert_array_equal(got.as_numpy(), array)
 
 
+def test_a_masked_array_is_sent_without_its_mask() -> None:
+    masked = np.ma.masked_array(np.arange(3, dtype=np.float32), mask=[False, True, False])
+    assert received(Tensor("x", masked)).as_numpy().tolist() == [0, 1, 2]
+
+
 @given(numeric_arrays)
 def test_arrays_that_are_not_contiguous_are_copied(array: Any) -> None:
     transposed = array.T

@@ -32,7 +32,7 @@ from host.frontends.tls import TlsFiles
 from host.inference import Call, InferResponse, Tensor
 
 TLS = Path(__file__).parent / "tls"
-DEADLINE = 10.0  # seconds that anything may take here
+DEADLINE = 60.0  # seconds that anything may take here
 
 ENGINES = {"grpcio": GrpcAioFrontend, "h2": H2Frontend}
 
@@ -234,9 +234,12 @@ def test_a_client_that_cancels_cancels_its_call(stub: Any, served: Served) -> No
 
 
 def test_a_deadline_cancels_the_call(stub: Any, served: Served) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.ModelInfer(message("hold", "7"), timeout=0.2)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    for seconds in (0.2, 2, 20):  # time enough for it to get there
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(message("hold", "7"), timeout=seconds)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if not served.core.held.empty():
+            break
     assert served.core.cancelled.get(timeout=DEADLINE) == "7"
 
 

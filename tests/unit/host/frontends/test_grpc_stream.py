@@ -16,6 +16,7 @@ from host.frontends.grpc_methods import NO_METADATA
 from host.frontends.grpc_service import GrpcService
 from host.frontends.grpc_stream import InferStream
 from host.inference import Call
+from tests.conftest import DEADLINE
 
 
 def message(model: str, request_id: str, answers: int = 1, **fields: Any) -> Any:
@@ -51,7 +52,7 @@ class Conversation:
     async def finish(self) -> list[Any]:
         """Half-close and take everything that is still to come."""
         self.half_close()
-        await asyncio.wait_for(self.running, 5)
+        await asyncio.wait_for(self.running, DEADLINE)
         return [self.got.get_nowait() for _ in range(self.got.qsize())]
 
     async def held(self, count: int) -> list[Call]:
@@ -206,7 +207,7 @@ def test_errors_can_end_the_stream() -> None:
         second.respond(echo(second.request))
         first.fail(internal("the model said no"))
         with pytest.raises(HostError, match="the model said no"):
-            await asyncio.wait_for(client.running, 5)
+            await asyncio.wait_for(client.running, DEADLINE)
         assert client.got.empty()
 
     asyncio.run(run())
@@ -231,7 +232,7 @@ def test_a_failing_reader_ends_the_stream_at_once() -> None:
         client.say(message("hold", "1"))
         client.break_off(ConnectionError("gone"))
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(client.running, 5)
+            await asyncio.wait_for(client.running, DEADLINE)
         assert client.core.cancelled.get_nowait() == "1"
 
     asyncio.run(run())
@@ -261,7 +262,7 @@ def test_a_stream_can_be_ended_once_it_is_idle() -> None:
         assert not client.running.done()
         call.respond(echo(call.request))
         with pytest.raises(HostError, match="bye"):
-            await asyncio.wait_for(client.running, 5)
+            await asyncio.wait_for(client.running, DEADLINE)
         assert ids([client.got.get_nowait()]) == ["1"]
 
     asyncio.run(run())

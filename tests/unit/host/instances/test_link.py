@@ -17,6 +17,7 @@ from host.instances.channel import Channel
 from host.instances.link import Link
 from stub.wire import messages as m
 from stub.wire.ring import RingError, RingReader, RingWriter, map_file
+from tests.conftest import DEADLINE
 
 START = 64  # of the frames in a ring
 
@@ -100,7 +101,7 @@ def test_a_frame_is_read_when_the_loop_hears_of_it() -> None:
         ends.link._received = received
         ends.put(b"a")
         ends.put(b"b")
-        await asyncio.wait_for(both.wait(), 20)
+        await asyncio.wait_for(both.wait(), DEADLINE)
         assert ends.received == [b"a", b"b"]
         ends.link.close()
 

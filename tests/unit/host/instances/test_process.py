@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.instances.process import StubProcess, _Output, describe_exit
+from tests.conftest import DEADLINE
 
 LONGEST = 1 << 16
 CHUNK = 2048
@@ -39,7 +40,7 @@ class Printed:
     async def until(self, count: int) -> list[str]:
         while len(self.lines) < count:
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 20)
+            await asyncio.wait_for(self._changed.wait(), DEADLINE)
         return self.text
 
 
@@ -225,7 +226,7 @@ async def process_of(code: str) -> AsyncIterator[tuple[StubProcess, Printed, lis
         yield process, printed, exits
     finally:
         process.kill()
-        await process.wait(20)
+        await process.wait(DEADLINE)
         assert not is_open(lifeline)
         os.close(lifeline_read)
 
@@ -235,7 +236,7 @@ def test_both_streams_are_told_apart_and_the_exit_comes_last() -> None:
 
     async def main() -> None:
         async with process_of(code) as (process, printed, exits):
-            assert await process.wait(20)
+            assert await process.wait(DEADLINE)
             assert exits == [3]
             assert sorted(printed.lines) == [("err", True), ("out", False)]
             assert not process.running
@@ -251,7 +252,7 @@ def test_a_killed_process_says_by_what() -> None:
             await printed.until(1)
             assert not await process.wait(0.01)
             process.kill()
-            assert await process.wait(20)
+            assert await process.wait(DEADLINE)
             assert exits == [-9]
 
     in_loop(main)
@@ -269,7 +270,7 @@ os.write(1, b"parent leaves\\n")
     async def main() -> None:
         async with process_of(code) as (process, printed, exits):
             await printed.until(2)
-            assert await process.wait(20)
+            assert await process.wait(DEADLINE)
             assert exits == [0]
             assert "parent leaves" in printed.text
             child = next(int(line) for line in printed.text if line.isdigit())
@@ -286,7 +287,7 @@ os.write(1, b"one\\n" * 15_000 + b"no newline")
 
     async def main() -> None:
         async with process_of(code) as (process, printed, exits):
-            assert await process.wait(20)
+            assert await process.wait(DEADLINE)
             assert exits == [0]
             assert printed.text == ["one"] * 15_000 + ["no newline"]
 
@@ -306,7 +307,7 @@ def test_the_loop_goes_on_while_the_last_lines_are_told() -> None:
                     asyncio.get_running_loop().call_soon(turn)
 
             turn()
-            assert await process.wait(20)
+            assert await process.wait(DEADLINE)
             assert len(printed.lines) == 60_000
             most = max(after - before for before, after in pairwise(turns))
             assert most <= 2 * CHUNK  # the pipe's own turn, and one at the end
@@ -328,7 +329,7 @@ os._exit(7)
 
     async def main() -> None:
         async with process_of(code) as (process, printed, exits):
-            assert await process.wait(20)
+            assert await process.wait(DEADLINE)
             assert exits == [7]
             said = len(printed.lines)
             assert said >= 4000

@@ -27,6 +27,7 @@ from stub.wire.payload import (
     WireTensor,
 )
 from stub.wire.shared_file import PAGE
+from tests.conftest import DEADLINE
 
 LIMIT = 64 * PAGE
 LARGE = bytes(range(256)) * 32  # two pages
@@ -134,7 +135,7 @@ def test_a_stubs_tensor_is_read_where_it_lies_and_returned_when_nobody_uses_it()
         assert tensor.data == LARGE
         assert bench.transfer.due() is None
         del tensor
-        await asyncio.wait_for(bench.peer.flushed.wait(), 20)
+        await asyncio.wait_for(bench.peer.flushed.wait(), DEADLINE)
         assert bench.transfer.due() == Return([(wire.arena, wire.offset, 1)])
         assert bench.transfer.due() is None
         bench.arenas.close()
@@ -159,7 +160,7 @@ def test_a_tensor_may_be_dropped_in_another_thread() -> None:
         thread = threading.Thread(target=tensors.clear)
         thread.start()
         thread.join()
-        await asyncio.wait_for(bench.peer.flushed.wait(), 20)
+        await asyncio.wait_for(bench.peer.flushed.wait(), DEADLINE)
         assert bench.peer.flushes == 1
         bench.arenas.close()
 
@@ -172,7 +173,7 @@ def test_many_drops_are_told_together() -> None:
         wire = bench.peer.place(LARGE)
         for _ in range(100):
             bench.transfer.receive_tensor(wire)
-        await asyncio.wait_for(bench.peer.flushed.wait(), 20)
+        await asyncio.wait_for(bench.peer.flushed.wait(), DEADLINE)
         assert bench.peer.flushes == 1
         bench.arenas.close()
 
@@ -283,7 +284,9 @@ def test_an_arena_is_closed_with_the_last_tensor_in_it_and_everybody_hears_of_it
         assert closed == []
         assert bench.arenas.announcement(number)
         del tensor
-        await asyncio.wait_for(flushed.wait(), 20)  # the timer that tells the stub knows it too
+        await asyncio.wait_for(
+            flushed.wait(), DEADLINE
+        )  # the timer that tells the stub knows it too
         await asyncio.sleep(0)
         gc.collect()
         await asyncio.sleep(0)  # the collector only asks the loop to spread the word
