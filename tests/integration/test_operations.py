@@ -728,7 +728,7 @@ def test_idle_connections_do_not_hold_up_the_end(
     repository.copy("identity")
     host = serve(repository, engine, "--exit-timeout-secs=600").wait_started()
     connection = http_client.HTTPConnection(host.http_url, timeout=DEADLINE)
-    with host.client() as client, Wire(host.port), closing(connection):
+    with host.client() as client, closing(connection):
         assert client.is_server_live()  # and the connection stays open
         connection.request("GET", "/v2/health/live")
         assert connection.getresponse().read() == b""
