@@ -112,7 +112,7 @@ def test_shutdown_ends_a_looping_model_after_the_exit_timeout(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("misbehave")
-    host = serve(repository, "--exit-timeout-secs=1").wait_started()
+    host = serve(repository, "--exit-timeout-secs=1", "--stub-grace-secs=0.5").wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:
         running = pool.submit(failure, command, client, "loops")
         host.wait_for("looping")
