@@ -635,7 +635,7 @@ def test_an_http_request_that_outlasts_the_exit_timeout_is_answered(
     repository: RepositoryBuilder, serve: Serve, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
-    host = serve(repository, "--exit-timeout-secs=1").wait_started()
+    host = serve(repository, "--exit-timeout-secs=1", "--stub-grace-secs=0.5").wait_started()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, host)
         host.wait_for("waiting")
@@ -709,7 +709,7 @@ def test_an_exit_timeout_of_nothing_waits_for_nothing(
     repository: RepositoryBuilder, serve: Serve, gate: Gate, text: str
 ) -> None:
     repository.add("waits", gate.model)
-    host = serve(repository, f"--exit-timeout-secs={text}").wait_started()
+    host = serve(repository, f"--exit-timeout-secs={text}", "--stub-grace-secs=0.5").wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:
         cut = pool.submit(failure, client.infer, "waits", [])
         host.wait_for("waiting")
