@@ -13,12 +13,17 @@ from typing import Any
 
 from host.errors import ErrorCode, HostError, internal
 
-MOST_VALUES = 200_000
-"""How many values outside of flat arrays of numbers are read: well below a second's work."""
+MOST_VALUES = 50_000
+"""How many values outside of flat arrays of numbers are read: half a second's work at most."""
+
+MOST_ARRAYS = 500_000
+"""How many arrays may begin right inside of another one; those are read in runs."""
 
 _LONG = 22  # digits of an integer that is stored as a double like Triton's
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
+_OPENINGS = re.compile(rb"(?:\[[ \t\n\r]*)+(?=\[)")
+_CLOSINGS = re.compile(rb"[ \t\n\r]*(?:\][ \t\n\r]*){2,}")
 _STRUCTURE = re.compile(rb'[\[\]{}"]')
 _PLAIN = rb'[^"\\\x00-\x1f]*'
 _STRING_PART = re.compile(_PLAIN + rb'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})' + _PLAIN + rb")*")
@@ -55,7 +60,7 @@ class _Reader:
     def __init__(self, text: bytes) -> None:
         self._text = text
         self._at = 0
-        self._values = 0
+        self._values = self._arrays = 0
 
     def document(self) -> Any:
         self._skip()
@@ -72,6 +77,7 @@ class _Reader:
         # Each entry: the elements of an array, or the pairs of an object and its open name.
         stack: list[tuple[list[Any], list[str] | None]] = []
         while True:
+            self._open_arrays(stack)
             value, opened = self._scalar_or_opening()
             if opened is not None:
                 stack.append(opened)
@@ -79,6 +85,7 @@ class _Reader:
                     opened[1].append(self._name())
                 continue
             while True:  # a value is complete: put it into what it stands in
+                value = self._close_arrays(stack, value)
                 if not stack:
                     return value
                 elements, names = stack[-1]
@@ -94,6 +101,35 @@ class _Reader:
                         break
                     value = _object(elements)
                 stack.pop()
+
+    def _open_arrays(self, stack: list[tuple[list[Any], list[str] | None]]) -> None:
+        """Those whose first element is an array, all at once."""
+        self._skip()
+        run = _OPENINGS.match(self._text, self._at)
+        if run is None:
+            return
+        count = run.group().count(b"[")
+        self._arrays += count
+        if self._arrays > MOST_ARRAYS:
+            raise TooMany(self._wrong(f"More than {MOST_ARRAYS} arrays in arrays.").message)
+        self._at = run.end()
+        stack += [([], None) for _ in range(count)]
+
+    def _close_arrays(self, stack: list[tuple[list[Any], list[str] | None]], value: Any) -> Any:
+        """The outermost of several arrays that end with this value; itself if none do."""
+        run = _CLOSINGS.match(self._text, self._at)
+        if run is None:
+            return value
+        count = run.group().count(b"]")
+        ending = stack[-count:]
+        if len(ending) < count or any(names is not None for _, names in ending):
+            return value  # something is wrong with it, and told where it is met
+        self._at = run.end()
+        del stack[-count:]
+        for elements, _ in reversed(ending):
+            elements.append(value)
+            value = elements
+        return value
 
     def _scalar_or_opening(self) -> tuple[Any, tuple[list[Any], list[str] | None] | None]:
         self._values += 1
