@@ -139,6 +139,8 @@ def _stream(handler: StreamHandler) -> Callable[[AsyncIterator[bytes], Any], Awa
     async def serve(requests: AsyncIterator[bytes], rpc: Any) -> None:
         try:
             await handler(requests, rpc.write, _Context(rpc))
+        except grpc.aio.InternalError:
+            pass  # nothing can be written any more: the client has given the call up
         except Exception as error:  # the top of a call, as above
             _fail(rpc, error)
 
