@@ -35,7 +35,8 @@ class PromptCycle:
             work = start(body, self._respond)
         except Exception as error:  # a defect, which is to be seen in the log and by the client
             _log.error("unexpected failure of an HTTP request", exc_info=error)
-            self._respond(*_FAILED)
+            if not self.complete:
+                self._respond(*_FAILED)
             return True
         self._work = work
         return work is not None
