@@ -22,6 +22,19 @@ Flag = bool | int | float | str | Sequence[str]
 Function = Callable[..., Any]
 
 
+_in_forks: list[Callable[[], None]] = []
+"""What a forked child does at once. Were it left to a handler of signals, a signal that comes just
+before the child waits for something would be heard when that is over."""
+
+
+def _forked() -> None:
+    for restore in _in_forks:
+        restore()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class _Signalled(KeyboardInterrupt):
     """A signal has come while the host was being started."""
 
@@ -169,7 +182,7 @@ class Host:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers, own = (signal.SIGINT, signal.SIGTERM), os.getpid()
+        numbers = signal.SIGINT, signal.SIGTERM
         before = {number: signal.getsignal(number) for number in numbers}
 
         def restore() -> None:
@@ -178,20 +191,19 @@ class Host:
 
         def received(number: int, frame: object) -> None:
             restore()
-            if os.getpid() != own:  # a fork, such as multiprocessing makes: not what is meant here
-                os.kill(os.getpid(), number)
-                return
             if not self._serving:
                 raise _Signalled
             self._stopping = True
             self._wake()
 
+        _in_forks.append(restore)
         for number in numbers:
             signal.signal(number, received)
         try:
             yield
         finally:
             restore()
+            _in_forks.remove(restore)
 
     def is_alive(self) -> bool:
         """Whether it has been started, and runs."""
