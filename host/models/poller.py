@@ -30,8 +30,7 @@ class Poller:
         while True:
             try:
                 await self._poll()
-            except Exception:
-                # Whatever is wrong with one look at the disk must not be the last one.
+            except Exception:  # whatever is wrong with one look at the disk must not be the last one
                 _log.exception("a poll of the model repositories failed")
             await asyncio.sleep(self._seconds)
 

@@ -109,8 +109,8 @@ class OtherModels:
         if isinstance(model, Instance):
             try:
                 model.run([received], [receive])
-            except Exception:
-                return  # whoever asks has been answered
+            except Exception:  # the model's own; whoever asks has been answered with it
+                return
         elif isinstance(model, Mapping):
             response = InferenceResponse(as_tensors(model))
             receive(answered(response, request._requested_output_names), True)

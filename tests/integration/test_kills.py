@@ -209,7 +209,7 @@ def test_kills_and_stops_at_any_moment_cost_only_the_calls_of_that_stub(
                 chance = random.Random(SEED * 1_000_003 + number)
                 try:
                     await one_round(bench, chance)
-                except BaseException:
+                except BaseException:  # whatever failed, this is what it takes to see why
                     print(f"round {number} of seed {SEED}", *bench.log.lines[-20:], sep="\n")
                     print(*bench.states(), sep="\n")
                     raise

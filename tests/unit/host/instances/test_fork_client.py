@@ -43,7 +43,7 @@ class Lifelines:
             return await self._launcher.launch(
                 replace(SPAWN, token=token), lifeline, _unheard, self.codes.put_nowait, environment
             )
-        except BaseException:
+        except BaseException:  # a cancelled launch, too
             os.close(lifeline)  # so it was left open, as the contract of a launcher says
             raise
 
