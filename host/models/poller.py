@@ -30,7 +30,7 @@ class Poller:
         while True:
             try:
                 await self._poll()
-            except Exception:  # whatever is wrong with one look at the disk must not be the last one
+            except Exception:  # whatever is wrong with one look at the disk, more follow
                 _log.exception("a poll of the model repositories failed")
             await asyncio.sleep(self._seconds)
 
