@@ -274,6 +274,23 @@ class Call:
         if not self.finished:
             self._callback = callback
 
+    def subscribe_single(self, callback: Callable[[InferResponse | HostError], None]) -> None:
+        """Deliver the only response of a unary call, once: or its error, or INTERNAL if there was
+        none or several; then the call is cancelled.
+        """
+        told = False
+
+        def hear(response: InferResponse | None, final: bool) -> None:
+            nonlocal told
+            if told:
+                return
+            told = True
+            if not final:
+                self.cancel()
+            callback(_only(response, final))
+
+        self.subscribe(hear)
+
     async def _next(self) -> tuple[InferResponse | None, bool]:
         while not self._responses:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -300,13 +317,12 @@ class Call:
         except asyncio.CancelledError:
             self.cancel()
             raise
-        if response is not None and response.error is not None:
-            raise response.error
-        if response is None or not final:
+        if not final:
             self.cancel()
-            count = 0 if response is None else 2
-            raise HostError(ErrorCode.INTERNAL, f"expected a single response, got {count}")
-        return response
+        answer = _only(response, final)
+        if isinstance(answer, HostError):
+            raise answer
+        return answer
 
     async def __aiter__(self) -> AsyncGenerator[InferResponse, None]:
         """Every response in order; ends with the final one. Leaving early cancels the call."""
@@ -319,3 +335,13 @@ class Call:
         finally:
             if not final:
                 self.cancel()
+
+
+def _only(response: InferResponse | None, final: bool) -> InferResponse | HostError:
+    """What the first thing that comes of a unary call is to its asker."""
+    if response is not None and response.error is not None:
+        return response.error
+    if response is None or not final:
+        count = 0 if response is None else 2
+        return HostError(ErrorCode.INTERNAL, f"expected a single response, got {count}")
+    return response

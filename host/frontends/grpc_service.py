@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from host.errors import HostError, internal, unavailable
+from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
 from host.frontends.grpc_admin import AdminCore, admin_methods
@@ -110,17 +110,10 @@ class GrpcService:
         else:
             call = self._core.infer(request, True)
         self._unary_calls += 1
-        finished = False
 
-        def finish(response: InferResponse | None, final: bool) -> None:
-            nonlocal finished
-            if finished:
-                return
-            finished = True
+        def finish(response: InferResponse | HostError) -> None:
             self._unary_calls -= 1
-            if not final:
-                call.cancel()
-            answer = _single_answer(response, final, request.classes)
+            answer = _answer(response, request.classes)
             if request.trace is None:
                 done(answer)
             else:
@@ -128,7 +121,7 @@ class GrpcService:
             if self._drained is not None:
                 self.settled()
 
-        call.subscribe(finish)
+        call.subscribe_single(finish)
         return call
 
     @property
@@ -277,13 +270,9 @@ def _send_traced(trace: RequestTrace, done: Done, answer: bytes | HostError) -> 
     trace.close()
 
 
-def _single_answer(
-    response: InferResponse | None, final: bool, classes: Classes | None
-) -> bytes | HostError:
-    if response is not None and response.error is not None:
-        return response.error
-    if response is None or not final:
-        return internal(f"expected a single response, got {0 if response is None else 2}")
+def _answer(response: InferResponse | HostError, classes: Classes | None) -> bytes | HostError:
+    if isinstance(response, HostError):
+        return response
     try:
         return encode_infer_response(classify(response, classes) if classes else response)
     except HostError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from host.errors import ErrorCode, HostError, internal, unavailable
+from host.errors import ErrorCode, HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import Forwarding
 from host.frontends.http.compression import chosen_encoding
@@ -110,34 +110,20 @@ class _Plan:
         if submitted is None:
             return None
         call, classes, binary, slots = submitted
-        finished = False
 
-        def finish(response: InferResponse | None, final: bool) -> None:
-            nonlocal finished
-            if finished:
-                return
-            finished = True
-            if not final:
-                call.cancel()
+        def finish(response: InferResponse | HostError) -> None:
             inference.leave()
             try:
-                answer = _answer(_single(response, final), classes, binary, slots)
+                if isinstance(response, HostError):
+                    raise response
+                answer = _answer(response, classes, binary, slots)
             except HostError as error:
                 ended = error.code is ErrorCode.CANCELLED and call.cancelled
                 answer = _refusal(unavailable("Server exiting") if ended else error)
             done(*answer)
 
-        call.subscribe(finish)
+        call.subscribe_single(finish)
         return call
-
-
-def _single(response: InferResponse | None, final: bool) -> InferResponse:
-    """The only response. Raises HostError if it is an error, or not the only one."""
-    if response is not None and response.error is not None:
-        raise response.error
-    if response is None or not final:
-        raise internal(f"expected a single response, got {0 if response is None else 2}")
-    return response
 
 
 def _answer(
