@@ -196,6 +196,12 @@ class RunningHost:
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder, not named after the test: a host prints paths, and tests wait for words."""
+    return tmp_path_factory.mktemp("folder")
+
+
+@pytest.fixture
 def repository(tmp_path: Path) -> RepositoryBuilder:
     """An empty repository."""
     path = tmp_path / "repository"
