@@ -54,6 +54,7 @@ REQUESTS: dict[str, tuple[str, bytes, dict[str, str]]] = {
     "id": ("doubling", *_body(id="seven", **BINARY_OUTPUTS)),
     "version": ("doubling/versions/1", *_body()),
     "no such version": ("doubling/versions/9", *_body()),
+    "version that is no number": ("doubling/versions/" + "9" * 30, *_body()),
     "no such model": ("tripling", *_body()),
     "decoupled": ("stream", *_body()),
     "classes": ("doubling", *_body(outputs=CLASSES)),

@@ -71,7 +71,11 @@ class PromptInference:
         begin = known.get(_HEADER_LENGTH, b"%d" % length)
         if length > self._longest or not begin.isdigit() or not 0 < int(begin) <= length:
             return None
-        return _Plan(self, route, int(begin)).start
+        try:
+            version = parse_version(route.version)
+        except HostError:
+            return None
+        return _Plan(self, route, version, int(begin)).start
 
     def submit(self, route: Route, version: int, begin: int, body: bytes) -> _Submitted | None:
         """Start a request; None if it is for others, who tell what is wrong with it."""
@@ -97,10 +101,10 @@ class _Plan:
 
     __slots__ = ("_begin", "_inference", "_route", "_version")
 
-    def __init__(self, inference: PromptInference, route: Route, begin: int) -> None:
+    def __init__(self, inference: PromptInference, route: Route, version: int, begin: int) -> None:
         self._inference = inference
         self._route = route
-        self._version = parse_version(route.version)
+        self._version = version
         self._begin = begin
 
     def start(self, body: bytes, done: Done) -> Call | None:
