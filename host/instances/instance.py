@@ -17,10 +17,11 @@ from host.inference import Call, InferResponse
 from host.instances.batch import Batch
 from host.instances.channel import SERVICE, WORK
 from host.instances.link import Link
-from host.instances.process import StubProcess, describe_exit
+from host.instances.process import StubProcess, describe_exit, stub_lost
 from host.instances.queries import Queries
 from host.instances.questions import Question, Questions
 from host.instances.readiness import Readiness
+from host.instances.reply import Reply
 from host.instances.services import HostServices
 from host.instances.transfer import ReturnsDue, Transfer, no_room
 from host.instances.work import Action, Work
@@ -60,12 +61,13 @@ class Instance:
         self.label = label
         self.on_death: Callable[[str], None] = lambda reason: None
         self.death = ""  # how the process ended
+        self.killed = False  # that was by a signal
         self._services = services
         file = services.arenas.create()
         self._session = Session()
         self._link = Link(services.channel, self._frame, self._broken)
         self._process: StubProcess | None = None
-        self._reply: asyncio.Future[m.ToHost] | None = None
+        self._reply = Reply()
         self._transfer = Transfer(services.arenas, file, ReturnsDue(self._flush_returns))
         self.questions = Questions(services, self._answer_ask)
         self.readiness = Readiness(self._tell)
@@ -97,7 +99,7 @@ class Instance:
             host_arena_fd=services.arenas.host_fd,
             host_arena_limit=services.arenas.limit,
         )
-        self._expect()
+        self._reply.expect()
         launching = asyncio.ensure_future(
             (services.terminal if self._attached else services.launcher).launch(
                 spawn, lifeline_write, self._printed, self._exited, self._environment
@@ -127,7 +129,7 @@ class Instance:
 
         Raises HostError with the model's own text.
         """
-        self._expect()
+        self._reply.expect()
         self._send_work([m.Describe(self.name, source, config)])
         reply = await self._answer()
         assert isinstance(reply, m.Described)
@@ -135,7 +137,7 @@ class Instance:
 
     async def initialize(self, become: m.Initialize) -> None:
         """Make it an instance of the model. Raises HostError with the model's own text."""
-        self._expect()
+        self._reply.expect()
         self.work.name = become.instance_name
         self.work.version = become.source.version
         self.work.decoupled = become.decoupled
@@ -167,7 +169,7 @@ class Instance:
         await process.wait()
 
     async def _finalize(self, seconds: float) -> None:
-        self._expect()
+        self._reply.expect()
         self._send_work([m.Finalize()])
         try:
             reply = await self._answer(seconds)
@@ -268,10 +270,6 @@ class Instance:
         self._services.printed(self.label, f"the stub broke the protocol: {error!r}", True)
         self.kill()
 
-    def _handle_reply(self, message: m.ToHost) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(message)
-
     def _understand_ask(self, message: m.Ask) -> Action:
         request = self._transfer.receive_request(message.request)
         request.trace = self._services.models.child_trace(message.request.trace)
@@ -319,10 +317,8 @@ class Instance:
         self._dispose()
         reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code)}"
         self.death = reason
-        error = internal(f"{reason}.")
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(error)
-            self._reply.exception()  # whoever waits gets it; nobody need wait
+        self.killed = code < 0
+        self._reply.lost((stub_lost if self.killed else internal)(f"{reason}."))
         self.work.end(reason)
         self.questions.end()
         self.readiness.end()
@@ -360,31 +356,21 @@ class Instance:
             self._session.step(message)
         self._link.send_service(messages)
 
-    def _expect(self) -> None:
-        self._reply = asyncio.get_running_loop().create_future()
-
     async def _answer(self, seconds: float | None = None) -> m.ToHost:
         """The stub's next reply. Raises HostError: its failure, its death, or that time is over."""
-        assert self._reply is not None
-        done, _ = await asyncio.wait([self._reply], timeout=seconds)
-        if not done:
-            raise internal(
-                f"Stub process '{self.name}' is not healthy. It gave no sign for {seconds:g} s"
-                f" while {self._session.state.value}."
-            )
-        reply = self._reply.result()
-        self._reply = None
-        if isinstance(reply, m.LoadFailed):
-            raise internal(reply.text)
-        return reply
+        late = stub_lost(
+            f"Stub process '{self.name}' is not healthy. It gave no sign for {seconds or 0:g} s"
+            f" while {self._session.state.value}."
+        )
+        return await self._reply.wait(seconds, late)
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {
-    m.Hello: Instance._handle_reply,
-    m.Described: Instance._handle_reply,
-    m.Initialized: Instance._handle_reply,
-    m.LoadFailed: Instance._handle_reply,
-    m.Finalized: Instance._handle_reply,
+    m.Hello: lambda self, message: self._reply.came(message),
+    m.Described: lambda self, message: self._reply.came(message),
+    m.Initialized: lambda self, message: self._reply.came(message),
+    m.LoadFailed: lambda self, message: self._reply.came(message),
+    m.Finalized: lambda self, message: self._reply.came(message),
     m.LogLine: lambda self, line: self._log_line(line, self.work.calls(line.batch)),
     m.Return: lambda self, message: self._transfer.returned(message),
     m.Withdraw: lambda self, message: self.questions.withdraw(message.number),

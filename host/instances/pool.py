@@ -12,7 +12,7 @@ from host.inference import Call
 from host.instances.arenas import Arenas
 from host.instances.channel import Channel
 from host.instances.instance import Instance
-from host.instances.process import Launcher
+from host.instances.process import Launcher, stub_lost
 from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
@@ -71,7 +71,7 @@ class StubPool:
         environment: Environment | None = None,
         attached: bool = False,
     ) -> Instance:
-        """A started stub, in an environment or on the host's Python. Raises HostError.
+        """A started stub, in an environment or on the host's Python. Raises HostError or StubLost.
 
         `attached`: its standard streams are the host's, so that it can be debugged.
         """
@@ -143,6 +143,6 @@ def _no_stub(label: Label, error: OSError) -> HostError:
     what = f"cannot start a stub process for '{label}': {error.strerror or error}"
     if error.filename:  # the interpreter of an environment
         return internal(f"{what}: {error.filename}")
-    return internal(
+    return stub_lost(
         f"{what}; the host may need a higher limit of open files (ulimit -n) or more memory"
     )

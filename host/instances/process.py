@@ -12,6 +12,7 @@ from typing import Protocol
 
 import stub.wire
 from host.environments.environment import Environment
+from host.errors import ErrorCode, HostError
 from stub.wire.spawn import Spawn
 
 _ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
@@ -155,6 +156,15 @@ class Launcher(Protocol):
 def stub_command(environment: Environment | None) -> list[str]:
     """What starts a stub in an environment, or on this Python; its argument follows."""
     return [sys.executable, _ENTRY] if environment is None else environment.stub
+
+
+class StubLost(HostError):
+    """A stub was ended by a signal, or never came: the next one may fare better."""
+
+
+def stub_lost(message: str, code: ErrorCode = ErrorCode.INTERNAL) -> StubLost:
+    """Tell of a stub that may be tried again."""
+    return StubLost(code, message)
 
 
 def describe_exit(code: int) -> str:

@@ -11,6 +11,7 @@ from host.errors import HostError, unavailable
 from host.inference import Call
 from host.instances.batch import Batch, Times
 from host.instances.instance import Instance
+from host.instances.process import StubLost
 from host.scheduling.rate_limiter import Permit
 from host.scheduling.scheduler import Scheduler
 
@@ -31,7 +32,7 @@ class LaneState(enum.Enum):
 
 
 Launch = Callable[[], Awaitable[Instance]]
-"""Brings up a new instance for the lane, ready to run batches. Raises HostError."""
+"""Brings up a new instance for the lane, ready to run batches. Raises HostError or StubLost."""
 
 BatchReport = Callable[[Batch, Times | None], None]
 
@@ -39,9 +40,10 @@ BatchReport = Callable[[Batch, Times | None], None]
 class Supervisor:
     """Keeps one lane of a scheduler alive.
 
-    A stub that dies is replaced: at once the first time, then with growing pauses. One that fails
-    to initialise is not tried again: what failed once with this code fails again. A `passive` one
-    takes no work. With a `permit`, each batch needs it.
+    A stub that dies is replaced: at once the first time, then with growing pauses; so is one that a
+    signal ends while it replaces another. One that fails to initialise is not tried again: what
+    failed once with this code fails again. A `passive` one takes no work. With a `permit`, each
+    batch needs it.
     """
 
     def __init__(
@@ -162,33 +164,51 @@ class Supervisor:
         self.reason = reason
         self._fail_waiting(unavailable(reason))
         self._scheduler.lane_gone(self)
-        _log.error("%s; starting a new one", reason, extra={"instance": self.instance.label})
+        self._log_death()
         self.state = LaneState.RESTARTING
         self._restart = asyncio.get_running_loop().create_task(self._replace())
 
     async def _replace(self) -> None:
-        if self._deaths > _MOST_RESTARTS:
-            self._give_up(f"{self.reason}, {self._deaths} times in a row")
+        """Bring up another stub, and again if it is lost on its way."""
+        while self._deaths <= _MOST_RESTARTS:
+            await self._pause()
+            try:
+                instance = await self._launch()
+            except StubLost as error:
+                self._deaths += 1
+                self.reason = error.message.rstrip(".")
+                self._log_death()
+            except HostError as error:
+                name = self.instance.name
+                self._give_up(f"Instance '{name}' died and could not be restarted: {error.message}")
+                return
+            else:
+                self._resume(instance)
+                return
+        self._give_up(f"{self.reason}, {self._deaths} times in a row")
+
+    async def _pause(self) -> None:
+        """After a second death in a row there is a while without a stub."""
+        if self._deaths < 2:
             return
-        if self._deaths > 1:
-            self.state = LaneState.PAUSING
-            pause = min(_FIRST_PAUSE * 2 ** (self._deaths - 2), _LONGEST_PAUSE)
-            self.reason += f"; the next one starts in {pause:g} s"
-            self._fail_if_alone(self.reason)
-            await asyncio.sleep(pause)
-            self.state = LaneState.RESTARTING
-        try:
-            instance = await self._launch()
-        except HostError as error:
-            name = self.instance.name
-            self._give_up(f"Instance '{name}' died and could not be restarted: {error.message}")
-            return
+        self.state = LaneState.PAUSING
+        pause = min(_FIRST_PAUSE * 2 ** (self._deaths - 2), _LONGEST_PAUSE)
+        self.reason += f"; the next one starts in {pause:g} s"
+        self._fail_if_alone(self.reason)
+        await asyncio.sleep(pause)
+        self.state = LaneState.RESTARTING
+
+    def _resume(self, instance: Instance) -> None:
         self.instance = instance
         instance.on_death = self._died
         self.state = LaneState.SERVING
         self.restarts += 1
         _log.info("restarted", extra={"instance": instance.label})
         self.join()
+
+    def _log_death(self) -> None:
+        label = self.instance.label
+        _log.error("%s; starting a new one", self.reason, extra={"instance": label})
 
     def _give_up(self, reason: str) -> None:
         self.state = LaneState.FAILED

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from host.config.model_config import ModelConfig
 from host.config.schema import ConfigPart
-from host.errors import HostError, internal, invalid_argument
+from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.inference import Call, InferRequest, InferResponse, Tensor
 from host.instances.batch import Batch, Times
 from host.instances.instance import Instance
+from host.instances.process import stub_lost
 from host.models.signature import Signature
 from host.models.tensor_spec import byte_size, refuse, wire_name
 
@@ -90,7 +91,10 @@ class Warmup:
                 errors = await _execute(instance, calls, report)
                 if errors:
                     texts = "".join(f"{error.message}; " for error in errors)
-                    raise invalid_argument(f"failed to run warmup sample '{sample.name}': {texts}")
+                    text = f"failed to run warmup sample '{sample.name}': {texts}"
+                    if instance.killed:
+                        raise stub_lost(text, ErrorCode.INVALID_ARG)
+                    raise invalid_argument(text)
 
 
 async def _execute(

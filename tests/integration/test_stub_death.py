@@ -8,12 +8,14 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import psutil
 
 from tests.asking import command, failure, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
+from tests.waiting import UNTIL
 
 TWO = "instance_group [ { count: 2, kind: KIND_CPU } ]"
 
@@ -318,3 +320,60 @@ def test_a_finalize_that_kills_its_process_does_not_hold_up_the_exit(
     assert (
         "finalize: Stub process 'abrupt_0' is not healthy. It was ended by SIGABRT" in host.output
     )
+
+
+def test_a_stub_that_is_killed_while_it_replaces_another_is_replaced_too(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    source = f"""
+    import os
+    import triton_python_backend_utils as pb_utils
+
+    def hold(where):
+        def passes():
+            try:
+                return open({str(held)!r}).read() != where
+            except FileNotFoundError:
+                return True
+
+        if not passes():
+            print(f"{{where}} in {{os.getpid()}}", flush=True)
+            until(passes, "the test")
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            hold("initialize")
+
+        def execute(self, requests):
+            hold("warm-up")
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+    """
+    config = 'model_warmup [ { name: "sample" batch_size: 1 } ]'
+    repository.add("fragile", UNTIL + dedent(source), config)
+    host = serve(repository).wait_started()
+
+    def next_one(where: str) -> psutil.Process:
+        return psutil.Process(int(host.wait_for(rf"{where} in (?!{before})(\d+)").group(1)))
+
+    before = r"0\b"
+    held.write_text("initialize")
+    host.stubs("fragile_0")[0].kill()
+    for where, ends in (
+        ("initialize", psutil.Process.kill),
+        ("initialize", lambda stub: stub.parent().kill()),  # the fork server, and so its stubs
+        ("initialize", lambda stub: held.write_text("warm-up")),
+        ("warm-up", psutil.Process.kill),
+    ):
+        stub = next_one(where)
+        ends(stub)
+        if held.read_text() == where:
+            before += rf"|{stub.pid}\b"
+    last = next_one("warm-up")
+    held.unlink()
+    host.wait_for("restarted")
+    assert "not started again" not in host.output
+    with host.client() as client:
+        client.infer("fragile", [])
+        assert client.is_server_ready()
+    assert [stub.pid for stub in host.stubs("fragile_0")] == [last.pid]
