@@ -13,6 +13,7 @@ from host.config.resolve import is_version
 from host.config.schema import ModelConfig
 from host.errors import HostError, internal, invalid_argument, unsupported
 from host.identity import identity, may_be_named, split
+from host.regular_file import check_regular
 
 _log = logging.getLogger("pbhost")
 
@@ -298,13 +299,19 @@ def model_file(model_dir: Path, version: int, config: ModelConfig) -> Path:
 
     Its name may not lead out of the model's directory. Links may: they are the doing of whoever
     owns the repository, and common where files come from a store (configuration spec 1.7). Raises
-    HostError INVALID_ARG for one that does.
+    HostError INVALID_ARG for one that does, or that is a pipe, a socket or a device. Blocks.
     """
     path = Path(os.path.normpath(model_dir / str(version) / config.default_model_filename))
     if not path.is_relative_to(os.path.normpath(model_dir)):
         raise invalid_argument(
             f"model file path '{path}' in model '{config.name}' is outside model directory"
         )
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise invalid_argument(
+            f"model file '{path}' of model '{config.name}' cannot be read: {error.strerror}"
+        ) from None
     return path
 
 
@@ -325,6 +332,7 @@ def read_labels(model_dir: Path, config: ModelConfig) -> dict[str, list[str]]:
                 f"'{config.name}' is outside model directory"
             )
         try:
+            check_regular(path)
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)

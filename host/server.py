@@ -133,6 +133,7 @@ class Server:
             self._custom_metrics,
             options.allow_client_shm,
         )
+        pool.load_seconds = options.stub_load_timeout_secs or None
         self.core.connect_regions(pool.regions)
         environments = self._environments = Environments(
             options.environment_cache, options.environment_timeout_secs

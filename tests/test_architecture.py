@@ -21,7 +21,7 @@ MODULES = {
 }
 
 LAYERS = [
-    ["host.errors", "host.identity", "host.standard_streams"],
+    ["host.errors", "host.identity", "host.regular_file", "host.standard_streams"],
     ["host.inference", "host.descriptions"],
     ["host.config"],
     ["host.log_lines"],

@@ -28,6 +28,7 @@ from host.config.source import Source
 from host.config.unsupported import check_supported
 from host.config.validate import check, check_tensors
 from host.errors import HostError, internal
+from host.regular_file import read_file
 
 __all__ = [
     "InstanceSpec",
@@ -176,9 +177,7 @@ def read_text(path: Path, strict: bool) -> str | None:
     Raises HostError INTERNAL if it cannot be read.
     """
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # one could wait for ever
-            raise OSError(None, "it is not a file")
-        return path.read_bytes().decode()
+        return read_file(path).decode()
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not strict:
             return None

@@ -68,6 +68,8 @@ class Environments:
             )
             environment = Environment(canonical, self._sources)
             advice = "Install it there: {pip}"
+        elif not stat.S_ISREG(status.st_mode):
+            raise internal(f"Cannot unpack {canonical}: it is not a regular file")
         else:
             environment = await self._extractions.open(canonical, status.st_mtime_ns)
             advice = f"Install it before packing {canonical}: pip install {{packages}}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from host.errors import HostError, invalid_argument
+from host.regular_file import read_file
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -82,7 +83,7 @@ def _collect(path: Path, base: Path, files: dict[str, bytes]) -> None:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise invalid_argument(f"cannot read the requirements {path}: {error.strerror}") from error
 

@@ -58,6 +58,7 @@ class Instance:
         self.name = name
         self._environment = environment  # what Python it runs on, if not on the host's
         self._attached = attached  # to the terminal, where somebody may be debugging it
+        self._load_seconds = None if attached else services.load_seconds
         self.label = label
         self.on_death: Callable[[str], None] = lambda reason: None
         self.death = ""  # how the process ended
@@ -131,7 +132,7 @@ class Instance:
         """
         self._reply.expect()
         self._send_work([m.Describe(self.name, source, config)])
-        reply = await self._answer()
+        reply = await self._answer(self._load_seconds)
         assert isinstance(reply, m.Described)
         return reply.config
 
@@ -144,7 +145,7 @@ class Instance:
         self.work.window = become.window
         self._queries.initializing = become.args["model_name"]
         self._send_work([become])
-        reply = await self._answer()
+        reply = await self._answer(self._load_seconds)
         self._queries.initializing = ""
         assert isinstance(reply, m.Initialized)
         self.readiness.defined = reply.checks

@@ -32,10 +32,12 @@ class StubPool:
 
     `arena_limit` is what the tensors of one process may take, in bytes; `client_memory` whether
     clients may register shared memory. `control` is to be set before the first instance is
-    started. Raises OSError.
+    started, and `load_seconds` if a model's import, or its `initialize`, may take only so long.
+    Raises OSError.
     """
 
     control: ModelControl
+    load_seconds: float | None = None
 
     def __init__(
         self,

@@ -99,6 +99,7 @@ class HostServices(Protocol):
     models: Models
     control: ModelControl
     metrics: Metrics
+    load_seconds: float | None  # that a model's import, or its `initialize`, may take
 
     def model_log(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
         """Log what a model logged, maybe about these calls."""

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 from host.lint.problem import Problem
+from host.regular_file import read_file
 
 _CLASS = "TritonPythonModel"
 _COMPLETES = "auto_complete_config"
@@ -23,7 +24,7 @@ class PythonFile:
         self.problems: list[Problem] = []
         self.may_complete = True
         try:
-            source = path.read_bytes()
+            source = read_file(path)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tree = ast.parse(source)

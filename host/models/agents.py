@@ -8,6 +8,7 @@ from pathlib import Path
 
 from host.config.model_config import ModelConfig
 from host.errors import invalid_argument
+from host.regular_file import read_file
 
 _MD5 = "MD5:"
 
@@ -38,7 +39,7 @@ def _check(key: str, expected: str, directory: Path) -> None:
     if not path.is_relative_to(os.path.normpath(directory)):
         raise invalid_argument(f"repo agent 'checksum': file {name} is outside model directory")
     try:
-        found = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        found = hashlib.md5(read_file(path), usedforsecurity=False).hexdigest()
     except OSError as error:
         raise invalid_argument(
             f"repo agent 'checksum': failed to read file {name}: {error.strerror}"

@@ -131,7 +131,7 @@ class Lifecycle:
                 await asked.prepare(loaded.config)
             chosen = select_versions(loaded.config, available)
             for number in chosen:
-                model_file(files.path, number, loaded.config)
+                await asyncio.to_thread(model_file, files.path, number, loaded.config)
             self._registry.clear_failed(name)
             changed = await self._replace(asked, files, look, loaded, chosen)
         finally:

@@ -19,6 +19,7 @@ from host.instances.instance import Instance
 from host.instances.process import stub_lost
 from host.models.signature import Signature
 from host.models.tensor_spec import byte_size, refuse, wire_name
+from host.regular_file import read_file
 
 _log = logging.getLogger("pbhost")
 
@@ -168,7 +169,7 @@ def _from_file(directory: Path, name: str, datatype: str, size: int, model: str)
             f"warmup data file '{path}' of model '{model}' is outside of its folder '{_FOLDER}'"
         )
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise internal(f"failed to open text file for read {path}: {error.strerror}") from None
     if datatype == "BYTES":

@@ -12,6 +12,7 @@ from typing import NoReturn
 from host.config.schema import ConfigPart, ModelConfig, pb
 from host.errors import internal, invalid_argument
 from host.inference import Tensor
+from host.regular_file import read_file
 from stub.wire.datatypes import NAMES
 
 _log = logging.getLogger("pbhost")
@@ -138,7 +139,7 @@ def _read(directory: Path, file: str, datatype: str, size: int) -> bytes:
     if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder)):
         _refuse(f"initial state file '{path}' is outside of its folder '{_FOLDER}'")
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise internal(f"failed to open text file for read {path}: {error.strerror}") from None
     if datatype == "BYTES":

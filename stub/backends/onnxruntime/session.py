@@ -182,7 +182,7 @@ def file_in(path: str, instance: str) -> str:
     if not os.path.isdir(path):
         return path
     inner = os.path.join(path, FILE)
-    if not os.path.exists(inner):
+    if not os.path.isfile(inner):
         raise ModelFailure(f"unable to find '{inner}' for model instance '{instance}'")
     return inner
 
