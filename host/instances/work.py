@@ -57,6 +57,7 @@ class Work:
         self.window = Flow.window
         self.restore: Callable[[Tensor], Tensor] | None = None  # gives outputs the client's shape
         self._on_idle: Callable[[], None] | None = None
+        self._patient = True
         self._transfer = transfer
         self._tell = tell
         self._log = log
@@ -95,12 +96,18 @@ class Work:
 
     async def wait_idle(self, seconds: float) -> None:
         """Return once nothing is to come of any batch, or the time is over."""
-        if not self.idle:
+        if self._patient and not self.idle:
             idle = asyncio.Event()
             self._on_idle = idle.set
             waiting = asyncio.ensure_future(idle.wait())
             await asyncio.wait([waiting], timeout=seconds)
             waiting.cancel()
+
+    def stop_waiting(self) -> None:
+        """Have `wait_idle` return, now and in future, whatever runs."""
+        self._patient = False
+        if self._on_idle is not None:
+            self._on_idle()
 
     def calls(self, number: int) -> Sequence[Call]:
         """Those of a batch that has not ended; none of any other."""

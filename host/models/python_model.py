@@ -186,9 +186,11 @@ class PythonModel:
         self._tell_drained()
 
     def abort(self, error: HostError) -> None:
-        """End every call under way."""
+        """End every call under way; `stop` waits no longer for what has no callers any more."""
         for call in list(self._calls):
             call.abandon(error)
+        for lane in (*self.lanes, *self._retiring):
+            lane.hurry()
 
     async def stop(self, grace: float, finalize: float) -> None:
         """End every lane; seconds as for `Instance.stop`."""

@@ -314,3 +314,25 @@ def test_what_a_stub_sends_without_announcing_it_reaches_nobody(
             bench.assert_no_faults()
 
     run(main())
+
+
+def test_the_end_of_the_exit_timeout_is_the_end_of_what_nobody_waits_for(
+    repository: RepositoryBuilder,
+) -> None:
+    repository.copy("misbehave")
+
+    async def main() -> None:
+        async with serving(repository, log_info=True, stub_grace_secs=1e6) as bench:
+            server = bench.server
+            given = {"COMMAND": np.array([b"loops"], dtype=np.object_)}
+            asked = asyncio.ensure_future(server.infer("misbehave", given))
+            await eventually(lambda: "looping" in bench.log.lines, "the model to loop")
+            lifecycle = server._lifecycle
+            assert lifecycle is not None
+            asked.cancel()
+            unloading = asyncio.ensure_future(lifecycle.unload_all())
+            await some_turns(2)  # the model waits for its stub, or is about to
+            lifecycle.abort_all(host.HostError(host.ErrorCode.UNAVAILABLE, "the time is over"))
+            await asyncio.wait_for(unloading, CALL_SECONDS)
+
+    run(main())
