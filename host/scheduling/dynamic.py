@@ -82,7 +82,8 @@ class DynamicScheduler(LaneQueue):
 
         Raises HostError if too many wait already.
         """
-        if self._at_once and self._free and not self._queue:  # nothing to wait for, or to go with
+        # Without a limit to keep to, with nothing to wait for, and nobody to go with.
+        if self._at_once and not self._timed and self._free and not self._queue:
             lane = self.gate.take(self._free)
             if lane is not None:
                 if self._order is not None:

@@ -488,6 +488,20 @@ def test_a_call_whose_time_is_over_does_not_run_even_if_the_timer_is_late(clock:
     assert call.reason is FailureReason.REJECTED
 
 
+def test_a_call_that_comes_too_late_does_not_run_even_if_nobody_waits(clock: Clock) -> None:
+    policy = QueuePolicy(timeout_us=90 * TICK // 1000, may_shorten=True)
+    scheduler = new(clock, 1, policies=Policies(default=policy))
+    lane = with_lane(scheduler)
+    hasty, patient = asked(clock, timeout_us=2 * TICK // 1000), asked(clock)
+    ended = ending(hasty)
+    clock.advance(3)  # while its tensors were taken in
+    scheduler.submit(hasty)
+    scheduler.submit(patient)
+    assert ended() == "Unavailable: Request timeout expired"
+    assert hasty.reason is FailureReason.REJECTED
+    assert lane.batches == [[patient]]
+
+
 def test_less_time_than_that_of_earlier_calls_is_kept_to(clock: Clock) -> None:
     policy = QueuePolicy(timeout_us=90 * TICK // 1000, may_shorten=True)
     scheduler = new(clock, 1, policies=Policies(default=policy))
