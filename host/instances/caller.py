@@ -20,6 +20,8 @@ _GONE = "the process with the bound functions has ended"
 class _CallersThread(StubProcess):
     """A stub that is a thread of the caller's. Nobody can end it, but it is let go of."""
 
+    leads = False
+
     def kill(self) -> None:
         """Its lifeline ends, so that it leaves when its function returns; `on_exit` follows."""
         if self.running:

@@ -123,7 +123,9 @@ class Instance:
             os.close(lifeline_write)
             self._dispose()
         else:
-            self._process = launching.result()
+            process = self._process = launching.result()
+            if process.leads and process.running:
+                self._services.warden.watch(process.pid)
 
     async def describe(self, source: m.ModelSource, config: str) -> str | None:
         """Import the model; its completed configuration (JSON), None if it completes nothing.
@@ -316,6 +318,8 @@ class Instance:
         expected = self._session.state is State.ENDED
         self._session.state = State.ENDED
         self._dispose()
+        if self._process is not None and self._process.leads:
+            self._services.warden.end(self._process.pid)
         reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code)}"
         self.death = reason
         self.killed = code < 0

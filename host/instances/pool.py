@@ -16,6 +16,7 @@ from host.instances.process import Launcher, stub_lost
 from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
+from host.instances.warden import Warden
 from host.log_lines import Label
 from stub.wire.messages import LogLine
 
@@ -52,6 +53,7 @@ class StubPool:
         self.regions = Regions(self.arenas if client_memory else None)
         self.launcher = launcher
         self.terminal: Launcher = TerminalLauncher()
+        self.warden = Warden()
         self.models = models
         self.metrics = metrics
         self._alive: set[Instance] = set()
@@ -136,6 +138,7 @@ class StubPool:
         await self._empty.wait()
         self._timer.cancel()
         await self.launcher.close()
+        await self.warden.close()
         self.channel.close()
         self.regions.close()
         self.arenas.close()

@@ -78,6 +78,8 @@ class StubProcess:
     stderr; `pidfd` is for signals. Whoever started it calls `ended`.
     """
 
+    leads = True  # a process group, in which is what its model starts
+
     def __init__(
         self,
         pid: int,

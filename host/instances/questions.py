@@ -107,9 +107,9 @@ class Questions:
         self._refuse(question, internal("unexpected failure; the server's log tells more"))
 
     def withdraw(self, number: int) -> None:
-        """The model does not want the answers any more; it gets that as the last one."""
+        """The model needs no more answers; those that another model still gives, it gets."""
         if number in self._open:
-            self._open[number][1].abandon(HostError(ErrorCode.CANCELLED, _WITHDRAWN))
+            self._open[number][1].withdraw(HostError(ErrorCode.CANCELLED, _WITHDRAWN))
         elif number in self._pending:
             question, task = self._pending.pop(number)
             task.cancel()

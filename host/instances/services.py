@@ -9,6 +9,7 @@ from host.inference import Call, InferRequest, RequestTrace
 from host.instances.arenas import Arenas
 from host.instances.channel import Channel
 from host.instances.process import Launcher
+from host.instances.warden import Warden
 from host.log_lines import Label
 from stub.wire.messages import LogLine
 from stub.wire.payload import TraceLink
@@ -96,6 +97,7 @@ class HostServices(Protocol):
     arenas: Arenas
     launcher: Launcher
     terminal: Launcher
+    warden: Warden
     models: Models
     control: ModelControl
     metrics: Metrics

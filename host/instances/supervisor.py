@@ -112,9 +112,9 @@ class Supervisor:
         if self.permit is not None:
             self.permit.give_back()
 
-    def cancel(self, call: Call) -> None:
-        """Nobody waits any more for a call that runs here."""
-        self.instance.work.cancel(call)
+    def cancel(self, call: Call) -> bool:
+        """Nobody waits any more for a call that runs here; whether its model has it."""
+        return self.instance.work.cancel(call)
 
     def takes_ahead(self, call: Call) -> bool:
         """Whether the stub gets this call while it still works on another one.

@@ -120,16 +120,19 @@ class Work:
         self._batches[batch.number] = batch
         return batch.number
 
-    def cancel(self, call: Call) -> None:
-        """Nobody waits for this call any more."""
-        for batch in self._batches.values():
-            if call in batch.calls:
-                self._cancel(batch, batch.calls.index(call), call)
+    def cancel(self, call: Call) -> bool:
+        """Nobody waits for this call any more; whether the stub has it, and has been told."""
+        return any(
+            self._cancel(batch, batch.calls.index(call), call)
+            for batch in self._batches.values()
+            if call in batch.calls
+        )
 
-    def _cancel(self, batch: Batch, index: int, call: Call) -> None:
+    def _cancel(self, batch: Batch, index: int, call: Call) -> bool:
         self._tell(m.Cancelled(batch.number, index))
-        if all(other.finished or other.cancelled for other in batch.calls):
+        if all(other.finished or other.cancelled or other.withdrawn for other in batch.calls):
             self._questions.abandon(batch.number)
+        return True
 
     def _leave_lane(self, batch: Batch, index: int, call: Call) -> None:
         """The call is under way still, but the lane that it came by is free for others."""
@@ -276,7 +279,9 @@ class Work:
         for index, call in enumerate(batch.calls):
             if index in batch.late or index in again or call.finished:
                 continue
-            if index in rescheduled:
+            if call.withdrawn is not None:  # before its batch began
+                call.abandon(call.withdrawn)
+            elif index in rescheduled:
                 self._complain(NOT_RESCHEDULED, [call])
                 call.fail(internal(NOT_RESCHEDULED))
             else:
