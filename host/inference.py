@@ -152,6 +152,10 @@ ResponseCallback = Callable[[InferResponse | None, bool], None]
 """Called with (response or None for a bare completion, is it the last one)."""
 
 
+CancelCallback = Callable[["Call"], bool | None]
+"""Called when the asker of a call has gone: whether a model has the call, and may still respond."""
+
+
 ComputeCallback = Callable[[int, int, int], None]
 """Called with the nanoseconds that an execution has spent on inputs, on inference, on outputs."""
 
@@ -169,6 +173,7 @@ class Call:
         "finished",
         "failed",
         "cancelled",
+        "withdrawn",
         "reason",
         "on_cancel",
         "on_computed",
@@ -189,8 +194,9 @@ class Call:
         self.finished = False
         self.failed = False  # it ended, or will end, with an error
         self.cancelled = False
+        self.withdrawn: HostError | None = None  # what it ends with if its model does not begin
         self.reason: FailureReason | None = None  # if it is known to be neither BACKEND nor OTHER
-        self.on_cancel: Callable[[Call], None] | None = None
+        self.on_cancel: CancelCallback | None = None
         self.on_computed: ComputeCallback | None = None  # may come after its last response
         self.on_first: Callable[[Call], None] | None = None  # its first response is there
         self.on_finish: Callable[[Call], None] | None = None
@@ -266,6 +272,17 @@ class Call:
         if self.on_cancel is not None:
             self.on_cancel(self)
         self.fail(error)
+
+    def withdraw(self, error: HostError) -> None:
+        """The asker needs no more. A model that has the call is told, and what it still responds
+        arrives; a call that no model has ends with this error.
+        """
+        if self.finished or self.cancelled or self.withdrawn is not None:
+            return
+        self.withdrawn = error
+        if self.on_cancel is None or not self.on_cancel(self):
+            self.on_cancel = None
+            self.abandon(error)
 
     def subscribe(self, callback: ResponseCallback) -> None:
         """Deliver responses to `callback` as they come, starting with those already here."""

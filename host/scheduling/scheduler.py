@@ -18,8 +18,8 @@ class Lane(Protocol):
         That may be before the calls of this one have ended.
         """
 
-    def cancel(self, call: Call) -> None:
-        """Nobody waits any more for a call that runs here."""
+    def cancel(self, call: Call) -> bool:
+        """Nobody waits any more for a call that runs here; whether its model has begun with it."""
 
     def takes_ahead(self, call: Call) -> bool:
         """Whether this call may be given to it now, while it runs another one.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.asking import Client, script, submit
-from tests.conftest import RepositoryBuilder, RunningHost, Serve
+from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -142,20 +142,31 @@ def test_a_dropped_iterator_cancels_its_request(host: RunningHost, client: Clien
     host.wait_for("was cancelled")
 
 
-def test_a_cancelled_stream_ends_with_an_error(client: Client) -> None:
-    found = script(
+def test_what_a_model_still_sends_of_a_cancelled_stream_arrives(client: Client) -> None:
+    assert script(
         client,
         """
-        iterator = ask('stream', command('thread:respond cancelled last')).exec(decoupled=True)
+        iterator = ask('stream', command('thread:respond cancelled many=3 last')).exec(True)
         first = next(iterator)
         iterator.cancel()
         iterator.cancel()
-        rest = list(iterator)
+        rest = numbers(iterator)
         iterator.cancel()
-        return [rest[-1].error().code().name, rest[-1].error().message()]
+        return rest
         """,
-    )
-    assert found == ["CANCELLED", "the model that made the request has cancelled it"]
+    ) == [1, 2, 3, 4]
+
+
+def test_a_model_may_say_that_a_stream_was_cancelled(client: Client) -> None:
+    assert script(
+        client,
+        """
+        iterator = ask('stream', command('thread:respond cancelled last_error=enough')).exec(True)
+        next(iterator)
+        iterator.cancel()
+        return numbers(iterator)
+        """,
+    ) == ["enough"]
 
 
 # Coroutines
@@ -218,6 +229,34 @@ def test_a_future_that_is_given_up_cancels_its_request(host: RunningHost, client
     )
     assert found == "too late"
     host.wait_for("other was cancelled")
+
+
+def test_a_request_that_is_given_up_before_it_begins_does_not_run(client: Client) -> None:
+    def failures() -> int:
+        statistics = client.get_inference_statistics("other").model_stats[0]
+        count: int = statistics.inference_stats.fail.count
+        return count
+
+    before = failures()
+    found = script(
+        client,
+        """
+        import asyncio, pathlib
+        begun, go, ran = (pathlib.Path(__file__).with_name(n) for n in ('first', 'go', 'ran'))
+        slow = f"open({str(begun)!r}, 'w').close(); import os; "
+        slow += f"until(lambda: os.path.exists({str(go)!r}), 'go')"
+        first = asyncio.ensure_future(ask('other', command(slow)).async_exec())
+        await asyncio.to_thread(until, begun.exists, 'the other model to begin')
+        second = ask('other', command(f"open({str(ran)!r}, 'w')")).async_exec()
+        second.cancel()
+        go.touch()
+        await first
+        third = await ask('other', command("return 3")).async_exec()
+        return [third.has_error(), ran.exists()]
+        """,
+    )
+    assert found == [False, False]
+    wait_until(lambda: failures() == before + 1, "the request to be counted as a failure")
 
 
 @pytest.mark.parametrize(

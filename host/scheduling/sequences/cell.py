@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from host.errors import HostError
-from host.inference import Call, FailureReason, InferRequest, Tensor
+from host.inference import Call, CancelCallback, FailureReason, InferRequest, Tensor
 from host.scheduling.clock import Clock
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.gate import Gate
@@ -274,9 +274,9 @@ class OldestCell(Cell):
         """Run a batch that the inner scheduler has made."""
         self.start(list(calls))
 
-    def cancel(self, call: Call) -> None:
-        """Nobody waits any more for a call that runs here."""
-        self.lane.cancel(call)
+    def cancel(self, call: Call) -> bool:
+        """As the lane says."""
+        return self.lane.cancel(call)
 
     @property
     def waiting_for(self) -> Several[Call]:
@@ -319,7 +319,7 @@ class OldestCell(Cell):
         """The lane may have what it waited for."""
         self._inner.dispatch()
 
-    def _cancelled(self, withdraw: Callable[[Call], None], call: Call) -> None:
+    def _cancelled(self, withdraw: CancelCallback, call: Call) -> None:
         withdraw(call)
         self._owner.left(call)
         self._land(call)

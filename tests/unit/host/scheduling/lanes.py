@@ -107,9 +107,10 @@ class FakeLane:
         self.running = list(calls)
         self.batches.append(list(calls))
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: Call) -> bool:
         assert call in [*self.running, *self.loose, *self.ahead]
         self.cancelled.append(call)
+        return True
 
     def takes_ahead(self, call: Call) -> bool:
         return self.eager

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from host.errors import ErrorCode, HostError, internal, unavailable
-from host.inference import Call, InferRequest, InferResponse
+from host.inference import Call, FailureReason, InferRequest, InferResponse
 
 
 def new_call() -> Call:
@@ -17,6 +17,10 @@ def new_call() -> Call:
 
 def answer(text: str = "") -> InferResponse:
     return InferResponse("m", 1, text)
+
+
+def cancelled(text: str) -> HostError:
+    return HostError(ErrorCode.CANCELLED, text)
 
 
 async def turn() -> None:
@@ -228,6 +232,50 @@ def test_abandoning_takes_the_call_away_with_an_error_of_its_own() -> None:
             await call
 
     asyncio.run(main())
+
+
+def test_what_a_model_still_responds_to_a_withdrawn_call_arrives() -> None:
+    call = new_call()
+    told: list[Call] = []
+    seen: list[tuple[HostError | None, bool]] = []
+    call.subscribe(lambda response, final: seen.append((response and response.error, final)))
+
+    def tell(call: Call) -> bool:
+        told.append(call)
+        return True
+
+    call.on_cancel = tell
+    for _ in range(2):
+        call.withdraw(cancelled("enough"))
+    assert told == [call]
+    call.respond(answer(), False)
+    call.respond(answer())
+    assert seen == [(None, False), (None, True)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_withdrawn_call_that_no_model_has_ends(waits: bool) -> None:
+    call = new_call()
+    recorder = Recorder(call)
+    seen: list[HostError | None] = []
+    call.subscribe(lambda response, _: seen.append(response and response.error))
+    if not waits:
+        call.on_cancel = None
+    call.withdraw(cancelled("enough"))
+    call.withdraw(cancelled("more than enough"))
+    assert recorder.events == ["cancel"] * waits + ["finish"]
+    assert [error.message for error in seen if error] == ["enough"]
+    assert call.reason is FailureReason.CANCELED
+
+
+def test_a_withdrawn_call_can_still_be_cancelled() -> None:
+    call = new_call()
+    seen: list[HostError | None] = []
+    call.subscribe(lambda response, _: seen.append(response and response.error))
+    call.on_cancel = lambda _: True
+    call.withdraw(cancelled("enough"))
+    call.abandon(cancelled("the asker has died"))
+    assert [error.message for error in seen if error] == ["the asker has died"]
 
 
 def test_a_server_that_answers_a_cancellation_at_once_has_the_last_word() -> None:
