@@ -33,7 +33,10 @@ class Coroutines:
         context = contextvars.copy_context()
         context.run(current_batch.set, batch)
         loop = self._running_loop()
-        return context.run(asyncio.run_coroutine_threadsafe, coroutine, loop)
+        ended = context.run(asyncio.run_coroutine_threadsafe, _contained(coroutine), loop)
+        result: Future[Any] = type(ended)()
+        ended.add_done_callback(lambda done: _pass_on(done, result))
+        return result
 
     def _running_loop(self) -> "asyncio.AbstractEventLoop":
         import asyncio
@@ -57,8 +60,7 @@ class Coroutines:
                 loop.run_forever()
                 break
             except (SystemExit, KeyboardInterrupt):
-                # The task that raised it has it as its result; the loop lets it through as well.
-                traceback.print_exc()
+                traceback.print_exc()  # of a task that the model has made: nobody else is told
         loop.close()
 
     def stop(self) -> None:
@@ -75,6 +77,36 @@ class Coroutines:
             pass  # the process ends soon, and with it the task
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_STOP_SECONDS)
+
+
+class _Left:
+    """What a coroutine has raised to end its process, which it cannot."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+async def _contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run it; what a loop would let through, and end for, is a result."""
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        return _Left(error)
+
+
+def _pass_on(done: "Future[Any]", result: "Future[Any]") -> None:
+    if done.cancelled():
+        result.cancel()
+        result.set_running_or_notify_cancel()
+        return
+    error = done.exception()
+    returned = None if error is not None else done.result()
+    if isinstance(returned, _Left):
+        error = returned.error
+    if error is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(returned)
 
 
 async def _cancel_all() -> None:

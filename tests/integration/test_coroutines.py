@@ -170,6 +170,9 @@ def test_a_coroutine_that_exits_is_answered_and_the_loop_goes_on(
 ) -> None:
     text = failure(command, client, "exits 3", model)[1]
     assert "SystemExit: 3" in text
+    assert "base_events.py" not in text
+    said = [line for line in host.lines if "SystemExit: 3" in line]
+    assert all("Failed to process the request(s) for model" in line for line in said), said
     assert command(client, "exits_aside 4", model) == "still here"
     host.wait_for("SystemExit: 4")
     assert command(client, "leave", model)
