@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol, TextIO
 
 from host.log_lines import json_line, text_line, visible
@@ -55,6 +56,7 @@ class Log(logging.Handler):
         self.error = options.log_error
         self.log_format = options.log_format
         self._verbose_level = 0
+        self._complained = False  # that it cannot be written
         self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
         others = _open_logs()
         self._before: tuple[int, bool] = (
@@ -104,7 +106,11 @@ class Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
         try:
-            self._write(self.format(record) + "\n", record.levelno >= logging.WARNING)
+            text = self.format(record) + "\n"
+            try:
+                self._write(text, record.levelno >= logging.WARNING)
+            except (OSError, ValueError) as error:  # nobody reads it, its disk is full
+                self._complain(error)
         except Exception:  # as the standard handlers: a log that fails must not fail its writer
             self.handleError(record)
 
@@ -125,6 +131,18 @@ class Log(logging.Handler):
             encoding = stream.encoding or "ascii"
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
+
+
+    def _complain(self, error: Exception) -> None:
+        """Say once that records are lost, if there is still somebody to hear it."""
+        if self._complained or sys.stderr is None:
+            return
+        self._complained = True
+        where = f"to '{self.file}'" if self.file else "to the console"
+        reason = getattr(error, "strerror", None) or error
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"warning: the log cannot be written {where}: {reason}\n")
+            sys.stderr.flush()
 
 
 def configure(options: LogOptions) -> Log:

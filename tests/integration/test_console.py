@@ -28,17 +28,19 @@ def test_a_signal_ends_a_host_whose_log_nobody_reads_any_more(
 ) -> None:
     repository.copy("identity")
     host = subprocess.Popen(
-        command(repository), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command(repository), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with host:
-        assert host.stdout is not None
+        assert host.stdout is not None and host.stderr is not None
         assert any("Started GRPCInferenceService" in line for line in host.stdout)
         host.stdout.close()
         host.send_signal(signal.SIGTERM)
         try:
+            said = host.stderr.read()
             assert host.wait(DEADLINE) == 0
         finally:
             host.kill()
+    assert said == "warning: the log cannot be written to the console: Broken pipe\n"
 
 
 def test_a_host_without_standard_streams_serves_and_ends(
