@@ -132,7 +132,6 @@ class Log(logging.Handler):
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
 
-
     def _complain(self, error: Exception) -> None:
         """Say once that records are lost, if there is still somebody to hear it."""
         if self._complained or sys.stderr is None:
