@@ -259,7 +259,8 @@ class Core:
             and known.model is not None
         ]
         if name and not found:
-            if number != -1 and self._registry.versions(known_as):
+            states = {known.state for known in self._registry.versions(known_as).values()}
+            if State.READY in states:
                 raise invalid_argument(
                     f"requested model version is not available for model '{name}'"
                 )

@@ -170,6 +170,10 @@ ASKED: dict[str, tuple[int, str]] = {
     "GET /v2/models/stats/config": (404, error(UNKNOWN + "'stats' is not found")),
     "GET /v2/models/nobody/stats": (400, error("requested model 'nobody' is not available")),
     "GET /v2/models/gone/stats": (400, error("requested model 'gone' is not available")),
+    "GET /v2/models/gone/versions/1/stats": (
+        400,
+        error("requested model 'gone' is not available"),
+    ),
     "GET /v2/models/identity/versions/3/stats": (
         400,
         error("requested model version is not available for model 'identity'"),
