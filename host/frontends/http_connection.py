@@ -35,10 +35,10 @@ _log = logging.getLogger("pbhost")
 class Patience:
     """How long a connection may take for what, in seconds, and how large headers may be.
 
-    `headers`: until a request's headers are there, from its first byte or from the connection's
-    beginning. `pause`: a body must bring `pace` bytes in that time, and a client must have taken
-    something of a response. `idle`: between two requests. `header_bytes` is as well the most that
-    may come between two parts of a body, and after the last one.
+    `headers`: until TLS is set up, and until a request's headers are there, from its first byte or
+    the connection's beginning. `pause`: a body must bring `pace` bytes in that time, and a client
+    must have taken something of a response. `idle`: between two requests. `header_bytes` is as
+    well the most that may come between two parts of a body, and after the last one.
     """
 
     headers: float = 60.0

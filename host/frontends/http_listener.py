@@ -48,7 +48,11 @@ class HttpListener:
         port = int(listening.getsockname()[1])
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                self._connection, sock=listening, ssl=self._tls, backlog=BACKLOG
+                self._connection,
+                sock=listening,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._patience.headers if self._tls else None,
+                backlog=BACKLOG,
             )
         except BaseException:  # also if cancelled: nobody else would close it
             listening.close()

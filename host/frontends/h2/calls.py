@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from host.frontends.h2.connection import Connection
 
 _OK = status.trailers(0)
+_LATE = "The request did not arrive in time"
 _STOPPED = "the server has stopped before it could answer"
 _MESSAGE_PART = 2  # of the header list that a client takes, a status text gets one in so many
 
@@ -54,6 +55,11 @@ class _Call(Stream):
     def unavailable(self) -> None:
         """The server stops."""
         self._end_early(RpcFault(Code.UNAVAILABLE, _STOPPED))
+
+    def too_slow(self) -> None:
+        """The client is not waited for any longer."""
+        self._end_early(RpcFault(Code.DEADLINE_EXCEEDED, _LATE))
+        self.connection.out.flush()
 
     def _answer(self) -> None:
         if not self._answered:
@@ -111,6 +117,13 @@ class UnaryCall(_Call):
 
     def begin(self) -> None:
         """Its message is to come."""
+
+    @property
+    def arriving(self) -> int | None:
+        """Until its one message is there, with the end of the stream."""
+        if self.remote_ended:
+            return None
+        return 0 if self._reader is None else self._reader.taken
 
     def received(self, piece: Piece, size: int, end: bool) -> None:
         """Serve the call once its message is there."""
@@ -214,6 +227,11 @@ class StreamCall(_Call):
         self._method = method
         self._reader = MessageReader(connection.limits.max_message)
         self._arrived: asyncio.Future[None] | None = None  # a message, or the end
+
+    @property
+    def arriving(self) -> int | None:
+        """While a message has come only in part, and there is room for the rest."""
+        return None if self._reader.between or self.held else self._reader.taken
 
     def begin(self) -> None:
         """Start the handler."""

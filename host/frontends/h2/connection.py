@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.h2 import frames
@@ -15,9 +15,10 @@ from host.frontends.h2.headers import Fields, HeaderReader, Malformed
 from host.frontends.h2.lifetime import Lifetime
 from host.frontends.h2.limits import Limits
 from host.frontends.h2.outbox import Outbox
+from host.frontends.h2.pace import Pace
 from host.frontends.h2.pings import PingPolicy
 from host.frontends.h2.reader import FrameReader, Piece
-from host.frontends.h2.stream import Stream
+from host.frontends.h2.stream import Route, Stream
 from host.frontends.sockets import unsent
 
 _log = logging.getLogger("pbhost")
@@ -25,13 +26,6 @@ _log = logging.getLogger("pbhost")
 _DRAIN_PING = b"pbdrain."
 _ENDED_EARLY = 1024  # streams that were ended while their client was still sending
 _MOST_SETTINGS = 128  # in one frame
-
-
-class Route(Protocol):
-    """What a request has been understood as."""
-
-    def open(self, connection: Connection, stream_id: int) -> Stream:
-        """Its stream."""
 
 
 class Connection(asyncio.Protocol):
@@ -60,6 +54,7 @@ class Connection(asyncio.Protocol):
         self._headers = HeaderReader(understand, limits.header_list_end)
         self._pings = PingPolicy(options)
         self._lifetime = Lifetime(self, options, limits)
+        self._pace = Pace(self.streams, self._reader, limits)
         self._transport: asyncio.Transport | None = None
         self._last_stream = 0
         self._recv_window = frames.DEFAULT_WINDOW
@@ -186,6 +181,11 @@ class Connection(asyncio.Protocol):
         self._over = True
         if self._transport is not None:
             self._transport.abort()
+
+    def check_pace(self) -> None:
+        """Give up what the client has begun, and does not go on with."""
+        if self._pace.check(self._recv_window):
+            self.close(ErrorCode.ENHANCE_YOUR_CALM, "too slow")
 
     def ask_alive(self, data: bytes) -> None:
         """Send a PING."""

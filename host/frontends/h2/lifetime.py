@@ -34,6 +34,9 @@ class Lived(Protocol):
     def unsent(self) -> int:
         """Bytes that the client's machine has not taken yet."""
 
+    def check_pace(self) -> None:
+        """Give up what the client has begun, and does not go on with."""
+
     def ask_alive(self, data: bytes) -> None:
         """Send a PING."""
 
@@ -76,6 +79,7 @@ class Lifetime:
         self._greeted = True
         self._cancel("handshake")
         self._watch(self._keepalive_time)
+        self._check_pace()
         self.no_streams()
 
     def no_streams(self) -> None:
@@ -114,6 +118,10 @@ class Lifetime:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def _check_pace(self) -> None:
+        self._set("pace", self._limits.pause, self._check_pace)
+        self._connection.check_pace()
 
     @property
     def _keepalive_time(self) -> float:

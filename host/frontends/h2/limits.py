@@ -28,6 +28,8 @@ class Limits:
     resets: tuple[int, int] = (4096, 200)  # requests begun only to be cancelled
     idle_frames: tuple[int, int] = (1000, 100)  # PING, SETTINGS, PRIORITY, empty DATA, ...
     unsent_control: int = 65536  # answers to such frames that the client does not read
-    handshake: float = 20.0  # until the client's first SETTINGS
+    handshake: float = 20.0  # of TLS, and then until the client's first SETTINGS
+    pause: float = 60.0  # in which a message, or a frame, that has begun must bring
+    pace: int = 16384  # bytes, unless it is complete
     idle: float = 0.0  # without any stream
     linger: float = 5.0  # for the last bytes of a connection to leave

@@ -23,10 +23,11 @@ _LONG = 1 << 18  # bytes whose compression would stop the event loop for millise
 class MessageReader:
     """Puts messages together from the pieces in which a stream brings them."""
 
-    __slots__ = ("ready", "_most", "_head", "_flag", "_left", "_chunks")
+    __slots__ = ("ready", "taken", "_most", "_head", "_flag", "_left", "_chunks")
 
     def __init__(self, most: int) -> None:
         self.ready: deque[tuple[int, bytes]] = deque()  # (compressed, message)
+        self.taken = 0  # bytes so far
         self._most = most
         self._head = b""  # of a message, until it is complete
         self._flag = 0
@@ -42,6 +43,7 @@ class MessageReader:
         """Take more bytes. Raises RpcFault RESOURCE_EXHAUSTED for a message that is too large,
         before any of it is kept."""
         position, end = 0, len(piece)
+        self.taken += end
         while position < end or self._left == 0:
             if self._left < 0:
                 missing = PREFIX.size - len(self._head)

@@ -75,6 +75,7 @@ class FrameReader:
         self._limits = limits
         self._buffer = bytearray()  # the beginning of something
         self._need = len(PREFACE)  # bytes that the buffer must have before it is looked at
+        self.taken = 0  # bytes so far
         self._begun = False  # the preface was there
         self._greeted = False  # so was the first SETTINGS
         self._data_stream = 0  # of the DATA frame that is coming in
@@ -84,8 +85,14 @@ class FrameReader:
         self._block_end = False
         self._block: list[bytes] = []
 
+    @property
+    def inside(self) -> bool:
+        """Whether a frame, or a header block, has come only in part; DATA does not count."""
+        return bool(self._buffer or self._block_stream)
+
     def feed(self, data: bytes) -> None:
         """Take what has arrived. Raises ConnectionFault; nothing may be fed after that."""
+        self.taken += len(data)
         buffer = self._buffer
         if buffer:
             buffer += data

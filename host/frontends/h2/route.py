@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from host.frontends.grpc_methods import GrpcOptions, Method, Services, StreamMethod, UnaryMethod
 from host.frontends.h2 import status
 from host.frontends.h2.calls import Refusal, StreamCall, UnaryCall
-from host.frontends.h2.connection import Connection, Route
+from host.frontends.h2.connection import Connection
 from host.frontends.h2.headers import Fields
 from host.frontends.h2.limits import Limits
 from host.frontends.h2.measured import MeasuredStreamCall, MeasuredUnaryCall
 from host.frontends.h2.rpc import Rpc, parse
 from host.frontends.h2.status import Code, RpcFault
-from host.frontends.h2.stream import Stream
+from host.frontends.h2.stream import Route, Stream
 
 _GRPC = b"application/grpc"
 

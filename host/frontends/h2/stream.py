@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from host.frontends.h2 import frames
 from host.frontends.h2.frames import ErrorCode
@@ -13,6 +13,14 @@ from host.frontends.h2.reader import Piece
 
 if TYPE_CHECKING:
     from host.frontends.h2.connection import Connection
+
+
+class Route(Protocol):
+    """What a request has been understood as."""
+
+    def open(self, connection: Connection, stream_id: int) -> Stream:
+        """Its stream."""
+
 
 _JOIN_UP_TO = 4096  # bytes; below that, one copy costs less than one more buffer
 
@@ -59,6 +67,15 @@ class Stream(ABC):
     @abstractmethod
     def received(self, piece: Piece, size: int, end: bool) -> None:
         """Bytes of the request; `size` of them, with padding, are to be granted anew."""
+
+    @property
+    def arriving(self) -> int | None:
+        """How many bytes there are of what is still to come; None if the client owes nothing."""
+        return None
+
+    def too_slow(self) -> None:
+        """What is still to come takes too long."""
+        self.reset(ErrorCode.CANCEL)
 
     @abstractmethod
     def aborted(self) -> None:

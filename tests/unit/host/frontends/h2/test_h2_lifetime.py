@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+
 import pytest
 from h2_peer import DEADLINE, Connect, Peer, Serve, Server, grpc_message
 from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame
@@ -282,3 +284,96 @@ def test_nothing_is_kept_of_connections_that_have_gone(server: Server, connect: 
     wait_until(lambda: not server.frontend.open_connections, "no connections")
     for _ in range(20):
         assert server.service.cancelled.get(timeout=DEADLINE) == b"x"
+
+
+def let_time_pass(peer: Peer, clock: Clock, seconds: float) -> None:
+    """Until there is something for the client to read."""
+
+    def passed() -> bool:
+        clock.forward(seconds)
+        return bool(select.select([peer.socket], [], [], 0)[0])
+
+    wait_until(passed, "the server to say something")
+
+
+BEGUN = grpc_message(bytes(1000))[:10]
+
+
+@pytest.mark.parametrize("method", ["Echo", "EchoStream"])
+def test_a_message_that_has_begun_and_does_not_come_is_given_up(
+    serve: Serve, connect: Connect, clock: Clock, method: str
+) -> None:
+    server = serve(Limits(pause=5), loop=clock)
+    peer = connect(server)
+    peer.settle()
+    slow = peer.open(method)
+    peer.data(slow, BEGUN)
+    beside = peer.call("Echo", b"beside")
+    assert peer.answer(beside)[1] == grpc_message(b"beside")
+    let_time_pass(peer, clock, 5)
+    trailers = peer.answer(slow)[2]
+    assert trailers["grpc-status"] == "4"
+    assert trailers["grpc-message"] == "The request did not arrive in time"
+    assert peer.reset_code(slow) == ErrorCode.NO_ERROR
+    after = peer.call("Echo", b"after")
+    assert peer.answer(after)[1] == grpc_message(b"after")
+
+
+def test_a_unary_call_without_a_message_is_given_up(
+    serve: Serve, connect: Connect, clock: Clock
+) -> None:
+    peer = connect(serve(Limits(pause=5), loop=clock))
+    peer.settle()
+    stream = peer.open("Echo")
+    let_time_pass(peer, clock, 5)
+    assert peer.status(stream) == 4
+
+
+def test_bytes_that_trickle_in_buy_no_time_and_those_that_keep_pace_do(
+    serve: Serve, connect: Connect, clock: Clock
+) -> None:
+    peer = connect(serve(Limits(pause=5, pace=100), loop=clock))
+    slow, fast = peer.open("EchoStream"), peer.open("EchoStream")
+    message = grpc_message(bytes(1000))
+    sent = 0
+    while sent < len(message):
+        peer.data(slow, message[sent // 100 : sent // 100 + 1])
+        peer.data(fast, message[sent : sent + 100])
+        sent += 100
+        peer.settle()
+        clock.forward(5)
+    assert [f.stream_id for f in peer.frames if isinstance(f, RstStreamFrame)] == [slow]
+    peer.data(fast, b"", end=True)
+    assert peer.answer(fast)[1] == message
+
+
+def test_a_stream_may_be_silent_between_its_messages(
+    serve: Serve, connect: Connect, clock: Clock
+) -> None:
+    peer = connect(serve(Limits(pause=5), loop=clock))
+    stream = peer.open("EchoStream")
+    for _ in range(5):
+        peer.settle()
+        clock.forward(5)
+    peer.data(stream, grpc_message(b"at last"), end=True)
+    assert peer.answer(stream)[1] == grpc_message(b"at last")
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [HeadersFrame(1, b"\x83", flags=[]).serialize(), PingFrame(0, b"12345678").serialize()[:12]],
+    ids=["header block", "ping"],
+)
+def test_a_frame_that_has_begun_and_does_not_come_ends_the_connection(
+    serve: Serve, connect: Connect, clock: Clock, begun: bytes
+) -> None:
+    server = serve(Limits(pause=5, linger=1), loop=clock)
+    peer = connect(server)
+    peer.settle()
+    peer.write(begun)
+    let_time_pass(peer, clock, 5)
+    frame = peer.goaway()
+    assert (frame.error_code, frame.additional_data) == (ErrorCode.ENHANCE_YOUR_CALM, b"too slow")
+    assert peer.ended()
+    peer.close()
+    wait_until(lambda: server.frontend.open_connections == 0, "the connection to be forgotten")
