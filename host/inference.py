@@ -119,6 +119,8 @@ class InferRequest(msgspec.Struct):
     trace: RequestTrace | None = None
     slots: dict[str, object] | None = None
     """Outputs by name that are to be written to the client's memory, and where: blocks."""
+    offers: dict[str, object] | None = None
+    """Outputs by name that may as well be made in a client's memory, and where: blocks."""
     classes: Classes | None = None
     window: int = 0
     """Responses that may be under way at a time, which nobody has taken; 0: as many as usual."""
@@ -225,7 +227,7 @@ class Call:
             # An error's traceback may keep the request alive until the next collection; what
             # it occupies in shared memory is not to wait for that.
             self.request.inputs = []
-            self.request.slots = None
+            self.request.slots = self.request.offers = None
             if self.on_finish is not None:
                 self.on_finish(self)
         callback = self._callback

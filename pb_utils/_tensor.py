@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pb_utils import _arguments, _bytes_codec, _dlpack, _gpu
+from pb_utils._copying import copy_of
 from pb_utils._datatypes import BF16, BYTES, INVALID, NAMES, STORAGE, code_of
 from pb_utils._model_exception import TritonModelException
 from pb_utils._storage import address_of, byte_view, read_only_view
@@ -127,7 +128,7 @@ class Tensor:
             return tensor
         tensor._data = byte_view(memory)
         if received.code != BF16:
-            tensor._array = memory.copy()  # as_numpy() shows the content as it is now
+            tensor._array = copy_of(memory)  # as_numpy() shows the content as it is now
         return tensor
 
     def name(self) -> str:
@@ -240,7 +241,7 @@ class Tensor:
                 f"The tensor is in {'host memory' if self.is_cpu() else 'memory of a GPU'} and "
                 "cannot be exported elsewhere" + (" without a copy." if copy is False else ".")
             )
-        storage = np.frombuffer(self._wire_data(), np.uint8).copy()
+        storage = copy_of(np.frombuffer(self._wire_data(), np.uint8))
         return _dlpack.export(storage, storage, self._code, self._shape)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -318,7 +319,7 @@ class Tensor:
                 self._array = _bytes_codec.decode(data).reshape(self._shape)
             else:
                 array = np.ndarray(self._shape, STORAGE[self._code], data)
-                self._array = array.copy()[...]  # a view of the copy, which models may rely on
+                self._array = copy_of(array)[...]  # a view of the copy, which models may rely on
             self._received = None
         return self._array
 
@@ -331,7 +332,7 @@ class Tensor:
         data = self._wire_data()
         view = memoryview(data)
         if view.readonly or self._owner is not None:
-            private: npt.NDArray[Any] = np.frombuffer(data, np.uint8).copy()
+            private = copy_of(np.frombuffer(data, np.uint8))
             if self._array is None:
                 self._received = (data, self._owner)
             self._data, self._owner = private.data, None

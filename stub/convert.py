@@ -3,6 +3,7 @@
 from typing import Dict, List, Mapping, Optional, Sequence, cast
 
 import pb_utils
+from pb_utils._copying import copy_into
 from pb_utils._sender import Exchange
 from pb_utils._trace import NO_TRACE, InferenceTrace
 from stub.memory import Memory
@@ -16,14 +17,11 @@ from stub.wire.payload import (
     WireRequest,
     WireResponse,
     WireTensor,
-    slot_too_small,
 )
 
 
 class Unsendable(Exception):
-    """A parameter that no message can carry, an output that its caller has no room for, or a
-    tensor that a GPU does not give.
-    """
+    """A parameter that no message can carry, or a tensor that a GPU does not give."""
 
 
 def tensor_from(wire: WireTensor, memory: Memory) -> pb_utils.Tensor:
@@ -184,8 +182,8 @@ def response_to(
 ) -> WireResponse:
     """A model's answer, without the outputs that nobody asked for; `placed` as in `tensor_to`.
 
-    Those in `slots` are written there. What does not fit into shared memory becomes an error of
-    this response alone.
+    Those in `slots` are written there if they fit. What does not fit into shared memory becomes an
+    error of this response alone.
     """
     error = response._error
     if error is not None:
@@ -194,7 +192,7 @@ def response_to(
     try:
         parameters = _parameters(response._parameters)
         outputs = [
-            _put(tensor, slots[tensor._name], memory)
+            _put(tensor, slots[tensor._name], memory, own)
             if slots is not None and tensor._name in slots
             else tensor_to(tensor, memory, own)
             for tensor in response._output_tensors
@@ -208,16 +206,16 @@ def response_to(
     return WireResponse(outputs, parameters)
 
 
-def _put(tensor: pb_utils.Tensor, slot: Slot, memory: Memory) -> WireTensor:
-    """Write an output into a client's memory. Raises Unsendable if the client left too little."""
+def _put(tensor: pb_utils.Tensor, slot: Slot, memory: Memory, placed: List[Block]) -> WireTensor:
+    """Write an output into a client's memory; as `tensor_to` if the client left too little."""
     region = tensor._uncaptured()
     data = memoryview(tensor._wire_data()) if region is None else memoryview(b"")
     arena, offset, room = slot
     size = data.nbytes if region is None else region.nbytes
     if size > room:
-        raise Unsendable(slot_too_small(tensor._name, room, size))
+        return tensor_to(tensor, memory, placed)  # the host knows what that means
     if region is None:
-        memory.room(size, slot)[:] = data
+        copy_into(memory.room(size, slot), data)
     else:
         tensor._fetch(memory.room(size, slot))
     return WireTensor(tensor._name, tensor._code, tensor._shape, None, arena, offset, size)

@@ -5,6 +5,7 @@ import sys
 from collections import Counter, deque
 from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Union
 
+from pb_utils._copying import copy_into
 from stub.wire.arena import Arena, ArenaReader, Block, Ledger, RegionMap
 from stub.wire.messages import (
     OpenArena,
@@ -81,7 +82,7 @@ class Memory:
 
     def place(self, data: memoryview) -> Block:
         """Write bytes into the own arena. Raises ArenaFull."""
-        return self.own.write(data)
+        return self.own.fill(data.nbytes, lambda room: copy_into(room, data))
 
     def place_from(self, size: int, fill: Callable[[memoryview], None]) -> Block:
         """As `place`, of bytes that `fill` writes. Raises what it raises as well."""

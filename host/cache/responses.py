@@ -60,6 +60,7 @@ class ResponseCache:
         # between would have others get the answers to its own questions.
         request.inputs = [self._memory.private(tensor) for tensor in request.inputs]
         slots, request.slots = request.slots, None
+        request.offers = None
         visit = _Visit(call, begun, key_of(request, self._version, self._namespace), slots)
         self._store.look_up(visit.key, partial(self._found, visit, run))
 

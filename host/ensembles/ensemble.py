@@ -11,8 +11,9 @@ from host.cache.responses import ResponseCache
 from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
 from host.ensembles.limiter import Limiter
+from host.ensembles.parties import Face, Partner, TensorMemory
 from host.ensembles.plan import Plan, Step
-from host.ensembles.run import Face, Partner, Run, TensorMemory
+from host.ensembles.run import Run
 from host.errors import HostError, unavailable
 from host.inference import Call, ComputeCallback, FailureReason, InferRequest
 from host.metrics.meter import Meter

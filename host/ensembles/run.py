@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Protocol
 
 from host.ensembles.limiter import Limiter, Ticket
 from host.ensembles.pace import Lease, Pace
+from host.ensembles.parties import Face, Partner, TensorMemory
 from host.ensembles.plan import Route, Step
 from host.ensembles.values import Correlation, Value
 from host.errors import HostError, invalid_argument
 from host.inference import Call, ComputeCallback, InferRequest, InferResponse, Tensor
-from host.models.registry import LoadedModel
-
-
-@dataclass(frozen=True, slots=True)
-class Partner:
-    """A model that runs a step, and the shapes of its inputs without batch dimension."""
-
-    model: LoadedModel
-    dims: Mapping[str, Sequence[int]]
-    batches: bool
-    decoupled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Face:
-    """What clients see of an ensemble; `dims` are those of its outputs."""
-
-    name: str
-    version: int
-    dims: Mapping[str, Sequence[int]]
-    batches: bool
-    decoupled: bool
-
-
-class TensorMemory(Protocol):
-    """Where tensors of the ensemble itself lie."""
-
-    def share(self, tensor: Tensor) -> None:
-        """Put it where several models can read it. Raises HostError if there is no room."""
-
-    def deliver(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
-        """Write outputs to where the client wants them; what stands against it."""
 
 
 class _Flight:
@@ -88,6 +55,7 @@ class Run:
         """Who is to know of what is spent from now on."""
         self._face = face
         self._request = call.request
+        self._correlation = Correlation(call.request.correlation_id, call.request.flags)
         self._route = route
         self._partners = partners
         self._memory = memory
@@ -113,7 +81,7 @@ class Run:
         call.place = self
         call.on_cancel = self._cancel
         call.on_taken = self._taken if self._face.decoupled else None
-        correlation = Correlation(request.correlation_id, request.flags)
+        correlation = self._correlation
         given = {tensor.name: tensor for tensor in request.inputs}
         request.inputs = []  # each goes when the last step that takes it has ended
         size = request.batch_size if self._face.batches else 0
@@ -141,14 +109,20 @@ class Run:
                 values[name, iteration] = value
         for name in made:
             for step in route.users.get(name, ()):
-                if all((source, iteration) in values for source in step.sources):
+                if len(step.sources) == 1 or self._has(step.sources, iteration):
                     starting[step] = None
         for step in starting:
             if self._error is None and not self._over:
                 self._start(step, iteration)
-        if self._error is None and not self._over:
-            if all((name, iteration) in values for name in route.outputs):
-                self._respond(iteration)
+        if self._error is None and not self._over and self._has(route.outputs, iteration):
+            self._respond(iteration)
+
+    def _has(self, names: Iterable[str], iteration: int) -> bool:
+        values = self._values
+        for name in names:
+            if (name, iteration) not in values:
+                return False
+        return True
 
     def _use(self, name: str, iteration: int) -> Value:
         """One of those that need the tensor has got it; after the last one it is let go."""
@@ -178,7 +152,7 @@ class Run:
         """What the member is asked. It is told all that the ensemble was told."""
         step, asked, iteration = flight.step, self._request, flight.iteration
         partner = self._partners[step.index]
-        correlation = Correlation(asked.correlation_id, asked.flags)
+        correlation = self._correlation
         values = {name: self._use(name, iteration) for name in step.sources}
         inputs: list[Tensor] = []
         for name, source in step.inputs:
@@ -202,8 +176,24 @@ class Run:
             asked.priority,
             asked.timeout_us,
             None if asked.trace is None else asked.trace.child(),
+            offers=self._offers(flight),
+            form=partner.form_of(inputs),
             window=self._pace.window if partner.decoupled else 0,
         )
+
+    def _offers(self, flight: _Flight) -> dict[str, object] | None:
+        """Where the client wants outputs that only this step is left to make.
+
+        Before that, others may still read what lies there: the client's own inputs.
+        """
+        wanted = self._request.slots or self._request.offers
+        if not wanted or self._face.decoupled or self._values or len(self._flights) > 1:
+            return None
+        return {
+            output: wanted[name]
+            for output, name in flight.step.outputs.items()
+            if name in wanted and name in self._route.outputs
+        }
 
     def _submit(self, flight: _Flight, request: InferRequest) -> None:
         if flight.ticket is not None:

@@ -48,7 +48,7 @@ def encode_infer_response(response: InferResponse) -> bytes:
     Raises HostError INVALID_ARG if that is more than gRPC can carry (protocol spec 2.4).
     """
     outputs = response.outputs
-    if len(outputs) == 1 and not response.parameters:  # the short way for what most models answer
+    if len(outputs) == 1:  # the short way for what most models answer
         tensor = outputs[0]
         data = tensor.data
         if type(data) is bytes and len(data) < 128:
@@ -60,6 +60,8 @@ def encode_infer_response(response: InferResponse) -> bytes:
                     tensor.datatype,
                     tuple(tensor.shape),
                 )
+                if response.parameters:
+                    head += _parameters(response.parameters)
             except (TypeError, ValueError):
                 pass  # the long way says what is wrong
             else:
@@ -148,18 +150,30 @@ def _output_field(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _parameters(parameters: dict[str, Parameter]) -> bytes:
+    return b"".join(
+        [
+            _parameter(key, value) if isinstance(value, str) else _remembered_parameter(key, value)
+            for key, value in parameters.items()
+        ]
+    )
+
+
+def _parameter(key: str, value: Parameter) -> bytes:
     message = pb.ModelInferResponse()
-    for key, value in parameters.items():
-        entry = message.parameters[key]
-        if isinstance(value, bool):
-            entry.bool_param = value
-        elif isinstance(value, int):
-            entry.int64_param = value
-        elif isinstance(value, float):
-            entry.double_param = value
-        else:
-            entry.string_param = value
+    entry = message.parameters[key]
+    if isinstance(value, bool):
+        entry.bool_param = value
+    elif isinstance(value, int):
+        entry.int64_param = value
+    elif isinstance(value, float):
+        entry.double_param = value
+    else:
+        entry.string_param = value
     return _serialize(message)
+
+
+# True, 1 and 1.0 are equal. Texts are not remembered: they may be long.
+_remembered_parameter = functools.lru_cache(_REMEMBERED, typed=True)(_parameter)
 
 
 def _string(tag: bytes, text: str) -> bytes:

@@ -8,7 +8,6 @@ from host.errors import HostError, internal
 from host.inference import Tensor
 from host.instances.arenas import Arenas
 from stub.wire.arena import Block
-from stub.wire.payload import slot_too_small
 
 
 class ClientMemory:
@@ -45,7 +44,7 @@ class ClientMemory:
             if not written:
                 size = len(output.data)
                 if size > slot.size:
-                    return internal(slot_too_small(output.name, slot.size, size))
+                    return _too_small(output.name, slot.size, size)
                 region = self._arenas.region(slot.arena)
                 if region is None:
                     return internal(f"the region of output '{output.name}' is gone")
@@ -55,3 +54,11 @@ class ClientMemory:
                     return internal(f"output '{output.name}' cannot be written: {error.strerror}")
             outputs[index] = Tensor(output.name, output.datatype, output.shape, b"")
         return None
+
+
+def _too_small(output: str, room: int, size: int) -> HostError:
+    """The documented text (protocol spec 4)."""
+    return internal(
+        f"shared memory size specified with the request for output '{output}' ({room} bytes)"
+        f" should be at least {size} bytes to hold the results"
+    )

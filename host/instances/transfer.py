@@ -89,14 +89,14 @@ class Transfer:
             request.model_name,
             request.model_version,
             None if request.trace is None else request.trace.sent(),
-            self._slots(request.slots, socket, frame) if request.slots else None,
+            self._slots(request.slots or request.offers, socket, frame),
             request.window,
         )
 
     @staticmethod
     def is_inline(request: InferRequest) -> bool:
         """Whether all of the request fits into a message, and takes no shared memory."""
-        return not request.slots and all(
+        return not (request.slots or request.offers) and all(
             len(tensor.data) <= INLINE_LIMIT and tensor.owner is None for tensor in request.inputs
         )
 
@@ -140,8 +140,10 @@ class Transfer:
             frame.append(self._arenas.announcement(arena))
 
     def _slots(
-        self, wanted: Mapping[str, object], socket: bytes, frame: list[ToStub]
-    ) -> dict[str, Slot]:
+        self, wanted: Mapping[str, object] | None, socket: bytes, frame: list[ToStub]
+    ) -> dict[str, Slot] | None:
+        if not wanted:
+            return None
         slots: dict[str, Slot] = {}
         for name, block in wanted.items():
             assert isinstance(block, Block)

@@ -30,14 +30,6 @@ Slot = Tuple[int, int, int]
 """Where in a client's region an output is to be written: (arena, offset, room in bytes)."""
 
 
-def slot_too_small(output: str, room: int, size: int) -> str:
-    """The documented text (protocol spec 4)."""
-    return (
-        f"shared memory size specified with the request for output '{output}' ({room} bytes)"
-        f" should be at least {size} bytes to hold the results"
-    )
-
-
 class WireError(msgspec.Struct, array_like=True, gc=False):
     """An error as data: the number of a `TritonError` code (pb_utils spec 3.11), and the text."""
 
@@ -56,8 +48,8 @@ class TraceLink(msgspec.Struct, array_like=True, gc=False):
 
 class WireRequest(msgspec.Struct, array_like=True):
     """An inference request. No `outputs` means all that the model's configuration lists; those in
-    `slots` are written there. A `window` is how many responses may be under way, if not as many
-    as usual.
+    `slots` are written there if they fit. A `window` is how many responses may be under way, if
+    not as many as usual.
     """
 
     id: str
