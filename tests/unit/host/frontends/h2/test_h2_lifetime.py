@@ -336,14 +336,14 @@ def test_bytes_that_trickle_in_buy_no_time_and_those_that_keep_pace_do(
     slow, fast = peer.open("EchoStream"), peer.open("EchoStream")
     message = grpc_message(bytes(1000))
     sent = 0
-    while sent < len(message):
+    while sent + 100 < len(message):
         peer.data(slow, message[sent // 100 : sent // 100 + 1])
         peer.data(fast, message[sent : sent + 100])
         sent += 100
         peer.settle()
         clock.forward(5)
     assert [f.stream_id for f in peer.frames if isinstance(f, RstStreamFrame)] == [slow]
-    peer.data(fast, b"", end=True)
+    peer.data(fast, message[sent:], end=True)
     assert peer.answer(fast)[1] == message
 
 
