@@ -95,8 +95,8 @@ class Executor:
                 return self._skip(running)
             if running.context is not None:
                 token = span.enter(running.context)
-            returned = self._call(running)
             self._unsent = running.placed
+            returned = self._call(running)
             if is_coroutine(returned):
                 if self._decoupled or self._overlap > 1:
                     return self._leave_running(running, returned)
@@ -220,13 +220,13 @@ class Executor:
                 raise BadReturn(MORE_THAN_ONE)
 
     def _fail(self, running: Running, error: BaseException) -> List[ToHost]:
-        """Every request of the batch that can still be answered gets the error."""
+        """Every request of the batch that has not been answered gets the error."""
         told = isinstance(error, (BadReturn, BatchTensorError))
         text = str(error) if told else describe_exception(error)
         failure = f"Failed to process the request(s) for model '{self._name}', message: {text}"
         answer = failed(failure)
         messages: List[ToHost] = [
-            Respond(running.number, exchange.index, answer)
+            Respond(running.number, exchange.index, exchange.sent(running.placed) or answer)
             for exchange in running.exchanges
             if exchange.close()
         ]

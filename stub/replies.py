@@ -30,6 +30,10 @@ _ON_A_LOOP = 16
 """So many times more for a sender on an event loop: its wait holds up every other coroutine."""
 
 
+_Held = Tuple[WireResponse, List[Block]]
+"""A response, and what it refers to."""
+
+
 class Replies:
     """Every exchange that may still be answered; any thread may call.
 
@@ -46,7 +50,7 @@ class Replies:
         self._wake = wake
         self._current: Sequence[StubExchange] = ()
         self._late: WeakValueDictionary[Tuple[int, int], StubExchange] = WeakValueDictionary()
-        self._dropped: Deque[Tuple[int, int]] = deque()
+        self._dropped: Deque[Tuple[int, int, Optional[_Held]]] = deque()
         self._begun = 0
         self._beginning = threading.Lock()
         self._early: Set[Tuple[int, int]] = set()  # cancelled before their batch has begun
@@ -105,18 +109,27 @@ class Replies:
                 return exchange
         return self._late.get((batch, index))
 
-    def drop(self, batch: int, index: int) -> None:
+    def drop(self, batch: int, index: int, held: Optional[_Held]) -> None:
         """Nobody can answer that request any more. Called by finalisers: waits for nothing."""
-        self._dropped.append((batch, index))
+        self._dropped.append((batch, index, held))
         self._wake()
 
-    def dropped(self) -> List[ToHost]:
-        """The answers to requests that were dropped since the last call."""
+    def dropped(self, placed: List[Block]) -> List[ToHost]:
+        """The answers to requests that were dropped since the last call; `placed` as usual."""
         answers: List[ToHost] = []
         while self._dropped:
-            batch, index = self._dropped.popleft()
-            answers.append(Respond(batch, index, self.unanswered()))
+            batch, index, held = self._dropped.popleft()
+            answers.append(Respond(batch, index, self.tell(held, placed) or self.unanswered()))
         return answers
+
+    def tell(self, held: Optional[_Held], placed: List[Block]) -> Optional[WireResponse]:
+        """A response that is about to be sent after all, if there is one."""
+        if held is None:
+            return None
+        response, blocks = held
+        self.memory.tell(blocks)
+        placed.extend(blocks)
+        return response
 
     def unanswered(self) -> WireResponse:
         """The answer to a request for which the model has none."""
@@ -200,16 +213,21 @@ class StubExchange(Exchange):
         self.slots = slots
         self.window = window
         self._replies = replies
-        self._held: Optional[Tuple[WireResponse, List[Block]]] = None
+        self._held: Optional[_Held] = None  # sent, but not as the last one
         self._flow: Optional[_Flow] = None  # of a decoupled request that has got a response
 
     def __del__(self) -> None:
         if not self.closed:
-            self._replies.drop(self.batch, self.index)
+            self._replies.drop(self.batch, self.index, self._held)
 
     def wire(self, response: pb_utils.InferenceResponse, placed: List[Block]) -> WireResponse:
         """A response as the caller is to get it; `placed` as in `tensor_to`."""
         return response_to(response, self.outputs, self._replies.memory, placed, self.slots)
+
+    def sent(self, placed: List[Block]) -> Optional[WireResponse]:
+        """What an ordinary model has sent without the flag that ends the request."""
+        held, self._held = self._held, None
+        return self._replies.tell(held, placed)
 
     def is_cancelled(self) -> bool:
         """Whether the caller has gone."""

@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from typing import Deque, Optional
+from typing import Deque, List, Optional
 
 import pb_utils
 from stub import python_logging
@@ -23,7 +23,7 @@ from stub.replies import Replies
 from stub.runtime import StubRuntime
 from stub.user_model import ModelFailure, UserModel
 from stub.wire import messages as m
-from stub.wire.arena import Arena
+from stub.wire.arena import Arena, Block
 from stub.wire.spawn import Spawn
 
 _TRIM_SECONDS = 2.0  # how long freed tensor memory stays warm
@@ -251,7 +251,8 @@ class Worker:
 
     def _say_for_finalisers(self) -> None:
         """Finalisers run in the middle of anything, so they leave it to this thread to speak."""
-        messages = [*self._replies.dropped(), *self._runtime.unsaid()]
+        placed: List[Block] = []  # lives until what refers to it is sent
+        messages = [*self._replies.dropped(placed), *self._runtime.unsaid()]
         if messages:
             self._channel.send(messages)
 

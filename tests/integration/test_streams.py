@@ -357,13 +357,34 @@ def test_a_returned_response_counts_although_a_sender_exists(client: Client) -> 
     assert number_of(client, "return:") == 100
 
 
-@pytest.mark.parametrize("steps", ["", "respond", "thread:respond"])
-def test_a_request_without_a_last_response_gets_an_error_and_not_a_hang(
-    client: Client, steps: str
-) -> None:
-    status, text = failure(number_of, client, steps)
+def test_a_request_without_a_response_gets_an_error_and_not_a_hang(client: Client) -> None:
+    status, text = failure(number_of, client, "")
     assert status == "StatusCode.INTERNAL"
     assert text.startswith(LET_GO.format("sender_0"))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "respond",
+        "thread:respond",
+        "respond respond final",
+        "thread:respond respond final",
+        "respond raises=x",
+        "return:respond",
+    ],
+)
+def test_what_was_sent_is_the_answer_although_the_flag_never_comes(
+    client: Client, steps: str
+) -> None:
+    assert number_of(client, steps) == 0
+
+
+def test_a_large_response_that_was_sent_without_the_flag_arrives_whole(client: Client) -> None:
+    for steps in ("respond=3000000 raises=x", "thread:respond=3000000"):
+        array = np.array([steps.encode()], dtype=np.object_)
+        result = client.infer("sender", [tensor("COMMAND", array)])
+        assert result.as_numpy("DATA").size == 3000000
 
 
 def test_the_model_is_finalized_after_its_threads_have_sent(
