@@ -10,9 +10,10 @@ import sys
 import uvloop
 
 from host import config_command, foreground
+from host.command_line import parse
 from host.errors import HostError
 from host.lint import command as lint
-from host.options import Options, UsageError, parse
+from host.options import Options, UsageError
 from host.server import Server
 from host.standard_streams import open_standard_streams
 from stub.wire.heap import keep_freed_memory

@@ -30,12 +30,13 @@ from typing import Any
 
 import uvloop
 
+from host.command_line import parse
 from host.config.json_form import from_json
 from host.config.names import checked_load_name
 from host.config.pbtxt import to_pbtxt
 from host.errors import HostError, internal
 from host.instances.caller import CallerLauncher
-from host.options import UsageError, parse
+from host.options import UsageError
 from host.private_folder import PrivateFolder
 from host.server import Server
 from host.standard_streams import open_standard_streams

@@ -184,8 +184,10 @@ class Core:
             return False
         if not self._strict:
             return True
+        if any(failure.counts for failure in self._registry.failures.values()):
+            return False
         for entry in [entry for _, entry in self._registry.items()]:
-            if not entry.versions or entry.reason:
+            if not entry.versions:
                 return False
             for version in list(entry.versions.values()):
                 if not await _is_fine(version):

@@ -16,7 +16,9 @@ from host.frontends.grpc_aio import GrpcAioFrontend
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import GrpcService
 from host.frontends.h2.frontend import H2Frontend
+from host.frontends.h2.limits import Limits
 from host.frontends.http.app import HttpApp
+from host.frontends.http_connection import Patience
 from host.frontends.http_listener import HttpListener
 from host.frontends.metrics_app import MetricsApp
 from host.frontends.restrictions import Restrictions
@@ -52,6 +54,11 @@ class Doors:
         self._http: HttpListener | None = None
         self._metrics: HttpListener | None = None
         self._http_tls: ssl.SSLContext | None = None
+        self._patience = Patience(
+            headers=options.http_header_timeout_secs,
+            pause=options.http_body_timeout_secs,
+            idle=options.http_idle_timeout_secs,
+        )
 
     async def prepare(self) -> None:
         """Find out now what would end the start when all models have loaded.
@@ -75,10 +82,15 @@ class Doors:
             Restrictions(grpc_restriction(options.grpc_restricted_protocol), _GRPC_PREFIX),
             Forwarding(options.grpc_header_forward_pattern),
         )
-        engine = H2Frontend if options.grpc_engine == "h2" else GrpcAioFrontend
-        self._grpc = engine(
-            service, options.grpc_address, options.grpc_port, _grpc_options(options)
-        )
+        settings = _grpc_options(options)
+        address, port = options.grpc_address, options.grpc_port
+        if options.grpc_engine == "h2":
+            limits = Limits(
+                handshake=options.grpc_handshake_timeout_secs, pause=options.grpc_body_timeout_secs
+            )
+            self._grpc = H2Frontend(service, address, port, settings, limits)
+        else:
+            self._grpc = GrpcAioFrontend(service, address, port, settings)
         self.grpc_port = await _start("GRPC", self._grpc.start())
         _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
 
@@ -98,6 +110,7 @@ class Doors:
             options.http_port,
             reuse_port=options.reuse_http_port,
             tls=self._http_tls,
+            patience=self._patience,
             starter=app.starter,
         )
         self.http_port = await _start("HTTP", self._http.start())
@@ -106,7 +119,9 @@ class Doors:
     async def open_metrics(self, families: Callable[[], Iterable[Family]]) -> None:
         """Open the port of metrics. Raises HostError if that is not possible."""
         address = self._options.metrics_host
-        self._metrics = HttpListener(MetricsApp(families), address, self._options.metrics_port)
+        self._metrics = HttpListener(
+            MetricsApp(families), address, self._options.metrics_port, patience=self._patience
+        )
         self.metrics_port = await _start("Metrics", self._metrics.start())
         _log.info("Started Metrics Service at %s:%d", address, self.metrics_port)
 
@@ -187,6 +202,7 @@ def _grpc_options(options: Options) -> GrpcOptions:
         max_connection_age_grace=options.grpc_max_connection_age_grace,
         reuse_port=options.reuse_grpc_port,
         compression_level=options.grpc_infer_response_compression_level,
+        handshake_timeout=round(1000 * options.grpc_handshake_timeout_secs),
         tls=_grpc_tls(options),
     )
 

@@ -20,6 +20,7 @@ _DEVICE = re.compile(r"[0-9]+:[0-9]+")
 _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_LONGEST = 1e8  # seconds; timers of event loops take no more than some years
 
 log_format = one_of("invalid argument for --log-format", "default", "ISO8601", "json")
 stub_start = one_of("invalid argument for --stub-start", "fork", "spawn")
@@ -47,6 +48,12 @@ def control_mode(mode: str) -> None:
 def not_negative(number: float) -> None:
     """Zero or more."""
     if not number >= 0:
+        raise BadValue(f"Provided option value is out of bound. Got {number}")
+
+
+def seconds(number: float) -> None:
+    """A time that can be waited for."""
+    if not 0 < number <= _LONGEST:
         raise BadValue(f"Provided option value is out of bound. Got {number}")
 
 

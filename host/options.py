@@ -8,21 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from host import flag_values as values
-from host.deprecated_flags import DEPRECATED
 from host.flags import (
     PORT,
     SIZE,
     SWITCH,
     BadValue,
-    CommandLine,
     Group,
     Status,
     bad_option,
-    collect,
     flags_of,
     integer,
 )
-from host.flags import usage as usage_text
 from host.host_policies import read_policies
 from host.metrics.settings import MetricsSettings
 from host.tracing.config import TraceConfig
@@ -119,6 +115,14 @@ class Options:
         check=values.http_restriction)
     http_api_page: bool = _http(
         True, "Serve GET /docs and GET /openapi.json; this flag is pbhost's own.")
+    http_header_timeout_secs: float = _http(
+        60.0, "How long a client may take for the handshake of TLS, and for the head of a request;"
+        " this flag and the next two are pbhost's own.", check=values.seconds)
+    http_body_timeout_secs: float = _http(
+        60.0, "Time in which a body must bring 16 KiB, and a client must take something of its"
+        " answer.", check=values.seconds)
+    http_idle_timeout_secs: float = _http(
+        600.0, "How long a connection may be without a request.", check=values.seconds)
     http_use_ssl: bool = _http(False, "Use TLS; these flags are pbhost's own.")
     http_use_ssl_mutual: bool = _http(False, "Use TLS, and require client certificates.")
     http_server_cert: str = _http("", "PEM file with the server certificate.")
@@ -159,6 +163,11 @@ class Options:
     grpc_http2_max_ping_strikes: int = _grpc(2, "Bad pings to accept; 0 is no limit.")
     grpc_max_connection_age: int = _grpc(0, "Milliseconds that a connection may last.")
     grpc_max_connection_age_grace: int = _grpc(0, "Milliseconds for its calls after that.")
+    grpc_handshake_timeout_secs: float = _grpc(
+        20.0, "How long a client may take for the handshake of TLS, and then for that of HTTP/2;"
+        " this flag and the next one are pbhost's own.", check=values.seconds)
+    grpc_body_timeout_secs: float = _grpc(
+        60.0, "Time in which a message that has begun must bring 16 KiB.", check=values.seconds)
 
     allow_metrics: bool = _metrics(True, "Whether to serve metrics.")
     allow_gpu_metrics: bool = _metrics(
@@ -356,41 +365,3 @@ class Options:
 
 FLAGS = flags_of(Options)
 """Every flag but the deprecated ones, in the order of the usage text."""
-
-
-def usage() -> str:
-    """The text of `--help`."""
-    return usage_text("pbhost serve", FLAGS, DEPRECATED)
-
-
-def parse(argv: Sequence[str]) -> Options:
-    """The options of a command line (without the program's name).
-
-    Raises UsageError, whose text is the usage followed by what is wrong (nothing for `--help`).
-    """
-    try:
-        line = collect(argv, FLAGS, DEPRECATED)
-        _check_given(line)
-        options = Options(**line.values)
-    except (BadValue, UsageError) as error:
-        raise UsageError(str(error), usage()) from None
-    options.warnings[:0] = [
-        f"'--{alias.name}' has been deprecated! {alias.help}" for alias in line.deprecated
-    ]
-    return options
-
-
-def _check_given(line: CommandLine) -> None:
-    """What can be seen only on a command line."""
-    if {"response-cache-byte-size", "cache-config"} <= set(line.names):
-        raise UsageError(
-            "Error: Incompatible flags --response-cache-byte-size and --cache-config both"
-            " provided. Please provide one or the other."
-        )
-    if line.values.get("model_config_name") == "":
-        raise UsageError("Error: empty argument for --model-config-name")
-    repositories = line.values.get("model_repository", [])
-    if not repositories:
-        raise UsageError("--model-repository must be specified")
-    if not all(os.path.isdir(path) for path in repositories):
-        raise UsageError("repository path is not a valid directory")

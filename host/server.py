@@ -235,15 +235,17 @@ class Server:
     def model_table(self) -> str:
         """Every known version, with READY or the reason why not."""
         rows: list[list[str]] = []
+        for name, failure in self._registry.failures.items():
+            rows.append([name, "-", f"Not loaded: {failure.reason}"])
         for name, entry in self._registry.items():
             if not entry.versions:
-                reason = entry.reason or "No model version was found"
-                rows.append([name, "-", f"Not loaded: {reason}"])
+                rows.append([name, "-", f"Not loaded: {entry.reason}"])
             for number, version in sorted(entry.versions.items()):
                 status = version.state.value
                 if version.state is not State.READY and version.reason:
                     status += f": {version.reason}"
                 rows.append([name, str(number), status])
+        rows.sort(key=lambda row: row[0])
         return table(["Model", "Version", "Status"], rows)
 
     async def infer(

@@ -33,6 +33,7 @@ LAYERS = [
     ["host.flags"],
     ["host.flag_values", "host.deprecated_flags", "host.host_policies"],
     ["host.options"],
+    ["host.command_line"],
     ["host.scheduling"],
     ["host.instances"],
     ["host.models", "host.ensembles"],

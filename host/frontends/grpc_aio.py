@@ -158,6 +158,7 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
     arguments = [
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.server_handshake_timeout_ms", options.handshake_timeout),
         ("grpc.keepalive_time_ms", options.keepalive_time),
         ("grpc.keepalive_timeout_ms", options.keepalive_timeout),
         # grpcio waits a minute for the answer to any ping, whatever the argument above says.

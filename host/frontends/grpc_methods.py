@@ -128,4 +128,5 @@ class GrpcOptions:
     max_connection_age_grace: int = 0
     reuse_port: bool = False
     compression_level: str = "none"
+    handshake_timeout: int = 20000
     tls: TlsFiles | None = None

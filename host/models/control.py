@@ -140,7 +140,7 @@ class Control:
                 entries.append(IndexEntry(name, "", State.UNAVAILABLE.value, _DUPLICATED))
                 continue
             versions = self._registry.versions(known)
-            if not versions and not ready:
+            if not self._registry.knows(known) and not ready:
                 entries.append(IndexEntry(name))
             entries += [
                 IndexEntry(name, str(v.number), v.state.value, v.reason)

@@ -18,6 +18,7 @@ from host.models.loads import (
     ModelLoader,
     PollFailure,
     Prepare,
+    Reports,
     VersionFailure,
 )
 from host.models.override import Files, Override, Uploads
@@ -54,7 +55,7 @@ class Lifecycle:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stamps: dict[str, Stamp] = {}  # of models that are loaded without an override
         self._unloads: dict[str, int] = {}  # how many each model has seen
-        self._reported: dict[str, set[str]] = {}  # failures that polls have met since a success
+        self._reports = Reports()
         self._loads: set[asyncio.Task[bool]] = set()
         self._releases: set[asyncio.Task[None]] = set()
         self._living: dict[LoadedModel, Files] = {}
@@ -64,8 +65,9 @@ class Lifecycle:
 
     def note_failure(self, name: str, error: HostError) -> None:
         """A model that is to be served could not be loaded."""
-        if not self._registry.versions(name):  # else each version says it
-            self._registry.set_failed(name, error.status_string)
+        if not self._registry.knows(name):  # else each version says it
+            counts = not isinstance(error, PollFailure)
+            self._registry.set_failed(name, error.status_string, counts=counts)
 
     async def load(
         self,
@@ -103,20 +105,11 @@ class Lifecycle:
             try:
                 changed = await self._bring_up_to_date(asked)
             except HostError as error:
-                self._report(name, error, asked.polled)
+                for level, line in self._reports.lines(name, error, asked.polled):
+                    _log.log(level, "%s", line, extra=about(name))
                 raise
-            self._reported.pop(name, None)
+            self._reports.forget(name)
             return changed
-
-    def _report(self, name: str, error: HostError, polled: bool) -> None:
-        lines = [f"failed to load '{name}': {error.status_string}"]
-        if isinstance(error, VersionFailure):
-            lines = error.lines
-        known = self._reported.setdefault(name, set()) if polled else set()
-        for line in lines:
-            level = logging.DEBUG if line in known else logging.ERROR
-            _log.log(level, "%s", line, extra=about(name))
-        known.update(lines)
 
     async def _bring_up_to_date(self, asked: Asked) -> bool:
         name, override = asked.name, asked.override
@@ -129,10 +122,14 @@ class Lifecycle:
             loaded, available = await self._read(name, files, override)
             if asked.prepare is not None:
                 await asked.prepare(loaded.config)
-            chosen = select_versions(loaded.config, available)
+            self._registry.clear_failed(name)
+            try:
+                chosen = select_versions(loaded.config, available)
+            except HostError as error:
+                self._registry.set_empty(name, error.status_string)
+                raise
             for number in chosen:
                 await asyncio.to_thread(model_file, files.path, number, loaded.config)
-            self._registry.clear_failed(name)
             changed = await self._replace(asked, files, look, loaded, chosen)
         finally:
             await self._let_go(files)
@@ -318,6 +315,7 @@ class Lifecycle:
     def unload(self, name: str) -> None:
         """Begin to unload a model; a load of it that is under way comes to nothing."""
         known = self._registry.versions(name).values()
+        self._registry.clear_failed(name)
         if not known and name not in self._locks:
             return
         self._unloads[name] = self._unloads.get(name, 0) + 1
@@ -329,7 +327,7 @@ class Lifecycle:
     def forget(self, name: str) -> None:
         """Unload a model that is not to be served any more; that it failed no longer counts."""
         self.unload(name)
-        self._reported.pop(name, None)
+        self._reports.forget(name)
         self._registry.forget_failures(name)
 
     def _release(self, name: str, version: Version, replaced: bool = False) -> None:

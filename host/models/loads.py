@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,27 @@ class VersionFailure(HostError):
     def __init__(self, message: str, lines: list[str]) -> None:
         super().__init__(ErrorCode.INVALID_ARG, message)
         self.lines = lines
+
+
+class Reports:
+    """What the log is told of failed loads. What polls meet again is no news."""
+
+    def __init__(self) -> None:
+        self._met: dict[str, set[str]] = {}  # by polls since a load that did not fail
+
+    def lines(self, name: str, error: HostError, polled: bool) -> list[tuple[int, str]]:
+        """The lines for a failed load of that model, with their levels."""
+        lines = [f"failed to load '{name}': {error.status_string}"]
+        if isinstance(error, VersionFailure):
+            lines = error.lines
+        met = self._met.setdefault(name, set()) if polled else set()
+        levels = [logging.DEBUG if line in met else logging.ERROR for line in lines]
+        met.update(lines)
+        return list(zip(levels, lines, strict=True))
+
+    def forget(self, name: str) -> None:
+        """Whatever comes next is news."""
+        self._met.pop(name, None)
 
 
 Prepare = Callable[[ModelConfig], Awaitable[None]]

@@ -95,7 +95,7 @@ class Version:
 
 @dataclass(slots=True)
 class Entry:
-    """All known versions of one model; none if its load failed before any was chosen."""
+    """All known versions of one model; none, for a reason, if its policy chose none."""
 
     versions: dict[int, Version] = field(default_factory=dict)
     reason: str = ""
@@ -104,6 +104,17 @@ class Entry:
     def present(self) -> bool:
         """Whether a version is served, or is about to be."""
         return any(v.state in (State.READY, State.LOADING) for v in self.versions.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a model that is to be served did not get so far that its versions were chosen.
+
+    Nobody who asks for it finds it. `counts`: a strict server is not ready because of it.
+    """
+
+    reason: str
+    counts: bool
 
 
 class Registry:
@@ -116,6 +127,7 @@ class Registry:
     def __init__(self, namespaces: bool = False) -> None:
         self._namespaces = namespaces
         self._entries: dict[str, Entry] = {}
+        self.failures: dict[str, Failure] = {}
         self._ready: dict[tuple[str, int], LoadedModel] = {}
         self._named = self._ready
 
@@ -194,25 +206,32 @@ class Registry:
         del self._entries[name].versions[number]
         self._index()
 
-    def set_failed(self, name: str, reason: str) -> None:
-        """The model's load failed before a version could be chosen."""
-        self._entries.setdefault(name, Entry()).reason = reason
+    def set_failed(self, name: str, reason: str, *, counts: bool) -> None:
+        """The model's load failed before it came to its versions."""
+        self.failures[name] = Failure(reason, counts)
+
+    def set_empty(self, name: str, reason: str) -> None:
+        """The model's policy has chosen no version; what is known of others stays."""
+        if name not in self._entries:
+            self._entries[name] = Entry(reason=reason)
 
     def clear_failed(self, name: str) -> None:
-        """The model's load got as far as its versions."""
-        self._entries.setdefault(name, Entry()).reason = ""
+        """The model's load got as far as its versions, or it is not wanted any more."""
+        self.failures.pop(name, None)
+        entry = self._entries.get(name)
+        if entry is not None and not entry.versions:
+            del self._entries[name]
 
     def forget_failures(self, name: str) -> None:
         """Nobody wants this model any more, so that it failed is no matter."""
-        entry = self._entries.get(name)
-        if entry is None:
-            return
-        entry.reason = ""
-        for number, version in list(entry.versions.items()):
+        for number, version in self.versions(name).items():
             if version.state is State.UNAVAILABLE and version.reason != UNLOADED:
-                del entry.versions[number]
-        if not entry.versions:
-            del self._entries[name]
+                del self._entries[name].versions[number]
+        self.clear_failed(name)
+
+    def knows(self, name: str) -> bool:
+        """Whether a load of the model has come as far as its versions."""
+        return name in self._entries
 
     def versions(self, name: str) -> dict[int, Version]:
         """The known versions of a model, none if it is unknown."""
@@ -220,8 +239,8 @@ class Registry:
         return dict(sorted(entry.versions.items())) if entry is not None else {}
 
     def names(self) -> frozenset[str]:
-        """Every known model's name."""
-        return frozenset(self._entries)
+        """The name of every model that is known, or has failed to be."""
+        return frozenset(self._entries) | self.failures.keys()
 
     def items(self) -> Iterator[tuple[str, Entry]]:
         """Every known model, by name."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from host.command_line import parse
 from host.descriptions import ServerMetadata
 from host.option_table import option_rows
-from host.options import parse
 
 SERVER = ServerMetadata("me", "2.73.0", ["a", "b"])
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from host.command_line import parse, usage
 from host.deprecated_flags import DEPRECATED
 from host.flag_values import PythonSettings
 from host.flags import Flag, Status
-from host.options import FLAGS, Options, UsageError, parse, usage
+from host.options import FLAGS, Options, UsageError
 from tests import flag_table
 
 HERE = os.path.dirname(__file__)
