@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -126,13 +127,21 @@ class Server:
         options = self.options
         repository = Repository(map(Path, options.model_repository), options.model_namespacing)
         usual = ForkLauncher if options.stub_start == "fork" else SpawnLauncher
-        pool = self._pool = StubPool(
-            self._launcher or usual(),
-            options.arena_limit,
-            self.core,
-            self._custom_metrics,
-            options.allow_client_shm,
-        )
+        try:
+            pool = self._pool = StubPool(
+                self._launcher or usual(),
+                options.arena_limit,
+                self.core,
+                self._custom_metrics,
+                options.allow_client_shm,
+            )
+        except OSError as failure:
+            if failure.errno != errno.ENOMEM:
+                raise
+            raise internal(
+                f"no address space for {options.arena_limit} bytes of tensors: {failure.strerror};"
+                " set --arena-byte-size to less, or allow this process more (ulimit -v)"
+            ) from failure
         pool.load_seconds = options.stub_load_timeout_secs or None
         self.core.connect_regions(pool.regions)
         environments = self._environments = Environments(

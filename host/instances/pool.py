@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Sequence
 
@@ -148,6 +149,10 @@ def _no_stub(label: Label, error: OSError) -> HostError:
     what = f"cannot start a stub process for '{label}': {error.strerror or error}"
     if error.filename:  # the interpreter of an environment
         return internal(f"{what}: {error.filename}")
+    if error.errno == errno.ENOMEM:
+        return stub_lost(
+            f"{what}; set --arena-byte-size to less, or allow the host more memory (ulimit -v)"
+        )
     return stub_lost(
         f"{what}; the host may need a higher limit of open files (ulimit -n) or more memory"
     )

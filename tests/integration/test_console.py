@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -96,3 +97,24 @@ def test_models_without_standard_output_are_finalized_like_others(
     for name in ("closes", "drops"):
         assert f"{name}, and is heard" in running.output
     assert "Traceback" not in running.output
+
+
+def test_address_space_that_is_too_small_for_tensors_is_told_with_what_helps(
+    repository: RepositoryBuilder,
+) -> None:
+    repository.copy("identity")
+    for size, reason in [
+        ("", r"no address space for \d+ bytes of tensors: Cannot allocate memory; set"),
+        ("--arena-byte-size=250000000", r"cannot start a stub process for 'identity:1': Cannot"),
+    ]:
+        done = subprocess.run(
+            command(repository, *filter(None, [size])),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1500 << 20, 1500 << 20)),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+        assert done.returncode == 1
+        assert re.search(reason, done.stderr), done.stderr
+        assert "--arena-byte-size to less" in done.stderr
+        assert "Traceback" not in done.stderr
