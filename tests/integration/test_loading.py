@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -92,6 +93,52 @@ def test_every_broken_model_is_reported_in_one_start_and_the_sound_ones_serve(
         assert states["syntax"] == "UNAVAILABLE"
     assert len(host.stubs()) == 1
     assert host.stop() == 0
+
+
+def test_a_model_that_cannot_be_read_is_not_known_and_leaves_the_server_ready(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    repository.add("misspelt", BODY, "backend: 'python'\nmax_batchsize: 8\n")
+    host = serve(repository, "--exit-on-error=false").wait_started()
+    assert re.search(r"\| misspelt +\| - +\| Not loaded: Internal: failed to read", host.output)
+    with host.client() as client:
+        assert client.is_server_ready()
+        for version in ("", "1"):
+            assert failure(client.get_model_metadata, "misspelt", version) == (
+                "StatusCode.NOT_FOUND",
+                "Request for unknown model: 'misspelt' is not found",
+            )
+
+
+def test_a_model_without_a_version_is_known_but_not_listed_until_it_is_unloaded(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    versions = repository.add("bare", BODY, "backend: 'python'")
+    shutil.rmtree(versions / "1")
+    host = serve(repository, "--model-control-mode=explicit").wait_started()
+    with host.client() as client:
+
+        def listed() -> list[str]:
+            return [model.name for model in client.get_model_repository_index().models]
+
+        assert listed() == ["bare"]
+        text = "at least one version must be available under the version policy of model 'bare'"
+        assert failure(client.load_model, "bare") == (
+            "StatusCode.INVALID_ARGUMENT",
+            f"load failed for model 'bare': {text}\n",
+        )
+        assert listed() == []
+        assert not client.is_server_ready()
+        unknown = "Request for unknown model: 'bare'"
+        refused = [failure(client.get_model_metadata, "bare", version) for version in ("", "1")]
+        assert refused == [
+            ("StatusCode.NOT_FOUND", f"{unknown} has no available versions"),
+            ("StatusCode.NOT_FOUND", f"{unknown} version 1 is not found"),
+        ]
+        client.unload_model("bare")
+        assert listed() == ["bare"]
+        assert client.is_server_ready()
 
 
 def test_a_broken_model_ends_the_start_by_default(

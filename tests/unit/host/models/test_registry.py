@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host.errors import ErrorCode, HostError
-from host.models.registry import Model, Registry, State, Version, parse_version
+from host.models.registry import Failure, Model, Registry, State, Version, parse_version
 
 
 class FakeModel:
@@ -49,7 +49,7 @@ def test_a_model_without_a_ready_version_has_none_available(registry: Registry) 
         ErrorCode.NOT_FOUND,
         "Request for unknown model: 'm' has no available versions",
     )
-    registry.set_failed("m", "Invalid argument: no")
+    registry.set_empty("m", "Invalid argument: no")
     assert refusal(registry) == expected
     for state in (State.LOADING, State.UNLOADING, State.UNAVAILABLE):
         registry.set("m", version(1, state))
@@ -112,13 +112,28 @@ def test_models_do_not_see_each_others_versions(registry: Registry) -> None:
     assert registry.versions("unheard of") == {}
 
 
-def test_the_reason_of_a_failed_load_stays_until_the_next_one_gets_further(
-    registry: Registry,
-) -> None:
-    registry.set_failed("m", "Internal: broken")
-    assert [entry.reason for _, entry in registry.items()] == ["Internal: broken"]
+def test_a_model_whose_load_failed_before_its_versions_is_not_known(registry: Registry) -> None:
+    registry.set_failed("m", "Internal: broken", counts=False)
+    assert not registry.knows("m")
+    assert refusal(registry)[1] == "Request for unknown model: 'm' is not found"
+    assert refusal(registry, 1)[1] == "Request for unknown model: 'm' is not found"
+    assert registry.failures["m"] == Failure("Internal: broken", counts=False)
+    assert registry.names() == {"m"}
     registry.clear_failed("m")
-    assert [entry.reason for _, entry in registry.items()] == [""]
+    assert not registry.failures
+    assert not registry.names()
+
+
+def test_no_version_stays_the_reason_until_the_next_load_gets_further(registry: Registry) -> None:
+    registry.set_empty("m", "Invalid argument: no")
+    assert registry.knows("m")
+    assert [entry.reason for _, entry in registry.items()] == ["Invalid argument: no"]
+    registry.clear_failed("m")
+    assert not registry.knows("m")
+    registry.set("m", version(1))
+    registry.set_empty("m", "Invalid argument: no")
+    registry.clear_failed("m")
+    assert list(registry.versions("m")) == [1]
 
 
 states = st.dictionaries(st.integers(1, 5), st.sampled_from(State), min_size=1)
@@ -178,11 +193,11 @@ def test_forgotten_failures_leave_what_was_unloaded_and_what_serves(registry: Re
     registry.set("m", version(1))
     registry.set("m", version(2, State.UNAVAILABLE, "Internal: broken"))
     registry.set("m", version(3, State.UNAVAILABLE, "unloaded"))
-    registry.set_failed("m", "Internal: unreadable")
     registry.forget_failures("m")
     assert list(registry.versions("m")) == [1, 3]
-    assert [entry.reason for _, entry in registry.items()] == [""]
-    registry.set_failed("n", "Internal: unreadable")
-    registry.forget_failures("n")
-    registry.forget_failures("nobody")
+    registry.set_failed("n", "Internal: unreadable", counts=True)
+    registry.set_empty("o", "Invalid argument: no")
+    for name in ("n", "o", "nobody"):
+        registry.forget_failures(name)
+    assert not registry.failures
     assert registry.names() == {"m"}
