@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ import stub.wire
 
 _log = logging.getLogger("pbhost")
 
+_EXIT_SECONDS = 5.0  # that is several times as long as what it ends may take
 _ENTRY = str(Path(stub.wire.__file__).parents[1] / "warden.py")
 
 
@@ -94,5 +96,18 @@ class Warden:
             with suppress(OSError):  # it has been killed
                 sock.shutdown(socket.SHUT_RDWR)  # a fork of a program around us may have it as well
             sock.close()
-            with suppress(ChildProcessError):
-                await asyncio.to_thread(os.waitpid, self._pid, 0)
+            await asyncio.to_thread(_reap, self._pid)
+
+
+def _reap(pid: int) -> None:
+    """Wait for its end, or end it if it does not come to it. A program around us may reap it."""
+    with suppress(ProcessLookupError, ChildProcessError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            waiting = select.poll()
+            waiting.register(pidfd, select.POLLIN)
+            if not waiting.poll(_EXIT_SECONDS * 1000):
+                os.kill(pid, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+        os.waitpid(pid, 0)
