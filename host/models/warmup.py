@@ -47,6 +47,7 @@ class Warmup:
 
     def __init__(self, config: ModelConfig, directory: Path, signature: Signature) -> None:
         self._model: str = config.name
+        self._most: int = config.max_batch_size
         self._signature = signature
         self._samples: list[_Sample] = []
         known = {entry.name for entry in config.input}
@@ -88,14 +89,26 @@ class Warmup:
                     "model '%s' instance %s is running warmup sample '%s' for iteration %d",
                     self._model, instance.name, sample.name, iteration,
                 )  # fmt: skip
-                calls = [new_call(self._request(sample)) for _ in range(sample.batch_size)]
-                errors = await _execute(instance, calls, report)
+                errors = self._too_many(sample.batch_size, instance.name)
+                if not errors:
+                    calls = [new_call(self._request(sample)) for _ in range(sample.batch_size)]
+                    errors = await _execute(instance, calls, report)
                 if errors:
                     texts = "".join(f"{error.message}; " for error in errors)
                     text = f"failed to run warmup sample '{sample.name}': {texts}"
                     if instance.killed:
                         raise stub_lost(text, ErrorCode.INVALID_ARG)
                     raise invalid_argument(text)
+
+    def _too_many(self, size: int, instance: str) -> list[HostError]:
+        """What each request of a batch is told that is more than the model takes.
+
+        One request may always come (pb_utils spec 6.2). At most a thousand are told.
+        """
+        if size <= max(1, self._most):
+            return []
+        text = f"batch size {size} for '{instance}', max allowed is {self._most}"
+        return [invalid_argument(text)] * min(size, 1000)
 
 
 async def _execute(

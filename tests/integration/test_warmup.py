@@ -248,6 +248,7 @@ class TritonPythonModel:
         os._exit(7)
 """
 NO_ID = "[request id: <id_unknown>] "
+TOO_MANY = "batch size 9 for 'too_many_0', max allowed is 8; "
 REFUSALS = {
     "variable": (
         sample("zero_data: true", dims="[ -1 ]"),
@@ -293,6 +294,10 @@ REFUSALS = {
     "failing": (
         sample("zero_data: true", "bad", batch=2),
         "failed to run warmup sample 'bad': no 0; no 1; ",
+    ),
+    "too_many": (
+        sample("zero_data: true", "bad", batch=9),
+        f"failed to run warmup sample 'bad': {TOO_MANY * 9}",
     ),
     "dying": (
         sample("zero_data: true", "bad"),
