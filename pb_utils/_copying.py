@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _LARGE = 1 << 20  # bytes; below, waking a thread takes as long as it saves
-_PART = 1 << 17
+_OWN = 0.55  # of the bytes: the helper begins later. More parts would cost more turns of the GIL.
+_PAGE = 4096
 
 
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -38,42 +39,36 @@ def copy_into(target: memoryview, source: memoryview) -> None:
         _copy(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
-class _Work:
-    """A copy in parts, which whoever has time takes; the helper holds `helping` meanwhile."""
+class _Share:
+    """A part of a copy, for whoever comes first; the helper holds `helping` meanwhile."""
 
-    __slots__ = ("helping", "parts")
+    __slots__ = ("_parts", "helping")
 
     def __init__(self, target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None:
         self.helping = threading.Lock()
-        self.parts = [
-            (target[start : start + _PART], source[start : start + _PART])
-            for start in range(0, len(target), _PART)
-        ]
+        self._parts = [(target, source)]
 
-    def do(self) -> None:
-        """Copy what is left. numpy lets other threads run meanwhile."""
-        parts = self.parts
-        while True:
-            try:
-                part = parts.pop()
-            except IndexError:
-                return
-            np.copyto(*part)
+    def take(self) -> None:
+        """Copy it, unless somebody else has taken it. numpy lets other threads run meanwhile."""
+        try:
+            part = self._parts.pop()
+        except IndexError:
+            return
+        np.copyto(*part)
 
 
 class _Helper:
-    """A thread that takes a share of copies. One that comes late finds nothing left to do."""
+    """A thread that takes a share of each copy. If it comes late, nothing is left to do."""
 
     def __init__(self) -> None:
-        self.queue: SimpleQueue[_Work] = SimpleQueue()
+        self.queue: SimpleQueue[_Share] = SimpleQueue()
         threading.Thread(target=self._run, name="pb_utils-copy", daemon=True).start()
 
     def _run(self) -> None:
         while True:
-            work = self.queue.get()
-            with work.helping:
-                work.do()
-            del work  # and with it the lock; the parts, and their memory, are gone already
+            share = self.queue.get()
+            with share.helping:
+                share.take()
 
 
 _helper: _Helper | None = None
@@ -86,11 +81,13 @@ def _copy(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None:
         with _starting:
             if _helper is None:
                 _helper = _Helper()
-    work = _Work(target, source)
-    _helper.queue.put(work)
-    work.do()
-    with work.helping:
-        pass  # its last part is done
+    cut = int(_OWN * len(target)) // _PAGE * _PAGE
+    share = _Share(target[cut:], source[cut:])
+    _helper.queue.put(share)
+    np.copyto(target[:cut], source[:cut])
+    share.take()
+    with share.helping:
+        pass  # what the helper has begun is done
 
 
 def _forget() -> None:
