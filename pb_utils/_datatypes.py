@@ -30,8 +30,8 @@ NAMES = (
 )
 """The protocol's name of each data-type code."""
 
-TRITON_STRING_TO_NUMPY: dict[str, type[np.generic]] = {
-    "TYPE_BOOL": np.bool_,
+TRITON_STRING_TO_NUMPY: dict[str, type[np.generic | bool]] = {
+    "TYPE_BOOL": bool,
     "TYPE_UINT8": np.uint8,
     "TYPE_UINT16": np.uint16,
     "TYPE_UINT32": np.uint32,
@@ -47,7 +47,10 @@ TRITON_STRING_TO_NUMPY: dict[str, type[np.generic]] = {
 }
 """The numpy type of each data type of a model configuration; ``TYPE_BF16`` has none."""
 
-_NUMPY_TYPES = (None, *TRITON_STRING_TO_NUMPY.values())  # index is the code
+_NUMPY_TYPES = (  # index is the code
+    None,
+    *(np.dtype(kind).type for kind in TRITON_STRING_TO_NUMPY.values()),
+)
 
 STORAGE: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(kind) for kind in (np.void, *TRITON_STRING_TO_NUMPY.values(), np.uint16)
@@ -57,7 +60,7 @@ STORAGE: tuple[np.dtype[Any], ...] = tuple(
 _CODES: dict[np.dtype[Any], int] = {STORAGE[code]: code for code in range(BOOL, BYTES)}
 
 
-def triton_string_to_numpy(triton_type_string: str) -> type[np.generic]:
+def triton_string_to_numpy(triton_type_string: str) -> type[np.generic | bool]:
     """Return the numpy type for a data type as written in a configuration, e.g. ``TYPE_FP32``.
 
     Raises:

@@ -24,6 +24,7 @@ def test_every_configuration_type_but_bf16_has_a_numpy_type() -> None:
         *(f"TYPE_FP{bits}" for bits in (16, 32, 64)),
         "TYPE_STRING",
     ]
+    assert triton_string_to_numpy("TYPE_BOOL") is bool
     assert triton_string_to_numpy("TYPE_FP32") is np.float32
     assert triton_string_to_numpy("TYPE_STRING") is np.object_
     with pytest.raises(KeyError):
