@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 from tritonclient.grpc import service_pb2 as pb
 
-from host.frontends.grpc_codec import decode_infer_request, parse_infer_request, to_request
+from host.frontends.grpc_codec import parse_infer_request, to_request
 from host.frontends.grpc_encode import encode_infer_response
 from host.frontends.grpc_recurring import Recurring
 from host.inference import Call, InferRequest, InferResponse, Tensor
@@ -48,7 +48,7 @@ def _message(data: bytes) -> bytes:
 
 def _decode() -> Operation:
     data = _message(_SMALL)
-    return lambda: decode_infer_request(data)
+    return lambda: to_request(parse_infer_request(data))
 
 
 def _recognise() -> Operation:

@@ -101,18 +101,11 @@ class NoRegions:
 NO_REGIONS = NoRegions()
 
 
-def decode_infer_request(data: bytes) -> InferRequest:
-    """Bytes of a ModelInferRequest as the core takes it; large tensors are views of `data`.
-
-    Raises HostError INVALID_ARG or UNSUPPORTED with the texts of protocol spec 2.2 and 2.3, or
-    NOT_FOUND for a shared-memory region. Checks go: version, parameters, duplicates, data, outputs;
-    whoever calls this answers for looking the model up between the first two.
-    """
-    return to_request(parse_infer_request(data))
-
-
 def parse_infer_request(data: bytes) -> InferMessage:
-    """Take a ModelInferRequest apart. Raises HostError INVALID_ARG if it is not one."""
+    """Take a ModelInferRequest apart; large tensors are views of `data`.
+
+    Raises HostError INVALID_ARG if it is not one.
+    """
     try:
         return _walk(data)
     except (LookupError, ValueError, DecodeError):
@@ -206,7 +199,12 @@ _remembered_output = functools.lru_cache(_REMEMBERED)(_parsed_output)
 
 
 def to_request(message: InferMessage, regions: Regions = NO_REGIONS) -> InferRequest:
-    """Interpret a message. Raises HostError, see `decode_infer_request`."""
+    """Interpret a message.
+
+    Raises HostError INVALID_ARG or UNSUPPORTED with the texts of protocol spec 2.2 and 2.3, or
+    NOT_FOUND for a shared-memory region. Checks go: version, parameters, duplicates, data, outputs;
+    whoever calls this answers for looking the model up between the first two.
+    """
     version = parse_version(message.model_version) if message.model_version else -1
     request = InferRequest(message.model_name, [], version, message.id)
     if message.parameters:

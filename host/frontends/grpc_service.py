@@ -29,6 +29,7 @@ from host.frontends.grpc_methods import (
 )
 from host.frontends.grpc_recurring import Recurring
 from host.frontends.grpc_stream import InferStream
+from host.frontends.open_requests import OpenRequests
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.inference import Call, Classes, InferRequest, InferResponse, RequestTrace, Tracing
 from host.models.registry import parse_version
@@ -71,9 +72,8 @@ class GrpcService:
         self._forwards = bool(forwarding)
         self._recurring = Recurring()
         self._restricted = "inference" in restrictions
-        self._unary_calls = 0
+        self._open = OpenRequests()
         self._streams: set[InferStream] = set()
-        self._drained: asyncio.Event | None = None  # exists once draining has begun
 
     def services(self) -> Services:
         """The table that an engine carries."""
@@ -105,21 +105,19 @@ class GrpcService:
             message = parse_infer_request(data)
             request = self._interpret(message)
             self._recurring.learn(data, message, request)
-        if self._forwards or self._drained is not None or self._core.tracing is not None:
+        if self._forwards or self._open.exiting or self._core.tracing is not None:
             call = self._submit(request, context, unary=True)
         else:
             call = self._core.infer(request, True)
-        self._unary_calls += 1
+        self._open.count += 1
 
         def finish(response: InferResponse | HostError) -> None:
-            self._unary_calls -= 1
+            self._open.leave()
             answer = _answer(response, request.classes)
             if request.trace is None:
                 done(answer)
             else:
                 _send_traced(request.trace, done, answer)
-            if self._drained is not None:
-                self.settled()
 
         call.subscribe_single(finish)
         return call
@@ -127,7 +125,7 @@ class GrpcService:
     @property
     def open_requests(self) -> int:
         """How many inference RPCs are not answered yet."""
-        return self._unary_calls + len(self._streams)
+        return self._open.count
 
     async def drain(self, timeout: float) -> bool:
         """Refuse new inference requests and wait for open ones, at most `timeout` seconds.
@@ -135,18 +133,10 @@ class GrpcService:
         Streams end with UNAVAILABLE as soon as their requests are answered. False if the time was
         too short.
         """
-        if self._drained is None:
-            self._drained = asyncio.Event()
+        if not self._open.exiting:
             for stream in self._streams:
                 stream.end(unavailable(STOPPING))
-        self.settled()
-        if self._drained.is_set():
-            return True
-        try:
-            await asyncio.wait_for(self._drained.wait(), max(timeout, 0.0))
-        except asyncio.TimeoutError:
-            return False
-        return True
+        return await self._open.drain(timeout)
 
     def admit(self, message: InferMessage, context: Context) -> Call:
         """Hand a request of a stream to the core; raises HostError."""
@@ -160,13 +150,8 @@ class GrpcService:
             return False
         return bool(config.model_transaction_policy.decoupled)
 
-    def settled(self) -> None:
-        """Notice that nothing is left to wait for."""
-        if self._drained is not None and not self._unary_calls and not self._streams:
-            self._drained.set()
-
     def _interpret(self, message: InferMessage) -> InferRequest:
-        if self._drained is not None:
+        if self._open.exiting:
             raise unavailable(STOPPING)
         try:
             return to_request(message, self._core.regions)
@@ -177,7 +162,7 @@ class GrpcService:
             raise
 
     def _submit(self, request: InferRequest, context: Context, unary: bool) -> Call:
-        if self._drained is not None:
+        if self._open.exiting:
             raise unavailable(STOPPING)
         if self._forwards:
             request.parameters.update(self._forwarding.parameters(context.all_metadata()))
@@ -220,16 +205,17 @@ class GrpcService:
     async def _model_stream_infer(
         self, requests: AsyncIterator[bytes], send: Send, context: Context
     ) -> None:
-        if self._drained is not None:
+        if self._open.exiting:
             raise unavailable(STOPPING)
         errors_end_it = context.metadata("triton_grpc_error") == "true"
         stream = InferStream(self, send, context, errors_end_it)
         self._streams.add(stream)
+        self._open.count += 1
         try:
             await stream.run(requests)
         finally:
             self._streams.discard(stream)
-            self.settled()
+            self._open.leave()
 
     async def _health_check(self, data: bytes, context: Context) -> bytes:
         return _SERVING if await self._core.ready() else _NOT_SERVING

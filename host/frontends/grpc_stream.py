@@ -31,9 +31,6 @@ class StreamDoor(Protocol):
     def decoupled(self, message: InferMessage) -> bool:
         """Whether answers of its model may overtake those of others; False if it is unknown."""
 
-    def settled(self) -> None:
-        """A request of the stream has been answered."""
-
 
 class _Exchange:
     """One request of the stream, with answers that wait for the answers of earlier requests."""
@@ -72,11 +69,6 @@ class InferStream:
         self._room = asyncio.Semaphore(OPEN_REQUESTS)
         self._wake = asyncio.Event()
         self._end: HostError | None = None
-
-    @property
-    def idle(self) -> bool:
-        """Whether every request read so far is answered."""
-        return not self._open
 
     def end(self, error: HostError) -> None:
         """End the stream with `error` once every request read so far is answered."""
@@ -177,7 +169,6 @@ class InferStream:
         if final:
             self._open.discard(exchange)
             self._room.release()
-            self._door.settled()
 
     def _encode(self, exchange: _Exchange, answer: Answer, final: bool) -> bytes:
         """The message to send; empty for none. Raises the HostError that ends the stream."""

@@ -47,11 +47,6 @@ class H2Frontend:
         self._all_gone = asyncio.Event()
         self._stopped = False
 
-    @property
-    def open_connections(self) -> int:
-        """How many clients are connected."""
-        return len(self._connections)
-
     async def start(self) -> int:
         """Listen, and return the port: a free one if 0 was asked for.
 

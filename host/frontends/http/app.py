@@ -20,13 +20,13 @@ from host.frontends.http.generate import Generation
 from host.frontends.http.infer import Inference
 from host.frontends.http.infer_head import HeadReader
 from host.frontends.http.load_report import load_report
-from host.frontends.http.open_requests import OpenRequests
 from host.frontends.http.prompt import PromptInference
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http.settings import Settings, SettingsCore
 from host.frontends.http.shared_memory import SharedMemory
 from host.frontends.http.tensors import JsonLimit
 from host.frontends.http_cycle import Message, Receive, Send
+from host.frontends.open_requests import OpenRequests
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.metrics.family import Family
 

@@ -19,10 +19,10 @@ from host.frontends.http.infer_head import HeadReader
 from host.frontends.http.infer_request import to_request
 from host.frontends.http.infer_response import encode_infer_response
 from host.frontends.http.json_text import error_body
-from host.frontends.http.open_requests import OpenRequests
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http_cycle import STATUS_LINES, Header
 from host.frontends.http_heads import Body, Done, Start
+from host.frontends.open_requests import OpenRequests
 from host.frontends.restrictions import Restrictions
 from host.inference import Call, Classes, InferResponse
 from host.models.registry import parse_version

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError
-from host.frontends.grpc_codec import (
-    decode_infer_request,
-    parse_infer_request,
-)
+from host.frontends.grpc_codec import parse_infer_request, to_request
 from host.inference import Classes, InferRequest, Tensor
 
 
@@ -34,8 +31,12 @@ def typed(datatype: str, shape: list[int] | None = None, **contents: Any) -> Any
     return message
 
 
+def decoded(data: bytes) -> InferRequest:
+    return to_request(parse_infer_request(data))
+
+
 def decode(message: Any) -> InferRequest:
-    return decode_infer_request(message.SerializeToString())
+    return decoded(message.SerializeToString())
 
 
 def refusal(message: Any) -> HostError:
@@ -68,13 +69,13 @@ def test_a_request_arrives_complete() -> None:
 
 def test_requests_do_not_share_their_shapes() -> None:
     data = request().SerializeToString()
-    decode_infer_request(data).inputs[0].shape.insert(0, 1)
-    assert decode_infer_request(data).inputs[0].shape == [2]
+    decoded(data).inputs[0].shape.insert(0, 1)
+    assert decoded(data).inputs[0].shape == [2]
 
 
 def test_a_large_tensor_is_a_view_of_the_message() -> None:
     data = request(raw=[bytes(100_000)]).SerializeToString()
-    tensor = decode_infer_request(data).inputs[0]
+    tensor = decoded(data).inputs[0]
     assert isinstance(tensor.data, memoryview) and tensor.data.obj is data
     assert tensor.data.nbytes == 100_000
 
@@ -330,14 +331,14 @@ def test_classification() -> None:
 
 def test_rubbish_is_refused() -> None:
     with pytest.raises(HostError, match="failed to parse the ModelInferRequest message") as caught:
-        decode_infer_request(b"\xff\xff\xff")
+        decoded(b"\xff\xff\xff")
     assert caught.value.code is ErrorCode.INVALID_ARG
 
 
 def test_unknown_fields_are_skipped() -> None:
     data = request().SerializeToString()
     unknown = b"\xa0\x06\x01"  # field 100, a varint
-    assert decode_infer_request(unknown + data + unknown) == decode_infer_request(data)
+    assert decoded(unknown + data + unknown) == decoded(data)
 
 
 texts = st.text(max_size=5)

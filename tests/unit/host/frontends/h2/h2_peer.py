@@ -36,6 +36,7 @@ from host.frontends.grpc_methods import (
 )
 from host.frontends.h2.frontend import H2Frontend
 from host.frontends.h2.limits import Limits
+from tests.conftest import wait_until
 
 DEADLINE = 60.0  # seconds that anything may take here
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -181,6 +182,10 @@ class Server:
             )
 
         return self.run(count())
+
+    def wait_until_alone(self) -> None:
+        """Wait until the engine has forgotten every connection."""
+        wait_until(lambda: not self.frontend._connections, "no connections")
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Run a function in the loop, and return when it has run."""

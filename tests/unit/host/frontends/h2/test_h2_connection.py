@@ -346,7 +346,7 @@ def test_a_connection_lost_while_a_frame_comes_in_is_forgotten(server: Server, p
     stream = peer.open("Echo")
     peer.write(raw(0, 0, stream, bytes(1000))[:500])
     peer.close()
-    wait_until(lambda: not server.frontend.open_connections, "no connections")
+    server.wait_until_alone()
 
 
 # --- windows

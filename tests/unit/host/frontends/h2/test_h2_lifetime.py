@@ -281,7 +281,7 @@ def test_nothing_is_kept_of_connections_that_have_gone(server: Server, connect: 
         server.service.held.get(timeout=DEADLINE)
         peer.send(HeadersFrame(3, b"", flags=["END_HEADERS"]), RstStreamFrame(5, 0))
         peer.close()
-    wait_until(lambda: not server.frontend.open_connections, "no connections")
+    server.wait_until_alone()
     for _ in range(20):
         assert server.service.cancelled.get(timeout=DEADLINE) == b"x"
 
@@ -376,4 +376,4 @@ def test_a_frame_that_has_begun_and_does_not_come_ends_the_connection(
     assert (frame.error_code, frame.additional_data) == (ErrorCode.ENHANCE_YOUR_CALM, b"too slow")
     assert peer.ended()
     peer.close()
-    wait_until(lambda: server.frontend.open_connections == 0, "the connection to be forgotten")
+    server.wait_until_alone()

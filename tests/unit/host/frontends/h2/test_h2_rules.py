@@ -371,7 +371,7 @@ def test_a_beginning_that_does_not_end_is_waited_for_a_while(
     peer = connect(server, greet=False)
     peer.write(sent)
     assert peer.ended()
-    wait_until(lambda: server.frontend.open_connections == 0, "the connection to be forgotten")
+    server.wait_until_alone()
 
 
 def test_streams_without_a_window_stop_their_handlers(serve: Serve, connect: Connect) -> None:
