@@ -24,6 +24,7 @@ from host.frontends.grpc_codec import parse_infer_request, to_request
 from host.frontends.grpc_encode import encode_infer_response
 from host.frontends.grpc_recurring import Recurring
 from host.inference import Call, InferRequest, InferResponse, Tensor
+from host.instances.regions import Regions
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
 from stub.wire import messages as m
@@ -33,6 +34,7 @@ from stub.wire.ring import RingReader, RingWriter, create_file, map_file
 
 Operation = Callable[[], object]
 
+_NO_REGIONS = Regions(None)
 _SMALL = bytes(64)
 _LARGE = bytes(1 << 20)
 _COUNTED = 400  # operations whose instructions are counted, after as many that are not
@@ -48,13 +50,13 @@ def _message(data: bytes) -> bytes:
 
 def _decode() -> Operation:
     data = _message(_SMALL)
-    return lambda: to_request(parse_infer_request(data))
+    return lambda: to_request(parse_infer_request(data), _NO_REGIONS)
 
 
 def _recognise() -> Operation:
     data, recurring = _message(_SMALL), Recurring()
     message = parse_infer_request(data)
-    recurring.learn(data, message, to_request(message))
+    recurring.learn(data, message, to_request(message, _NO_REGIONS))
     return lambda: recurring.request(data)
 
 

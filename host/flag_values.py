@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from host.flags import BadValue, Kind, integer, one_of
@@ -244,49 +243,6 @@ _TRACE_NUMBERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PythonSettings:
-    """Settings of the Python backend, in bytes, threads and seconds (pb_utils spec 6.1)."""
-
-    shm_default_byte_size: int = 1048576
-    shm_growth_byte_size: int = 1048576
-    shm_region_prefix_name: str = "triton_python_backend_shm_region_"
-    thread_pool_size: int = 32
-    stub_timeout_seconds: int = 30
-    shm_message_queue_size: int = 1000
-
-    @classmethod
-    def of(cls, settings: Mapping[str, str]) -> PythonSettings:
-        """From the texts of a command line; unknown ones are left out. Raises BadValue."""
-        chosen: dict[str, Any] = {}
-        for key, name in _PYTHON_KEYS.items():
-            if key in settings:
-                text = settings[key]
-                chosen[name] = text if name == "shm_region_prefix_name" else _stol(text)
-        made = cls(**chosen)
-        made._check()
-        return made
-
-    def _check(self) -> None:
-        if self.shm_default_byte_size < 1 << 20:
-            # The limit is 1 MiB; the text is Triton's.
-            raise BadValue("shm-default-byte-size can't be smaller than 4 MiBs")
-        if self.shm_growth_byte_size <= 0:
-            raise BadValue("shm-growth-byte-size can't be smaller than or equal to zero.")
-        if not self.shm_region_prefix_name:
-            raise BadValue("shm-region-prefix-name must at least contain one character.")
-        if self.thread_pool_size < 1:
-            raise BadValue("thread-pool-size can't be less than 1.")
-        if self.stub_timeout_seconds <= 0:
-            raise BadValue("stub-timeout-seconds can't be smaller than or equal to zero.")
-
-
-_PYTHON_KEYS = {
-    name if name == "shm_message_queue_size" else name.replace("_", "-"): name
-    for name in PythonSettings.__slots__
-}
-
-
 def _stol(text: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise BadValue("stol")
@@ -313,14 +269,30 @@ BACKEND_CONFIG = Kind("string", _read_backend, _add_backend)
 
 
 def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
-    """The Python backend's settings must be usable."""
-    PythonSettings.of(backends.get("python", {}))
+    """The Python backend's settings must be usable (pb_utils spec 6.1)."""
+    given = backends.get("python", {})
+    numbers = {key: _stol(text) for key, text in given.items() if key in _PYTHON_NUMBERS}
+    for key, (least, complaint) in _PYTHON_LEAST.items():
+        if numbers.get(key, least) < least:
+            raise BadValue(complaint)
+    if given.get(_PYTHON_PREFIX) == "":
+        raise BadValue("shm-region-prefix-name must at least contain one character.")
+
+
+_PYTHON_LEAST = {  # in bytes, threads and seconds; the texts are Triton's, the first limit is 1 MiB
+    "shm-default-byte-size": (1 << 20, "shm-default-byte-size can't be smaller than 4 MiBs"),
+    "shm-growth-byte-size": (1, "shm-growth-byte-size can't be smaller than or equal to zero."),
+    "thread-pool-size": (1, "thread-pool-size can't be less than 1."),
+    "stub-timeout-seconds": (1, "stub-timeout-seconds can't be smaller than or equal to zero."),
+}
+_PYTHON_NUMBERS = (*_PYTHON_LEAST, "shm_message_queue_size")
+_PYTHON_PREFIX = "shm-region-prefix-name"
 
 
 _ONNX_KEYS = ("default-max-batch-size", "intra_op_thread_count", "inter_op_thread_count")
 _KEYS_OF_BACKENDS: dict[str, Collection[str]] = {
     "": ("default-max-batch-size",),
-    "python": _PYTHON_KEYS,
+    "python": (*_PYTHON_NUMBERS, _PYTHON_PREFIX),
     "onnxruntime": _ONNX_KEYS,
     "pytorch": ("default-max-batch-size",),
     "tensorflow": ("default-max-batch-size",),

@@ -90,13 +90,16 @@ class Tracing(Protocol):
         """
 
 
-class Times(Protocol):
+class Times(msgspec.Struct):
     """When a batch got how far: CLOCK_MONOTONIC nanoseconds."""
 
     started: int
     inputs_ready: int
     outputs_begin: int
     ended: int
+
+
+MAX_CORRELATION_ID_LENGTH = 128  # bytes of UTF-8
 
 
 class InferRequest(msgspec.Struct):
@@ -299,7 +302,7 @@ class Call:
         """
         told = False
 
-        def hear(response: InferResponse | None, final: bool) -> None:
+        def deliver(response: InferResponse | None, final: bool) -> None:
             nonlocal told
             if told:
                 return
@@ -308,7 +311,7 @@ class Call:
                 self.cancel()
             callback(_only(response, final))
 
-        self.subscribe(hear)
+        self.subscribe(deliver)
 
     async def _next(self) -> tuple[InferResponse | None, bool]:
         while not self._responses:

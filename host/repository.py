@@ -28,7 +28,6 @@ class ModelDirectory:
     name: str
     path: Path
     duplicated: bool = False
-    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +87,8 @@ class Repository:
                     if not may_be_named(name):
                         _log.warning("ignore model directory '%s' which has '::' in its name", name)
                         continue
-                    space = str(repository)
-                    found[identity(space, name)] = ModelDirectory(
-                        name, repository / name, namespace=space
-                    )
+                    known = identity(str(repository), name)
+                    found[known] = ModelDirectory(name, repository / name)
                     continue
                 duplicated = name in found
                 path = found[name].path if duplicated else repository / name
@@ -141,7 +138,7 @@ class Repository:
         if len(holders) > 1:
             raise internal(f"failed to poll model '{name}': {_NOT_UNIQUE}")
         if holders:
-            return ModelDirectory(name, holders[0] / name, namespace=space)
+            return ModelDirectory(name, holders[0] / name)
         for path in paths:
             if not path.is_dir():
                 raise internal(

@@ -7,16 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from host.descriptions import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
-from host.inference import Call, FailureReason
-
-
-class Times(Protocol):
-    """When a batch got how far: CLOCK_MONOTONIC nanoseconds."""
-
-    started: int
-    inputs_ready: int
-    outputs_begin: int
-    ended: int
+from host.inference import Call, FailureReason, Times
 
 
 class Latencies(Protocol):

@@ -54,7 +54,7 @@ class Channel:
         self._lock = threading.RLock()
         self._busy = False
         self._unsent: Deque[Tuple[bytes, Sequence[ToHost]]] = deque()
-        hello = Hello(os.getpid())
+        hello = Hello()
         self._sockets = [
             self._connect(spawn.endpoint, spawn.token.encode() + suffix, hello)
             for suffix in (WORK, SERVICE, OUTBOX)

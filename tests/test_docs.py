@@ -13,8 +13,7 @@ they print calls /srv:
 
 `...` stands for any text, and on a line of its own for any lines. Clients find the host although
 they are told `localhost:8001`, `localhost:8000` for HTTP, or `localhost:8002` for metrics. What
-differs from run to run
-(times, process ids, ports, folders) is not compared.
+differs from run to run (times, process ids, ports, folders) is not compared.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class EnsembleLoader:
         config = configuration.finish(loaded)
         labels = await asyncio.to_thread(read_labels, directory, config)
         ensemble = Ensemble(config, version, self._registry, self._memory, self._metrics, labels)
-        ensemble.meter.place(loaded.namespace)
+        ensemble.meter.set_namespace(loaded.namespace)
         if self._store is not None and config.response_cache.enable:
             memory = self._memory.clients
             ensemble.cache = ResponseCache(

@@ -17,7 +17,7 @@ from pathlib import Path
 from host.environments.environment import Environment
 from host.environments.program import ProgramFailed, run, under_host
 from host.environments.requirements import Requirements
-from host.environments.sharing import Sharing
+from host.environments.single_flight import SingleFlight
 from host.environments.sources import Sources
 from host.errors import internal, invalid_argument
 
@@ -45,7 +45,7 @@ class Builder:
         self._cache = cache
         self._sources = sources
         self._seconds = seconds
-        self._sharing: Sharing[Environment] = Sharing()
+        self._flights: SingleFlight[Environment] = SingleFlight()
 
     async def open(self, requirements: Requirements, model: str) -> Environment:
         """The environment that has what is required. Raises HostError.
@@ -53,7 +53,7 @@ class Builder:
         `model` is for whom it is built, should it not be there yet.
         """
         key = requirements.key
-        return await self._sharing.get(key, lambda: self._open(key, requirements, model))
+        return await self._flights.get(key, lambda: self._open(key, requirements, model))
 
     async def _open(self, key: str, requirements: Requirements, model: str) -> Environment:
         environment = Environment(self._cache / key, self._sources)
@@ -128,7 +128,7 @@ class Builder:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        await self._sharing.close()
+        await self._flights.close()
 
 
 def _is_whole(environment: Environment) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from host.environments import archive as unpacker
 from host.environments.environment import Environment
 from host.environments.program import ProgramFailed, run, under_host
-from host.environments.sharing import Sharing
+from host.environments.single_flight import SingleFlight
 from host.environments.sources import Sources
 from host.errors import internal
 
@@ -39,7 +39,7 @@ class Extractions:
         self._seconds = seconds
         self._count = 0
         self._current: dict[Path, Extraction] = {}
-        self._sharing: Sharing[Extraction] = Sharing()
+        self._flights: SingleFlight[Extraction] = SingleFlight()
         self._removals: set[asyncio.Future[None]] = set()
 
     async def open(self, archive: Path, changed: int) -> Environment:
@@ -51,7 +51,7 @@ class Extractions:
         """
         extraction = self._current.get(archive)
         if extraction is None or extraction.changed != changed:
-            extraction = await self._sharing.get(
+            extraction = await self._flights.get(
                 (archive, changed), lambda: self._extract(archive, changed)
             )
         extraction.users += 1
@@ -113,6 +113,6 @@ class Extractions:
 
     async def close(self) -> None:
         """Give up what is under way; the folder is its owner's to remove."""
-        await self._sharing.close()
+        await self._flights.close()
         if self._removals:
             await asyncio.wait(self._removals)

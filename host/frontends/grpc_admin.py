@@ -2,92 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from host.descriptions import IndexEntry, ModelMetadata, ModelStatistics, ServerMetadata
+from host.core import Core
 from host.errors import invalid_argument, unsupported
-from host.frontends.grpc_codec import Regions as InferRegions
 from host.frontends.grpc_methods import Context, Method, UnaryHandler, UnaryMethod
 from host.inference import Parameter
-from host.instances.regions import RegionStatus
-from host.log_settings import GRPC, LogSettings
-from host.tracing.settings import Change, Shown
+from host.log_settings import GRPC
+from host.tracing.settings import Change
 from host.tracing.updates import NUMBERS, to_change
 
 
-class Regions(InferRegions, Protocol):
-    """Clients' shared memory (protocol spec 4). Every method may raise HostError."""
-
-    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Map a client's object."""
-
-    def unregister(self, name: str) -> None:
-        """Forget one region, or all without a name."""
-
-    def status(self, name: str) -> Sequence[RegionStatus]:
-        """One region, or all without a name."""
-
-    def cuda_status(self, name: str) -> None:
-        """The same of CUDA memory, of which there is none."""
-
-    def register_cuda(self, name: str) -> None:
-        """Map CUDA memory."""
-
-    def refuse_if_off(self) -> None:
-        """Raise unless regions may be registered."""
-
-
-class AdminCore(Protocol):
-    """What these RPCs ask of the host. Every method may raise HostError."""
-
-    @property
-    def regions(self) -> Regions:
-        """Clients' shared memory."""
-
-    @property
-    def log(self) -> LogSettings:
-        """The settings of the log."""
-
-    def trace_settings(self, model: str, change: Change | None = None) -> Shown:
-        """Change trace settings if asked so, and return them; those of all without a model."""
-
-    def live(self) -> bool:
-        """Whether the server works at all."""
-
-    async def ready(self) -> bool:
-        """Whether it can take requests for everything it should serve."""
-
-    def server_metadata(self) -> ServerMetadata:
-        """Name, version and extensions."""
-
-    async def model_ready(self, name: str, version: str) -> bool:
-        """Whether a model can take requests; an empty version means the latest ready one."""
-
-    def model_metadata(self, name: str, version: str) -> ModelMetadata:
-        """Inputs, outputs and versions of a model."""
-
-    def model_config(self, name: str, version: str) -> Any:
-        """The ModelConfig message of a model."""
-
-    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
-        """Of one model, or of all if the name is empty."""
-
-    async def repository_index(self, ready: bool) -> list[IndexEntry]:
-        """What is in the repositories, or only what is ready."""
-
-    async def load_model(self, name: str, parameters: dict[str, Parameter | bytes]) -> None:
-        """Load or reload a model; `config` and `file:` parameters override its files."""
-
-    async def unload_model(self, name: str, unload_dependents: bool) -> None:
-        """Begin to unload a model."""
-
-
-def admin_methods(core: AdminCore) -> list[Method]:
+def admin_methods(core: Core) -> list[Method]:
     """The part of GRPCInferenceService that this module answers."""
     admin = _Admin(core)
     shm = "shared-memory"
@@ -140,7 +71,7 @@ class _Admin:
     The dataclasses of `host.descriptions` have the field names of the messages they become.
     """
 
-    def __init__(self, core: AdminCore) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
 
     async def server_live(self, request: Any) -> Any:

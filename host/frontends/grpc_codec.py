@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from tritonclient.grpc import service_pb2 as pb
 
-from host.errors import invalid_argument, not_found
+from host.errors import invalid_argument
 from host.frontends.grpc_contents import contents_bytes
 from host.frontends.grpc_parameters import (
     EMPTY_FINAL,
-    RegionPart,
     apply_parameters,
     output_part,
     region_part,
 )
 from host.inference import Buffer, Classes, InferRequest, Tensor
+from host.instances.regions import RegionPart, Regions
 from host.models.registry import parse_version
-from stub.wire.arena import Block
 
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 _LENGTH_DELIMITED = 2
@@ -74,31 +73,6 @@ class InferMessage:
         """Whether a decoupled request without a last response is to be ended by an empty one."""
         value = self.parameters.get(EMPTY_FINAL)
         return value is not None and bool(value.bool_param)
-
-
-class Regions(Protocol):
-    """Clients' shared memory (protocol spec 4). Every method raises HostError."""
-
-    def find(self, name: str, offset: int, byte_size: int) -> Block:
-        """A part of a region, by reference."""
-
-    def read(self, name: str, offset: int, byte_size: int) -> bytes:
-        """A copy of a part of a region."""
-
-
-class NoRegions:
-    """Stands in where no region can be registered."""
-
-    def find(self, name: str, offset: int, byte_size: int) -> Block:
-        """Refuse."""
-        raise not_found(f"Unable to find shared memory region: '{name}'")
-
-    def read(self, name: str, offset: int, byte_size: int) -> bytes:
-        """Refuse."""
-        raise not_found(f"Unable to find shared memory region: '{name}'")
-
-
-NO_REGIONS = NoRegions()
 
 
 def parse_infer_request(data: bytes) -> InferMessage:
@@ -198,7 +172,7 @@ def _parsed_output(data: bytes) -> OutputHead:
 _remembered_output = functools.lru_cache(_REMEMBERED)(_parsed_output)
 
 
-def to_request(message: InferMessage, regions: Regions = NO_REGIONS) -> InferRequest:
+def to_request(message: InferMessage, regions: Regions) -> InferRequest:
     """Interpret a message.
 
     Raises HostError INVALID_ARG or UNSUPPORTED with the texts of protocol spec 2.2 and 2.3, or

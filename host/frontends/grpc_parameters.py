@@ -6,13 +6,13 @@ Texts and codes are those of protocol spec 2.2, 2.3 and 1.11.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from host.errors import HostError, invalid_argument, unsupported
-from host.inference import InferRequest, Parameter
+from host.inference import MAX_CORRELATION_ID_LENGTH, InferRequest, Parameter
+from host.instances.regions import RegionPart
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
-MAX_CORRELATION_ID_LENGTH = 128  # bytes of UTF-8
 
 _OFFSET = "shared_memory_offset"
 _UINT64 = 0xFFFFFFFFFFFFFFFF
@@ -80,14 +80,6 @@ def _custom_parameter(key: str, kind: str | None, value: Any) -> Parameter:
 
 def _wrong_type(key: str, expected: str) -> HostError:
     return invalid_argument(f"invalid value type for '{key}' parameter, expected {expected}.")
-
-
-class RegionPart(NamedTuple):
-    """A part of a client's shared memory: offset and size in bytes."""
-
-    name: str
-    offset: int
-    byte_size: int
 
 
 def region_part(tensor: str, parameters: Mapping[str, Any]) -> RegionPart | None:

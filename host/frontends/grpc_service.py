@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
-from typing import Protocol
 
+from host.core import Core
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
-from host.frontends.grpc_admin import AdminCore, admin_methods
+from host.frontends.grpc_admin import admin_methods
 from host.frontends.grpc_codec import (
     InferMessage,
     parse_infer_request,
@@ -43,17 +43,6 @@ STOPPING = "GRPC server is shutting down and has stopped accepting new requests.
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
-class InferenceCore(AdminCore, Protocol):
-    """What this door may ask of the host. Every method may raise HostError."""
-
-    @property
-    def tracing(self) -> Tracing | None:
-        """What decides which requests are traced; None while none is."""
-
-    def infer(self, request: InferRequest, unary: bool = False) -> Call:
-        """Look up, validate and submit. `unary` refuses decoupled models."""
-
-
 class GrpcService:
     """All RPCs over one core. Everything here belongs to the event loop's thread.
 
@@ -62,7 +51,7 @@ class GrpcService:
 
     def __init__(
         self,
-        core: InferenceCore,
+        core: Core,
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: Forwarding = NOTHING_FORWARDED,
     ) -> None:

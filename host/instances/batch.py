@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from host.inference import Call
-
-
-class Times(msgspec.Struct):
-    """When a batch got how far: CLOCK_MONOTONIC nanoseconds."""
-
-    started: int
-    inputs_ready: int
-    outputs_begin: int
-    ended: int
+from host.inference import Call, Times
 
 
 class Batch:

@@ -133,7 +133,7 @@ class Instance:
         Raises HostError with the model's own text.
         """
         self._reply.expect()
-        self._send_work([m.Describe(self.name, source, config)])
+        self._send_work([m.Describe(source, config)])
         reply = await self._answer(self._load_seconds)
         assert isinstance(reply, m.Described)
         return reply.config

@@ -6,6 +6,7 @@ import errno
 import os
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import posix_ipc
 
@@ -35,6 +36,14 @@ class RegionStatus:
 
     name: str
     key: str
+    offset: int
+    byte_size: int
+
+
+class RegionPart(NamedTuple):
+    """Where a tensor lies, or is to lie: offset and size in bytes."""
+
+    name: str
     offset: int
     byte_size: int
 

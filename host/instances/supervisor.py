@@ -8,8 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from host.errors import HostError, unavailable
-from host.inference import Call
-from host.instances.batch import Batch, Times
+from host.inference import Call, Times
+from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import StubLost
 from host.scheduling.rate_limiter import Permit

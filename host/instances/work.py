@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from host.errors import internal, unavailable
-from host.inference import Call, InferResponse, Tensor
-from host.instances.batch import Batch, Times
+from host.inference import Call, InferResponse, Tensor, Times
+from host.instances.batch import Batch
 from host.instances.questions import Questions
 from host.instances.transfer import Transfer
 from stub.wire import messages as m
@@ -136,7 +136,7 @@ class Work:
 
     def _leave_lane(self, batch: Batch, index: int, call: Call) -> None:
         """The call is under way still, but the lane that it came by is free for others."""
-        call.place = _Aside(self._questions, batch.number)
+        call.place = _Laneless(self._questions, batch.number)
         call.on_cancel = partial(self._cancel, batch, index)
 
     # Messages of the stub. Each raises KeyError, IndexError or ValueError if it makes no sense.
@@ -159,7 +159,7 @@ class Work:
             # What lies in the client's memory already has no bytes to be counted here.
             one = request.slots or request.window == 1
             most = 1 if one else min(_TAKEN_COUNT, max(1, self.window // 2))
-            call.on_taken = _Taken(self._tell, batch.number, index, most).took
+            call.on_taken = _TakenReporter(self._tell, batch.number, index, most).took
         return partial(call.respond, answer, message.final)
 
     def conclude(self, messages: Sequence[m.ToHost]) -> Action | None:
@@ -334,7 +334,7 @@ class Work:
             self._on_idle()
 
 
-class _Taken:
+class _TakenReporter:
     """What the caller of one request has taken and the stub does not know yet."""
 
     __slots__ = ("_batch", "_bytes", "_count", "_index", "_most", "_tell")
@@ -358,7 +358,7 @@ def _nothing() -> None:
     pass
 
 
-class _Aside:
+class _Laneless:
     """Where calls are that go on without a lane."""
 
     __slots__ = ("_batch", "_questions")

@@ -112,8 +112,8 @@ class Meter:
         self._elders: list[Meter] = []  # those before that still finish their work
         self._heir: Meter | None = None
 
-    def place(self, namespace: str) -> None:
-        """The model is one of several that may share a name."""
+    def set_namespace(self, namespace: str) -> None:
+        """The model is one of several that may share a name, if `namespace` is not empty."""
         if namespace:
             self.labels = labels_of({**dict(self.labels), "namespace": namespace})
 

@@ -13,7 +13,7 @@ from host.errors import HostError, internal, invalid_argument, unavailable
 from host.log_lines import about
 from host.models.agents import run_agents
 from host.models.loads import (
-    Asked,
+    LoadRequest,
     LoadSettings,
     ModelLoader,
     PollFailure,
@@ -91,14 +91,14 @@ class Lifecycle:
         if self._closing:
             raise unavailable("Server exiting")
         # Whoever asked may go away; that does not stop a load half-way.
-        asked = Asked(name, override, polled, anew, prepare, self._unloads.get(name, 0))
+        asked = LoadRequest(name, override, polled, anew, prepare, self._unloads.get(name, 0))
         loading = asyncio.get_running_loop().create_task(self._load(asked))
         self._loads.add(loading)
         loading.add_done_callback(self._loads.discard)
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(loading)
 
-    async def _load(self, asked: Asked) -> bool:
+    async def _load(self, asked: LoadRequest) -> bool:
         name = asked.name
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
@@ -111,7 +111,7 @@ class Lifecycle:
             self._reports.forget(name)
             return changed
 
-    async def _bring_up_to_date(self, asked: Asked) -> bool:
+    async def _bring_up_to_date(self, asked: LoadRequest) -> bool:
         name, override = asked.name, asked.override
         files, look = await self._find(name, override)
         seen = look.stamp if look is not None and override is None else None
@@ -185,7 +185,7 @@ class Lifecycle:
 
     async def _replace(
         self,
-        asked: Asked,
+        asked: LoadRequest,
         files: Files,
         look: Look | None,
         loaded: configuration.LoadedConfig,

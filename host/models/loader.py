@@ -115,7 +115,7 @@ class Loader:
                 _log.info("%s", said, extra=about(name, version))
             states = await asyncio.to_thread(states_of, config, directory)
             model = PythonModel(config, version, self._metrics, labels, states)
-            model.meter.place(loaded.namespace)
+            model.meter.set_namespace(loaded.namespace)
             if self._store is not None and config.response_cache.enable:
                 memory = ClientMemory(self._pool.arenas)
                 space = loaded.namespace

@@ -75,7 +75,7 @@ Prepare = Callable[[ModelConfig], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoadRequest:
     """One load, as `Lifecycle.load` was asked for it; `unloads` the model had seen by then."""
 
     name: str

@@ -12,8 +12,8 @@ from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
 from host.environments.environment import Environment
 from host.errors import HostError, unavailable
-from host.inference import Call, FailureReason, InferRequest
-from host.instances.batch import Batch, Times
+from host.inference import Call, FailureReason, InferRequest, Times
+from host.instances.batch import Batch
 from host.instances.supervisor import LaneState, Supervisor
 from host.metrics.meter import Meter
 from host.metrics.settings import MetricsSettings

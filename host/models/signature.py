@@ -91,13 +91,6 @@ class Signature:
         """Whether clients see an output in another shape than the model makes."""
         return self._reshapes_output
 
-    def requested(self, request: InferRequest) -> list[str]:
-        """Names of the outputs to produce, in the configuration's order: all if none is named."""
-        wanted = request.requested_outputs
-        if not wanted:
-            return list(self._outputs)
-        return [name for name in self._outputs if name in wanted]
-
     def restore(self, tensor: Tensor) -> Tensor:
         """An output as clients see it: the configuration's reshape undone (configuration 7.5).
 

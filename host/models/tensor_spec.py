@@ -8,13 +8,11 @@ from typing import Any, NoReturn
 from host.errors import invalid_argument
 from host.inference import InferRequest, Tensor
 from host.models.bytes_walk import BytesFault, walk
-from stub.wire.datatypes import CODES, NAMES
+from stub.wire.datatypes import CODES, NAMES, SIZES
 
 MAX_SIZE = 2**63 - 1
 """Most bytes, or elements of BYTES, that a tensor may have (protocol spec 3.3, rule 12)."""
 
-_SIZES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2}
-_SIZES |= {"UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be"
     " prepended to each input shape. If you want to specify the full shape including the batch dim"
@@ -74,7 +72,7 @@ class InputSpec(TensorSpec):
         self.optional: bool = entry.optional
         self._model = model
         self._datatype = wire_name(entry.data_type)
-        self._size = _SIZES.get(self._datatype, 0)  # 0 for BYTES
+        self._size = SIZES.get(self._datatype, 0)  # 0 for BYTES
         self._any_size: bool = entry.is_non_linear_format_io
         size = prod(self.dims) * self._size
         # Bytes of one batch element, where that is always the same and cannot be too much.
@@ -173,7 +171,7 @@ def wire_name(data_type: int) -> str:
 
 def byte_size(datatype: str) -> int:
     """Bytes of an element; of BYTES, those of an empty one (configuration spec 2.1)."""
-    return _SIZES.get(datatype, 4)
+    return SIZES.get(datatype, 4)
 
 
 def refuse(request: InferRequest, text: str) -> NoReturn:

@@ -13,8 +13,8 @@ from pathlib import Path
 from host.config.model_config import ModelConfig
 from host.config.schema import ConfigPart
 from host.errors import ErrorCode, HostError, internal, invalid_argument
-from host.inference import Call, InferRequest, InferResponse, Tensor
-from host.instances.batch import Batch, Times
+from host.inference import Call, InferRequest, InferResponse, Tensor, Times
+from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import stub_lost
 from host.models.signature import Signature

@@ -15,7 +15,7 @@ Shown = dict[str, str | list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class Overrides:
     """What a scope says itself; None is what it takes from the scope around it."""
 
     level: frozenset[str] | None = None
@@ -25,7 +25,7 @@ class Own:
 
 
 Change = Mapping[str, Any]
-"""New values by field of `Own`; None clears a field."""
+"""New values by field of `Overrides`; None clears a field."""
 
 
 class TraceSettings:
@@ -35,8 +35,8 @@ class TraceSettings:
         self._config = config
         self._sink = sink
         self._start = Values(config.level, config.rate, config.count, config.log_frequency)
-        self._own = Own()
-        self._own_of: dict[str, Own] = {}
+        self._own = Overrides()
+        self._own_of: dict[str, Overrides] = {}
         self._global = Setting(self._start, sink)
         self._of: dict[str, Setting] = {}
         self.on = self._any_on()
@@ -52,7 +52,7 @@ class TraceSettings:
         Raises HostError, and has then changed nothing.
         """
         if model:
-            own = replace(self._own_of.get(model, Own()), **change)
+            own = replace(self._own_of.get(model, Overrides()), **change)
             values = _complete(self._keep(own, self._of.get(model), change), self._current())
             self._check(values)
             self._set(model, own, values)
@@ -72,7 +72,7 @@ class TraceSettings:
         return self._global.current()
 
     @staticmethod
-    def _keep(own: Own, setting: Setting | None, change: Change) -> Own:
+    def _keep(own: Overrides, setting: Setting | None, change: Change) -> Overrides:
         """With what is left of the scope's own count, unless that is changed."""
         if setting is None or own.count is None or "count" in change:
             return own
@@ -91,11 +91,11 @@ class TraceSettings:
         if reason:
             raise invalid_argument(f"Attempting to set invalid trace setting :{reason}")
 
-    def _set(self, model: str, own: Own, values: Values) -> None:
+    def _set(self, model: str, own: Overrides, values: Values) -> None:
         before = self._of.pop(model, None)
         if before is not None:
             before.end()
-        if own == Own():
+        if own == Overrides():
             self._own_of.pop(model, None)
             return
         self._own_of = {**self._own_of, model: own}
@@ -128,7 +128,7 @@ class TraceSettings:
             setting.end()
 
 
-def _complete(own: Own, around: Values) -> Values:
+def _complete(own: Overrides, around: Values) -> Values:
     """The values of a scope within another."""
     given = {f.name: getattr(own, f.name) for f in fields(own)}
     return replace(around, **{name: value for name, value in given.items() if value is not None})

@@ -21,3 +21,20 @@ CODES: Dict[str, int] = {
 """Name on the wire to number (pb_utils spec 3.3)."""
 
 NAMES: Dict[int, str] = {code: name for name, code in CODES.items()}
+
+SIZES: Dict[str, int] = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BF16": 2,
+}
+"""Bytes per element; those of BYTES are as long as they like."""

@@ -63,7 +63,6 @@ class ModelSource(msgspec.Struct, array_like=True):
 class Describe(_Message, tag="describe"):
     """Import the model and let it complete its configuration (`config`: JSON text)."""
 
-    stub_name: str
     source: ModelSource
     config: str
 
@@ -141,8 +140,6 @@ class Finalize(_Message, tag="fini"):
 
 class Hello(_Message, tag="hello"):
     """One of the stub's sockets is connected."""
-
-    pid: int
 
 
 class Described(_Message, tag="described"):

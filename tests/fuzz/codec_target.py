@@ -7,7 +7,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
 from host.frontends.grpc_codec import parse_infer_request, to_request
+from host.instances.regions import Regions
 
+_REGIONS = Regions(None)
 _NOT_A_MESSAGE = "failed to parse the ModelInferRequest message"
 
 SEEDS = [
@@ -64,7 +66,7 @@ def check(data: bytes, run: object = None) -> None:
     assert [name for name, _ in message.outputs] == [o.name for o in expected.outputs]
     assert set(message.parameters) == set(expected.parameters)
     try:
-        request = to_request(message)
+        request = to_request(message, _REGIONS)
     except HostError:
         return
     assert [tensor.name for tensor in request.inputs] == [i.name for i in expected.inputs]

@@ -256,7 +256,7 @@ BREAKS = {
     "sends garbage elsewhere": (
         "channel._ring.put_elsewhere(); channel._outbox.send(b'garbage'); announce()"
     ),
-    "says hello again": "channel._ring.put(encode([Hello(1)])); announce()",
+    "says hello again": "channel._ring.put(encode([Hello()])); announce()",
     "returns what it was not lent": "channel.send([Return([(0, 1 << 40, 1)])])",
     "answers a batch that it does not have": "channel.send([Respond(1 << 40, 0, None)])",
     "answers a request that its batch does not have": "channel.send([Respond(1, 99, None)])",

@@ -15,7 +15,7 @@ _PING = b"pbalive."
 _JITTER = 0.1  # of the greatest age, so that connections made together do not end together
 
 
-class Lived(Protocol):
+class TimedConnection(Protocol):
     """The connection, as its timers see it. Times are those of its event loop, in seconds."""
 
     @property
@@ -53,7 +53,7 @@ class Lived(Protocol):
 class Lifetime:
     """All timers of one connection. `end` cancels them."""
 
-    def __init__(self, connection: Lived, options: GrpcOptions, limits: Limits) -> None:
+    def __init__(self, connection: TimedConnection, options: GrpcOptions, limits: Limits) -> None:
         self._connection = connection
         self._options = options
         self._limits = limits

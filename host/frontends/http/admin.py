@@ -4,55 +4,24 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from host.config.json_form import to_json
-from host.descriptions import IndexEntry, ModelMetadata, ModelStatistics, ServerMetadata
+from host.core import Core
+from host.descriptions import ModelStatistics
 from host.errors import internal, invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, Exchange
-from host.frontends.http.infer import InferenceCore, json_too_large
+from host.frontends.http.infer import json_too_large
 from host.frontends.http.routes import Route
 from host.inference import Parameter
-
-
-class AdminCore(InferenceCore, Protocol):
-    """What these endpoints ask of the host. Every method may raise HostError."""
-
-    def live(self) -> bool:
-        """Whether the server works at all."""
-
-    async def ready(self) -> bool:
-        """Whether it can take requests for everything it should serve."""
-
-    def server_metadata(self) -> ServerMetadata:
-        """Name, version and extensions."""
-
-    async def model_ready(self, name: str, version: str) -> bool:
-        """Whether a model can take requests."""
-
-    def model_metadata(self, name: str, version: str) -> ModelMetadata:
-        """Inputs, outputs and versions of a model."""
-
-    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
-        """Of one model, or of all if the name is empty."""
-
-    async def repository_index(self, ready: bool) -> list[IndexEntry]:
-        """What is in the repositories, or only what is ready."""
-
-    async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
-        """Load or reload a model; `config` and `file:` parameters override its files."""
-
-    async def unload_model(self, name: str, unload_dependents: bool) -> None:
-        """Begin to unload a model."""
 
 
 class Administration:
     """One method per endpoint. All raise HostError. `most` is `--http-max-input-size`."""
 
-    def __init__(self, core: AdminCore, most: int) -> None:
+    def __init__(self, core: Core, most: int) -> None:
         self._core = core
         self._most = most
         self._metadata = json.dump(asdict(core.server_metadata()))

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
 
+from host.core import Core
 from host.errors import HostError, internal, unavailable
 from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
-from host.frontends.http.admin import AdminCore, Administration
-from host.frontends.http.api_page.document import DescribingCore
+from host.frontends.http.admin import Administration
 from host.frontends.http.api_page.page import ROUTES, ApiPage
 from host.frontends.http.exchange import ClientGone, Exchange
 from host.frontends.http.generate import Generation
@@ -22,7 +21,7 @@ from host.frontends.http.infer_head import HeadReader
 from host.frontends.http.load_report import load_report
 from host.frontends.http.prompt import PromptInference
 from host.frontends.http.routes import Route, find_route
-from host.frontends.http.settings import Settings, SettingsCore
+from host.frontends.http.settings import Settings
 from host.frontends.http.shared_memory import SharedMemory
 from host.frontends.http.tensors import JsonLimit
 from host.frontends.http_cycle import Message, Receive, Send
@@ -37,10 +36,6 @@ Handler = Callable[[Exchange, Route], Awaitable[None]]
 _INFERENCE = "inference"
 
 
-class HttpCore(AdminCore, SettingsCore, DescribingCore, Protocol):
-    """What this door asks of the host."""
-
-
 class HttpApp:
     """All endpoints over one core. Everything here belongs to the event loop's thread.
 
@@ -50,7 +45,7 @@ class HttpApp:
 
     def __init__(
         self,
-        core: HttpCore,
+        core: Core,
         most: int,
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: Forwarding = NOTHING_FORWARDED,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, aclosing
 
+from host.core import Core
 from host.errors import HostError, invalid_argument
 from host.frontends.http.exchange import JSON, STATUS, Exchange, Header
 from host.frontends.http.generate_schema import to_json, to_request
-from host.frontends.http.infer import InferenceCore, json_too_large
+from host.frontends.http.infer import json_too_large
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
 from host.frontends.http.traced import begun, sending, traced
@@ -28,7 +29,7 @@ LoadReport = Callable[[Exchange], Iterable[Header]]
 class Generation:
     """Answers requests of flat JSON. `most` is `--http-max-input-size`."""
 
-    def __init__(self, core: InferenceCore, most: int, load_report: LoadReport) -> None:
+    def __init__(self, core: Core, most: int, load_report: LoadReport) -> None:
         self._core = core
         self._most = most
         self._load_report = load_report

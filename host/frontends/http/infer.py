@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Protocol
 
-from host.config.model_config import ModelConfig
+from host.core import Core
 from host.errors import HostError, invalid_argument, unsupported
 from host.frontends.classification import classify
 from host.frontends.forwarding import Forwarding
@@ -24,29 +23,10 @@ from host.frontends.http.infer_response import EVERYTHING, encode_infer_response
 from host.frontends.http.routes import Route
 from host.frontends.http.tensors import JsonLimit
 from host.frontends.http.traced import begun, sending, traced
-from host.inference import Call, InferRequest, InferResponse, Tracing
-from host.instances.regions import Regions
+from host.inference import InferRequest, InferResponse
 from host.models.registry import parse_version
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
-
-
-class InferenceCore(Protocol):
-    """What inference asks of the host. Every method may raise HostError."""
-
-    @property
-    def regions(self) -> Regions:
-        """Clients' shared memory."""
-
-    @property
-    def tracing(self) -> Tracing | None:
-        """What decides which requests are traced; None while none is."""
-
-    def model_config(self, name: str, version: str) -> ModelConfig:
-        """The configuration of a model that is there."""
-
-    def infer(self, request: InferRequest, unary: bool = False) -> Call:
-        """Look up, validate and submit. `unary` refuses decoupled models."""
 
 
 class UnknownEncoding(HostError):
@@ -58,9 +38,7 @@ class UnknownEncoding(HostError):
 class Inference:
     """Answers requests to models of one response each. `most` is `--http-max-input-size`."""
 
-    def __init__(
-        self, core: InferenceCore, forwarding: Forwarding, most: int, heads: HeadReader
-    ) -> None:
+    def __init__(self, core: Core, forwarding: Forwarding, most: int, heads: HeadReader) -> None:
         self._core = core
         self._forwarding = forwarding
         self._most = most

@@ -5,27 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from host.errors import HostError, internal, invalid_argument, unsupported
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import JsonLimit, read_tensor
-from host.inference import Parameter
-
-MAX_CORRELATION_ID_LENGTH = 128  # bytes of UTF-8
+from host.inference import MAX_CORRELATION_ID_LENGTH, Parameter
+from host.instances.regions import RegionPart
 
 _REMEMBERED = 2048  # JSON parts; one client's requests repeat the same one
 _REMEMBER_UP_TO = 1024  # bytes of a JSON part
 
 _INT64 = 1 << 63
-
-
-class RegionPart(NamedTuple):
-    """A part of a client's shared memory: offset and size in bytes."""
-
-    name: str
-    offset: int
-    byte_size: int
 
 
 @dataclass(slots=True)

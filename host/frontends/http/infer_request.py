@@ -14,12 +14,9 @@ from host.frontends.http.tensors import JsonLimit
 from host.inference import Buffer, Classes, InferRequest, Tensor
 from host.instances.regions import Regions
 from host.models.tensor_spec import wire_name
-from stub.wire.datatypes import CODES
+from stub.wire.datatypes import SIZES
 
 _VIEW_FROM = 8192  # bytes of a body; below that, copying a slice is cheaper than a memoryview
-_SIZES = dict.fromkeys(CODES, 1)
-_SIZES |= {"UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2}
-_SIZES |= {"UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
 
 
 def to_request(
@@ -125,7 +122,7 @@ def raw_request(config: ModelConfig, version: int, body: bytes, limit: JsonLimit
                 f"The shape of the raw input '{entry.name}' can not be deduced because there are"
                 " more than one variable-sized dimension"
             )
-        rest = prod(dim for dim in dims if dim != -1) * _SIZES[datatype]
+        rest = prod(dim for dim in dims if dim != -1) * SIZES[datatype]
         dims[dims.index(-1)] = len(body) // rest if rest else 0
     shape = [1, *dims] if config.max_batch_size > 0 else dims
     return InferRequest(name, [Tensor(entry.name, datatype, shape, data)], version)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+from host.core import Core
 from host.errors import ErrorCode, HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import Forwarding
 from host.frontends.http.compression import chosen_encoding
 from host.frontends.http.exchange import BINARY, JSON, STATUS
-from host.frontends.http.infer import InferenceCore, binary_outputs
+from host.frontends.http.infer import binary_outputs
 from host.frontends.http.infer_head import HeadReader
 from host.frontends.http.infer_request import to_request
 from host.frontends.http.infer_response import encode_infer_response
@@ -42,7 +43,7 @@ class PromptInference:
 
     def __init__(
         self,
-        core: InferenceCore,
+        core: Core,
         restrictions: Restrictions,
         forwarding: Forwarding,
         most: int,

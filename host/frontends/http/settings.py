@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
+from host.core import Core
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import Exchange
 from host.frontends.http.infer import json_too_large
 from host.frontends.http.routes import Route
-from host.log_settings import HTTP, LogSettings
-from host.tracing.settings import Change, Shown
+from host.log_settings import HTTP
+from host.tracing.settings import Change
 from host.tracing.updates import NUMBERS, to_change
-
-
-class SettingsCore(Protocol):
-    """What these endpoints ask of the host. May raise HostError."""
-
-    @property
-    def log(self) -> LogSettings:
-        """The settings of the log."""
-
-    def trace_settings(self, model: str, change: Change | None = None) -> Shown:
-        """Change trace settings if asked so, and return them; those of all without a model."""
 
 
 class Settings:
@@ -30,7 +20,7 @@ class Settings:
     All raise HostError. `most` is `--http-max-input-size`.
     """
 
-    def __init__(self, core: SettingsCore, most: int) -> None:
+    def __init__(self, core: Core, most: int) -> None:
         self._core = core
         self._most = most
 

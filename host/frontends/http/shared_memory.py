@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
+from host.core import Core
 from host.errors import invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import Exchange
 from host.frontends.http.infer import json_too_large
 from host.frontends.http.routes import Route
-from host.instances.regions import Regions
-
-
-class MemoryCore(Protocol):
-    """What these endpoints ask of the host."""
-
-    @property
-    def regions(self) -> Regions:
-        """Clients' shared memory."""
 
 
 class SharedMemory:
     """One method per endpoint. All raise HostError. `most` is `--http-max-input-size`."""
 
-    def __init__(self, core: MemoryCore, most: int) -> None:
+    def __init__(self, core: Core, most: int) -> None:
         self._core = core
         self._most = most
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence as Several
+from collections import abc, deque
 from typing import Protocol
 
 from host.errors import HostError, invalid_argument
@@ -53,8 +52,8 @@ class SequenceCall(OrderedCall):
 
     def equip(
         self,
-        extra: Several[Tensor],
-        outputs: Several[str],
+        extra: abc.Sequence[Tensor],
+        outputs: abc.Sequence[str],
         kept: dict[str, tuple[str, str]],
         states: dict[str, Tensor],
     ) -> None:

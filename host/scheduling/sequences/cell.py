@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import abc
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -64,7 +64,7 @@ class Cell(ABC):
         self.on_empty: Callable[[], None] | None = None  # who is to know when the last one ends
         self.gate = gate
         self._owner = owner
-        self._batch: Several[Call] = ()
+        self._batch: abc.Sequence[Call] = ()
 
     def take(self, sequence: Sequence, number: int) -> None:
         """The sequence has this slot from now on."""
@@ -262,7 +262,7 @@ class OldestCell(Cell):
     def __init__(self, owner: Owner, lane: Lane, count: int, gate: Gate, strategy: Oldest) -> None:
         super().__init__(owner, lane, count, gate)
         self._inner = strategy.batches()
-        self._inner.gate = _Inside(gate, lane)
+        self._inner.gate = _InnerGate(gate, lane)
         self._flying: dict[SequenceCall, int] = {}
         """What was handed on and is not released, and the slots it came from."""
         self._occupied: set[int] = set()
@@ -270,7 +270,7 @@ class OldestCell(Cell):
 
     # The lane of the inner scheduler
 
-    def run(self, calls: Several[Call]) -> None:
+    def run(self, calls: abc.Sequence[Call]) -> None:
         """Run a batch that the inner scheduler has made."""
         self.start(list(calls))
 
@@ -279,12 +279,12 @@ class OldestCell(Cell):
         return self.lane.cancel(call)
 
     @property
-    def waiting_for(self) -> Several[Call]:
+    def waiting_for(self) -> abc.Sequence[Call]:
         """As the lane says."""
         return self.lane.waiting_for
 
     @property
-    def may_wait_for(self) -> Several[Several[Call]]:
+    def may_wait_for(self) -> abc.Sequence[abc.Sequence[Call]]:
         """As the lane says."""
         return self.lane.may_wait_for
 
@@ -335,7 +335,7 @@ class OldestCell(Cell):
         """It is free again as soon as it has handed a batch on."""
         return False
 
-    def take_unstarted(self) -> Several[Call]:
+    def take_unstarted(self) -> abc.Sequence[Call]:
         """Nothing is sent ahead."""
         return ()
 
@@ -370,7 +370,7 @@ class OldestCell(Cell):
         return waits
 
 
-class _Inside:
+class _InnerGate:
     """The gate of the inner scheduler, whose lane stands for another one."""
 
     def __init__(self, gate: Gate, lane: Lane) -> None:

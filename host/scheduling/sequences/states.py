@@ -13,17 +13,16 @@ from host.config.schema import ConfigPart, ModelConfig, pb
 from host.errors import internal, invalid_argument
 from host.inference import Tensor
 from host.regular_file import read_file
-from stub.wire.datatypes import NAMES
+from stub.wire.datatypes import NAMES, SIZES
 
 _log = logging.getLogger("pbhost")
 
 _FOLDER = "initial_state"
-_SIZES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2}
-_SIZES |= {"UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8, "BYTES": 4}
+_SIZES = {**SIZES, "BYTES": 4}  # an empty string is its length alone
 
 
 @dataclass(frozen=True, slots=True)
-class _First:
+class _InitialState:
     """What a state is when its sequence starts."""
 
     name: str
@@ -44,7 +43,7 @@ class States:
         """By the names of outputs: whose input they become, and their data types."""
         lead = [1] if config.max_batch_size > 0 else []
         self._problem = ""
-        self._first: list[_First] = []
+        self._first: list[_InitialState] = []
         names: set[str] = set()
         for entry in entries:
             if entry.input_name in names:
@@ -52,7 +51,7 @@ class States:
             names.add(entry.input_name)
             dims, data = _content(entry, directory)
             name, datatype = self.kept[entry.output_name]
-            self._first.append(_First(name, datatype, lead + dims, data))
+            self._first.append(_InitialState(name, datatype, lead + dims, data))
             self._problem = self._problem or _growable(entry, config)
 
     def fresh(self) -> dict[str, Tensor]:

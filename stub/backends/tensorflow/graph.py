@@ -38,7 +38,7 @@ class Graph(NamedTuple):
     kept_alive: Any
 
 
-def place(model: str, settings: Settings, placement: Placement) -> None:
+def set_up(model: str, settings: Settings, placement: Placement) -> None:
     """Set threads and devices of the process, before anything else is done with the library.
 
     Raises ModelFailure.

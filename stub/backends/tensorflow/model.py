@@ -41,7 +41,7 @@ class TritonPythonModel:
         config, placement = configuration(args), Placement(args)
         contract = self._contract = Contract(config)
         library, settings = _library(contract.model), Settings.of(config)
-        library.place(contract.model, settings, placement)
+        library.set_up(contract.model, settings, placement)
         path = model_path(config, pb_utils.get_model_dir())
         if config["platform"] == _FROZEN:
             graph = library.load_frozen(

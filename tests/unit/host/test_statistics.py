@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from host.descriptions import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
 from host.errors import internal
-from host.inference import Call, InferRequest, InferResponse
+from host.inference import Call, InferRequest, InferResponse, Times
 from host.statistics import Counters
 
-TIMES = SimpleNamespace(started=1_100, inputs_ready=1_110, outputs_begin=1_310, ended=1_315)
+TIMES = Times(started=1_100, inputs_ready=1_110, outputs_begin=1_310, ended=1_315)
 
 
 @pytest.fixture(autouse=True)

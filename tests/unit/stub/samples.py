@@ -12,7 +12,7 @@ TO_STUB: list[m.ToStub] = [
     m.Return([(0, 4096, 1)]),
     m.OpenArena(3, "/proc/1/fd/9", 1 << 30),
     m.CloseArena(3),
-    m.Describe("x_0", SOURCE, "{}"),
+    m.Describe(SOURCE, "{}"),
     m.Initialize("x_0", SOURCE, {"model_name": "x"}, ["OUTPUT0"]),
     m.Execute(1, [REQUEST]),
     m.Answer(1, WireResponse([], {})),
@@ -24,7 +24,7 @@ TO_STUB: list[m.ToStub] = [
 ]
 TO_HOST: list[m.ToHost] = [
     m.Return([]),
-    m.Hello(4711),
+    m.Hello(),
     m.Described(None),
     m.Initialized(),
     m.LoadFailed("no"),

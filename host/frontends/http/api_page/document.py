@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from host.config.model_config import ModelConfig
-from host.descriptions import ModelMetadata, ServerMetadata
+from host.core import Core
 from host.frontends.http.api_page.model_paths import Described, model_paths
 from host.frontends.http.api_page.operations import Operations, Schema, error_responses
 from host.frontends.http.api_page.server_paths import TAGS, schemas, server_paths
@@ -13,23 +10,7 @@ from host.frontends.http.api_page.tensor_schema import element_schemas
 from host.frontends.restrictions import Restrictions
 
 
-class DescribingCore(Protocol):
-    """What the document asks of the host. May raise HostError."""
-
-    def server_metadata(self) -> ServerMetadata:
-        """Name, version and extensions."""
-
-    def ready_versions(self) -> list[tuple[str, int]]:
-        """Every version of a model that can be asked; in order of names, and of versions."""
-
-    def model_metadata(self, name: str, version: str) -> ModelMetadata:
-        """Inputs, outputs and versions of a model."""
-
-    def model_config(self, name: str, version: str) -> ModelConfig:
-        """The configuration of a model that is there."""
-
-
-def describe(core: DescribingCore, restrictions: Restrictions) -> Schema:
+def describe(core: Core, restrictions: Restrictions) -> Schema:
     """The document (OpenAPI 3.1) of the server as it is now.
 
     Besides what the standard has, `x-models` lists the versions of models in a form that is easily
@@ -65,7 +46,7 @@ def describe(core: DescribingCore, restrictions: Restrictions) -> Schema:
     }
 
 
-def _models(core: DescribingCore) -> list[Described]:
+def _models(core: Core) -> list[Described]:
     ready = core.ready_versions()
     latest = dict(ready)  # of each name, the last one
     return [

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from host.core import Core
 from host.frontends.http import json_text as json
-from host.frontends.http.api_page.document import DescribingCore, describe
+from host.frontends.http.api_page.document import describe
 from host.frontends.http.exchange import JSON, Exchange, Header
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.restrictions import Restrictions
@@ -29,7 +30,7 @@ ROUTES: Mapping[bytes, Route] = {
 class ApiPage:
     """One method per endpoint."""
 
-    def __init__(self, core: DescribingCore, restrictions: Restrictions) -> None:
+    def __init__(self, core: Core, restrictions: Restrictions) -> None:
         self._core = core
         self._restrictions = restrictions
         self._page = _FILE.read_bytes()

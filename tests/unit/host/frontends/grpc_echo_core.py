@@ -33,7 +33,7 @@ def echo(request: InferRequest) -> InferResponse:
 
 
 class EchoCore:
-    """Fulfils InferenceCore. `held` and `cancelled` report to the thread of the test.
+    """What the door asks of a `Core`. `held` and `cancelled` report to the thread of the test.
 
     `hold` answers when the test responds, `fail` with an error, `silent` never, `bug` raises.
     `repeat` is decoupled: its input, an INT32, says how often it answers before an empty final.

@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from host.errors import ErrorCode, HostError
 from host.frontends.grpc_codec import parse_infer_request, to_request
 from host.inference import Classes, InferRequest, Tensor
+from host.instances.regions import Regions
 
 
 def request(raw: list[bytes] | None = None, **fields: Any) -> Any:
@@ -32,7 +33,7 @@ def typed(datatype: str, shape: list[int] | None = None, **contents: Any) -> Any
 
 
 def decoded(data: bytes) -> InferRequest:
-    return to_request(parse_infer_request(data))
+    return to_request(parse_infer_request(data), Regions(None))
 
 
 def decode(message: Any) -> InferRequest:

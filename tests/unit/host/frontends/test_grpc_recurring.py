@@ -13,6 +13,7 @@ from host.errors import HostError
 from host.frontends.grpc_codec import parse_infer_request, to_request
 from host.frontends.grpc_recurring import Recurring
 from host.inference import InferRequest
+from host.instances.regions import Regions
 
 NAMES = st.text(max_size=5) | st.sampled_from(["x" * 127, "x" * 128])
 SHAPES = st.lists(st.integers(-1, 300), max_size=3)
@@ -46,14 +47,14 @@ def again(message: pb.ModelInferRequest, request_id: str, sizes: list[int]) -> b
 
 def understood(data: bytes) -> InferRequest | None:
     try:
-        return to_request(parse_infer_request(data))
+        return to_request(parse_infer_request(data), Regions(None))
     except HostError:
         return None
 
 
 def learn(recurring: Recurring, data: bytes) -> None:
     message = parse_infer_request(data)
-    recurring.learn(data, message, to_request(message))
+    recurring.learn(data, message, to_request(message, Regions(None)))
 
 
 def plain(request: InferRequest | None) -> InferRequest | None:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 from host.errors import internal
-from host.inference import InferRequest, InferResponse
+from host.inference import InferRequest, InferResponse, Times
 from host.tracing.context import Spans, extract
 from host.tracing.trace import Family, Trace
 
-
-@dataclass
-class Times:
-    started: int = 1
-    inputs_ready: int = 2
-    outputs_begin: int = 3
-    ended: int = 4
-
-
+TIMES = Times(started=1, inputs_ready=2, outputs_begin=3, ended=4)
 REQUEST = InferRequest("m", [], id="r")
 
 
@@ -36,7 +27,7 @@ class Traced:
         """All that a model does with a request."""
         trace.begin(REQUEST, "m", 1, 5)
         trace.sent()
-        trace.computed(Times())
+        trace.computed(TIMES)
         trace.responded(InferResponse("m", 1), True)
 
 
@@ -57,7 +48,7 @@ def test_times_that_come_after_the_response_are_waited_for() -> None:
     trace.responded(InferResponse("m", 1), True)
     trace.close()
     assert not traced.over
-    trace.computed(Times())
+    trace.computed(TIMES)
     assert [name for name, _ in trace.computing][0] == "COMPUTE_START"
     assert len(traced.over) == 1
 
@@ -96,7 +87,7 @@ def test_a_request_may_run_again() -> None:
     trace.begin(REQUEST, "m", 1, 5)
     for _ in range(2):
         trace.sent()
-        trace.computed(Times())
+        trace.computed(TIMES)
     trace.responded(None, True)
     assert not traced.over
     trace.close()

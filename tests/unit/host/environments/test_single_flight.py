@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from host.environments.sharing import Sharing
+from host.environments.single_flight import SingleFlight
 from host.errors import HostError, internal
 
 
@@ -26,21 +26,21 @@ class Work:
 
 def test_all_who_ask_meanwhile_get_one_result_and_later_ones_a_new_one() -> None:
     async def main() -> None:
-        sharing, work = Sharing[int](), Work()
-        first = [asyncio.ensure_future(sharing.get("k", work)) for _ in range(3)]
+        flights, work = SingleFlight[int](), Work()
+        first = [asyncio.ensure_future(flights.get("k", work)) for _ in range(3)]
         await asyncio.sleep(0)
         work.go.set()
         assert await asyncio.gather(*first) == [1, 1, 1]
-        assert await sharing.get("k", work) == 2
-        assert await sharing.get("other", work) == 3
+        assert await flights.get("k", work) == 2
+        assert await flights.get("other", work) == 3
 
     asyncio.run(main())
 
 
 def test_one_who_gives_up_does_not_stop_the_others() -> None:
     async def main() -> None:
-        sharing, work = Sharing[int](), Work()
-        one, other = (asyncio.ensure_future(sharing.get("k", work)) for _ in range(2))
+        flights, work = SingleFlight[int](), Work()
+        one, other = (asyncio.ensure_future(flights.get("k", work)) for _ in range(2))
         await asyncio.sleep(0)
         one.cancel()
         work.go.set()
@@ -52,30 +52,30 @@ def test_one_who_gives_up_does_not_stop_the_others() -> None:
 
 def test_a_failure_is_everybodys_and_is_not_remembered() -> None:
     async def main() -> None:
-        sharing = Sharing[int]()
+        flights = SingleFlight[int]()
 
         async def fail() -> int:
             raise internal("broken")
 
-        asked = [sharing.get("k", fail) for _ in range(2)]
+        asked = [flights.get("k", fail) for _ in range(2)]
         results = await asyncio.gather(*asked, return_exceptions=True)
         assert [str(result) for result in results] == ["broken", "broken"]
         work = Work()
         work.go.set()
-        assert await sharing.get("k", work) == 1
+        assert await flights.get("k", work) == 1
 
     asyncio.run(main())
 
 
 def test_closing_ends_the_work_and_tells_who_waits() -> None:
     async def main() -> None:
-        sharing, work = Sharing[int](), Work()
-        asked = asyncio.ensure_future(sharing.get("k", work))
+        flights, work = SingleFlight[int](), Work()
+        asked = asyncio.ensure_future(flights.get("k", work))
         await asyncio.sleep(0)
-        await sharing.close()
+        await flights.close()
         with pytest.raises(HostError, match="the server is stopping"):
             await asked
         with pytest.raises(HostError, match="the server is stopping"):
-            await sharing.get("k", work)
+            await flights.get("k", work)
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ _STOPPING = "the server is stopping"
 _Result = TypeVar("_Result")
 
 
-class Sharing(Generic[_Result]):
+class SingleFlight(Generic[_Result]):
     """Whoever asks for a key while its work is under way gets the same result, or error."""
 
     def __init__(self) -> None:
