@@ -53,7 +53,7 @@ to_stub: st.SearchStrategy[m.ToStub] = st.one_of(
     returns,
     st.builds(m.OpenArena, unsigned, text, unsigned),
     st.builds(m.CloseArena, unsigned),
-    st.builds(m.Describe, text, sources, text),
+    st.builds(m.Describe, sources, text),
     st.builds(
         m.Initialize,
         text,
@@ -75,7 +75,7 @@ to_stub: st.SearchStrategy[m.ToStub] = st.one_of(
 )
 to_host: st.SearchStrategy[m.ToHost] = st.one_of(
     returns,
-    st.builds(m.Hello, unsigned),
+    st.builds(m.Hello),
     st.builds(m.Described, st.none() | text),
     st.builds(m.Initialized, st.booleans()),
     st.builds(m.LoadFailed, text),
