@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-EMPTY = "–"  # a cell that is still to be measured
 
 
 def line(cells: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,16 +13,17 @@ from host.ensembles.limiter import Limiter
 from host.ensembles.parties import Face, Partner, TensorMemory
 from host.ensembles.plan import Plan, Step
 from host.ensembles.run import Run
-from host.errors import HostError, unavailable
+from host.errors import HostError
 from host.inference import Call, ComputeCallback, FailureReason, InferRequest
 from host.metrics.meter import Meter
 from host.metrics.settings import MetricsSettings
+from host.models.drainable import Drainable
 from host.models.registry import LoadedModel, Registry
 from host.models.signature import Signature
 from host.statistics import Counters
 
 
-class Ensemble:
+class Ensemble(Drainable):
     """Its members are looked up in the registry at every request, and held until it ends."""
 
     def __init__(
@@ -35,6 +35,7 @@ class Ensemble:
         metrics: MetricsSettings | None = None,
         labels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        super().__init__()
         self.name: str = config.name
         self.version = version
         self.config = config
@@ -61,18 +62,11 @@ class Ensemble:
         most = config.ensemble_scheduling.max_inflight_requests
         self._limiter = Limiter(self.name, most) if most else None
         self._partners: dict[int, Partner] = {}  # as they were when a step last ran
-        self._calls: set[Call] = set()
-        self._holds = 0
-        self._drained: asyncio.Event | None = None
 
     def infer(self, request: InferRequest) -> Call:
         """Start a request. Raises HostError if it is not valid, or a member is not there."""
         self._signature.check(request)
-        if self._drained is not None and not self._holds:
-            raise unavailable(
-                f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for"
-                " model has stopped accepting new inference requests"
-            )
+        self._refuse_if_drained(request)
         call = Call(request)
         call.queued_ns = call.received_ns
         call.on_finish = self._failed_outside
@@ -154,10 +148,6 @@ class Ensemble:
             self.counters.failure(time.monotonic_ns() - call.received_ns, _REASON)
         self._leave(call)
 
-    def _leave(self, call: Call) -> None:
-        self._calls.discard(call)
-        self._tell_drained()
-
     # As the registry and its keeper see it
 
     @property
@@ -194,25 +184,6 @@ class Ensemble:
         """What it has done so far."""
         return self.counters.snapshot()
 
-    def hold(self) -> None:
-        """It is part of another ensemble's request, which may ask it later."""
-        self._holds += 1
-
-    def release(self) -> None:
-        """Another ensemble's request has ended."""
-        self._holds -= 1
-        self._tell_drained()
-
-    async def drain(self) -> None:
-        """Refuse new calls, and wait until those under way have ended and nobody holds it."""
-        self._drained = asyncio.Event()
-        if self._calls or self._holds:
-            await self._drained.wait()
-
-    def _tell_drained(self) -> None:
-        if self._drained is not None and not self._calls and not self._holds:
-            self._drained.set()
-
     def abort(self, error: HostError) -> None:
         """End every call under way."""
         for call in list(self._calls):
@@ -222,11 +193,6 @@ class Ensemble:
         """Nothing runs here: its members end on their own."""
         self._partners.clear()
         self.meter.end()
-
-    @property
-    def in_flight(self) -> int:
-        """Calls under way."""
-        return len(self._calls)
 
 
 _REASON = FailureReason.OTHER

@@ -17,6 +17,7 @@ from host.instances.batch import Batch
 from host.instances.supervisor import LaneState, Supervisor
 from host.metrics.meter import Meter
 from host.metrics.settings import MetricsSettings
+from host.models.drainable import Drainable
 from host.models.signature import Signature
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
@@ -30,7 +31,7 @@ from host.scheduling.sequences.states import States
 from host.statistics import Counters
 
 
-class PythonModel:
+class PythonModel(Drainable):
     """Ready once its lanes have joined; see the loader."""
 
     def __init__(
@@ -41,6 +42,7 @@ class PythonModel:
         labels: Mapping[str, Sequence[str]] | None = None,
         states: States | None = None,
     ) -> None:
+        super().__init__()
         self.name: str = config.name
         self.version = version
         self.config = config
@@ -61,10 +63,7 @@ class PythonModel:
             lambda: self.scheduler.queued,
             metrics or MetricsSettings(),
         )
-        self._calls: set[Call] = set()  # under way, queued ones included
         self._late: dict[Call, Times] = {}  # those whose batch has ended before them
-        self._holds = 0
-        self._drained: asyncio.Event | None = None
 
     def infer(self, request: InferRequest) -> Call:
         """Start a request. Raises HostError if it is not valid, or nobody can run it."""
@@ -170,21 +169,6 @@ class PythonModel:
         self.counters.batch(done, times, others)
         self._late.update((call, times) for call in late if not call.finished)
 
-    async def drain(self) -> None:
-        """Refuse new calls, and wait until those under way have ended and nobody holds it."""
-        self._drained = asyncio.Event()
-        if self._calls or self._holds:
-            await self._drained.wait()
-
-    def hold(self) -> None:
-        """It is part of an ensemble's request, which may ask it later."""
-        self._holds += 1
-
-    def release(self) -> None:
-        """An ensemble's request has ended."""
-        self._holds -= 1
-        self._tell_drained()
-
     def abort(self, error: HostError) -> None:
         """End every call under way; `stop` waits no longer for what has no callers any more."""
         for call in list(self._calls):
@@ -222,28 +206,13 @@ class PythonModel:
         await empty.wait()
         await lane.stop(math.inf, finalize)
 
-    @property
-    def in_flight(self) -> int:
-        """Calls under way, queued ones included."""
-        return len(self._calls)
-
     def _finished(self, call: Call) -> None:
         times = self._late.pop(call, None) if self._late else None
         if call.failed:
             self.counters.failure(time.monotonic_ns() - call.received_ns, self._reason(call))
         elif times is not None:
             self.counters.answered(call, times)
-        self._calls.discard(call)
-        if self._drained is not None:
-            self._tell_drained()
-
-    def _leave(self, call: Call) -> None:
-        self._calls.discard(call)
-        self._tell_drained()
-
-    def _tell_drained(self) -> None:
-        if self._drained is not None and not self._calls and not self._holds:
-            self._drained.set()
+        self._leave(call)
 
     def _reason(self, call: Call) -> FailureReason:
         if call.reason is not None:
@@ -263,11 +232,8 @@ class PythonModel:
                     "Server is stopping, scheduler for model has stopped accepting new inference"
                     " requests"
                 )
-        elif self._drained is not None and not self._holds:
-            raise unavailable(
-                f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for"
-                " model has stopped accepting new inference requests"
-            )
+        else:
+            self._refuse_if_drained(request)
         if not self.scheduler.lanes:
             self._refuse_if_dead()
 

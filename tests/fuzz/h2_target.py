@@ -176,7 +176,6 @@ async def _converse(data: bytes) -> None:
     assert gone == [made]
 
 
-_OPENED = bytes([128, 0, 1, 0])
 SEEDS = [
     b"\x02\0",
     b"\0\3" + frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 10}),

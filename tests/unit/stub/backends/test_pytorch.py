@@ -47,7 +47,6 @@ ONE = (
     "input [{ name: 'x' data_type: TYPE_FP32 dims: [%s] }] "
     "output [{ name: 'y' data_type: %s dims: [%s] }] "
 )
-THIRD = "input { name: 'c' data_type: TYPE_FP32 dims: [3] } "
 PARAMETER = "parameters { key: '%s' value { string_value: '%s' } } "
 
 BROKEN: Mapping[str, tuple[str, str]] = {

@@ -1,0 +1,52 @@
+"""What a version of a model waits for before it is stopped: its calls, and whoever holds it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from host.errors import unavailable
+from host.inference import Call, InferRequest
+
+
+class Drainable:
+    """Calls under way, queued ones included, and ensembles whose requests may ask for more."""
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+        self._holds = 0
+        self._drained: asyncio.Event | None = None  # exists once draining has begun
+
+    @property
+    def in_flight(self) -> int:
+        """Calls under way, queued ones included."""
+        return len(self._calls)
+
+    def hold(self) -> None:
+        """It is part of an ensemble's request, which may ask it later."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """An ensemble's request has ended."""
+        self._holds -= 1
+        self._tell_drained()
+
+    async def drain(self) -> None:
+        """Refuse new calls, and wait until those under way have ended and nobody holds it."""
+        self._drained = asyncio.Event()
+        if self._calls or self._holds:
+            await self._drained.wait()
+
+    def _refuse_if_drained(self, request: InferRequest) -> None:
+        if self._drained is not None and not self._holds:
+            raise unavailable(
+                f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for"
+                " model has stopped accepting new inference requests"
+            )
+
+    def _leave(self, call: Call) -> None:
+        self._calls.discard(call)
+        self._tell_drained()
+
+    def _tell_drained(self) -> None:
+        if self._drained is not None and not self._calls and not self._holds:
+            self._drained.set()
