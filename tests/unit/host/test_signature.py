@@ -432,15 +432,6 @@ def test_outputs_without_reshape_are_handed_back() -> None:
     assert signature(FLAT).restore(A16) is A16
 
 
-def test_requested_outputs_come_in_the_configurations_order() -> None:
-    assert signature(FLAT).requested(request(outputs=["P", "O"])) == ["O", "P"]
-    assert signature(FLAT).requested(request(outputs=["P"])) == ["P"]
-
-
-def test_all_outputs_are_requested_if_none_is_named() -> None:
-    assert signature(FLAT).requested(request()) == ["O", "P"]
-
-
 def sequence_model(data_type: str) -> str:
     return f"""sequence_batching {{ control_input {{ name: "ID" control {{
         kind: CONTROL_SEQUENCE_CORRID data_type: {data_type} }} }} }}"""

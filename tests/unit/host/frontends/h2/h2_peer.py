@@ -36,9 +36,8 @@ from host.frontends.grpc_methods import (
 )
 from host.frontends.h2.frontend import H2Frontend
 from host.frontends.h2.limits import Limits
-from tests.conftest import wait_until
+from tests.conftest import DEADLINE, wait_until
 
-DEADLINE = 60.0  # seconds that anything may take here
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 T = TypeVar("T")
