@@ -36,7 +36,7 @@ class TritonPythonModel:
         output = pb_utils.get_output_config_by_name(config, "Y")
         assert output is not None
         self.dtype = pb_utils.triton_string_to_numpy(output["data_type"])
-        assert_type(self.dtype, type[np.generic])
+        assert_type(self.dtype, type[np.generic | bool])
         assert_type(pb_utils.get_model_dir(), str)
         pb_utils.Logger.log("ready", pb_utils.Logger.VERBOSE)
         pb_utils.Logger.log_info(b"ready")
