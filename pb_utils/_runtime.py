@@ -142,54 +142,60 @@ class NoHost:
 
     def exec(self, request: InferenceRequest) -> InferenceResponse:
         """Refuse."""
-        raise _needs_host("A request to another model (BLS)")
+        raise self._unsupported("A request to another model (BLS)")
 
     def ask(
         self, request: InferenceRequest, decoupled: bool, receive: Receive
     ) -> Callable[[], None]:
         """Refuse."""
-        raise _needs_host("A request to another model (BLS)")
+        raise self._unsupported("A request to another model (BLS)")
 
     def model_dir(self) -> str:
         """Refuse."""
-        raise _needs_host("get_model_dir()")
+        raise self._unsupported("get_model_dir()")
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """Refuse."""
-        raise _needs_host("load_model()")
+        raise self._unsupported("load_model()")
 
     def unload_model(self, name: str, dependents: bool) -> None:
         """Refuse."""
-        raise _needs_host("unload_model()")
+        raise self._unsupported("unload_model()")
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Refuse."""
-        raise _needs_host("is_model_ready()")
+        raise self._unsupported("is_model_ready()")
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
         """Refuse."""
-        raise _needs_host("MetricFamily")
+        raise self._unsupported("MetricFamily")
 
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
     ) -> int:
         """Refuse."""
-        raise _needs_host("Metric")
+        raise self._unsupported("Metric")
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
         """Refuse."""
-        raise _needs_host("Metric")
+        raise self._unsupported("Metric")
 
     def read_metric(self, metric: int) -> float:
         """Refuse."""
-        raise _needs_host("Metric")
+        raise self._unsupported("Metric")
 
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Do nothing: whoever made them has gone."""
+        """Do nothing: whoever made them has gone, or is another process."""
 
     def refusal(self, text: str) -> str:
         """Return the text as it is."""
         return text
+
+    def _unsupported(self, what: str) -> TritonModelException:
+        return TritonModelException(
+            f"{what} needs a host that runs the model. To run a model in a test, without a server, "
+            "use pb_utils.testing."
+        )
 
 
 _installed: Runtime = NoHost()
@@ -244,10 +250,3 @@ def get_model_dir() -> str:
         TritonModelException: no host runs this model.
     """
     return current().model_dir()
-
-
-def _needs_host(what: str) -> TritonModelException:
-    return TritonModelException(
-        f"{what} needs a host that runs the model. To run a model in a test, without a server, "
-        "use pb_utils.testing."
-    )

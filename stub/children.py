@@ -9,10 +9,10 @@ import os
 import socket
 import sys
 from array import array
-from typing import Callable, List, Mapping, NoReturn, Optional, Sequence
+from typing import Callable, List, Optional
 
 import pb_utils
-from pb_utils._runtime import Receive
+from pb_utils._runtime import NoHost, Receive
 from stub.convert import Unsendable, localised, request_inline, response_from, response_inline
 from stub.memory import Memory
 from stub.runtime import StubRuntime
@@ -86,7 +86,7 @@ class Children:
         self._runtime.ask_wire(self._runtime.next_number(), request, False, answer)
 
 
-class ChildRuntime:
+class ChildRuntime(NoHost):
     """What `pb_utils` reaches the host through in a forked child: it can ask, and print."""
 
     def __init__(self, relay: socket.socket, memory: Memory, parent: StubRuntime) -> None:
@@ -130,52 +130,19 @@ class ChildRuntime:
     ) -> Callable[[], None]:
         """Refuse what `exec` cannot do."""
         if decoupled:
-            _refuse("A decoupled request to another model (BLS)")
+            raise self._unsupported("A decoupled request to another model (BLS)")
         receive(self.exec(request), True)
         return lambda: None
-
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Refuse."""
-        _refuse("load_model()")
-
-    def unload_model(self, name: str, dependents: bool) -> None:
-        """Refuse."""
-        _refuse("unload_model()")
-
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Refuse."""
-        _refuse("is_model_ready()")
-
-    def new_metric_family(self, name: str, description: str, kind: int) -> int:
-        """Refuse."""
-        _refuse("MetricFamily")
-
-    def new_metric(
-        self, family: int, labels: Mapping[str, object], buckets: Optional[Sequence[float]]
-    ) -> int:
-        """Refuse."""
-        _refuse("Metric")
-
-    def change_metric(self, metric: int, change: str, value: float) -> None:
-        """Refuse."""
-        _refuse("Metric")
-
-    def read_metric(self, metric: int) -> float:
-        """Refuse."""
-        _refuse("Metric")
-
-    def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Do nothing: they are the parent's."""
 
     def refusal(self, text: str) -> str:
         """As in the stub."""
         return self._parent.refusal(text)
 
-
-def _refuse(what: str) -> NoReturn:
-    raise pb_utils.TritonModelException(
-        f"{what} is not supported in a forked child of a model; use it in the model's own process"
-    )
+    def _unsupported(self, what: str) -> pb_utils.TritonModelException:
+        return pb_utils.TritonModelException(
+            f"{what} is not supported in a forked child of a model;"
+            " use it in the model's own process"
+        )
 
 
 def _send(connection: socket.socket, frame: bytes, *descriptors: int) -> None:
