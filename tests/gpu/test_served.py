@@ -107,12 +107,13 @@ def test_an_output_is_copied_straight_into_a_clients_memory(
             given = [tensor("X", ramp(LARGE))]
             client.infer("returns", given, outputs=[wanted])
             np.testing.assert_array_equal(memory.read(np.float32, [LARGE]), ramp(LARGE) + 1)
+            log = Path(simulated_environment["SIMULATED_CUDA_LOG"])
+            assert copies(log) == [f"to host {size}"]
             wanted.set_shared_memory(memory.name, size - 1)
             _, text = failure(client.infer, "returns", given, outputs=[wanted])
             assert f"should be at least {size} bytes to hold the results" in text
         finally:
             memory.close()
-    assert copies(Path(simulated_environment["SIMULATED_CUDA_LOG"])) == [f"to host {size}"]
 
 
 def test_a_failing_copy_fails_its_response_alone(
