@@ -16,7 +16,7 @@ from host.lint import command as lint
 from host.options import Options, UsageError
 from host.server import Server
 from host.standard_streams import open_standard_streams
-from stub.wire.heap import keep_freed_memory
+from stub.wire.heap import keep_freed_memory, spare_what_is_there
 
 _USAGE = """\
 Usage: pbhost serve --model-repository=DIR [options]
@@ -46,6 +46,7 @@ def main() -> None:
         sys.exit(1)
     _raise_file_limit()
     keep_freed_memory()
+    spare_what_is_there()
     sys.exit(uvloop.run(serve(options)))
 
 

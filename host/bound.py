@@ -40,7 +40,7 @@ from host.options import UsageError
 from host.private_folder import PrivateFolder
 from host.server import Server
 from host.standard_streams import open_standard_streams
-from stub.wire.heap import keep_freed_memory
+from stub.wire.heap import keep_freed_memory, spare_what_is_there
 
 _LONGEST = 1 << 24  # bytes of a line
 _PLACEHOLDER = "# The function is in the process that has bound it.\n"
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     sockets = [socket.socket(fileno=fd) for fd in (launches, control)]
     try:
         keep_freed_memory()
+        spare_what_is_there()
         service = _Service(arguments[3:], folder.path / "models", *sockets)
         return uvloop.run(service.run(watched))
     finally:

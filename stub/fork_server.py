@@ -4,7 +4,6 @@ Importing numpy and ZeroMQ takes most of a stub's start-up time and memory; a fo
 once, and shares the memory. Nothing of a user's is ever imported here.
 """
 
-import gc
 import os
 import selectors
 import signal
@@ -16,6 +15,7 @@ from typing import Optional, TextIO
 import stub.worker  # noqa: F401  (it is what the forks need)
 from stub.process import die_with_parent, set_title
 from stub.wire.fork_protocol import receive_request, send_ended, send_started
+from stub.wire.heap import spare_what_is_there
 from stub.wire.spawn import Spawn
 
 
@@ -30,8 +30,7 @@ def serve(descriptor: int) -> Spawn:
     set_title("", "pbhost-fork-server")
     # Threads of the BLAS library end themselves before a fork; no other threads are here.
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-    gc.collect()
-    gc.freeze()  # a collection in a fork would write to, and so copy, every page with objects
+    spare_what_is_there()  # a collection in a fork would write to, and so copy, all these pages
     return _ForkServer(socket.socket(fileno=descriptor)).run()
 
 
