@@ -182,9 +182,9 @@ class Run:
         )
 
     def _offers(self, flight: _Flight) -> dict[str, object] | None:
-        """Where the client wants outputs that only this step is left to make.
+        """Where the client wants what this step makes, and no other step takes.
 
-        Before that, others may still read what lies there: the client's own inputs.
+        Only if no other is left: one may still read what lies there, the client's own inputs.
         """
         wanted = self._request.slots or self._request.offers
         if not wanted or self._face.decoupled or self._values or len(self._flights) > 1:
@@ -192,7 +192,7 @@ class Run:
         return {
             output: wanted[name]
             for output, name in flight.step.outputs.items()
-            if name in wanted and name in self._route.outputs
+            if name in wanted and name in self._route.outputs and name not in self._route.users
         }
 
     def _submit(self, flight: _Flight, request: InferRequest) -> None:

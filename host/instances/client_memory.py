@@ -24,7 +24,7 @@ class ClientMemory:
             return tensor
         data = region.read(block.offset, block.size)
         if len(data) < block.size:
-            raise internal(f"the memory of input '{tensor.name}' has become too small")
+            raise internal(f"the client's memory of tensor '{tensor.name}' has become too small")
         return Tensor(tensor.name, tensor.datatype, tensor.shape, data)
 
     def deliver(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:

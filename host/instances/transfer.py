@@ -169,6 +169,21 @@ class Transfer:
                 raise ValueError(f"a lent block of {block.size} bytes came back as {wire.size}")
         return Tensor(wire.name, datatype, wire.shape, block.data, block)
 
+    def receive_output(self, wire: WireTensor, wanted: Mapping[str, object] | None) -> Tensor:
+        """An output, `wanted` in the client's memory or not; raises HostError and `receive_tensor`.
+
+        Elsewhere in there lies an input that the model has passed on. It is copied: the host, which
+        will read the bytes, must not touch memory that the client may take away.
+        """
+        tensor = self.receive_tensor(wire)
+        block = tensor.owner
+        if not isinstance(block, Block):
+            return tensor
+        place = None if wanted is None else wanted.get(wire.name)
+        if isinstance(place, Block) and (place.arena, place.offset) == (block.arena, block.offset):
+            return Tensor(tensor.name, tensor.datatype, tensor.shape, b"", block)
+        return self._clients.private(tensor)
+
     def deliver(self, request: InferRequest, outputs: list[Tensor]) -> HostError | None:
         """See to it that outputs are where the client wants them; what stands against it.
 

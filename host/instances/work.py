@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from host.errors import internal, unavailable
+from host.errors import HostError, internal, unavailable
 from host.inference import Call, InferResponse, Tensor, Times
 from host.instances.batch import Batch
 from host.instances.questions import Questions
@@ -213,8 +213,13 @@ class Work:
             answer.error = self._transfer.receive_error(response.error)
             call.failed = True
             return answer
-        receive = self._transfer.receive_tensor
-        answer.outputs = [receive(output) for output in response.outputs]
+        receive, wanted = self._transfer.receive_output, request.slots or request.offers
+        try:
+            answer.outputs = [receive(output, wanted) for output in response.outputs]
+        except HostError as error:
+            answer.error = error.with_traceback(None)  # that refers to the answer, and to blocks
+            call.failed = True
+            return answer
         if self.restore is not None:
             answer.outputs = [self.restore(output) for output in answer.outputs]
         answer.parameters = response.parameters

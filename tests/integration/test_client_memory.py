@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -368,3 +369,52 @@ def test_a_client_that_shrinks_its_memory_harms_nobody_else(
         array = np.ones(4, dtype=np.float32)
         sent = grpcclient.InferInput("INPUT0", [4], "FP32").set_data_from_numpy(array)
         np.testing.assert_array_equal(client.infer("identity", [sent]).as_numpy("OUTPUT0"), array)
+
+
+PASSES_ON = """
+import threading
+from pathlib import Path
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.Logger.log_info("the model has its input")
+        for _ in range(6000):  # a minute
+            if Path("{go}").exists():
+                break
+            threading.Event().wait(0.01)
+        return [pb_utils.InferenceResponse(request.inputs()) for request in requests]
+"""
+
+
+def test_an_input_that_is_passed_on_and_taken_away_meanwhile_is_an_error(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    config = CONFIG.format("TYPE_FP32").replace("OUTPUT0", "INPUT0")
+    repository.add("passes_on", PASSES_ON.format(go=go), config)
+    host = serve(repository, "--allow-client-shm=true").wait_started()
+    with host.client() as client, ThreadPoolExecutor(1) as pool:
+        memory = Memory(client)
+        array = np.arange(100_000, dtype=np.float32)
+        memory.write(array)
+        given = lies_in(memory, [100_000], "FP32", array.nbytes)
+        try:
+            asked = pool.submit(failure, client.infer, "passes_on", [given])
+            host.wait_for("the model has its input")
+            file = posix_ipc.SharedMemory(memory.key).fd
+            os.ftruncate(file, 0)
+            go.touch()
+            status, text = asked.result()
+            assert status == "StatusCode.INTERNAL"
+            assert "memory of tensor 'INPUT0' has become too small" in text
+            os.ftruncate(file, memory.size)
+            os.close(file)
+            memory.write(array)
+            answer = client.infer("passes_on", [given]).as_numpy("INPUT0")
+            np.testing.assert_array_equal(answer, array)
+            client.unregister_system_shared_memory(memory.name)
+            assert memory.name not in client.get_system_shared_memory_status().regions
+        finally:
+            go.touch()
+            memory.close()
