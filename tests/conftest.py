@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import selectors
 import shutil
 import signal
 import subprocess
@@ -91,15 +92,14 @@ class RunningHost:
     def __init__(
         self, *arguments: str, env: Mapping[str, str] | None = None, under: Sequence[str] = ()
     ) -> None:
-        self.lines: list[str] = []
+        self._lines: list[str] = []
+        self._rest = b""  # of a line that has begun
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
             [*under, sys.executable, "-m", "host", "serve", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
             env={
                 **os.environ,
                 "TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0",
@@ -107,22 +107,47 @@ class RunningHost:
                 **(env or {}),
             },
         )
+        assert self.process.stdout is not None
+        self._pipe = self.process.stdout
+        os.set_blocking(self._pipe.fileno(), False)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.port = 0
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._changed:
-                self.lines.append(line.rstrip("\n"))
-                self._changed.notify_all()
+        """Take what it prints until it has ended: it would wait at a pipe that is full."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._pipe, selectors.EVENT_READ)
+            while selector.select() and self._take():
+                pass
+
+    def _take(self) -> bool:
+        """Take what it has printed by now: whether more may come."""
         with self._changed:
-            self._changed.notify_all()
+            if self._pipe.closed:
+                return False
+            while True:
+                try:
+                    data = os.read(self._pipe.fileno(), 1 << 16)
+                except BlockingIOError:
+                    return True
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                if not data and self._rest:
+                    lines, self._rest = [self._rest], b""
+                self._lines += [line.decode(errors="replace") for line in lines]
+                self._changed.notify_all()
+                if not data:
+                    return False
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that it has printed by now: those before an answer are there with it."""
+        self._take()
+        return self._lines
 
     @property
     def output(self) -> str:
-        """Everything that it has printed."""
+        """Everything that it has printed by now."""
         return "\n".join(self.lines)
 
     def wait_for(self, pattern: str, seconds: float = DEADLINE) -> re.Match[str]:
@@ -167,11 +192,11 @@ class RunningHost:
 
     def stubs(self, instance: str = "") -> list[psutil.Process]:
         """Its live stub processes, all or those of one instance."""
-        try:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            named = [(child, " ".join(child.cmdline())) for child in children]
-        except psutil.NoSuchProcess:
-            return []
+        named: list[tuple[psutil.Process, str]] = []
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):  # it has just ended
+                    named.append((child, " ".join(child.cmdline())))
         return [
             child
             for child, line in named
@@ -190,8 +215,8 @@ class RunningHost:
             self.process.wait()
             pytest.fail(f"the host did not stop:\n{self.output}")
         self._reader.join(DEADLINE)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        with self._changed:
+            self._pipe.close()
         return status
 
 

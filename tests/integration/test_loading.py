@@ -91,7 +91,7 @@ def test_every_broken_model_is_reported_in_one_start_and_the_sound_ones_serve(
         states = {m.name: m.state for m in client.get_model_repository_index().models}
         assert states["identity"] == "READY"
         assert states["syntax"] == "UNAVAILABLE"
-    assert len(host.stubs()) == 1
+    wait_until(lambda: len(host.stubs()) == 1, "the stubs of models that failed to end")
     assert host.stop() == 0
 
 

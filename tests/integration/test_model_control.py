@@ -330,7 +330,7 @@ def test_an_unload_outdates_the_load_that_is_under_way(
             )
         ]
         assert index(client, "slow") == [("1", "UNAVAILABLE", "unloaded")]
-        assert not host.stubs("slow_0")
+        wait_until(lambda: not host.stubs("slow_0"), "its stub to end")
         client.load_model("slow")
         assert client.is_model_ready("slow")
 

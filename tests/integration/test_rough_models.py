@@ -201,7 +201,7 @@ def test_an_instance_that_dies_while_another_one_loads_is_replaced(
     with running.client() as client:
         for _ in range(6):
             client.infer("pair", [])
-    assert len(running.stubs()) == 2
+    wait_until(lambda: len(running.stubs()) == 2, "no more than its two stubs")
     assert running.stop() == 0
 
 

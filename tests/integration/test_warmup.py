@@ -336,7 +336,7 @@ def test_a_warm_up_that_does_not_work_fails_the_load(
             f" {code}: {expected};\n"
         )
         assert not client.is_model_ready(name)
-    assert not host.stubs(f"{name}_0")
+    wait_until(lambda: not host.stubs(f"{name}_0"), "its stub to end")
 
 
 def test_nobody_can_ask_before_the_warm_up_has_ended(
