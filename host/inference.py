@@ -244,6 +244,17 @@ class Call:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def computed(self, times: Times | None) -> None:
+        """Its batch has ended; without times, because the stub died."""
+        if self.request.trace is not None:
+            self.request.trace.computed(times)
+        if self.on_computed is not None and times is not None:
+            self.on_computed(
+                times.inputs_ready - times.started,
+                times.outputs_begin - times.inputs_ready,
+                times.ended - times.outputs_begin,
+            )
+
     def received(self, response: InferResponse) -> None:
         """The model has made a response, which is going to be passed on; it may be changed."""
 

@@ -6,17 +6,15 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import MutableSet
+from collections.abc import Callable, MutableSet
 from dataclasses import dataclass
 from typing import Any, cast
 
-from host.frontends.http_cycle import STATUS_LINES, App, Cycle, Message
+from host.frontends.http_cycle import RECEIVED_NAMES, STATUS_LINES, App, Cycle, Message
 from host.frontends.http_heads import Heads
 from host.frontends.http_parser import Head, Malformed, RequestParser
 from host.frontends.http_prompt import PromptCycle
-
-RECEIVED_NAMES = "pbhost.header_names"
-"""Extension of the ASGI scope: names of headers as received; `headers` has them in lowercase."""
+from host.frontends.socket_writer import SocketWriter
 
 MOST_CHUNKS = 65536
 _TOO_MANY_CHUNKS = (
@@ -56,7 +54,7 @@ class Connection(asyncio.Protocol):
     """
 
     transport: asyncio.Transport
-    closed: asyncio.Future[None]
+    write_small: Callable[[bytes], None]
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self.closed = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
         self._parser = RequestParser(self)
         self._scope: dict[str, Any] = {}  # what all its requests have in common
         # Requests: the one that comes in, the one that is being answered, those that wait for that.
@@ -102,6 +100,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.write_small = SocketWriter(self.transport).write
         self._connections.add(self)
         peer = transport.get_extra_info("peername")
         own = transport.get_extra_info("sockname")

@@ -16,6 +16,9 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 Header = tuple[bytes, bytes]
 
+RECEIVED_NAMES = "pbhost.header_names"
+"""Extension of the ASGI scope: names of headers as received; `headers` has them in lowercase."""
+
 JOIN_UP_TO = 65536
 """Bytes of a response; copying more than that costs more than a second write."""
 
@@ -31,6 +34,7 @@ class Connection(Protocol):
     """What a request needs of the connection that it came by."""
 
     transport: asyncio.Transport
+    write_small: Callable[[bytes], None]
 
     async def writable(self) -> None:
         """Return once the client has taken enough of what it was sent."""

@@ -57,10 +57,10 @@ class PromptCycle:
         if self._lost:
             return
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        write = connection.transport.write
         if sum(map(len, parts)) <= JOIN_UP_TO:
-            write(b"".join((head, end, *parts)))
+            connection.write_small(b"".join((head, end, *parts)))
         else:
+            write = connection.transport.write
             write(head + end)
             for part in parts:
                 write(part)

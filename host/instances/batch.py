@@ -10,22 +10,24 @@ from host.inference import Call, Times
 class Batch:
     """Calls that run together.
 
-    `released` is called once the instance can take the next batch, unless its stub dies first;
-    `done` once its end is known, with the times or None if the stub died. The calls at the indexes
-    `late` are answered after that.
+    `done` is called once its end is known, with the times or None if the stub died, and `released`
+    once the instance can take the next batch, unless its stub dies first. `report` is what counts
+    it, and may come after the answers. The calls at the indexes `late` are answered after that.
     """
 
-    __slots__ = ("calls", "done", "finals", "free", "late", "number", "released")
+    __slots__ = ("calls", "done", "finals", "free", "late", "number", "released", "report")
 
     def __init__(
         self,
         calls: Sequence[Call],
         released: Callable[[], None],
-        done: Callable[[Batch, Times | None], None],
+        done: Callable[[Times | None], None],
+        report: Callable[[Batch, Times], None],
     ) -> None:
         self.calls = calls
         self.released = released
         self.done = done
+        self.report = report
         self.number = 0
         self.free = False  # the instance no longer works on it
         self.late: Sequence[int] = ()

@@ -34,7 +34,7 @@ class LaneState(enum.Enum):
 Launch = Callable[[], Awaitable[Instance]]
 """Brings up a new instance for the lane, ready to run batches. Raises HostError or StubLost."""
 
-BatchReport = Callable[[Batch, Times | None], None]
+BatchReport = Callable[[Batch, Times], None]
 
 
 class Supervisor:
@@ -86,7 +86,7 @@ class Supervisor:
         """Run a batch, as soon as there is permission."""
         permit = self.permit
         if permit is None:
-            self.instance.execute(Batch(calls, self._released, self._done))
+            self.instance.execute(Batch(calls, self._released, self._done, self._report))
             return
         self._waiting = calls
         if permit.granted or permit.ask(self._permitted):
@@ -99,7 +99,7 @@ class Supervisor:
         self._waiting = ()
         if calls:
             self.permit.start()
-            self.instance.execute(Batch(calls, self._released, self._done))
+            self.instance.execute(Batch(calls, self._released, self._done, self._report))
         else:
             self.permit.give_back()
             self._released()
@@ -149,13 +149,12 @@ class Supervisor:
         if self.state is LaneState.SERVING:
             self._scheduler.lane_free(self)
 
-    def _done(self, batch: Batch, times: Times | None) -> None:
+    def _done(self, times: Times | None) -> None:
         if self.permit is not None:
             self.permit.end()
         if times is not None:
             self._deaths = 0
             self.busy_ns += times.ended - times.started
-        self._report(batch, times)
 
     # Life
 

@@ -194,13 +194,16 @@ class Work:
         times = Times(end.started, end.inputs_ready, end.outputs_begin, end.ended)
 
         def act() -> None:
+            # Whoever waits for the answer does not wait for what is counted.
             try:
-                batch.done(batch, times)
+                call.computed(times)
+                batch.done(times)
+                self._free(batch)
             finally:
                 try:
-                    self._free(batch)
-                finally:
                     call.respond(response, True)
+                finally:
+                    batch.report(batch, times)
 
         return act
 
@@ -266,10 +269,17 @@ class Work:
                 message.started, message.inputs_ready, message.outputs_begin, message.ended
             )
         return (
-            partial(batch.done, batch, times),
+            partial(self._end, batch, times),
             partial(self._free, batch),
             partial(self._fail_unanswered, batch, message.rescheduled, again),
         )
+
+    def _end(self, batch: Batch, times: Times | None) -> None:
+        for call in batch.calls:
+            call.computed(times)
+        batch.done(times)
+        if times is not None:
+            batch.report(batch, times)
 
     def _free(self, batch: Batch) -> None:
         if not batch.free:
@@ -299,7 +309,7 @@ class Work:
         """None of its calls could be sent."""
         now = time.monotonic_ns()
         batch.free = True
-        batch.done(batch, Times(now, now, now, now))
+        batch.done(Times(now, now, now, now))
         batch.released()
 
     def takes_ahead(self, call: Call) -> bool:
@@ -327,7 +337,7 @@ class Work:
             for call in batch.calls:
                 call.fail(unavailable(f"{reason} while it ran this request."))
             if not batch.late:
-                batch.done(batch, None)
+                self._end(batch, None)
         self._tell_idle()
 
     def _forget(self, batch: Batch) -> None:

@@ -134,22 +134,8 @@ class PythonModel(Drainable):
         """What it has done so far."""
         return self.counters.snapshot()
 
-    def report(self, batch: Batch, times: Times | None) -> None:
-        """A batch has ended; without times, because its stub died; without calls, unsent."""
-        if times is None or not batch.calls:
-            for call in batch.calls:
-                if call.request.trace is not None:
-                    call.request.trace.computed(None)
-            return
-        for call in batch.calls:
-            if call.request.trace is not None:
-                call.request.trace.computed(times)
-            if call.on_computed is not None:
-                call.on_computed(
-                    times.inputs_ready - times.started,
-                    times.outputs_begin - times.inputs_ready,
-                    times.ended - times.outputs_begin,
-                )
+    def report(self, batch: Batch, times: Times) -> None:
+        """Count a batch that has ended."""
         if isinstance(self.scheduler, SequenceScheduler):
             self._report_rows(batch, times)
             return

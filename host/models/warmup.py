@@ -80,7 +80,7 @@ class Warmup:
         self,
         instance: Instance,
         new_call: Callable[[InferRequest], Call],
-        report: Callable[[Batch, Times | None], None],
+        report: Callable[[Batch, Times], None],
     ) -> None:
         """Run every sample on an instance that is initialised. Raises HostError if one fails."""
         for sample in self._samples:
@@ -112,7 +112,7 @@ class Warmup:
 
 
 async def _execute(
-    instance: Instance, calls: Sequence[Call], report: Callable[[Batch, Times | None], None]
+    instance: Instance, calls: Sequence[Call], report: Callable[[Batch, Times], None]
 ) -> list[HostError]:
     """Run a batch past the scheduler, to its last response; the errors among them."""
     released = asyncio.Event()
@@ -120,8 +120,7 @@ async def _execute(
     open_calls = set(calls)
     answered = asyncio.Event()
 
-    def done(batch: Batch, times: Times | None) -> None:
-        report(batch, times)
+    def done(_: Times | None) -> None:
         released.set()  # also if its process has died
 
     def responder(call: Call) -> Callable[[InferResponse | None, bool], None]:
@@ -139,7 +138,7 @@ async def _execute(
 
     for call in calls:
         call.subscribe(responder(call))
-    instance.execute(Batch(calls, released.set, done))
+    instance.execute(Batch(calls, released.set, done, report))
     await answered.wait()
     await released.wait()
     return errors

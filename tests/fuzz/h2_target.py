@@ -144,7 +144,7 @@ async def _converse(data: bytes) -> None:
     gone: list[Connection] = []
     router = Router(_SERVICES, GrpcOptions(), LIMITS)
     made = Connection(router.route, GrpcOptions(), LIMITS, lambda _: None, gone.append)
-    sink = MemoryTransport(socket=-1)
+    sink = MemoryTransport()
     made.connection_made(sink)
     for number, piece in enumerate(_pieces(data)):
         made.data_received(piece)

@@ -211,8 +211,11 @@ class UnaryCall(_Call):
         encoding = self.rpc.reply_encoding
         head = status.response(encoding) if encoding else status.RESPONSE
         self.respond(head, prefix, body, _OK)
-        # Not at once: whoever has answered may have more answers, or work to hand out first.
-        self.connection.out.flush_soon()
+        # Whoever has answered may have more answers for this client, or work to hand out first.
+        if self.connection.streams:
+            self.connection.out.flush_soon()
+        else:
+            self.connection.out.flush()
 
 
 class StreamCall(_Call):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from host.frontends.h2 import frames
 from host.frontends.h2.frames import ConnectionFault, ErrorCode
 from host.frontends.h2.limits import Limits
 from host.frontends.h2.reader import Piece
+from host.frontends.socket_writer import SocketWriter
 
 if TYPE_CHECKING:
     from host.frontends.h2.stream import Stream
@@ -36,6 +37,7 @@ class Outbox:
         self.corked = False
         self._limits = limits
         self._transport: asyncio.Transport | None = None
+        self._write_small: Callable[[Piece], None]
         self._loop = asyncio.get_running_loop()
         self._buffers: list[Piece] = []
         self._bytes = 0
@@ -46,6 +48,7 @@ class Outbox:
         """Where everything goes."""
         transport.set_write_buffer_limits(self._limits.write_buffer)
         self._transport = transport
+        self._write_small = SocketWriter(transport).write
 
     def close(self) -> None:
         """Write what is there, and nothing after that."""
@@ -78,10 +81,10 @@ class Outbox:
         size, self._buffers, self._bytes = self._bytes, [], 0
         if self._transport is None:
             return
-        if len(buffers) == 1:
+        if size < len(buffers) * _SMALL:
+            self._write_small(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+        elif len(buffers) == 1:
             self._transport.write(buffers[0])
-        elif size < len(buffers) * _SMALL:
-            self._transport.write(b"".join(buffers))
         else:
             self._transport.writelines(buffers)
 

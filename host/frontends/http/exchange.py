@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from host.errors import ErrorCode, HostError, invalid_argument
 from host.frontends.http.json_text import error_body
-from host.frontends.http_connection import RECEIVED_NAMES
-from host.frontends.http_cycle import Message
+from host.frontends.http_cycle import RECEIVED_NAMES, Message
 from host.inference import Buffer
 
 JSON = b"application/json"

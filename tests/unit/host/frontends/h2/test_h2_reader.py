@@ -93,7 +93,7 @@ def test_frames_do_not_depend_on_how_they_arrive(data: bytes, cuts: list[int]) -
 def connection(limits: Limits = LIMITS) -> tuple[Connection, MemoryTransport]:
     router = Router(TestService().services(), GrpcOptions(), limits)
     made = Connection(router.route, GrpcOptions(), limits, lambda _: None, lambda _: None)
-    sink = MemoryTransport(socket=-1)
+    sink = MemoryTransport()
     made.connection_made(sink)
     return made, sink
 
