@@ -40,13 +40,18 @@ DEADLINE = 60.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
-    """Return once the condition holds; fail with `what` when the time is over."""
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    seconds: float = DEADLINE,
+    state: Callable[[], object] = lambda: "",
+) -> None:
+    """Return once the condition holds; fail with `what` and the state when the time is over."""
     end = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():
         if time.monotonic() > end:
-            pytest.fail(f"waited {seconds} s in vain for {what}")
+            pytest.fail(f"waited {seconds} s in vain for {what} {state()}")
         pause.wait(0.01)
 
 
@@ -73,10 +78,15 @@ class RepositoryBuilder:
         if config is not None:
             contents["config.pbtxt"] = config
         for relative, text in contents.items():
-            path = directory / relative
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(textwrap.dedent(text))
+            self.write(directory / relative, text)
         return directory
+
+    def write(self, path: Path, text: str) -> None:
+        """Write a file, which may be indented, at once: a host that polls may look at any time."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(f"{self.path.name}.writing")
+        beside.write_text(textwrap.dedent(text))
+        beside.replace(path)
 
     def copy(self, *names: str) -> None:
         """Take models of `tests/models`."""
@@ -331,8 +341,17 @@ def nothing_is_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         descriptors = _descriptors()
         yield
         wait_until(
-            lambda: _traces(session) <= before, f"no traces; left: {_traces(session) - before}"
+            lambda: _traces(session) <= before,
+            "no traces; left:",
+            state=lambda: _traces(session) - before,
         )
-        gc.collect()
-        left = _descriptors() - descriptors
-        assert left.total() <= 20, f"this process leaks descriptors: {left}"
+        left = Counter[str]()
+
+        def closed() -> bool:
+            """Threads that are about to end may have some open."""
+            gc.collect()
+            nonlocal left
+            left = _descriptors() - descriptors
+            return left.total() <= 20
+
+        wait_until(closed, "this process to close its descriptors", state=lambda: left)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import ROOT, RunningHost
+from tests.conftest import DEADLINE, ROOT, RunningHost
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run(command: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=4 * DEADLINE,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -258,19 +259,18 @@ def test_the_wait_for_another_server_that_builds_is_bounded(
     first = serve(repository, flag)
     first.wait_for(BUILDING)
     wait_until(lambda: bool(list(tmp_path.glob("cache/*/bin/python"))), "a half-made environment")
-    (builder, *others) = _builders(first)
-    for process in (builder, *others):
-        process.suspend()
+    builders = psutil.Process(first.process.pid).children(recursive=True)
+    assert builders
+    for process in builders:  # each before those that it has started
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
     second = serve(repository, flag, "--environment-timeout-secs=0.5", "--exit-on-error=false")
     second.wait_for(
         r"another server has been building \S+ for 0.5 s, the limit of --environment-timeout-secs"
     )
-    for process in (builder, *others):
-        process.resume()
-
-
-def _builders(host: RunningHost) -> list[psutil.Process]:
-    return psutil.Process(host.process.pid).children(recursive=True)
+    for process in builders:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def test_without_a_flag_the_cache_is_the_users(

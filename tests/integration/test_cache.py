@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -352,12 +354,20 @@ def test_a_cache_that_cannot_be_opened_ends_the_start(
 # Redis
 
 
+def port_that_nobody_is_given() -> int:
+    """A free port that no other program gets by asking for any: a server can come back to it."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in range(first - 1 - os.getpid() % 2000, 1024, -1):  # of each worker another one
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    pytest.fail("no port is free")
+
+
 class RedisServer:
     """A server of its own folder; `flags` are further settings."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = port_that_nobody_is_given()
         self.folder = folder
         self._flags = flags
         self.start()
@@ -386,7 +396,10 @@ class RedisServer:
 
     @property
     def flag(self) -> str:
-        return f"--cache-config=redis,host=127.0.0.1 --cache-config=redis,port={self.port}"
+        """However slow the server is, it is waited for: what it keeps is found."""
+        patient = [f"{name}_timeout=60000" for name in ("connect", "socket", "wait")]
+        settings = ["host=127.0.0.1", f"port={self.port}", *patient]
+        return " ".join(f"--cache-config=redis,{setting}" for setting in settings)
 
 
 @pytest.fixture
@@ -446,7 +459,7 @@ def test_a_redis_server_that_hangs_holds_nobody_up_for_long(
     repository: RepositoryBuilder, serve: Serve, server: RedisServer
 ) -> None:
     add_counter(repository, "counter")
-    timeout = "--cache-config=redis,socket_timeout=50"
+    timeout = "--cache-config=redis,socket_timeout=1000"  # the start has to keep to it, too
     host = serve(repository, *server.flag.split(), timeout).wait_started()
     server.process.send_signal(signal.SIGSTOP)
     try:

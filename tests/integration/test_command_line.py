@@ -97,7 +97,7 @@ def test_a_signal_finishes_what_runs_and_finalizes_the_models(
             print("finalized")
     """
     repository.add("waits", UNTIL + dedent(source))
-    host = serve(repository).wait_started()
+    host = serve(repository, "--exit-timeout-secs=600").wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.infer, "waits", [])
         host.wait_for("waiting")

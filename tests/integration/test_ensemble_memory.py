@@ -122,8 +122,10 @@ def test_a_cancelled_request_leaves_nothing(repository: RepositoryBuilder, folde
             call.cancel()
             (folder / "go").touch()
             await eventually(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
-            failed = server.core.statistics("line", "")[0].inference_stats.fail
-            assert failed.count == 1
+            await eventually(
+                lambda: server.core.statistics("line", "")[0].inference_stats.fail.count == 1,
+                "the failure to be counted",
+            )
 
     asyncio.run(main())
 

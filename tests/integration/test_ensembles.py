@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -592,10 +593,11 @@ def test_responses_are_kept(client: Client) -> None:
 def test_inputs_and_outputs_may_lie_in_the_clients_memory(client: Client) -> None:
     given = np.arange(8, 100_008, dtype=np.float32)
     size = given.nbytes
-    region = shm.create_shared_memory_region("ens", "/test-ensemble", 2 * size)
+    key = f"/test-{uuid.uuid4().hex}"
+    region = shm.create_shared_memory_region("ens", key, 2 * size)
     try:
         shm.set_shared_memory_region(region, [given])
-        client.register_system_shared_memory("ens", "/test-ensemble", 2 * size)
+        client.register_system_shared_memory("ens", key, 2 * size)
         source = grpcclient.InferInput("I", given.shape, "FP32")
         source.set_shared_memory("ens", size)
         target = grpcclient.InferRequestedOutput("O")

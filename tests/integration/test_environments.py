@@ -413,6 +413,7 @@ def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return full_venv(tmp_path_factory.mktemp(f"foreign{request.param}") / "env", python)
 
 
+@pytest.mark.timeout(900)  # pip downloads numpy
 def test_all_that_models_do_is_done_on_another_python(
     repository: RepositoryBuilder, serve: Serve, foreign: Path
 ) -> None:

@@ -189,7 +189,7 @@ async def one_round(bench: Bench, chance: random.Random) -> None:
     await bench.recovered("ask", 2)
 
 
-@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.timeout(300 + 5 * ROUNDS)
 def test_kills_and_stops_at_any_moment_cost_only_the_calls_of_that_stub(
     repository: RepositoryBuilder,
 ) -> None:
@@ -274,7 +274,6 @@ BREAKS = {
 }
 
 
-@pytest.mark.timeout(120)
 def test_a_stub_that_breaks_its_connection_is_ended_alone(repository: RepositoryBuilder) -> None:
     """Its call is answered or says what became of it, others go on, and it is replaced."""
     repository.copy("identity")

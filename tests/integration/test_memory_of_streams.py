@@ -116,11 +116,13 @@ def test_the_memory_of_a_dead_process_is_given_back(host: RunningHost) -> None:
     with host.client() as client:
         text = [tensor("COMMAND", np.array([b""], dtype=np.object_))]
         before = arenas(host)
-        for _ in range(3):
+        for times in range(1, 4):
             pid = int(client.infer("large", text).as_numpy("ANSWER")[0])
             psutil.Process(pid).send_signal(signal.SIGKILL)
-            wait_until(lambda pid=pid: not psutil.pid_exists(pid), "the process to end")
-            wait_until(lambda: client.is_model_ready("large"), "another process")
+            wait_until(
+                lambda times=times: host.output.count("[large:1/large_0] restarted") == times,
+                "another process",
+            )
         wait_until(lambda: arenas(host) == before, "the arenas of the dead to go")
 
 

@@ -431,4 +431,4 @@ def test_as_many_models_load_at_a_time_as_there_are_threads(
     for name in ("a", "b"):
         repository.add(name, starting(body), "backend: 'python'")
     host = serve(repository, f"--model-load-thread-count={threads}").wait_started()
-    assert host.output.count(f"together: {threads}") == 2
+    wait_until(lambda: host.output.count(f"together: {threads}") == 2, "what both have printed")

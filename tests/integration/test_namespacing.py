@@ -208,8 +208,7 @@ def test_what_changes_in_one_repository_leaves_the_other_ones_alone(
     assert add(host, "new", "X")[0] == 400
     assert answers(5, 2)
 
-    broken = first.path / "new" / "1" / "model.py"
-    broken.write_text("raise ValueError('no good')")
+    first.add("new", "raise ValueError('no good')")
     host.wait_for(f"failed to load '{first.path}::new' version 1|failed to load 'new' version 1")
     assert ready("new") == 2, "the one that was there serves on"
 

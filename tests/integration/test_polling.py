@@ -94,7 +94,7 @@ def test_a_model_that_fails_serves_on_and_holds_up_nobody(
     assert command(client, "pid", "x") == pid
     assert host.output.count("failed to load 'x'") == 1, "what is known is no news"
 
-    (repository.path / "x" / "config.pbtxt").write_text("no such thing")
+    repository.add("x", config="no such thing")
     host.wait_for("failed to load 'x': Internal: failed to read text proto")
     two_polls(repository, client)
     assert command(client, "pid", "x") == pid
@@ -104,6 +104,7 @@ def test_a_model_that_fails_serves_on_and_holds_up_nobody(
     for name in ("new", "hangs"):
         shutil.rmtree(repository.path / name)
     wait_until(lambda: not index(client, "new"), "the model to be gone")
+    wait_until(lambda: bool(host.stubs("hangs_0")), "the stub that hangs")
     for stub in host.stubs("hangs_0"):
         stub.kill()
     wait_until(client.is_server_ready, "failures to be forgotten with their models")

@@ -274,7 +274,7 @@ EXPIRED = ("StatusCode.UNAVAILABLE", "Request timeout expired")
 def test_a_request_is_refused_when_it_has_waited_too_long_while_the_instance_is_busy(
     repository: RepositoryBuilder, serve: Serve, pipe: Pipe
 ) -> None:
-    add_groups(repository, "default_queue_policy { default_timeout_microseconds: 1000 }")
+    add_groups(repository, "default_queue_policy { default_timeout_microseconds: 300000 }")
     host = serve(repository).wait_started()
     with Line(host) as line:
         line.busy(pipe)
@@ -287,7 +287,7 @@ def test_a_request_is_refused_when_it_has_waited_too_long_while_the_instance_is_
 def test_a_request_is_refused_when_it_has_waited_too_long_for_a_restart(
     repository: RepositoryBuilder, serve: Serve, pipe: Pipe, tmp_path: Path
 ) -> None:
-    add_groups(repository, "default_queue_policy { default_timeout_microseconds: 1000 }")
+    add_groups(repository, "default_queue_policy { default_timeout_microseconds: 300000 }")
     slow = GROUPS.replace(
         "self.count = 0",
         f"self.count = 0\n            if os.path.exists({str(tmp_path / 'slow')!r}):\n"

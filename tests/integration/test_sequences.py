@@ -393,7 +393,7 @@ class Line:
 
 
 def pending(host: RunningHost, model: str) -> int:
-    with urlopen(f"http://{host.metrics_url}/metrics") as answer:
+    with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("nv_inference_pending_request_count") and f'"{model}"' in line:
                 return int(float(line.rsplit(" ", 1)[1]))
@@ -424,7 +424,7 @@ def test_sequences_in_the_backlog_have_a_time_limit(
     ask(client, "mortal", 11, "s")
     ask(client, "mortal", 12, "s")
     line = Line(host, "mortal")
-    line.send(13, "s", timeout=20_000)
+    line.send(13, "s", timeout=2_000_000)  # time enough for the second one to be there
     line.send(13)
     late = "timeout of the corresponding sequence has been expired"
     assert [line.next() for _ in range(2)] == [late, late]

@@ -141,7 +141,8 @@ def test_a_model_that_leaks_threads_or_fails_at_the_end_does_not_keep_the_host(
     repository: RepositoryBuilder, serve: Serve, ending: str
 ) -> None:
     repository.add("leaky", LEAKY.replace("{ending}", ending), CONFIG)
-    host = serve(repository, "--exit-timeout-secs=2").wait_started()
+    seconds = 5 if "wait" in ending else 600
+    host = serve(repository, f"--exit-timeout-secs={seconds}").wait_started()
     stubs = host.stubs()
     with host.client() as client:
         for _ in range(3):

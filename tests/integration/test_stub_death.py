@@ -121,7 +121,7 @@ def test_shutdown_ends_a_looping_model_after_the_exit_timeout(
         stub = host.stubs("misbehave_0")[0]
         assert host.stop() == 1
         assert running.result()[0] in ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED")
-    assert not psutil.pid_exists(stub.pid)
+    wait_until(lambda: not stub.is_running(), "the looping stub to be ended")
     assert "Exit timeout expired" in host.output
 
 
@@ -231,6 +231,7 @@ def test_a_dead_fork_server_is_replaced_with_all_its_stubs(
         assert server.cmdline()[0].startswith("pbhost-fork-server")
         server.kill()
         wait_until(lambda: not before.is_running(), "the old stub to end")
+        host.wait_for(r"misbehave_0\] restarted")
         assert int(command(client, "pid")) != before.pid
         wait_until(client.is_server_ready, "all models")
         client.infer("identity", [tensor("INPUT0", np.ones(2, dtype=np.float32))])

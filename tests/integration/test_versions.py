@@ -323,6 +323,6 @@ def test_polls_change_instances_in_place(repository: RepositoryBuilder, serve: S
         return [stub.pid for stub in host.stubs() if "polled" in " ".join(stub.cmdline())]
 
     (first,) = processes()
-    (repository.path / "polled" / "config.pbtxt").write_text(config("{ count: 2 }"))
+    repository.add("polled", config=config("{ count: 2 }"))
     wait_until(lambda: len(processes()) == 2, "the second instance")
     assert first in processes()
