@@ -1,0 +1,18 @@
+"""Descriptors of this process, to see which ones are new."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+
+def descriptors() -> set[tuple[int, str]]:
+    """Numbers, and what they stand for.
+
+    Compare sets, not counts: threads and garbage of earlier tests may close some meanwhile.
+    """
+    found: set[tuple[int, str]] = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that lists the others
+            found.add((int(number), os.readlink(f"/proc/self/fd/{number}")))
+    return found
