@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "models"
 GRPC_ENGINE = os.environ.get("PBHOST_GRPC_ENGINE", "h2")
 """What hosts that tests start speak gRPC with, unless a test says otherwise."""
-DEADLINE = 60.0
+DEADLINE = 120.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
 

@@ -13,11 +13,11 @@ import threading
 
 def until(condition, what):
     pause = threading.Event()
-    for _ in range(6000):  # a minute
+    for _ in range(12_000):  # two minutes
         if condition():
             return
         pause.wait(0.01)
-    raise TimeoutError(f"waited a minute in vain for {what}")
+    raise TimeoutError(f"waited two minutes in vain for {what}")
 
 
 """

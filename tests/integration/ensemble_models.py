@@ -28,7 +28,7 @@ import triton_python_backend_utils as pb_utils
 
 def wait_for(path):
     """Another process has got that far."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not os.path.exists(path):
         assert time.monotonic() < end, path
         threading.Event().wait(0.005)

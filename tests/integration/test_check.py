@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from host.lint import command
-from tests.conftest import ROOT, RepositoryBuilder, Serve
+from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve
 
 PBHOST = Path(sys.executable).with_name("pbhost")
 SOUND = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
@@ -27,7 +27,7 @@ PLAIN = 'backend: "python"' + TENSORS
 def check(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """`folder` is where it runs: paths in its output are what it was given."""
     called = [PBHOST, "check", *arguments]
-    return subprocess.run(called, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(called, cwd=folder, capture_output=True, text=True, timeout=DEADLINE)
 
 
 Checked: TypeAlias = Callable[..., tuple[object, list[str]]]

@@ -385,7 +385,7 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         pb_utils.Logger.log_info("the model has its input")
-        for _ in range(6000):  # a minute
+        for _ in range(12_000):  # two minutes
             if Path("{go}").exists():
                 break
             threading.Event().wait(0.01)

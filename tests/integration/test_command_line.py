@@ -22,7 +22,7 @@ from tests.waiting import UNTIL
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "host", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "host", *arguments], capture_output=True, text=True, timeout=DEADLINE
     )
 
 
@@ -74,7 +74,7 @@ def test_a_taken_port_ends_the_start(repository: RepositoryBuilder, serve: Serve
     repository.copy("identity")
     first = serve(repository).wait_started()
     second = serve(repository, f"--grpc-port={first.port}")
-    assert second.process.wait(60) == 1
+    assert second.process.wait(DEADLINE) == 1
     assert f"Socket '127.0.0.1:{first.port}' already in use" in second.output
 
 
@@ -108,7 +108,7 @@ def test_a_signal_finishes_what_runs_and_finalizes_the_models(
         assert status == "StatusCode.UNAVAILABLE"
         with open(go, "w"):
             pass
-        answer.result(timeout=60)
+        answer.result(DEADLINE)
     assert host.stop() == 0
     assert "finalized" in host.output
 

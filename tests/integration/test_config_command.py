@@ -39,7 +39,7 @@ Printed: TypeAlias = Callable[..., tuple[object, str, str]]
 
 def config(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     called = [PBHOST, "config", *arguments]
-    return subprocess.run(called, capture_output=True, text=True, timeout=60)
+    return subprocess.run(called, capture_output=True, text=True, timeout=DEADLINE)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ import threading
 import triton_python_backend_utils as pb_utils
 from pb_utils import _runtime
 
-SECONDS = 60
+SECONDS = 120
 
 
 class TritonPythonModel:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.asking import Client, failure
-from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import index
 from tests.integration.ensemble_models import (
     Step,
@@ -349,7 +349,7 @@ def test_a_running_request_holds_its_members(
         client.unload_model("last")
         assert index(client, "last") == [("1", "UNLOADING", "")]
         (folder / "go").touch()
-        assert asked.result(60) == {"O": [2]}
+        assert asked.result(DEADLINE) == {"O": [2]}
     for name in ("slow_then_last", "last"):
         gone(client, name)
 

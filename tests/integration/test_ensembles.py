@@ -22,7 +22,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from tests.asking import Client, Stream, failure, is_final, tensor
-from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import (
     add_ensemble,
     add_member,
@@ -60,7 +60,7 @@ GATE = """
 folder = Path(__file__).parents[2]
 if int(x[0]):
     (folder / f"started-{int(x[0])}").touch()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not (folder / f"gate-{int(x[0])}").exists() and time.monotonic() < end:
         if request.is_cancelled():
             (folder / f"cancelled-{int(x[0])}").touch()
@@ -548,7 +548,7 @@ def test_no_more_requests_than_allowed_are_under_way_to_a_step(
         assert not (folder / "started-22").exists()
         (folder / "gate-22").touch()
         (folder / "gate-21").touch()
-        assert first.wait(60) and second.wait(60)
+        assert first.wait(DEADLINE) and second.wait(DEADLINE)
         assert done == [21, 22]
 
 
@@ -612,7 +612,7 @@ def test_inputs_and_outputs_may_lie_in_the_clients_memory(client: Client) -> Non
 
 def test_metrics_of_an_ensemble(host: RunningHost, client: Client) -> None:
     failure(ask, client, "nested", I=[-1])
-    with urllib.request.urlopen(f"http://{host.metrics_url}/metrics", timeout=60) as page:
+    with urllib.request.urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as page:
         lines = page.read().decode().splitlines()
     reasons = {
         line.split('reason="')[1].split('"')[0]: float(line.split()[-1])

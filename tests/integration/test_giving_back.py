@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import host
-from tests.conftest import ROOT, RepositoryBuilder, wait_until
+from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, wait_until
 from tests.integration.control_models import CONFIG, JSON, model, starting
 from tests.integration.test_inprocess import options
 from tests.waiting import eventually
@@ -62,7 +62,7 @@ def test_ctrl_c_ends_a_blocking_server_with_all_its_processes(
     try:
         wait_until(lambda: any("hanging" in line for line in lines), "the model to hang")
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, lines
+        assert process.wait(DEADLINE) == 0, lines
     finally:
         process.kill()
         process.wait()

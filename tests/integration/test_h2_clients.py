@@ -14,7 +14,7 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.conftest import RepositoryBuilder, RunningHost, Serve
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 
 SERVICE = "/inference.GRPCInferenceService"
 VALUES = np.arange(16, dtype=np.float32)
@@ -45,7 +45,7 @@ def body(tmp_path: Path) -> Path:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

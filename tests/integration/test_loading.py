@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.asking import command, failure, tensor
-from tests.conftest import RepositoryBuilder, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 BODY = """
 import triton_python_backend_utils as pb_utils
@@ -147,7 +147,7 @@ def test_a_broken_model_ends_the_start_by_default(
     repository.copy("identity")
     repository.add("raises", BROKEN["raises"][0])
     host = serve(repository)
-    assert host.process.wait(60) == 1
+    assert host.process.wait(DEADLINE) == 1
     host.wait_for("error: creating server: Internal - failed to load all models")
     assert "lorem_ipsum" in host.output
 
@@ -199,7 +199,7 @@ def test_a_model_without_config_completes_itself(
 def test_strict_configuration_wants_a_file(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.add("bare", BODY)
     host = serve(repository, "--disable-auto-complete-config")
-    assert host.process.wait(60) == 1
+    assert host.process.wait(DEADLINE) == 1
     host.wait_for("failed to open text file for read .*config.pbtxt: No such file or directory")
 
 
@@ -400,5 +400,5 @@ def test_a_name_that_no_stub_may_have_is_refused(
 ) -> None:
     repository.add(name, BODY)
     host = serve(repository)
-    assert host.process.wait(60) == 1
+    assert host.process.wait(DEADLINE) == 1
     assert "Invalid stub name: contains invalid characters" in host.output

@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.asking import command, failure
-from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, JSON, index, model, starting
 
 EXPLICIT = "--model-control-mode=explicit"
@@ -371,7 +371,7 @@ def test_a_name_in_two_repositories_is_no_model(
         assert {m.name for m in ready} == {"twice", "once"}
         assert client.is_server_ready()
     host = serve(repository, more, EXPLICIT, "--load-model=twice")
-    assert host.process.wait(60) == 1
+    assert host.process.wait(DEADLINE) == 1
     host.wait_for("error: creating server: Internal - failed to load all models")
 
 
@@ -381,7 +381,7 @@ def test_a_repository_that_cannot_be_read_ends_the_start(
     repository.add("x", model(), CONFIG)
     (repository.path / "link").symlink_to(repository.path / "nowhere")
     host = serve(repository)
-    assert host.process.wait(60) == 1
+    assert host.process.wait(DEADLINE) == 1
     assert (
         f"failed to poll model repository '{repository.path}': failed to stat file"
         f" {repository.path}/link" in host.output
@@ -404,7 +404,7 @@ def test_a_load_is_tried_again_as_often_as_told(
     """
     repository.add("slow", starting(body), "backend: 'python'")
     host = serve(repository, "--model-load-retry-count=1")
-    assert host.process.wait(60) == 1
+    assert host.process.wait(DEADLINE) == 1
     assert tries.read_text() == "xx"
     assert "failed to load 'slow' version 1: Internal: ValueError: not yet" in host.output
     tries.unlink()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import add_ensemble, add_member
 
 AMBIGUOUS = (
@@ -58,7 +58,7 @@ def post(host: RunningHost, path: str, body: Any = None) -> tuple[int, Any]:
         None if data is None else json.dumps(data).encode(),
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=DEADLINE) as response:
             text = response.read()
             return response.status, json.loads(text) if text else None
     except urllib.error.HTTPError as error:
@@ -111,7 +111,7 @@ def test_an_ensemble_is_made_of_what_lies_beside_it_or_else_of_the_only_one(
 
 def test_series_say_the_repository(host: RunningHost, roots: tuple[Path, Path]) -> None:
     url = f"http://{host.metrics_url}/metrics"
-    with urllib.request.urlopen(url, timeout=60) as response:
+    with urllib.request.urlopen(url, timeout=DEADLINE) as response:
         text = response.read().decode()
     for root in roots:
         assert f'nv_inference_count{{model="twin",namespace="{root}",version="1"}}' in text

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.asking import Client, command, failure
-from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, index, model
 
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=1")
@@ -157,5 +157,5 @@ def test_models_of_a_repository_that_cannot_be_read_serve_on(
 
 def test_the_interval_must_be_positive(repository: RepositoryBuilder, serve: Serve) -> None:
     host = serve(repository, "--model-control-mode=poll", "--repository-poll-secs=0")
-    assert host.process.wait(60) == 1
+    assert host.process.wait(DEADLINE) == 1
     host.wait_for("--repository-poll-secs must be greater than 0 with --model-control-mode=poll")

@@ -267,6 +267,6 @@ def test_a_folder_for_sockets_that_is_too_deep_is_named(
     deep = repository.path.parent / ("d" * 100)
     deep.mkdir()
     running = serve(repository, env={"TMPDIR": str(deep)})
-    assert running.process.wait(60) == 1
+    assert running.process.wait(DEADLINE) == 1
     assert "set TMPDIR to a short path" in running.output
     assert not list(deep.iterdir())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.asking import failure
-from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 MODEL = """
 import triton_python_backend_utils as pb_utils
@@ -69,7 +69,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_by_its_name(
     pipes: RunningHost, name: str
 ) -> None:
     with pipes.client() as client:
-        failure(client.load_model, name, client_timeout=60.0)
+        failure(client.load_model, name, client_timeout=DEADLINE)
     file = Path(PIPES[name][0]).name
     said = [line for line in pipes.lines if "failed to load" in line and f"'{name}'" in line]
     assert said and file in said[0] and "it is not a regular file" in said[0], pipes.output

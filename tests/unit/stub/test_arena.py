@@ -19,7 +19,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from stub.wire import arena as arena_module
 from stub.wire.arena import Arena, ArenaFull, ArenaReader, Block, create_file, span_of
 from stub.wire.shared_file import PAGE
-from tests.conftest import ROOT
+from tests.conftest import DEADLINE, ROOT
 
 MIB = 1 << 20
 SECTOR = 512  # unit of st_blocks
@@ -322,7 +322,7 @@ def test_another_process_reads_what_the_writer_wrote(fd: int) -> None:
         [sys.executable, "-c", READ, path, str(4 * MIB), places],
         stdout=subprocess.PIPE,
         cwd=ROOT,
-        timeout=60,
+        timeout=DEADLINE,
         check=True,
     )
     assert child.stdout == b"".join(written)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stub.wire.arena import Block, Ledger
+from tests.conftest import DEADLINE
 
 
 def block(dropped: list[tuple[str, int, int]], name: str, arena: int = 1, offset: int = 0) -> Block:
@@ -89,7 +90,7 @@ def test_dropping_a_block_may_return_another_one() -> None:
 
     thread = threading.Thread(target=give_back, daemon=True)
     thread.start()
-    assert done.wait(10), "the ledger waits for itself"
+    assert done.wait(DEADLINE), "the ledger waits for itself"
     assert (len(ledger), dropped) == (0, [("inner", 1, 64)])
 
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stub.wire import ring
 from stub.wire.ring import BYTES, RingError, RingReader, RingWriter, create_file, map_file
-from tests.conftest import ROOT
+from tests.conftest import DEADLINE, ROOT
 
 LONGEST = BYTES // 4
 START = 64
@@ -250,7 +250,7 @@ def test_two_processes_share_the_two_rings() -> None:
             assert child.stdout.read(1) == b"x"
             assert reader.take() == frame[::-1] + b"!"
         child.stdin.close()
-        assert child.wait(60) == 0
+        assert child.wait(DEADLINE) == 0
     os.close(fd)
 
 
@@ -290,5 +290,5 @@ def test_room_is_seen_while_the_other_process_makes_it() -> None:
             while under_way > 32:
                 under_way -= len(child.stdout.read(64))
         child.stdin.close()
-        assert child.wait(60) == 0
+        assert child.wait(DEADLINE) == 0
     os.close(fd)

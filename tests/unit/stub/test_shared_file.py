@@ -13,6 +13,7 @@ import pytest
 
 from stub.wire import shared_file
 from stub.wire.shared_file import PAGE, Mapping, create
+from tests.conftest import DEADLINE
 
 
 @pytest.fixture
@@ -29,7 +30,10 @@ def test_nobody_can_change_the_size(fd: int, size: int) -> None:
     code = "import os, sys; os.truncate(sys.argv[1], int(sys.argv[2]))"
     path = f"/proc/{os.getpid()}/fd/{fd}"
     child = subprocess.run(
-        [sys.executable, "-c", code, path, str(size)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, path, str(size)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
     )
     assert "PermissionError" in child.stderr
     assert os.fstat(fd).st_size == 8 * PAGE

@@ -30,9 +30,9 @@ from host.frontends.grpc_service import STOPPING, GrpcService
 from host.frontends.h2.frontend import H2Frontend
 from host.frontends.tls import TlsFiles
 from host.inference import Call, InferResponse, Tensor
+from tests.conftest import DEADLINE
 
 TLS = Path(__file__).parent / "tls"
-DEADLINE = 60.0  # seconds that anything may take here
 
 ENGINES = {"grpcio": GrpcAioFrontend, "h2": H2Frontend}
 

@@ -22,8 +22,9 @@ from host.instances.launchers import ForkLauncher
 from host.instances.process import Launcher, StubProcess
 from stub.wire.fork_protocol import receive_request, send_ended, send_started
 from stub.wire.spawn import Spawn
+from tests.conftest import DEADLINE
+from tests.descriptors import descriptors
 
-DEADLINE = 60.0  # seconds
 SPAWN = Spawn("ipc:///nowhere", "", "", 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
 
 GONE = "the process with the bound functions has ended"
@@ -90,15 +91,14 @@ def with_caller(test: Callable[[Caller], Awaitable[None]]) -> None:
 
     async def run() -> None:
         await asyncio.to_thread(int)  # what a loop opens on its way
-        process = psutil.Process()
-        before = process.num_fds()
+        before = descriptors()
         caller = Caller()
         try:
             await asyncio.wait_for(test(caller), DEADLINE)
         finally:
             await caller.launcher.close()
             caller.socket.close()
-        assert process.num_fds() == before
+        assert not descriptors() - before
 
     asyncio.run(run())
 
@@ -203,19 +203,19 @@ def test_a_launch_that_is_cancelled_leaves_nothing_of_a_fork_server_open() -> No
         others = set(process.children())
         try:
             await start_and_end()
-            before = process.num_fds()
+            before = descriptors()
             (server,) = set(process.children()) - others
             server.suspend()
             launching = asyncio.create_task(stubs.launch())
             await asyncio.sleep(0)
-            assert process.num_fds() > before  # it has begun
+            assert descriptors() - before  # it has begun
             launching.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await launching
-            assert process.num_fds() == before
+            assert not descriptors() - before
             server.resume()
             await start_and_end()  # the other one has been heard of by then
-            assert process.num_fds() == before
+            assert not descriptors() - before
         finally:
             await launcher.close()
 

@@ -18,6 +18,7 @@ from host.instances.link import Link
 from stub.wire import messages as m
 from stub.wire.ring import RingError, RingReader, RingWriter, map_file
 from tests.conftest import DEADLINE
+from tests.descriptors import descriptors
 
 START = 64  # of the frames in a ring
 
@@ -233,7 +234,7 @@ def test_service_messages_never_take_the_ring() -> None:
 def test_a_closed_link_sends_nothing_reads_nothing_and_holds_nothing() -> None:
     async def main() -> None:
         gc.collect()
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors()
         ends = Ends()
         ends.put(b"unread")
         ends.link.close()
@@ -242,7 +243,7 @@ def test_a_closed_link_sends_nothing_reads_nothing_and_holds_nothing() -> None:
         assert (ends.received, ends.channel.sent, ends.channel.handlers) == ([], [], {})
         del ends
         gc.collect()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not descriptors() - before
 
     asyncio.run(main())
 

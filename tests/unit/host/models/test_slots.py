@@ -11,10 +11,11 @@ import pytest
 
 from host.errors import HostError
 from host.models.slots import Slots
+from tests.conftest import DEADLINE
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
+    asyncio.run(asyncio.wait_for(work, DEADLINE))
 
 
 async def turns() -> None:
