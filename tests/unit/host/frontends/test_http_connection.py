@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import pytest
 from host.frontends.http_connection import Patience
 from host.frontends.http_cycle import App, Message, Receive, Send
 from host.frontends.http_listener import HttpListener
+from host.frontends.sockets import unsent
 from tests.conftest import DEADLINE
 from tests.waiting import Clock
 
@@ -31,6 +33,7 @@ def served(app: App, patience: Patience, client: Client[_Result]) -> _Result:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
+                await turns(lambda: bool(listener._connections))
                 return await client(reader, writer)
             finally:
                 writer.close()
@@ -44,16 +47,21 @@ def served(app: App, patience: Patience, client: Client[_Result]) -> _Result:
         loop.close()
 
 
-async def passes(seconds: float) -> None:
+async def passes(writer: asyncio.StreamWriter, seconds: float) -> None:
     """Let everything arrive that was sent, then so much time pass, and what that causes arrive."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, Clock)
-    await turns()
+    await turns(lambda: not unsent(writer.transport))
     await loop.passes(seconds)
     await turns()
 
 
-async def turns() -> None:
+async def turns(arrived: Callable[[], bool] = lambda: True) -> None:
+    """Let the loop turn, without any of its time, until this is so, and then some more."""
+    until = time.monotonic() + DEADLINE
+    while not arrived():
+        assert time.monotonic() < until
+        await asyncio.sleep(0)
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -92,7 +100,7 @@ HEADERS = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n"
 def test_headers_that_do_not_end_are_waited_for_a_while(sent: bytes) -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(sent)
-        await passes(SOON)
+        await passes(writer, SOON)
         return await reader.read()
 
     app = Application()
@@ -109,7 +117,7 @@ def test_bytes_that_trickle_in_do_not_buy_time() -> None:
         writer.write(HEADERS + b"x-a: ")
         while not answer.done():
             writer.write(b"b")
-            await passes(SOON / 10)
+            await passes(writer, SOON / 10)
         return answer.result()
 
     assert served(Application(), Patience(headers=SOON), client).startswith(b"HTTP/1.1 408 ")
@@ -117,7 +125,7 @@ def test_bytes_that_trickle_in_do_not_buy_time() -> None:
 
 def test_a_connection_without_a_request_is_closed_after_a_while() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        await passes(SOON)
+        await passes(writer, SOON)
         return await reader.read()
 
     assert served(Application(), Patience(headers=SOON), client) == b""
@@ -126,7 +134,7 @@ def test_a_connection_without_a_request_is_closed_after_a_while() -> None:
 def test_a_body_that_comes_too_slowly_is_given_up() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(HEADERS + b"\r\nthe beginning")
-        await passes(SOON)
+        await passes(writer, SOON)
         return await reader.read()
 
     app = Application()
@@ -142,7 +150,7 @@ def test_a_client_that_takes_nothing_is_given_up() -> None:
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         while not app.cancelled.is_set():
-            await passes(SOON)
+            await passes(writer, SOON)
 
     served(app, Patience(pause=SOON), client)
 
@@ -151,7 +159,7 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\nxx")
-        await passes(5 * SOON)  # when it looks for the first time
+        await passes(writer, 5 * SOON)  # when it looks for the first time
         return await reader.read()
 
     assert served(Application(), Patience(headers=5 * SOON, idle=SOON), client) == b""
@@ -169,7 +177,7 @@ def test_who_waits_for_an_answer_is_not_idle() -> None:
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         answer = asyncio.create_task(reader.readuntil(b"at last"))
         for _ in range(10):  # what could end it has its chance meanwhile
-            await passes(SOON)
+            await passes(writer, SOON)
         assert not answer.done()
         go_on.set()
         return await answer
