@@ -10,6 +10,8 @@ import httptools
 
 from host.frontends.http_cycle import Header
 
+_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
+
 
 class Malformed(Exception):
     """What came is no HTTP/1.1."""
@@ -69,7 +71,7 @@ class RequestParser:
 
     def __init__(self, events: RequestEvents) -> None:
         self._events = events
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser = self._new_parser()
         self._upgrading = False
         self._in_head = False
         self._head = Head()
@@ -92,12 +94,18 @@ class RequestParser:
                 # Clients may propose HTTP/2. We go on with 1.1; the parser takes that for the end
                 # of HTTP, so another one takes over, with what it has to know of the body.
                 framing = _framing(self._head.headers)
-                self._parser = httptools.HttpRequestParser(self)
+                self._parser = self._new_parser()
                 if framing:
                     self._upgrading = True
                     self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
                     self._upgrading = False
                 data = data[upgrade.args[0] :]
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # Some clients send a length beside chunks. The chunks count; see `_complete`.
+        parser.set_dangerous_leniencies(lenient_chunked_length=True)
+        return parser
 
     def on_message_begin(self) -> None:
         if not self._upgrading:
@@ -164,10 +172,11 @@ class _HeadOnly:
 def _complete(head: Head, parser: httptools.HttpRequestParser) -> None:
     head.method = parser.get_method().decode("ascii")
     head.version = parser.get_http_version()
-    head.keep_alive = head.version != "1.0" and parser.should_keep_alive()
+    # Where both frame a body, somebody before us may have taken what follows for a part of it.
+    clear = not {name for name, _ in head.headers} >= _FRAMING
+    head.keep_alive = head.version != "1.0" and clear and parser.should_keep_alive()
 
 
 def _framing(headers: Iterable[Header]) -> bytes:
     """The header lines that say how long a body is; empty without one."""
-    names = (b"content-length", b"transfer-encoding")
-    return b"".join(name + b": " + value + b"\r\n" for name, value in headers if name in names)
+    return b"".join(name + b": " + value + b"\r\n" for name, value in headers if name in _FRAMING)

@@ -321,14 +321,6 @@ def _first(received: bytes) -> Answer | None:
 
 
 BROKEN: dict[str, tuple[bytes, int]] = {
-    "Content-Length and chunks": (
-        post(b"content-length: 4\r\ntransfer-encoding: chunked\r\n"),
-        400,
-    ),
-    "chunks and Content-Length": (
-        post(b"transfer-encoding: chunked\r\ncontent-length: 4\r\n"),
-        400,
-    ),
     "two Content-Lengths": (post(b"content-length: 2\r\ncontent-length: 3\r\n"), 400),
     "a list of Content-Lengths": (post(b"content-length: 2, 2\r\n"), 400),
     "a negative Content-Length": (post(b"content-length: -2\r\n"), 400),
@@ -440,6 +432,26 @@ def test_what_follows_the_last_request_is_ignored(host: RunningHost) -> None:
     answers = converse(host, [last + LIVE], 2)
     assert [status for status, _, _ in answers] == [200]
     assert b"\r\nconnection: close" in answers[0][1]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"content-length: 4\r\ntransfer-encoding: chunked\r\n",
+        b"transfer-encoding: chunked\r\ncontent-length: 4\r\n",
+        b"transfer-encoding: chunked\r\ncontent-length: 4\r\n"
+        b"connection: upgrade\r\nupgrade: h2c\r\n",
+    ],
+    ids=["length first", "chunks first", "with an upgrade"],
+)
+@pytest.mark.parametrize("rest", [LIVE, b"RUBBISH\r\n\r\n"], ids=["a request", "rubbish"])
+def test_chunks_count_and_a_length_beside_them_ends_the_connection(
+    host: RunningHost, headers: bytes, rest: bytes
+) -> None:
+    answers = converse(host, [post(headers, b"2\r\n{}\r\n0\r\n\r\n" + rest)], 2)
+    assert [status for status, _, _ in answers] == [500]  # what follows could be smuggled
+    assert b"\r\nconnection: close" in answers[0][1]
+    assert "object member 'inputs'" in json.loads(answers[0][2])["error"]
 
 
 def test_http_1_0_ends_with_the_answer(host: RunningHost) -> None:

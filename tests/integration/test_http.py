@@ -89,7 +89,7 @@ ARRAYS: dict[str, npt.NDArray[Any]] = {
     },
     "FP16": np.array([[0.5, -2], [1.25, 3]], np.float16),
     "FP32": np.array([[0.5, -2], [1.25, 3e38]], np.float32),
-    "FP64": np.array([[0.5, -2], [1.25, 1e300]], np.float64),
+    "FP64": np.array([[0.5, -2], [-1.7e308, 1.7e308]], np.float64),
     "STRING": np.array([["a", ""], ["ü☃", 'q"\\\n']], np.object_),
 }
 

@@ -21,6 +21,7 @@ MOST_ARRAYS = 500_000
 
 _LONG = 22  # digits of an integer that is stored as a double like Triton's
 
+_MARK = b"\xef\xbb\xbf"  # of UTF-8, with which some clients begin
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _OPENINGS = re.compile(rb"(?:\[[ \t\n\r]*)+(?=\[)")
 _CLOSINGS = re.compile(rb"[ \t\n\r]*(?:\][ \t\n\r]*){2,}")
@@ -59,7 +60,7 @@ def read(text: bytes) -> Any:
 class _Reader:
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._at = 0
+        self._at = len(_MARK) if text.startswith(_MARK) else 0
         self._values = self._arrays = 0
 
     def document(self) -> Any:

@@ -159,7 +159,7 @@ def dump(value: Any) -> bytes:
 
 def dump_numbers(values: Sequence[Any]) -> bytes:
     """A flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`."""
-    if values and type(values[0]) is float and not math.isfinite(math.fsum(map(abs, values))):
+    if values and type(values[0]) is float and not math.isfinite(sum(map(abs, values))):
         return json.dumps(values, separators=(",", ":")).encode()
     return _encode(values)
 

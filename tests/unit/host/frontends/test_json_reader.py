@@ -51,6 +51,12 @@ def test_numbers_that_are_none() -> None:
         assert read[1:5] == [math.inf, -math.inf, math.inf, -math.inf]
 
 
+def test_a_byte_order_mark_is_skipped() -> None:
+    assert json_text.parse(b'\xef\xbb\xbf{"a":1}') == {"a": 1}
+    with pytest.raises(HostError, match="Invalid value. at 3"):
+        json_text.parse(b"\xef\xbb\xbf\xef\xbb\xbf{}")
+
+
 def test_of_equal_names_the_first_counts_and_none_is_lost() -> None:
     read = json_text.parse(b'{"a":1,"b":{"c":2,"c":3},"a":4}')
     assert (read["a"], read["b"]["c"]) == (1, 2)
