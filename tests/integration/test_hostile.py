@@ -434,14 +434,13 @@ def test_what_follows_the_last_request_is_ignored(host: RunningHost) -> None:
     assert b"\r\nconnection: close" in answers[0][1]
 
 
+CHUNKS, LENGTH = b"transfer-encoding: chunked\r\n", b"content-length: 4\r\n"
+UPGRADE = b"connection: upgrade\r\nupgrade: h2c\r\n"
+
+
 @pytest.mark.parametrize(
     "headers",
-    [
-        b"content-length: 4\r\ntransfer-encoding: chunked\r\n",
-        b"transfer-encoding: chunked\r\ncontent-length: 4\r\n",
-        b"transfer-encoding: chunked\r\ncontent-length: 4\r\n"
-        b"connection: upgrade\r\nupgrade: h2c\r\n",
-    ],
+    [LENGTH + CHUNKS, CHUNKS + LENGTH, CHUNKS + LENGTH + UPGRADE],
     ids=["length first", "chunks first", "with an upgrade"],
 )
 @pytest.mark.parametrize("rest", [LIVE, b"RUBBISH\r\n\r\n"], ids=["a request", "rubbish"])
