@@ -211,6 +211,18 @@ def test_a_client_that_pings_too_often_is_told_to_calm_down(
     assert answers >= 2  # --grpc-http2-max-ping-strikes
 
 
+def test_the_calls_of_a_client_that_pings_too_often_are_told_why_they_end(
+    repository: RepositoryBuilder, serve: Serve, gate: Gate
+) -> None:
+    repository.add("waits", gate.model)
+    host = serve(repository).wait_started()
+    often = [("grpc.keepalive_time_ms", 10), ("grpc.http2.max_pings_without_data", 0)]
+    with grpcclient.InferenceServerClient(host.url, channel_args=often) as client:
+        with pytest.raises(InferenceServerException, match="Too many pings"):
+            client.infer("waits", [], client_timeout=DEADLINE)
+    gate.open()
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -52,9 +52,9 @@ class _Call(Stream):
         if running is not None:
             running.cancel()
 
-    def unavailable(self) -> None:
-        """The server stops."""
-        self._end_early(RpcFault(Code.UNAVAILABLE, _STOPPED))
+    def unavailable(self, text: str = _STOPPED) -> None:
+        """The connection ends, as the text says, or the server does."""
+        self._end_early(RpcFault(Code.UNAVAILABLE, text))
 
     def too_slow(self) -> None:
         """The client is not waited for any longer."""

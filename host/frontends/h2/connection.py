@@ -80,8 +80,7 @@ class Connection(asyncio.Protocol):
                 }
             )
         )
-        extra = limits.connection_window - self._recv_window
-        if extra > 0:
+        if (extra := limits.connection_window - self._recv_window) > 0:
             self._recv_window += extra
             self.out.write(frames.window_update(0, extra))
         self.out.flush()
@@ -343,6 +342,8 @@ class Connection(asyncio.Protocol):
                 self._refuse_streams()
             return
         if self._pings.abused(self.loop.time(), self.out.sent_data, not self.streams):
+            for stream in list(self.streams.values()):
+                stream.unavailable("Too many pings")
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self.out.control(frames.ping(data, True))
 

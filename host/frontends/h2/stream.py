@@ -81,8 +81,8 @@ class Stream(ABC):
     def aborted(self) -> None:
         """Nobody waits for an answer any more; the stream is closed."""
 
-    def unavailable(self) -> None:
-        """The server stops: end with an error, if that is still possible."""
+    def unavailable(self, text: str = "") -> None:
+        """The connection or the server ends: end with an error, if that is still possible."""
         self.reset(ErrorCode.CANCEL)
 
     def send_headers(self, block: bytes) -> None:
