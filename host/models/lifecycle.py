@@ -247,7 +247,7 @@ class Lifecycle:
         for number, version in before.items():
             if number in serving:
                 self._release(name, version, replaced=number in chosen)
-            elif number not in chosen and version.state is State.UNAVAILABLE:
+            elif number not in chosen and version.failed:
                 self._registry.remove(name, number)  # its failure is of the past
         return changed
 

@@ -92,6 +92,11 @@ class Version:
     reason: str = ""
     model: LoadedModel | None = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether it is not there, and not because it was unloaded."""
+        return self.state is State.UNAVAILABLE and self.reason != UNLOADED
+
 
 @dataclass(slots=True)
 class Entry:
@@ -225,7 +230,7 @@ class Registry:
     def forget_failures(self, name: str) -> None:
         """Nobody wants this model any more, so that it failed is no matter."""
         for number, version in self.versions(name).items():
-            if version.state is State.UNAVAILABLE and version.reason != UNLOADED:
+            if version.failed:
                 del self._entries[name].versions[number]
         self.clear_failed(name)
 

@@ -52,6 +52,10 @@ def test_changes_of_models_and_versions_are_followed(
     wait_until(lambda: index(client, "x") == both, "the end of the version before")
     shutil.rmtree(repository.path / "x" / "2")
     wait_until(named(client, "x", "changed"), "the version before")
+    repository.add("x", model("third"), version=3)
+    gone = [(number, "UNAVAILABLE", "unloaded") for number in ("1", "2")]
+    every = [*gone, ("3", "READY", "")]
+    wait_until(lambda: index(client, "x") == every, "what was served to be known")
 
     repository.add("y", model("y"), CONFIG)
     wait_until(lambda: index(client, "y") == [("1", "READY", "")], "the new model")
