@@ -37,6 +37,8 @@ class Route:
     """What is to be done for some outputs: the steps, and who uses each tensor how often."""
 
     inputs: tuple[str, ...]
+    optional: frozenset[str]
+    """The inputs of the ensemble whose steps go on if they are left out."""
     outputs: tuple[str, ...]
     steps: tuple[Step, ...]
     users: Mapping[str, tuple[Step, ...]]
@@ -61,6 +63,7 @@ class Plan:
             )
             for index, step in enumerate(config.ensemble_scheduling.step)
         )
+        self._optional = frozenset(entry.name for entry in config.input if entry.optional)
         self._makers = {name: step for step in self.steps for name in step.outputs.values()}
         self._route = lru_cache(_ROUTES)(self._find_route)
 
@@ -85,4 +88,4 @@ class Plan:
         uses.update(requested)
         outputs = tuple(name for name in self.outputs if name in requested)
         inputs = tuple(name for name in uses if name not in self._makers)
-        return Route(inputs, outputs, steps, users, dict(uses))
+        return Route(inputs, self._optional, outputs, steps, users, dict(uses))

@@ -85,7 +85,11 @@ class Run:
         given = {tensor.name: tensor for tensor in request.inputs}
         request.inputs = []  # each goes when the last step that takes it has ended
         size = request.batch_size if self._face.batches else 0
-        inputs = {n: Value(given.get(n), size, correlation, 0) for n in self._route.inputs}
+        inputs = {
+            name: Value(given.get(name), size, correlation, 0)
+            for name in self._route.inputs
+            if name in given or name in self._route.optional
+        }
         del given
         self._add(inputs, 0)
         self._settle()

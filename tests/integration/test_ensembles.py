@@ -287,6 +287,15 @@ def test_an_optional_input_may_be_left_out(client: Client) -> None:
     assert ask(client, "opt", I=[1]) == {"O": [2], "P": [2]}
 
 
+def test_an_input_that_is_not_optional_keeps_its_steps_waiting(client: Client) -> None:
+    """As many inputs came as the required ones are, so that the count is no reason to refuse."""
+    assert failure(ask, client, "opt", J=[5], options={"request_id": "r"}) == (
+        "StatusCode.INVALID_ARGUMENT",
+        "in ensemble 'opt', [request id: r] unexpected deadlock, at least one output is not set"
+        " while no more ensemble steps can be made",
+    )
+
+
 def test_an_output_that_a_member_does_not_make_is_left_out(client: Client) -> None:
     assert ask(client, "opt", I=[7]) == {"O": [8]}
     assert ask(client, "opt", outputs=["P"], I=[7]) == {}
