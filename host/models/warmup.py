@@ -61,10 +61,9 @@ class Warmup:
             for name, given in sorted(setting.inputs.items()):
                 shape, data = _content(name, given, directory, self._model)
                 datatype = wire_name(given.data_type)
-                if name in known:
-                    inputs.append(Tensor(name, datatype, lead + shape, data))
-                else:  # a control or a state: it comes beside what clients send
-                    extra.append(Tensor(name, datatype, shape, data))
+                # A control or a state comes beside what clients send.
+                tensors = inputs if name in known else extra
+                tensors.append(Tensor(name, datatype, lead + shape, data))
             sample = _Sample(setting.name, setting.batch_size, max(1, setting.count), inputs, extra)
             self._request(sample)  # refuses what the model would not take
             self._samples.append(sample)

@@ -112,7 +112,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
         """
         model_warmup [ { name: "s" batch_size: 1
           inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }
-          inputs { key: "START" value { data_type: TYPE_FP32 dims: [ 1, 1 ] zero_data: true } } } ]
+          inputs { key: "START" value { data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } } ]
         """,
     )
     add(
