@@ -163,7 +163,7 @@ class UserModel:
 
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(pb_utils.__file__)))
-"""The folder that holds `triton_python_backend_utils.py`."""
+"""The folder that holds `triton_python_backend_utils`."""
 
 
 def _search_in(*directories: str) -> None:

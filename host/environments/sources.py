@@ -8,7 +8,7 @@ import pb_utils
 import stub.wire
 
 _STUB = Path(stub.wire.__file__).parents[1]
-_SHIMS = ("triton_python_backend_utils.py", "c_python_backend_utils.py")
+_SHIMS = ("triton_python_backend_utils", "c_python_backend_utils")
 
 
 class Sources:

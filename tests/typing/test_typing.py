@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,3 +125,41 @@ def test_every_public_name_has_a_complete_type() -> None:
     code, output = run("basedpyright", "--verifytypes", "pb_utils", "--ignoreexternal")
     assert code == 0, output
     assert "Type completeness score: 100%" in output
+
+
+SHIPPED = ["triton_python_backend_utils", "c_python_backend_utils", "pb_utils", "host"]
+
+
+@checkers
+def test_an_installed_copy_is_as_typed_as_a_checkout(
+    checker: Callable[[Path], tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.create(tmp_path / "env", symlinks=True)
+    python = tmp_path / "env" / "bin" / "python"
+    (installed,) = (tmp_path / "env").glob("lib/python3*/site-packages")
+    (installed / "others.pth").write_text(sysconfig.get_path("purelib"))
+    for name in SHIPPED:
+        (installed / name).symlink_to(ROOT / name)
+    model = tmp_path / "user" / "model.py"
+    model.parent.mkdir()
+    model.write_text(
+        "import c_python_backend_utils\n"
+        "import triton_python_backend_utils as pb_utils\n"
+        "from pb_utils import testing\n"
+        "print(c_python_backend_utils.MemoryType, pb_utils.Tensor, testing.load)\n"
+    )
+    monkeypatch.chdir(model.parent)
+    caches = f"--cache-dir={ROOT / '.mypy_cache'}"
+    arguments = {
+        mypy: ("mypy", "--strict", caches, "--python-executable", str(python), "model.py"),
+        pyright: ("basedpyright", "--level=error", "--pythonpath", str(python), "model.py"),
+    }[checker]
+    (model.parent / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_shipped_says_that_it_is_typed(name: str) -> None:
+    assert (ROOT / name / "py.typed").is_file()
+    assert '"*" = ["py.typed"]' in (ROOT / "pyproject.toml").read_text()

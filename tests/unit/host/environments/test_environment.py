@@ -38,7 +38,7 @@ def test_the_sources_hold_what_a_stub_imports_and_nothing_else(tmp_path: Path) -
     sources = environment(tmp_path).sources
     folder = sources.entry.parents[1]
     assert sorted(path.name for path in folder.iterdir()) == [
-        "c_python_backend_utils.py", "pb_utils", "stub", "triton_python_backend_utils.py",
+        "c_python_backend_utils", "pb_utils", "stub", "triton_python_backend_utils",
     ]  # fmt: skip
     code = (
         f"import sys; sys.path[:] = [{str(folder)!r}] + [p for p in sys.path if p]\n"
