@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from host.client_bytes import ClientBytes
 from host.errors import ErrorCode, HostError
 from stub.wire.payload import TraceLink
 
@@ -25,14 +26,22 @@ Buffer = bytes | memoryview
 class Tensor(msgspec.Struct):
     """A named array on its way: `data` holds its bytes, `owner` whatever keeps them valid.
 
-    `datatype` is the wire name (`FP32`, `BYTES`, ...; protocol 0.2).
+    `datatype` is the wire name (`FP32`, `BYTES`, ...; protocol 0.2). An output that lies where its
+    client wants it has no `data`.
     """
 
     name: str
     datatype: str
     shape: list[int]
-    data: Buffer
+    data: Buffer | ClientBytes
     owner: object = None
+
+
+def private(tensor: Tensor) -> Tensor:
+    """The tensor out of the reach of clients. Raises HostError INTERNAL if its bytes are gone."""
+    if not isinstance(tensor.data, ClientBytes):
+        return tensor
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
 
 
 @dataclass(slots=True)
@@ -54,6 +63,10 @@ class RequestTrace(Protocol):
     @property
     def name(self) -> str:
         """Its id, as it is looked for."""
+
+    @property
+    def shows_tensors(self) -> bool:
+        """Whether the content of tensors is part of it."""
 
     def child(self) -> RequestTrace:
         """The trace of a request that is made on behalf of this one."""

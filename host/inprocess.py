@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pb_utils
+from host.client_bytes import contents
 from host.errors import invalid_argument
 from host.inference import InferRequest, InferResponse, Parameter, Tensor
 from stub.wire.datatypes import CODES, NAMES
@@ -91,8 +92,9 @@ def to_result(response: InferResponse) -> Result:
     """Outputs as arrays of their own, so that the shared memory they came in is free at once."""
     outputs = {}
     for output in response.outputs:
+        data = memoryview(contents(output.data))
         tensor = pb_utils.Tensor._from_wire(
-            output.name, CODES[output.datatype], output.shape, memoryview(output.data), output.owner
+            output.name, CODES[output.datatype], output.shape, data, output.owner
         )
         bf16 = output.datatype == "BF16"
         outputs[output.name] = tensor.as_bfloat16() if bf16 else tensor.as_numpy()

@@ -210,14 +210,15 @@ def _put(tensor: pb_utils.Tensor, slot: Slot, memory: Memory, placed: List[Block
     """Write an output into a client's memory; as `tensor_to` if the client left too little."""
     region = tensor._uncaptured()
     data = memoryview(tensor._wire_data()) if region is None else memoryview(b"")
-    arena, offset, room = slot
+    arena, offset, _ = slot
     size = data.nbytes if region is None else region.nbytes
-    if size > room:
+    place = memory.room(size, slot)
+    if place is None:
         return tensor_to(tensor, memory, placed)  # the host knows what that means
     if region is None:
-        copy_into(memory.room(size, slot), data)
+        copy_into(place, data)
     else:
-        tensor._fetch(memory.room(size, slot))
+        tensor._fetch(place)
     return WireTensor(tensor._name, tensor._code, tensor._shape, None, arena, offset, size)
 
 

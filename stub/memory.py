@@ -35,6 +35,7 @@ class Memory:
         self.lent = Ledger()
         self._wake = wake
         self._readers: Dict[int, Union[ArenaReader, RegionMap]] = {}
+        self._announced: Dict[int, OpenArena] = {}  # regions, which are mapped when they are used
         self._ended: Deque[Tuple[int, int]] = deque()
         self._patience = _BETWEEN_BATCHES
 
@@ -44,37 +45,48 @@ class Memory:
 
     def open(self, message: OpenArena) -> None:
         """Read another process's arena, or a client's region. Raises OSError if it is gone."""
-        number = message.arena
-        if number in self._readers:
-            return
-        access = os.O_RDWR if message.region else os.O_RDONLY
-        fd = os.open(message.path, access | os.O_CLOEXEC)
-        try:
-            if message.region:
-                self._readers[number] = RegionMap(fd, message.offset, message.limit)
-            else:
-                self._readers[number] = ArenaReader(fd, message.limit)
-        finally:
-            os.close(fd)
+        if message.region:
+            self._announced[message.arena] = message
+        elif message.arena not in self._readers:
+            fd = os.open(message.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._readers[message.arena] = ArenaReader(fd, message.limit)
+            finally:
+                os.close(fd)
 
-    def room(self, size: int, slot: Slot) -> memoryview:
-        """Where the client wants an output, writable. Raises ValueError if there is no room."""
+    def _reader(self, number: int) -> Union[ArenaReader, RegionMap, None]:
+        """None if it is gone, or if the client has made a region smaller, for as long as it is."""
+        reader = self._readers.get(number)
+        message = self._announced.get(number) if reader is None else None
+        if message is None:
+            return reader
+        try:
+            fd = os.open(message.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                reader = self._readers[number] = RegionMap(fd, message.offset, message.limit)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError):  # ValueError: it is smaller
+            return None
+        return reader
+
+    def room(self, size: int, slot: Slot) -> Optional[memoryview]:
+        """Where the client wants an output, writable; None if it has no room for it there."""
         arena, offset, room = slot
-        region = self._readers[arena]
-        if not isinstance(region, RegionMap) or size > room:
-            raise ValueError(f"{size} bytes do not fit into {room}")
-        return region.writable(offset, size)
+        region = self._reader(arena) if size <= room else None
+        return region.writable(offset, size) if isinstance(region, RegionMap) else None
 
     def close(self, number: int) -> None:
         """Forget an arena; its mapping goes with the last tensor that lies in it."""
         self._readers.pop(number, None)
+        self._announced.pop(number, None)
 
     def borrow(self, tensor: WireTensor) -> Block:
         """The block that the tensor names, on loan until the returned object dies.
 
         Raises MemoryGone.
         """
-        reader = self._readers.get(tensor.arena)
+        reader = self._reader(tensor.arena)
         if reader is None:
             raise MemoryGone(f"the shared memory in which tensor '{tensor.name}' lay is gone")
         view = reader.slice(tensor.offset, tensor.size)

@@ -120,9 +120,9 @@ class Worker:
         elif isinstance(message, m.OpenArena):
             try:
                 self._memory.open(message)
-            except (OSError, ValueError):
-                # Its owner died between sending and now, or a client made its memory smaller. The
-                # reference that follows fails its own request; nothing else is lost.
+            except OSError:
+                # Its owner died between sending and now. The reference that follows fails its own
+                # request; nothing else is lost.
                 self._log_error(f"arena {message.arena} has gone before it could be opened")
         elif isinstance(message, m.CloseArena):
             self._memory.close(message.arena)

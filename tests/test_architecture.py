@@ -21,7 +21,13 @@ MODULES = {
 }
 
 LAYERS = [
-    ["host.errors", "host.identity", "host.regular_file", "host.standard_streams"],
+    [
+        "host.client_bytes",
+        "host.errors",
+        "host.identity",
+        "host.regular_file",
+        "host.standard_streams",
+    ],
     ["host.inference", "host.descriptions"],
     ["host.config"],
     ["host.log_lines"],

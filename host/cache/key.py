@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from operator import attrgetter
 
+from host.client_bytes import contents
 from host.identity import identity
 from host.inference import Buffer, InferRequest
 
@@ -37,7 +38,7 @@ def _parts(request: InferRequest, version: int, namespace: str) -> Iterator[Buff
         yield tensor.name.encode()
         yield tensor.datatype.encode()
         yield str(tensor.shape).encode()
-        data = tensor.data
+        data = contents(tensor.data)
         yield data if isinstance(data, bytes) else data.cast("B")
     for name in sorted(request.requested_outputs):
         yield name.encode()

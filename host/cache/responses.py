@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from host.cache.key import key_of, printed
 from host.cache.store import Outputs, Store
@@ -18,14 +17,8 @@ from host.statistics import Counters
 _log = logging.getLogger("pbhost")
 
 
-class ClientMemory(Protocol):
-    """Tensors that lie in memory of clients, or are to be written there."""
-
-    def private(self, tensor: Tensor) -> Tensor:
-        """The tensor with bytes that no client can change. Raises HostError if they are gone."""
-
-    def deliver(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
-        """Write outputs to where the client wants them; what stands against it."""
+Deliver = Callable[[Mapping[str, object], list[Tensor]], HostError | None]
+"""Writes outputs to where the client wants them; what stands against it."""
 
 
 class ResponseCache:
@@ -40,25 +33,19 @@ class ResponseCache:
         store: Store,
         version: int,
         counters: Counters,
-        memory: ClientMemory,
+        deliver: Deliver,
         namespace: str = "",
     ) -> None:
         self._namespace = namespace
         self._store = store
         self._version = version
         self._counters = counters
-        self._memory = memory
+        self._deliver_to = deliver
 
     def serve(self, call: Call, run: Callable[[Call], None]) -> None:
-        """Answer the call, at once or later, or have it `run`.
-
-        Raises HostError if the client's memory, in which inputs lie, has gone.
-        """
+        """Answer the call, at once or later, or have it `run`; no client can change its inputs."""
         begun = time.monotonic_ns()
         request = call.request
-        # What was looked at must be what is run: otherwise a client that changes its memory in
-        # between would have others get the answers to its own questions.
-        request.inputs = [self._memory.private(tensor) for tensor in request.inputs]
         slots, request.slots = request.slots, None
         request.offers = None
         visit = _Visit(call, begun, key_of(request, self._version, self._namespace), slots)
@@ -108,7 +95,7 @@ class ResponseCache:
     def _deliver(self, visit: _Visit, response: InferResponse) -> HostError | None:
         if not visit.slots:
             return None
-        return self._memory.deliver(visit.slots, response.outputs)
+        return self._deliver_to(visit.slots, response.outputs)
 
 
 @dataclass(slots=True)

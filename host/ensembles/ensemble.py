@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from host.cache.responses import ResponseCache
 from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
 from host.ensembles.limiter import Limiter
@@ -40,7 +39,6 @@ class Ensemble(Drainable):
         self.version = version
         self.config = config
         self.labels = labels or {}
-        self.cache: ResponseCache | None = None
         self.counters = Counters(self.name, str(version))
         self.meter = Meter(config, version, self.counters, lambda: 0, metrics or MetricsSettings())
         self._registry = registry
@@ -67,6 +65,7 @@ class Ensemble(Drainable):
         """Start a request. Raises HostError if it is not valid, or a member is not there."""
         self._signature.check(request)
         self._refuse_if_drained(request)
+        self._secure(request)
         call = Call(request)
         call.queued_ns = call.received_ns
         call.on_finish = self._failed_outside

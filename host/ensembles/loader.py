@@ -15,7 +15,7 @@ from host.ensembles.ensemble import Ensemble
 from host.errors import HostError
 from host.inference import Tensor
 from host.instances.arenas import Arenas
-from host.instances.client_memory import ClientMemory
+from host.instances.client_memory import deliver
 from host.instances.transfer import no_room
 from host.metrics.settings import MetricsSettings
 from host.models.loads import ModelLoader
@@ -52,9 +52,8 @@ class EnsembleLoader:
         ensemble = Ensemble(config, version, self._registry, self._memory, self._metrics, labels)
         ensemble.meter.set_namespace(loaded.namespace)
         if self._store is not None and config.response_cache.enable:
-            memory = self._memory.clients
             ensemble.cache = ResponseCache(
-                self._store, version, ensemble.counters, memory, loaded.namespace
+                self._store, version, ensemble.counters, deliver, loaded.namespace
             )
         return ensemble
 
@@ -71,7 +70,6 @@ class _Memory:
     """Where the tensors of ensembles lie: in the host's arena, and with clients."""
 
     def __init__(self, arenas: Arenas) -> None:
-        self.clients = ClientMemory(arenas)
         self._arenas = arenas
 
     def share(self, tensor: Tensor) -> None:
@@ -83,4 +81,4 @@ class _Memory:
 
     def deliver(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
         """Write outputs to where the client wants them; what stands against it."""
-        return self.clients.deliver(slots, outputs)
+        return deliver(slots, outputs)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from host.client_bytes import contents
 from host.errors import internal, invalid_argument
 from host.inference import Classes, InferResponse, Tensor
 
@@ -53,7 +54,7 @@ def _classified(tensor: Tensor, count: int, classes: Classes) -> Tensor:
     try:
         batch = tensor.shape[0] if classes.batched and tensor.shape else 1
         rest = prod(tensor.shape[1:]) if classes.batched else prod(tensor.shape)
-        rows = np.frombuffer(tensor.data, dtype).reshape(batch, rest)
+        rows = np.frombuffer(contents(tensor.data), dtype).reshape(batch, rest)
     except ValueError:
         raise internal(
             f"output tensor shape does not match size of output for '{tensor.name}'"

@@ -246,11 +246,6 @@ def _add_inputs(message: InferMessage, request: InferRequest, regions: Regions) 
 def _shared_input(
     name: str, datatype: str, shape: list[int], part: RegionPart, regions: Regions
 ) -> Tensor:
-    """An input that lies in a client's memory.
-
-    The elements of BYTES are checked by the host, so these it takes out of the client's reach.
-    """
-    if datatype == "BYTES":
-        return Tensor(name, datatype, shape, regions.read(*part))
+    """An input that lies in a client's memory."""
     block = regions.find(*part)
-    return Tensor(name, datatype, shape, block.data, block)
+    return Tensor(name, datatype, shape, block, block)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from host.client_bytes import contents
 from host.errors import HostError, internal, invalid_argument
 from host.inference import Buffer, InferResponse, Parameter
 
@@ -124,7 +125,7 @@ def _pieces(response: InferResponse) -> tuple[list[Buffer], int]:
     raw: list[Buffer] = []
     for tensor in response.outputs:
         parts.append(_output_field(tensor.name, tensor.datatype, tuple(tensor.shape)))
-        data = tensor.data
+        data = contents(tensor.data)
         length = len(data) if type(data) is bytes else memoryview(data).nbytes
         raw.append(_RAW + _varint(length))
         raw.append(data)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from host.client_bytes import contents
 from host.inference import Tensor
 from stub.wire.arena import Arena, ArenaReader, Block, create_file
 from stub.wire.messages import OpenArena
@@ -28,12 +29,6 @@ class Region(Protocol):
 
     def block(self, offset: int, size: int) -> Block:
         """A part of it. Raises ValueError if it lies outside."""
-
-    def read(self, offset: int, size: int) -> bytes:
-        """A copy of the bytes; fewer if the memory has become smaller."""
-
-    def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write to it. Raises OSError."""
 
 
 class ArenaFile:
@@ -131,7 +126,7 @@ class Arenas:
         From here on it is passed on by reference, and its own bytes may go.
         """
         if not isinstance(tensor.owner, Block) and len(tensor.data) > INLINE_LIMIT:
-            block = self.host.write(memoryview(tensor.data))
+            block = self.host.write(memoryview(contents(tensor.data)))
             tensor.data, tensor.owner = block.data, block
 
     def taken(self) -> tuple[int, int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import posix_ipc
 
+from host.client_bytes import ClientBytes
 from host.errors import (
     ErrorCode,
     HostError,
@@ -18,6 +20,7 @@ from host.errors import (
     not_found,
     unsupported,
 )
+from host.inference import Buffer
 from host.instances.arenas import Arenas
 from stub.wire.arena import Block
 from stub.wire.messages import OpenArena
@@ -25,6 +28,7 @@ from stub.wire.shared_file import PAGE, Mapping
 
 _RESERVED = "triton_python_backend_shm_region_"
 _UINT64 = 0xFFFFFFFFFFFFFFFF
+_NOT_MAPPED = memoryview(b"")
 _OFF = (
     "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 )
@@ -48,18 +52,37 @@ class RegionPart(NamedTuple):
     byte_size: int
 
 
-class Region:
-    """One registration. Its blocks are references: the host itself does not touch the memory.
+class RegionBlock(ClientBytes, Block):
+    """A part of a region, also as the bytes of the tensor that lies there."""
 
-    A client that made its object smaller would otherwise take the host along (SIGBUS).
-    """
+    __slots__ = ("_region",)
+
+    def __init__(
+        self, region: Region, offset: int, size: int, dropped: Callable[[int, int], None]
+    ) -> None:
+        super().__init__(region.number, offset, size, _NOT_MAPPED, dropped)
+        self._region = region
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __bytes__(self) -> bytes:
+        return self._region.read(self.offset, self.size)
+
+    def write(self, data: Buffer) -> None:
+        """Put bytes at its begin. Raises OSError."""
+        self._region.write(self.offset, data)
+
+
+class Region:
+    """One registration, which the host itself does not map: its blocks are references."""
 
     def __init__(self, status: RegionStatus, number: int, descriptor: int) -> None:
         self.status = status
         self.number = number
         self.leaving = False
         self._descriptor = descriptor
-        self._view = Mapping(descriptor, status.byte_size, True, status.offset).view
+        Mapping(descriptor, status.byte_size, True, status.offset).let_go()  # stubs can, then
         self._taken = 0
         self._dropped: deque[None] = deque()  # by finalisers, in any thread
 
@@ -74,28 +97,47 @@ class Region:
         path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         return OpenArena(self.number, path, status.byte_size, status.offset, True)
 
-    def block(self, offset: int, size: int) -> Block:
+    def block(self, offset: int, size: int) -> RegionBlock:
         """A part of the region. Raises ValueError if it lies outside."""
         if offset < 0 or size < 0 or offset + size > self.status.byte_size:
             raise ValueError(f"{size} bytes at {offset} lie outside region '{self.status.name}'")
         self._taken += 1
-        return Block(self.number, offset, size, self._view[offset : offset + size], self._drop)
+        return RegionBlock(self, offset, size, self._drop)
 
     def _drop(self, arena: int, offset: int) -> None:
         self._dropped.append(None)
 
     def read(self, offset: int, size: int) -> bytes:
-        """A copy of the bytes; fewer if the object has become smaller."""
-        return os.pread(self._descriptor, size, self.status.offset + offset)
+        """A copy of the bytes. Raises HostError if the object has become smaller."""
+        name, begin = self.status.name, self.status.offset + offset
+        data = b""
+        while len(data) < size:  # a call reads 2 GiB at most
+            try:
+                more = os.pread(self._descriptor, size - len(data), begin + len(data))
+            except OSError as error:
+                raise internal(
+                    f"shared memory region '{name}' cannot be read: {error.strerror}"
+                ) from error
+            if not more:
+                raise internal(
+                    f"shared memory region '{name}' has become too small: it has {len(data)} of"
+                    f" the {size} bytes at offset {offset} that a tensor needs. Make it as large as"
+                    " it was when it was registered, or register it anew"
+                )
+            data += more
+        return data
 
-    def write(self, offset: int, data: bytes | memoryview) -> None:
+    def write(self, offset: int, data: Buffer) -> None:
         """Raises OSError."""
-        os.pwrite(self._descriptor, data, self.status.offset + offset)
+        begin, left = self.status.offset + offset, memoryview(data)
+        while left:  # a call writes 2 GiB at most
+            written = os.pwrite(self._descriptor, left, begin)
+            begin, left = begin + written, left[written:]
 
     def close(self) -> None:
-        """The memory goes with the last block."""
-        self._view = memoryview(b"")
-        os.close(self._descriptor)
+        """Nothing in it can be read or written any more."""
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
 
 
 class Regions:
@@ -187,7 +229,7 @@ class Regions:
             f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
         )
 
-    def find(self, name: str, offset: int, byte_size: int) -> Block:
+    def find(self, name: str, offset: int, byte_size: int) -> RegionBlock:
         """Where a tensor lies, or is to lie. Raises HostError."""
         region = self._regions.get(name)
         if region is None:
@@ -204,14 +246,6 @@ class Regions:
         if offset + byte_size > size:
             raise invalid_argument(f"Invalid offset + byte size for shared memory region: '{name}'")
         return region.block(offset, byte_size)
-
-    def read(self, name: str, offset: int, byte_size: int) -> bytes:
-        """A copy of the bytes there now. Raises HostError."""
-        block = self.find(name, offset, byte_size)
-        data = self._regions[name].read(block.offset, block.size)
-        if len(data) < byte_size:
-            raise internal(f"shared memory region '{name}' has become too small")
-        return data
 
     def close(self) -> None:
         """Let go of everything."""

@@ -7,10 +7,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from host.client_bytes import ClientBytes
 from host.errors import ErrorCode, HostError, internal
-from host.inference import InferRequest, InferResponse, Tensor
+from host.inference import InferRequest, InferResponse, Tensor, private
 from host.instances.arenas import ArenaFile, Arenas
-from host.instances.client_memory import ClientMemory
+from host.instances.client_memory import deliver
 from stub.wire.arena import ArenaFull, Block, Ledger
 from stub.wire.datatypes import CODES, NAMES
 from stub.wire.messages import (
@@ -45,7 +46,6 @@ class Transfer:
 
     def __init__(self, arenas: Arenas, own: ArenaFile, returns_due: ReturnsDue) -> None:
         self._arenas = arenas
-        self._clients = ClientMemory(arenas)
         # The stub's arena; when the stub is gone, it lives as long as a block in it.
         self._own: ArenaFile | None = own
         self._own_number = own.number
@@ -158,6 +158,7 @@ class Transfer:
         datatype = NAMES[wire.code]
         if wire.data is not None:
             return Tensor(wire.name, datatype, wire.shape, wire.data)
+        block: Block
         region = self._arenas.region(wire.arena)
         if region is not None and any(wire.arena in opened for opened in self._opened.values()):
             block = region.block(wire.offset, wire.size)
@@ -167,7 +168,8 @@ class Transfer:
             block = self._lent.find(wire.arena, wire.offset)
             if block.size != wire.size:
                 raise ValueError(f"a lent block of {block.size} bytes came back as {wire.size}")
-        return Tensor(wire.name, datatype, wire.shape, block.data, block)
+        data = block if isinstance(block, ClientBytes) else block.data
+        return Tensor(wire.name, datatype, wire.shape, data, block)
 
     def receive_output(self, wire: WireTensor, wanted: Mapping[str, object] | None) -> Tensor:
         """An output, `wanted` in the client's memory or not; raises HostError and `receive_tensor`.
@@ -182,14 +184,14 @@ class Transfer:
         place = None if wanted is None else wanted.get(wire.name)
         if isinstance(place, Block) and (place.arena, place.offset) == (block.arena, block.offset):
             return Tensor(tensor.name, tensor.datatype, tensor.shape, b"", block)
-        return self._clients.private(tensor)
+        return private(tensor)
 
     def deliver(self, request: InferRequest, outputs: list[Tensor]) -> HostError | None:
         """See to it that outputs are where the client wants them; what stands against it.
 
         The stub has written there what it would otherwise have put into shared memory.
         """
-        return self._clients.deliver(request.slots or {}, outputs)
+        return deliver(request.slots or {}, outputs)
 
     def receive_request(self, wire: WireRequest) -> InferRequest:
         """A BLS request. Raises as `receive_tensor`."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+from host.cache.responses import ResponseCache
 from host.errors import unavailable
-from host.inference import Call, InferRequest
+from host.inference import Call, InferRequest, private
 
 
 class Drainable:
     """Calls under way, queued ones included, and ensembles whose requests may ask for more."""
 
     def __init__(self) -> None:
+        self.cache: ResponseCache | None = None
         self._calls: set[Call] = set()
         self._holds = 0
         self._drained: asyncio.Event | None = None  # exists once draining has begun
@@ -42,6 +44,15 @@ class Drainable:
                 f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for"
                 " model has stopped accepting new inference requests"
             )
+
+    def _secure(self, request: InferRequest) -> None:
+        """Copy inputs out of a client's memory if the host will look at what is in them.
+
+        What it looks at must be what is run: a client that changed its memory in between would have
+        others get the answers to its own questions, from the cache. Raises HostError INTERNAL.
+        """
+        if self.cache is not None or (request.trace is not None and request.trace.shows_tensors):
+            request.inputs = [private(tensor) for tensor in request.inputs]
 
     def _leave(self, call: Call) -> None:
         self._calls.discard(call)

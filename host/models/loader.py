@@ -21,7 +21,7 @@ from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
 from host.environments.environment import Environment
 from host.environments.environments import Environments
 from host.host_policies import HostPolicies
-from host.instances.client_memory import ClientMemory
+from host.instances.client_memory import deliver
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
 from host.instances.work import Flow
@@ -117,9 +117,8 @@ class Loader:
             model = PythonModel(config, version, self._metrics, labels, states)
             model.meter.set_namespace(loaded.namespace)
             if self._store is not None and config.response_cache.enable:
-                memory = ClientMemory(self._pool.arenas)
                 space = loaded.namespace
-                model.cache = ResponseCache(self._store, version, model.counters, memory, space)
+                model.cache = ResponseCache(self._store, version, model.counters, deliver, space)
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
             arguments = Arguments(directory, version, config, self._flow)
             workshop = Workshop(

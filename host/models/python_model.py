@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from host.cache.responses import ResponseCache
 from host.config.model_config import ModelConfig
 from host.descriptions import ModelStatistics
 from host.environments.environment import Environment
@@ -50,7 +49,6 @@ class PythonModel(Drainable):
         self.lanes: list[Supervisor] = []
         self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None  # that of its stubs, released at the end
-        self.cache: ResponseCache | None = None
         self.signature = Signature(config)
         self.scheduler = make_scheduler(config, self.signature, states)
         self.scheduler.lane_returns = self._lane_returns
@@ -70,6 +68,7 @@ class PythonModel(Drainable):
         self.signature.check(request)
         if not self.scheduler.lanes or self._drained is not None:
             self._refuse_if_hopeless(request)
+        self._secure(request)
         call = self.new_call(request)
         if self.cache is not None:
             self.scheduler.reserve(call)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from host.config.schema import ModelConfig
 from host.errors import invalid_argument
-from host.inference import Call, InferRequest, Tensor
+from host.inference import Call, InferRequest, Tensor, private
 from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, refuse, wire_name
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
@@ -38,7 +38,7 @@ class Signature:
         self._corrid = _corrid_control(config)
         # Of requests whose form has passed, nothing has to be checked again, and nothing reshaped.
         self._lasting = self._corrid is None and not any(
-            entry.reshapes or entry.has_content_to_check for entry in self._inputs.values()
+            entry.reshapes or entry.content_counts for entry in self._inputs.values()
         )
         self._passed: dict[int, tuple[object, int]] = {}  # forms by their ids, and batch sizes
 
@@ -46,8 +46,9 @@ class Signature:
         """Refuse a request that the model cannot take, and prepare one that it can.
 
         Sets `request.batch_size` and, for inputs that the configuration reshapes, puts tensors with
-        the model's shape in place of the client's. Raises HostError INVALID_ARG with the texts of
-        protocol spec 3.2 and 3.3, in their order.
+        the model's shape in place of the client's. Copies inputs out of a client's memory if the
+        host has to know what is in them. Raises HostError INVALID_ARG with the texts of protocol
+        spec 3.2 and 3.3, in their order, or INTERNAL if that memory is gone.
         """
         form = request.form
         passed = self._passed.get(id(form))
@@ -83,6 +84,8 @@ class Signature:
             ) from None
         request.batch_size = self._batch_size(request) if self._max_batch_size else 1
         for index, entry in enumerate(expected):
+            if entry.content_counts:
+                inputs[index] = private(inputs[index])
             if entry.check(inputs[index], request):
                 inputs[index] = entry.reshaped(inputs[index])
 

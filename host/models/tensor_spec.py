@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NoReturn
 
+from host.client_bytes import contents
 from host.errors import invalid_argument
 from host.inference import InferRequest, Tensor
 from host.models.bytes_walk import BytesFault, walk
@@ -63,7 +64,16 @@ class TensorSpec:
 class InputSpec(TensorSpec):
     """One input of the configuration."""
 
-    __slots__ = ("name", "optional", "_model", "_datatype", "_size", "_any_size", "_fixed_bytes")
+    __slots__ = (
+        "name",
+        "optional",
+        "content_counts",
+        "_model",
+        "_datatype",
+        "_size",
+        "_any_size",
+        "_fixed_bytes",
+    )
 
     def __init__(self, entry: Any, model: str, max_batch_size: int) -> None:
         super().__init__(entry, max_batch_size)
@@ -73,16 +83,13 @@ class InputSpec(TensorSpec):
         self._model = model
         self._datatype = wire_name(entry.data_type)
         self._size = SIZES.get(self._datatype, 0)  # 0 for BYTES
+        # Whether tensors of equal shape and size may differ in what they are to the host.
+        self.content_counts: bool = not self._size or entry.is_shape_tensor
         self._any_size: bool = entry.is_non_linear_format_io
         size = prod(self.dims) * self._size
         # Bytes of one batch element, where that is always the same and cannot be too much.
         fixed = self.dims and min(self.dims) > 0 and size * max(1, max_batch_size) <= MAX_SIZE
         self._fixed_bytes: int = size if fixed else 0
-
-    @property
-    def has_content_to_check(self) -> bool:
-        """Whether tensors of equal shape and size may be right or wrong."""
-        return not self._size
 
     def check(self, tensor: Tensor, request: InferRequest) -> bool:
         """Whether the tensor, which is fine, has to be reshaped. Raises HostError."""
@@ -95,7 +102,7 @@ class InputSpec(TensorSpec):
             )
         shape = tensor.shape
         data = tensor.data
-        size = len(data) if isinstance(data, bytes) else data.nbytes
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
         if self._fixed_bytes:
             if (shape[1:] if self._lead else shape) != self.dims:
                 self._check_shape(shape, request)
@@ -150,7 +157,7 @@ class InputSpec(TensorSpec):
             return
         if strings:
             try:
-                walk(tensor.data, elements)
+                walk(contents(tensor.data), elements)
             except BytesFault as fault:
                 refuse(request, fault.text(self.name, self._model))
         elif size != elements * self._size:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from host.client_bytes import contents
 from host.inference import Buffer, Tensor
 
 _TYPES = {
@@ -27,7 +28,7 @@ def tensor_json(tensor: Tensor) -> dict[str, str]:
     """A tensor with all its elements; those of FP16 and BF16 are left out, as Triton does."""
     return {
         "name": tensor.name,
-        "data": elements(tensor.datatype, tensor.data),
+        "data": elements(tensor.datatype, contents(tensor.data)),
         "shape": ",".join(map(str, tensor.shape)),
         "dtype": tensor.datatype,
     }

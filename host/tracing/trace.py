@@ -99,6 +99,11 @@ class Trace:
         """The trace's id as it is looked for: that of the spans if there are any."""
         return str(self.number) if self.spans is None else f"{self.spans.trace:032x}"
 
+    @property
+    def shows_tensors(self) -> bool:
+        """Whether the content of tensors is part of it."""
+        return self.family.tensors
+
     def child(self) -> Trace:
         """The trace of a request that is made on behalf of this one, for its `InferRequest.trace`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Container
 
+from host.client_bytes import contents
 from host.errors import internal
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import write_tensor
@@ -42,7 +43,7 @@ def encode_infer_response(
             if name in slots:
                 entries.append(_described(name, datatype, shape) + b"}")
             elif name in binary:
-                data = tensor.data
+                data = contents(tensor.data)
                 size = len(data) if type(data) is bytes else memoryview(data).nbytes
                 entries.append(_binary(name, datatype, shape, size))
                 if size:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from host.client_bytes import contents
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http.json_text import (
     dump_numbers,
@@ -219,18 +220,18 @@ def elements_of(tensor: Tensor) -> list[Any]:
 
     Raises HostError (protocol spec 1.7).
     """
-    datatype = tensor.datatype
+    datatype, data = tensor.datatype, contents(tensor.data)
     if datatype in _NOT_AS_JSON:
         raise invalid_argument(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format"
             " for output"
         )
     if datatype == "BYTES":
-        values = split_strings(tensor.data)
+        values = split_strings(data)
         prefix = ""
     elif datatype in _ARRAYS:
-        whole = len(tensor.data) - len(tensor.data) % np.dtype(_ARRAYS[datatype]).itemsize
-        values = np.frombuffer(tensor.data[:whole], _ARRAYS[datatype]).tolist()
+        whole = len(data) - len(data) % np.dtype(_ARRAYS[datatype]).itemsize
+        values = np.frombuffer(data[:whole], _ARRAYS[datatype]).tolist()
         prefix = "Failed to write 'data' field: "
     else:
         raise invalid_argument("Invalid data type for output tensor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc, deque
 from typing import Protocol
 
+from host.client_bytes import ClientBytes
 from host.errors import HostError, invalid_argument
 from host.inference import Call, InferRequest, InferResponse, Tensor
 from host.scheduling.ordering import OrderedCall
@@ -82,20 +83,28 @@ class SequenceCall(OrderedCall):
         """Keep the states; the client sees those that it may ask for and has asked for."""
         if not self._kept or response.error is not None:
             return
-        outputs: list[Tensor] = []
-        for tensor in response.outputs:
-            kept = self._kept.get(tensor.name)
-            if kept is not None:
-                name, datatype = kept
-                if tensor.datatype != datatype:
-                    response.error = _wrong_type(tensor, datatype)
-                    response.outputs = []
-                    return
-                data, owner = tensor.data, tensor.owner
-                self._states[name] = Tensor(name, datatype, tensor.shape, data, owner)
-            if kept is None or tensor.name in self._wanted:
-                outputs.append(tensor)
-        response.outputs = outputs
+        try:
+            for tensor in response.outputs:
+                if tensor.name in self._kept:
+                    self._keep(tensor)
+        except HostError as error:
+            response.error = error.with_traceback(None)  # that refers to the response
+            response.outputs = []
+            return
+        response.outputs = [
+            tensor
+            for tensor in response.outputs
+            if tensor.name not in self._kept or tensor.name in self._wanted
+        ]
+
+    def _keep(self, tensor: Tensor) -> None:
+        name, datatype = self._kept[tensor.name]
+        if tensor.datatype != datatype:
+            raise _wrong_type(tensor, datatype)
+        data, owner = tensor.data, tensor.owner
+        if isinstance(owner, ClientBytes):  # the client wants it as well, and could change it
+            data, owner = bytes(owner), None
+        self._states[name] = Tensor(name, datatype, tensor.shape, data, owner)
 
     def reschedule(self) -> bool:
         """Whether the model may have it run once more."""

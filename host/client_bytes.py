@@ -1,0 +1,24 @@
+"""Bytes of tensors that lie in memory which a client has registered: known by length, and copied.
+
+The client may change them, or make its memory smaller, and a process that touches memory which is
+gone is ended by SIGBUS. So the host has them as objects that no library takes for a buffer.
+"""
+
+from __future__ import annotations
+
+
+class ClientBytes:
+    """`bytes` of it are a private copy, which raises HostError INTERNAL if they are gone."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __bytes__(self) -> bytes:
+        raise NotImplementedError
+
+
+def contents(data: bytes | memoryview | ClientBytes) -> bytes | memoryview:
+    """The bytes to look at: a copy of those in a client's memory. Raises HostError INTERNAL."""
+    return bytes(data) if isinstance(data, ClientBytes) else data
