@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from host.environments.environment import Environment
-from host.errors import HostError, internal
+from host.errors import HostError, internal, unavailable
 from host.inference import Call, InferResponse
 from host.instances.batch import Batch
 from host.instances.channel import SERVICE, WORK
@@ -198,6 +198,10 @@ class Instance:
 
     def execute(self, batch: Batch) -> None:
         """Run a batch. Calls whose tensors find no room fail, and the others go ahead."""
+        if self.death:  # whoever has the batch could not be told yet
+            for call in batch.calls:
+                call.fail(unavailable(f"{self.death} before it had begun with this request."))
+            batch.calls = ()
         frame: list[m.ToStub] = []
         transfer = self._transfer
         requests: list[WireRequest] = []

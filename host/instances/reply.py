@@ -13,10 +13,13 @@ class Reply:
 
     def __init__(self) -> None:
         self._future: asyncio.Future[m.ToHost] | None = None
+        self._loss: HostError | None = None
 
     def expect(self) -> None:
-        """The stub is about to be asked."""
+        """The stub is about to be asked, although it may be gone by now."""
         self._future = asyncio.get_running_loop().create_future()
+        if self._loss is not None:
+            self.lost(self._loss)
 
     def came(self, message: m.ToHost) -> None:
         """The stub has replied."""
@@ -24,7 +27,8 @@ class Reply:
             self._future.set_result(message)
 
     def lost(self, error: HostError) -> None:
-        """There will be none."""
+        """There will be none, now and in future."""
+        self._loss = error
         if self._future is not None and not self._future.done():
             self._future.set_exception(error)
             self._future.exception()  # whoever waits gets it; nobody need wait
