@@ -21,7 +21,7 @@ from host.frontends.grpc_methods import (
 from host.frontends.grpc_service import GrpcService
 from host.frontends.sockets import listening_socket
 
-MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX
+_INT_MAX = (1 << 31) - 1  # what grpcio can count: bytes of a message, milliseconds of a time
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 _STATUS = {
@@ -156,8 +156,8 @@ def _fail(rpc: Any, error: Exception) -> None:
 
 def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
     arguments = [
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", _INT_MAX),
+        ("grpc.max_receive_message_length", _INT_MAX),
         ("grpc.server_handshake_timeout_ms", options.handshake_timeout),
         ("grpc.keepalive_time_ms", options.keepalive_time),
         ("grpc.keepalive_timeout_ms", options.keepalive_timeout),
@@ -181,4 +181,4 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
     if level:
         # A level, unlike an algorithm, makes the core choose among what the client accepts.
         arguments.append(("grpc.default_compression_level", level))
-    return arguments
+    return [(name, min(value, _INT_MAX)) for name, value in arguments]

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from host.instances.channel import SERVICE, WORK, Channel
 from stub.wire.messages import (
@@ -18,7 +19,7 @@ from stub.wire.ring import RingError, RingReader, RingWriter, create_file, map_f
 
 class Link:
     """`received` is called with every frame of the stub, in the order in which it sent them;
-    `broken`, with the reason, if its ring holds something else.
+    `broken`, with the reason, if its ring holds something else. Raises OSError.
     """
 
     def __init__(
@@ -28,12 +29,17 @@ class Link:
         broken: Callable[[Exception], None],
     ) -> None:
         self.token = secrets.token_hex(8)
-        self.rings_fd = create_file("pbhost-rings")
-        to_stub, to_host = map_file(self.rings_fd)
+        with ExitStack() as opened:
+            self.rings_fd = create_file("pbhost-rings")
+            opened.callback(os.close, self.rings_fd)
+            self.work_event = os.eventfd(0, os.EFD_CLOEXEC)
+            opened.callback(os.close, self.work_event)
+            self.host_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            opened.callback(os.close, self.host_event)
+            to_stub, to_host = map_file(self.rings_fd)
+            self._descriptors = opened.pop_all()
         self._ring = RingWriter(to_stub)
         self._inbox = RingReader(to_host)
-        self.work_event = os.eventfd(0, os.EFD_CLOEXEC)
-        self.host_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._address = self.token.encode()
         self._channel = channel
         self._received = received
@@ -83,9 +89,7 @@ class Link:
             self._open = False
             asyncio.get_running_loop().remove_reader(self.host_event)
             self._channel.forget(self.token)
-            os.close(self.work_event)
-            os.close(self.host_event)
-            os.close(self.rings_fd)
+            self._descriptors.close()
             self._ring.close()
             self._inbox.close()
 

@@ -453,3 +453,14 @@ def test_a_response_that_cannot_be_sent_is_an_error(
     served.loop.call(lambda: call.respond(InferResponse("hold", 1, outputs=[output])))
     assert future.exception().code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "exceeds gRPC's byte size limit" in future.exception().details()
+
+
+def test_times_may_be_longer_than_an_engine_can_count(loop: Loop) -> None:
+    long = 10**11  # milliseconds
+    options = GrpcOptions(handshake_timeout=long, keepalive_time=long, max_connection_age=long)
+    served = Served(loop, options)
+    try:
+        with client.InferenceServerClient(served.target) as triton:
+            assert triton.is_server_live()
+    finally:
+        served.close()

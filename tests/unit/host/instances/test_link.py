@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import struct
 from collections.abc import Callable
 from typing import cast
@@ -286,3 +287,25 @@ def test_several_announcements_may_come_as_one(count: int) -> None:
         assert ends.received == [b"%d" % number for number in range(count)]
 
     with_ends(test)
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_a_link_that_finds_no_descriptors_keeps_none(room: int) -> None:
+    """A host that is at its limit would otherwise never get away from it."""
+
+    async def main() -> None:
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + room, limits[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                Ends()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())
