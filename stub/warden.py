@@ -94,8 +94,12 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
-    os.closerange(3, descriptor)  # what the host has inherited and passes on is not kept open
-    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+    # What the host has inherited and passes on is not kept open. A range up to the limit of
+    # descriptors, which may be a billion, would take some Pythons a minute.
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != descriptor:
+            with suppress(OSError):  # the one that has listed them
+                os.close(int(name))
     host = -1
     with suppress(ProcessLookupError):
         host = os.pidfd_open(parent)

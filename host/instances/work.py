@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -99,9 +100,8 @@ class Work:
         if self._patient and not self.idle:
             idle = asyncio.Event()
             self._on_idle = idle.set
-            waiting = asyncio.ensure_future(idle.wait())
-            await asyncio.wait([waiting], timeout=seconds)
-            waiting.cancel()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(idle.wait(), seconds)
 
     def stop_waiting(self) -> None:
         """Have `wait_idle` return, now and in future, whatever runs."""
