@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -76,51 +76,65 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
+class Parent:
+    """A host whose model starts processes: each stub has a family of them."""
+
+    def __init__(self, host: RunningHost) -> None:
+        self.host = host.wait_started()
+        self.families: list[Family] = []
+
+    def family(self) -> Family:
+        """Of the next stub."""
+        before = self.families[-1].first if self.families else ""
+        self.families.append(Family(self.host, before))
+        return self.families[-1]
+
+
+StartParent = Callable[..., Parent]
+
+
 @pytest.fixture
-def detached() -> Iterator[list[psutil.Process]]:
-    """Those that the test ends."""
-    processes: list[psutil.Process] = []
-    yield processes
-    for process in processes:
-        process.kill()
-
-
-def test_children_of_a_model_end_with_its_stub_and_with_the_host(
-    repository: RepositoryBuilder, serve: Serve, detached: list[psutil.Process]
-) -> None:
+def start_parent(repository: RepositoryBuilder, serve: Serve) -> Iterator[StartParent]:
+    """Starts such a host with flags. What its model lets go of is ended after the test."""
     repository.add("parent", MODEL)
-    host = serve(repository).wait_started()
-    first = Family(host)
-    detached.append(first.detached)
-    host.stubs("parent_0")[0].kill()
+    parents: list[Parent] = []
+
+    def start_parent(*flags: str) -> Parent:
+        parents.append(Parent(serve(repository, *flags)))
+        return parents[-1]
+
+    yield start_parent
+    for parent in parents:
+        for family in parent.families:
+            family.detached.kill()
+
+
+def test_children_of_a_model_end_with_its_stub_and_with_the_host(start_parent: StartParent) -> None:
+    parent = start_parent()
+    first = parent.family()
+    parent.host.stubs("parent_0")[0].kill()
     first.check_gone()
-    second = Family(host, before=first.first)
-    detached.append(second.detached)
-    host.wait_for("restarted")
+    second = parent.family()
+    parent.host.wait_for("restarted")
     assert all(map(runs, second.own))
-    host.stop()
+    parent.host.stop()
     second.check_gone()
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_children_of_a_model_do_not_outlive_a_killed_host(
-    repository: RepositoryBuilder, serve: Serve, detached: list[psutil.Process], start: str
+    start_parent: StartParent, start: str
 ) -> None:
-    repository.add("parent", MODEL)
-    host = serve(repository, f"--stub-start={start}").wait_started()
-    family = Family(host)
-    detached.append(family.detached)
-    assert host.stop(signal.SIGKILL) == -signal.SIGKILL
+    parent = start_parent(f"--stub-start={start}")
+    family = parent.family()
+    assert parent.host.stop(signal.SIGKILL) == -signal.SIGKILL
     family.check_gone()
 
 
-def test_who_watches_over_children_may_be_killed_as_well(
-    repository: RepositoryBuilder, serve: Serve, detached: list[psutil.Process]
-) -> None:
-    repository.add("parent", MODEL)
-    host = serve(repository).wait_started()
-    family = Family(host)
-    detached.append(family.detached)
+def test_who_watches_over_children_may_be_killed_as_well(start_parent: StartParent) -> None:
+    parent = start_parent()
+    family = parent.family()
+    host = parent.host
     (warden,) = [
         child
         for child in psutil.Process(host.process.pid).children()
@@ -130,4 +144,4 @@ def test_who_watches_over_children_may_be_killed_as_well(
     warden.kill()
     stub.kill()
     family.check_gone()
-    detached.append(Family(host, before=family.first).detached)
+    parent.family()
