@@ -11,6 +11,17 @@ from host.instances.regions import RegionBlock
 from stub.wire.arena import Block
 
 
+def lies_in(tensor: Tensor, slot: object) -> bool:
+    """Whether the tensor is where a client wants it, as a stub has made it there."""
+    block = tensor.owner
+    return (
+        isinstance(block, Block)
+        and isinstance(slot, Block)
+        and (block.arena, block.offset) == (slot.arena, slot.offset)
+        and block.size <= slot.size
+    )
+
+
 def deliver(slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
     """See to it that outputs are where the client wants them; what stands against it.
 
@@ -21,11 +32,7 @@ def deliver(slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | N
         if slot is None:
             continue
         assert isinstance(slot, RegionBlock)
-        owner = output.owner
-        written = isinstance(owner, Block) and (
-            owner.arena == slot.arena and owner.offset == slot.offset
-        )
-        if not written:
+        if not lies_in(output, slot):
             size = len(output.data)
             if size > slot.size:
                 return _too_small(output.name, slot.size, size)

@@ -11,7 +11,7 @@ from host.client_bytes import ClientBytes
 from host.errors import ErrorCode, HostError, internal
 from host.inference import InferRequest, InferResponse, Tensor, private
 from host.instances.arenas import ArenaFile, Arenas
-from host.instances.client_memory import deliver
+from host.instances.client_memory import deliver, lies_in
 from stub.wire.arena import ArenaFull, Block, Ledger
 from stub.wire.datatypes import CODES, NAMES
 from stub.wire.messages import (
@@ -178,12 +178,10 @@ class Transfer:
         will read the bytes, must not touch memory that the client may take away.
         """
         tensor = self.receive_tensor(wire)
-        block = tensor.owner
-        if not isinstance(block, Block):
+        if tensor.owner is None:
             return tensor
-        place = None if wanted is None else wanted.get(wire.name)
-        if isinstance(place, Block) and (place.arena, place.offset) == (block.arena, block.offset):
-            return Tensor(tensor.name, tensor.datatype, tensor.shape, b"", block)
+        if wanted is not None and lies_in(tensor, wanted.get(wire.name)):
+            return Tensor(tensor.name, tensor.datatype, tensor.shape, b"", tensor.owner)
         return private(tensor)
 
     def deliver(self, request: InferRequest, outputs: list[Tensor]) -> HostError | None:

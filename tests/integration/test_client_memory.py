@@ -427,3 +427,30 @@ def test_an_input_that_is_passed_on_and_taken_away_meanwhile_is_an_error(
         finally:
             go.touch()
             memory.close()
+
+
+def test_an_input_that_is_passed_on_does_not_fit_where_it_lies_if_there_is_less_room(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    """It begins where the output is to begin, so nothing would have to be written."""
+    config = CONFIG.format("TYPE_FP32").replace("OUTPUT0", "INPUT0")
+    (tmp_path / "go").touch()
+    repository.add("passes_on", PASSES_ON.format(go=tmp_path / "go"), config)
+    host = serve(repository, "--allow-client-shm=true").wait_started()
+    with host.client() as client:
+        memory = Memory(client)
+        try:
+            given = lies_in(memory, [100_000], "FP32", 400_000)
+            wanted = grpcclient.InferRequestedOutput("INPUT0")
+            wanted.set_shared_memory(memory.name, 64)
+            assert failure(client.infer, "passes_on", [given], outputs=[wanted]) == (
+                "StatusCode.INTERNAL",
+                (
+                    "shared memory size specified with the request for output 'INPUT0' (64 bytes)"
+                    " should be at least 400000 bytes to hold the results"
+                ),
+            )
+            wanted.set_shared_memory(memory.name, 400_000)
+            client.infer("passes_on", [given], outputs=[wanted])
+        finally:
+            memory.close()

@@ -291,8 +291,10 @@ def test_an_input_that_is_not_optional_keeps_its_steps_waiting(client: Client) -
     """As many inputs came as the required ones are, so that the count is no reason to refuse."""
     assert failure(ask, client, "opt", J=[5], options={"request_id": "r"}) == (
         "StatusCode.INVALID_ARGUMENT",
-        "in ensemble 'opt', [request id: r] unexpected deadlock, at least one output is not set"
-        " while no more ensemble steps can be made",
+        (
+            "in ensemble 'opt', [request id: r] unexpected deadlock, at least one output is not set"
+            " while no more ensemble steps can be made"
+        ),
     )
 
 
