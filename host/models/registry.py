@@ -173,7 +173,8 @@ class Registry:
         """
         if not self._namespaces:
             return name
-        known = [one for one in self.identities(name) if self._entries[one].present]
+        named = (one for one in self.identities(name) if one in self._entries)
+        known = [one for one in named if self._entries[one].present]
         if not known:
             raise invalid_argument(f"Request for unknown model: '{name}' is not found")
         if len(known) > 1:
@@ -184,10 +185,12 @@ class Registry:
         return known[0]
 
     def identities(self, name: str) -> list[str]:
-        """Every known model of this name; without namespaces the name itself, known or not."""
+        """Every model of this name that is known, or has failed to be; without namespaces the name
+        itself in any case.
+        """
         if not self._namespaces:
             return [name]
-        return sorted(known for known in self._entries if split(known)[1] == name)
+        return sorted(known for known in self.names() if split(known)[1] == name)
 
     def named(self) -> list[tuple[str, int]]:
         """Names and numbers of the versions that are found by name and ready; in their order."""
