@@ -11,7 +11,7 @@ from host.client_bytes import ClientBytes
 from host.errors import ErrorCode, HostError, internal
 from host.inference import InferRequest, InferResponse, Tensor, private
 from host.instances.arenas import ArenaFile, Arenas
-from host.instances.client_memory import deliver, lies_in
+from host.instances.client_memory import lies_in
 from stub.wire.arena import ArenaFull, Block, Ledger
 from stub.wire.datatypes import CODES, NAMES
 from stub.wire.messages import (
@@ -183,13 +183,6 @@ class Transfer:
         if wanted is not None and lies_in(tensor, wanted.get(wire.name)):
             return Tensor(tensor.name, tensor.datatype, tensor.shape, b"", tensor.owner)
         return private(tensor)
-
-    def deliver(self, request: InferRequest, outputs: list[Tensor]) -> HostError | None:
-        """See to it that outputs are where the client wants them; what stands against it.
-
-        The stub has written there what it would otherwise have put into shared memory.
-        """
-        return deliver(request.slots or {}, outputs)
 
     def receive_request(self, wire: WireRequest) -> InferRequest:
         """A BLS request. Raises as `receive_tensor`."""

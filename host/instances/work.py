@@ -12,6 +12,7 @@ from functools import partial
 from host.errors import HostError, internal, unavailable
 from host.inference import Call, InferResponse, Tensor, Times
 from host.instances.batch import Batch
+from host.instances.client_memory import deliver
 from host.instances.questions import Questions
 from host.instances.transfer import Transfer
 from stub.wire import messages as m
@@ -230,7 +231,7 @@ class Work:
         if answer.error is not None:
             call.failed = True
         elif request.slots:
-            answer.error = self._transfer.deliver(request, answer.outputs)
+            answer.error = deliver(request.slots, answer.outputs)
             call.failed = answer.error is not None
         return answer
 
