@@ -314,11 +314,11 @@ class Core:
 
     async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         """Load or reload a model. Raises HostError (configuration spec 8.6)."""
-        await self._controlled().load_with(name, parameters)
+        await self._controlled().load_in_turn(name, parameters)
 
     async def unload_model(self, name: str, unload_dependents: bool) -> None:
         """Begin to unload a model. Raises HostError (configuration spec 8.7)."""
-        await self._controlled().unload(name, unload_dependents)
+        await self._controlled().unload_in_turn(name, unload_dependents)
 
     def _controlled(self) -> Control:
         if self._control is None:

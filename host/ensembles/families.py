@@ -29,10 +29,11 @@ class Families:
     def __init__(self, registry: Registry, lifecycle: Lifecycle) -> None:
         self.lifecycle = lifecycle
         self._known = Membership(registry)
+        self._under_way: dict[asyncio.Task[bool], Order] = {}
 
     def order(self, polled: bool = False) -> Order:
         """Loads that are asked for together. `polled`: nobody has asked for them."""
-        return Order(self.lifecycle, self._known, self._orphan, polled)
+        return Order(self.lifecycle, self._known, self._orphan, self._under_way, polled)
 
     async def load_all(self, names: Iterable[str]) -> bool:
         """Load these models; whether all are ready. Failures are in the log and the registry."""
@@ -55,6 +56,19 @@ class Families:
             elif result is not None:
                 raise result
         return failures
+
+    async def unload_in_turn(self, name: str, dependents: bool = False) -> None:
+        """As `unload`, after the loads under way that have to do with it (spec 8.6)."""
+        while loads := self._loads_of(name, dependents):
+            await asyncio.wait(loads)
+        self.unload(name, dependents)
+
+    def _loads_of(self, name: str, dependents: bool) -> list[asyncio.Task[bool]]:
+        names = [name]
+        for one in names:
+            if dependents:
+                names += self._known.members(one).difference(names)
+        return [task for task, order in self._under_way.items() if order.touches(names)]
 
     def unload(self, name: str, dependents: bool = False) -> None:
         """Begin to unload a model, and the ensembles that are made of it.
@@ -99,14 +113,24 @@ class Order:
     """Loads that were asked for together: each model is brought up to date once for all of them."""
 
     def __init__(
-        self, lifecycle: Lifecycle, known: Membership, orphan: Callable[[str], None], polled: bool
+        self,
+        lifecycle: Lifecycle,
+        known: Membership,
+        orphan: Callable[[str], None],
+        under_way: dict[asyncio.Task[bool], Order],
+        polled: bool,
     ) -> None:
         self._lifecycle = lifecycle
         self._known = known
         self._orphan = orphan
+        self._under_way = under_way
         self._polled = polled
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._changed: set[str] = set()
+
+    def touches(self, names: Iterable[str]) -> bool:
+        """Whether one of these models is loaded by this order."""
+        return not self._tasks.keys().isdisjoint(names)
 
     async def try_load(self, name: str) -> bool:
         """As `load`, for a model that is to be served; whether it is."""
@@ -122,6 +146,8 @@ class Order:
         self._known.implicit.discard(name)
         # Whoever asked may go away; that does not stop a load half-way.
         loading = self._task(self._load(name, override))
+        self._under_way[loading] = self
+        loading.add_done_callback(self._under_way.pop)
         await asyncio.shield(loading)
 
     async def _load(self, name: str, override: Override | None) -> bool:

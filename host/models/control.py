@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from weakref import WeakValueDictionary
 
 from host.config.names import checked_load_name
 from host.descriptions import IndexEntry
@@ -43,6 +44,7 @@ class Control:
         self._families = families
         self._explicit = explicit
         self._serving = serving
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load(self, name: str, config: str, files: dict[str, bytes], asker: str = "") -> None:
         """As `load_with`, with what `pb_utils.load_model` was given; `files` are by their paths."""
@@ -52,6 +54,12 @@ class Control:
         if config:
             parameters["config"] = config
         await self.load_with(name, parameters, asker)
+
+    async def load_in_turn(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
+        """As `load_with`, after the unloads of the model that were asked for before."""
+        async with self._turn(name):
+            pass
+        await self.load_with(name, parameters)
 
     async def load_with(
         self, name: str, parameters: Mapping[str, Parameter | bytes], asker: str = ""
@@ -106,11 +114,27 @@ class Control:
                 stack.enter_context(slots.lent(*pair) if not index else slots.waiting(*pair))
             yield
 
+    async def unload_in_turn(self, name: str, dependents: bool) -> None:
+        """As `unload`, after the loads under way that have to do with the model."""
+        self._refuse_unless_explicit()
+
+        async def unload() -> None:
+            async with self._turn(name):
+                for known in self._registry.identities(name):
+                    await self._families.unload_in_turn(known, dependents)
+
+        # Whoever asked may go away; that changes nothing.
+        await asyncio.shield(asyncio.get_running_loop().create_task(unload()))
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
+
     async def unload(self, name: str, dependents: bool) -> None:
         """Begin to unload a model; one that is not loaded is no error. Raises HostError.
 
         Ensembles that are made of it go as well. `dependents`: and so do models that were loaded
-        only because this one is made of them, if no other ensemble is.
+        only because this one is made of them, if no other ensemble is. A load that is under way
+        fails: it may be that of the model that asks, which could not wait for it.
         """
         self._refuse_unless_explicit()
         for known in self._registry.identities(name):

@@ -8,6 +8,7 @@ import re
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -303,36 +304,48 @@ def test_unloading_what_is_not_loaded_is_no_error(host: RunningHost) -> None:
         assert index(client, "x") == [("", "", "")]
 
 
-def test_an_unload_outdates_the_load_that_is_under_way(
-    host: RunningHost, repository: RepositoryBuilder, tmp_path: Path
+@pytest.mark.parametrize("unloaded", ["slow", "above"])
+def test_an_unload_comes_after_the_load_that_is_under_way(
+    host: RunningHost, repository: RepositoryBuilder, tmp_path: Path, unloaded: str
 ) -> None:
     go = tmp_path / "go"
     body = f"""
         print("initializing", flush=True)
         until(lambda: os.path.exists({str(go)!r}), "the word to go on")
     """
-    repository.add("slow", starting(body), "backend: 'python'")
-    with host.client() as client, host.client() as other:
-        errors: list[tuple[str, str]] = []
-        loader = threading.Thread(target=lambda: errors.append(failure(other.load_model, "slow")))
-        loader.start()
+    tensors = """
+        input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
+        output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+    """
+    repository.add("slow", starting(body), f"backend: 'python' {tensors}")
+    repository.add(
+        "above",
+        None,
+        f"""
+        platform: "ensemble" {tensors}
+        ensemble_scheduling {{ step [ {{ model_name: "slow" model_version: -1
+          input_map {{ key: "X" value: "X" }} output_map {{ key: "Y" value: "Y" }} }} ] }}
+        """,
+    )
+    with host.client() as client, ThreadPoolExecutor(3) as pool:
+        load = pool.submit(client.load_model, "above")
         host.wait_for("initializing")
         assert index(client, "slow") == [("1", "LOADING", "")]
         assert not client.is_server_ready()
-        client.unload_model("slow")
+        unload = pool.submit(client.unload_model, unloaded)
+        client.load_model("x")  # another one has nothing to do with it
+        client.unload_model("x")
+        assert not unload.done()
+        again = pool.submit(client.load_model, unloaded)
         go.touch()
-        loader.join()
-        assert errors == [
-            loaded(
-                "slow",
-                "Newer operation has been applied to the model lifecycle, current load operation is"
-                " out-dated.",
-            )
-        ]
-        assert index(client, "slow") == [("1", "UNAVAILABLE", "unloaded")]
+        for done in (load, unload, again):
+            done.result()
+        assert client.is_model_ready(unloaded), "the last word is the load's"
+        client.unload_model("slow")
+        gone = [("1", "UNAVAILABLE", "unloaded")]
+        for name in ("slow", "above"):
+            wait_until(lambda name=name: index(client, name) == gone, "the unload to end")
         wait_until(lambda: not host.stubs("slow_0"), "its stub to end")
-        client.load_model("slow")
-        assert client.is_model_ready("slow")
 
 
 # Start-up
