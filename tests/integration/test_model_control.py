@@ -343,8 +343,8 @@ def test_an_unload_comes_after_the_load_that_is_under_way(
         assert client.is_model_ready(unloaded), "the last word is the load's"
         client.unload_model("slow")
         gone = [("1", "UNAVAILABLE", "unloaded")]
-        for name in ("slow", "above"):
-            wait_until(lambda name=name: index(client, name) == gone, "the unload to end")
+        wait_until(lambda: index(client, "slow") == gone, "the unload to end")
+        wait_until(lambda: index(client, "above") == gone, "the ensemble to go with it")
         wait_until(lambda: not host.stubs("slow_0"), "its stub to end")
 
 
