@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import resource
+import shlex
 import signal
 import sys
+from importlib import metadata
 
 import uvloop
 
 from host import config_command, foreground
 from host.command_line import parse
+from host.core import VERSION
 from host.errors import HostError
 from host.lint import command as lint
 from host.options import Options, UsageError
@@ -20,10 +24,15 @@ from stub.wire.heap import keep_freed_memory, spare_what_is_there
 
 _USAGE = """\
 Usage: pbhost serve --model-repository=DIR [options]
+           serve the models of a folder to clients, over gRPC and HTTP
        pbhost run MODEL_DIR [--input NAME=VALUE ...] [options]
+           send one request to one model, without a server
        pbhost check REPOSITORY ... [options]
+           say what is wrong with the models of a folder
        pbhost config MODEL_DIR | FILE [options]
+           print the configuration that a model is served with
        pbhost COMMAND --help
+       pbhost --version
 """
 
 _OTHERS = {"run": foreground.main, "check": lint.main, "config": config_command.main}
@@ -36,8 +45,14 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments and arguments[0] in _OTHERS:
         _OTHERS[arguments[0]](arguments[1:])
+    if arguments[:1] in (["--help"], ["-h"]):
+        sys.stdout.write(_USAGE)
+        sys.exit(0)
+    if arguments[:1] == ["--version"]:
+        sys.stdout.write(f"pbhost {metadata.version('pbhost')} (as Triton {VERSION})\n")
+        sys.exit(0)
     if arguments[:1] != ["serve"]:
-        sys.stderr.write(_USAGE)
+        sys.stderr.write(f"{_USAGE}\n{_no_command(arguments)}\n")
         sys.exit(1)
     try:
         options = parse(arguments[1:])
@@ -48,6 +63,17 @@ def main() -> None:
     keep_freed_memory()
     spare_what_is_there()
     sys.exit(uvloop.run(serve(options)))
+
+
+def _no_command(arguments: list[str]) -> str:
+    """What is wrong with a command line that does not begin with a command."""
+    if not arguments:
+        return "a command must be given"
+    if arguments[0].startswith("-"):
+        return f"a command must come first: pbhost serve {shlex.join(arguments)}"
+    close = difflib.get_close_matches(arguments[0], ["serve", *_OTHERS], n=1)
+    hint = f", did you mean '{close[0]}'?" if close else ""
+    return f"unknown command '{arguments[0]}'{hint}"
 
 
 def _raise_file_limit() -> None:

@@ -26,9 +26,16 @@ def parse(argv: Sequence[str]) -> Options:
         _check_given(line)
         options = Options(**line.values)
     except (BadValue, UsageError) as error:
-        raise UsageError(str(error), usage()) from None
+        detail = error.detail if isinstance(error, UsageError) else str(error)
+        raise UsageError(detail, usage(), error.advice) from None
     options.warnings[:0] = [
         f"'--{alias.name}' has been deprecated! {alias.help}" for alias in line.deprecated
+    ]
+    options.warnings += [
+        f"--model-repository: '{path}' has a config.pbtxt, as the folder of a model has; the"
+        f" repository is the folder around it: '{os.path.dirname(os.path.abspath(path))}'"
+        for path in line.values["model_repository"]
+        if os.path.isfile(os.path.join(path, "config.pbtxt"))
     ]
     return options
 
@@ -45,5 +52,7 @@ def _check_given(line: CommandLine) -> None:
     repositories = line.values.get("model_repository", [])
     if not repositories:
         raise UsageError("--model-repository must be specified")
-    if not all(os.path.isdir(path) for path in repositories):
-        raise UsageError("repository path is not a valid directory")
+    for path in repositories:
+        if not os.path.isdir(path):
+            why = f"'{path}' {'is a file' if os.path.exists(path) else 'does not exist'}"
+            raise UsageError("repository path is not a valid directory", advice=why)

@@ -29,7 +29,7 @@ from host.models.backends import Backends
 from host.models.registry import Registry
 from host.options import Options
 from host.repository import select_versions, versions
-from host.subcommand import parser_of
+from host.subcommand import parser_of, refuse_repository
 from stub.wire.messages import ModelSource
 
 _FAILED = 1
@@ -105,6 +105,7 @@ def _from_file(path: Path) -> ModelConfig:
 
 def _from_folder(asked: argparse.Namespace) -> ModelConfig:
     """What a server would serve the model with. Raises HostError."""
+    refuse_repository(asked.target)
     return asyncio.run(_complete(asked.target.absolute(), asked))
 
 

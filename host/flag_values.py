@@ -9,10 +9,11 @@ from typing import Any
 from host.flags import BadValue, Kind, integer, one_of
 from host.tracing.config import BATCHING, LEVELS
 
-CATEGORIES = frozenset(
-    "health metadata inference shared-memory model-config model-repository statistics trace"
-    " logging".split()
+NAMES = (
+    "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace,"
+    " logging"
 )
+CATEGORIES = frozenset(NAMES.split(", "))
 """What requests can be about, for restrictions."""
 
 _DEVICE = re.compile(r"[0-9]+:[0-9]+")

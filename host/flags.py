@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,11 @@ class Status(enum.Enum):
 
 
 class BadValue(Exception):
-    """The text of a flag's value, or the value itself, will not do."""
+    """The text of a flag's value, or the value itself, will not do; `advice` says what would."""
+
+    def __init__(self, text: str, advice: str = "") -> None:
+        super().__init__(text)
+        self.advice = advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,13 @@ class Flag:
             return ""
         return f"{': '.join(filter(None, [self.status.value, self.reason]))}."
 
+    @property
+    def about(self) -> str:
+        """What it does, its default if one can be written, and its fate."""
+        told = self.status is Status.HONOURED and self.kind.word
+        default = _written(self.default) if told else ""
+        return " ".join(filter(None, [self.help, default and f"Default: {default}.", self.fate]))
+
     def is_off(self, value: Any) -> bool:
         """Whether the value asks for nothing that a refused flag would have to do."""
         return bool(value == self.default)
@@ -79,6 +91,11 @@ class Alias:
     kind: Kind
     help: str
     replace: Callable[[Any], list[tuple[str, str]]]
+
+    @property
+    def about(self) -> str:
+        """What to use in its place."""
+        return self.help
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +139,15 @@ def flags_of(owner: type) -> list[Flag]:
         for field in dataclasses.fields(owner)
         if (flag := field.metadata.get("flag")) is not None
     ]
+
+
+def _written(value: Any) -> str:
+    """A value as on a command line; empty for what is empty, or has several parts."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if isinstance(value, (int, str)) else ""
 
 
 def _read_bool(text: str) -> bool:
@@ -225,16 +251,22 @@ def collect(argv: Sequence[str], flags: Sequence[Flag], aliases: Sequence[Alias]
     return line
 
 
-def bad_option(name: str, error: BadValue) -> BadValue:
+def bad_option(flag: Flag | Alias, error: BadValue) -> BadValue:
     """The complaint about a flag's value."""
-    return BadValue(f'Bad option: "--{name}".\n{error}')
+    return BadValue(f'Bad option: "--{flag.name}".\n{error}', error.advice or _advice(flag))
+
+
+def _advice(flag: Flag | Alias) -> str:
+    if isinstance(flag, Flag) and flag.status is Status.REFUSED:
+        return ""  # the complaint says it all
+    return f"--{flag.name} <{flag.kind.word}>: {flag.about}"
 
 
 def _value(flag: Flag | Alias, text: str) -> Any:
     try:
         return flag.kind.read(text)
     except BadValue as error:
-        raise bad_option(flag.name, error) from None
+        raise bad_option(flag, error) from None
 
 
 def _read(argv: Sequence[str], known: Sequence[Flag | Alias]) -> Iterator[tuple[Any, str]]:
@@ -256,7 +288,7 @@ def _read(argv: Sequence[str], known: Sequence[Flag | Alias]) -> Iterator[tuple[
             if flag.kind.word and not equals:
                 value = next(rest, None)
                 if value is None:
-                    raise BadValue(f"option '--{flag.name}' requires an argument")
+                    raise BadValue(f"option '--{flag.name}' requires an argument", _advice(flag))
                 text = value
             elif equals and not flag.kind.word:
                 raise BadValue(f"option '--{flag.name}' doesn't allow an argument")
@@ -266,7 +298,9 @@ def _read(argv: Sequence[str], known: Sequence[Flag | Alias]) -> Iterator[tuple[
         else:
             positional.append(argument)
     if positional:
-        raise BadValue(f"Unexpected argument: {positional[0]}")
+        path = positional[0]
+        meant = f"did you mean --model-repository={path}?" if os.path.isdir(path) else ""
+        raise BadValue(f"Unexpected argument: {path}", meant)
 
 
 def _resolve(written: str, names: Iterable[str]) -> str:
@@ -297,7 +331,7 @@ def usage(program: str, flags: Iterable[Flag], aliases: Iterable[Alias]) -> str:
             lines += ["", f"{group}:"]
         if flag.also:
             lines += _entry(flag.also, flag.kind.word, f"Equivalent to --{flag.name}.")
-        lines += _entry(flag.name, flag.kind.word, f"{flag.help} {flag.fate}")
+        lines += _entry(flag.name, flag.kind.word, flag.about)
     lines += ["", "DEPRECATED:"]
     for alias in aliases:
         lines += _entry(alias.name, alias.kind.word, f"DEPRECATED: {alias.help}")

@@ -23,7 +23,7 @@ from host.errors import HostError, invalid_argument
 from host.models.backends import Backends
 from host.options import Options
 from host.repository import select_versions, versions
-from host.subcommand import parser_of
+from host.subcommand import parser_of, refuse_repository
 from stub.wire.messages import ModelSource
 
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
@@ -127,6 +127,7 @@ def _find(asked: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
     directory = asked.model_dir.absolute()
     if not directory.is_dir():
         raise invalid_argument(f"'{asked.model_dir}' is no folder of a model")
+    refuse_repository(asked.model_dir)
     loaded = configuration.load(
         directory,
         strict=False,

@@ -49,11 +49,15 @@ _IGNORED = Status.IGNORED
 
 
 class UsageError(ValueError):
-    """The options cannot be used. `str()` is what the user should read, `detail` the complaint."""
+    """The options cannot be used. `str()` is what the user should read, `detail` the complaint.
 
-    def __init__(self, detail: str, usage: str = "") -> None:
-        super().__init__("\n".join(filter(None, [usage, detail])))
+    `advice` says what would do, where that is known.
+    """
+
+    def __init__(self, detail: str, usage: str = "", advice: str = "") -> None:
+        super().__init__("\n".join(filter(None, [usage, detail, advice])))
         self.detail = detail
+        self.advice = advice
 
 
 @dataclass
@@ -111,7 +115,8 @@ class Options:
     http_max_input_size: int = _http(
         67108864, "Most bytes of a JSON request.", SIZE, check=values.http_max_input_size)
     http_restricted_api: list[str] = _http(
-        [], "<apis>:<key>=<value>: these need the header <key>. May be given several times.",
+        [], "<apis>:<key>=<value>: these need the header <key>. May be given several times. APIs"
+        f" are {values.NAMES}.",
         check=values.http_restriction)
     http_api_page: bool = _http(
         True, "Serve GET /docs and GET /openapi.json; this flag is pbhost's own.")
@@ -138,7 +143,7 @@ class Options:
         check=values.header_forward_pattern)
     grpc_restricted_protocol: list[str] = _grpc(
         [], "<protocols>:<key>=<value>: these need the metadata triton-grpc-protocol-<key>. May be"
-        " given several times.", check=values.grpc_restriction)
+        f" given several times. Protocols are {values.NAMES}.", check=values.grpc_restriction)
     grpc_infer_thread_count: int = _grpc(
         2, "Threads for inference.", status=_IGNORED, check=values.grpc_threads,
         reason="one event loop serves all connections")
@@ -182,7 +187,9 @@ class Options:
         " false), summary_quantiles.", check=values.metrics_config)
 
     trace_config: list[str] = _tracing(
-        [], "[<mode>,]<setting>=<value>, the mode triton or opentelemetry.",
+        [], "[<mode>,]<setting>=<value>, the mode triton or opentelemetry; may be given several"
+        " times. level=TIMESTAMPS, TENSORS or OFF; rate=, count=, mode=; triton,file=;"
+        " triton,log-frequency=; opentelemetry,url=.",
         check=values.trace_config)
 
     backend_directory: str = _backend(
@@ -277,7 +284,8 @@ class Options:
                 if flag.status is Status.REFUSED and not flag.is_off(value):
                     raise BadValue(f"--{flag.name} is not supported by this version: {flag.reason}")
             except BadValue as error:
-                raise UsageError(str(bad_option(flag.name, error))) from None
+                bad = bad_option(flag, error)
+                raise UsageError(str(bad), advice=bad.advice) from None
         self._check_together()
         self.exit_timeout_secs = max(0, self.exit_timeout_secs)
         self.log_verbose = max(0, self.log_verbose)

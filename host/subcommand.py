@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from host.errors import invalid_argument
 from host.options import Options
 
 
@@ -27,3 +28,19 @@ def parser_of(subcommand: str, about: str, more: str) -> argparse.ArgumentParser
         help="folder of Python-based backends (%(default)s)",
     )
     return parser
+
+
+def refuse_repository(directory: Path) -> None:
+    """Raises HostError for a folder of models where that of one is wanted."""
+    if _is_model(directory):
+        return
+    for path in sorted(directory.glob("*/")):
+        if _is_model(path):
+            raise invalid_argument(
+                f"'{directory}' is a folder of models, expected the folder of one: '{path}'"
+            )
+
+
+def _is_model(directory: Path) -> bool:
+    """Whether it looks like one; `glob` passes over what cannot be read."""
+    return any(directory.glob("config.pbtxt")) or any(directory.glob("[1-9]*/"))

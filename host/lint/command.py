@@ -66,6 +66,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _scan(paths: Sequence[Path]) -> Scan:
     """What there is to check. Raises HostError unless what was given are repositories."""
     for path in paths:
+        if not path.is_dir():
+            what = "is a file, expected a folder of models" if path.exists() else "does not exist"
+            raise invalid_argument(f"'{path}' {what}")
         if (path / "config.pbtxt").is_file():
             raise invalid_argument(
                 f"'{path}' is the folder of a model, expected a folder of models:"

@@ -320,7 +320,7 @@ def test_a_model_in_two_repositories_is_a_problem(
 
 def test_a_misuse_has_an_exit_status_of_its_own(tmp_path: Path) -> None:
     done = check(tmp_path, "nowhere")
-    assert (done.stdout, done.stderr) == ("", "pbhost check: failed to stat file nowhere\n")
+    assert (done.stdout, done.stderr) == ("", "pbhost check: 'nowhere' does not exist\n")
     assert done.returncode == 2
 
 
@@ -330,7 +330,7 @@ def test_a_misuse_has_an_exit_status_of_its_own(tmp_path: Path) -> None:
         ((), "required: REPOSITORY"),
         (("--sing", "."), "unrecognized arguments: --sing"),
         (("m",), "'m' is the folder of a model, expected a folder of models:"),
-        (("m/config.pbtxt",), "repository path is not a valid directory"),
+        (("m/config.pbtxt",), "'m/config.pbtxt' is a file, expected a folder of models"),
     ],
     ids=["nothing", "flag", "model", "file"],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -39,11 +40,30 @@ def test_help_lists_the_flags() -> None:
     assert "--grpc-port" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("arguments", [(), ("sing",)])
-def test_without_a_command_the_usage_is_shown(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "a command must be given"),
+        (("sing",), "unknown command 'sing'"),
+        (("server",), "unknown command 'server', did you mean 'serve'?"),
+        (("--model-repository=m",), "a command must come first: pbhost serve --model-repository=m"),
+    ],
+    ids=["nothing", "unknown", "misspelt", "flag"],
+)
+def test_without_a_command_the_usage_is_shown(arguments: tuple[str, ...], said: str) -> None:
     done = run(*arguments)
     assert done.returncode == 1
     assert "Usage: pbhost serve" in done.stderr
+    assert done.stderr.splitlines()[-1] == said
+
+
+def test_help_and_version_are_answers() -> None:
+    helped = run("--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert "Usage: pbhost serve" in helped.stdout
+    told = run("--version")
+    assert told.returncode == 0
+    assert re.fullmatch(r"pbhost \S+ \(as Triton 2\.73\.0\)\n", told.stdout)
 
 
 def test_a_repository_is_required_and_must_be_a_directory() -> None:

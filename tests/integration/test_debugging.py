@@ -294,6 +294,10 @@ def test_a_model_that_cannot_be_found_is_named(repository: RepositoryBuilder, sc
         return text.removeprefix("pbhost run: ").removesuffix("\n")
 
     assert refused("nowhere") == "'nowhere' is no folder of a model"
+    assert refused(repository.path) == (
+        f"'{repository.path}' is a folder of models, expected the folder of one:"
+        f" '{repository.path}/scale'"
+    )
     repository.add("scale", SCALE, version=3)
     assert refused(scale, "--version", "2") == (
         "model 'scale' has no version 2; its versions are: 1, 3"

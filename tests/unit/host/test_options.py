@@ -28,8 +28,16 @@ def complaint(*argv: str) -> str:
     with pytest.raises(UsageError) as caught:
         parse(argv)
     assert str(caught.value).startswith("Usage: pbhost serve [options]\n")
-    assert str(caught.value).endswith(caught.value.detail)
+    told = caught.value.detail + "\n" + caught.value.advice if caught.value.advice else ""
+    assert str(caught.value).endswith(told or caught.value.detail)
     return caught.value.detail
+
+
+def advice(*argv: str) -> str:
+    """The last line of what is said about a command line that is no good."""
+    with pytest.raises(UsageError) as caught:
+        parse(argv)
+    return str(caught.value).splitlines()[-1]
 
 
 def bad(flag: str, text: str) -> str:
@@ -133,6 +141,43 @@ def test_positional_argument_is_refused() -> None:
     assert complaint("models", "--grpc-port=x").startswith('Bad option: "--grpc-port".')
 
 
+def test_a_directory_that_is_no_flag_is_taken_for_a_repository(tmp_path: Path) -> None:
+    assert advice(str(tmp_path)) == f"did you mean --model-repository={tmp_path}?"
+    assert advice("nowhere") == "Unexpected argument: nowhere"
+
+
+def test_a_value_that_is_no_good_is_followed_by_what_the_flag_takes() -> None:
+    flags = ("--model-repository", HERE)
+    assert advice(*flags, "--http-port=80x") == (
+        "--http-port <integer>: Port to listen on, 0 for a free one. Default: 8000."
+    )
+    assert advice(*flags, "--log-format=xml") == (
+        "--log-format <string>: default, ISO8601, or json: an object on each line."
+        " Default: default."
+    )
+    assert "health, metadata, inference," in advice(*flags, "--http-restricted-api=wealth:k=v")
+    assert advice(*flags, "--grpc-port").startswith("--grpc-port <integer>: Port to listen on")
+    assert advice(*flags, "--trace-rate=x").startswith("--trace-rate <integer>: Please use")
+    assert advice(*flags, "--allow-vertex-ai=true").endswith("endpoints are not served")
+
+
+def test_a_repository_that_is_none_is_named(tmp_path: Path) -> None:
+    assert advice(f"--model-repository={tmp_path}/a") == f"'{tmp_path}/a' does not exist"
+    assert advice("--model-repository", __file__) == f"'{__file__}' is a file"
+
+
+def test_the_folder_of_a_model_in_place_of_a_repository_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.pbtxt").touch()
+    assert parse([f"--model-repository={tmp_path}"]).warnings == []
+    assert parse([f"--model-repository={tmp_path}/m"]).warnings == [
+        (
+            f"--model-repository: '{tmp_path}/m' has a config.pbtxt, as the folder of a model has;"
+            f" the repository is the folder around it: '{tmp_path}'"
+        )
+    ]
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["--grpc-port=1", "--hel"]])
 def test_help_is_the_usage_and_no_complaint(argv: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
@@ -147,7 +192,10 @@ def test_usage_names_every_flag_and_says_what_has_no_effect() -> None:
         assert f"  --{name}" in text
     assert "  --model-store <string>\n\tEquivalent to --model-repository." in text
     assert "  --disable-auto-complete-config\n" in text
-    assert "Logging:\n  --log-verbose <integer>\n\tVerbose level; 0 is off.\n" in text
+    assert "Logging:\n  --log-verbose <integer>\n\tVerbose level; 0 is off. Default: 0.\n" in text
+    assert "\tSeconds to wait at exit for requests in flight. Default: 30.\n" in text
+    assert "\tExit if a model does not load at start-up. Default: true.\n" in text
+    assert "\tAppend the log to this file, not to the console.\n" in text
     assert ("\tGPU peer access. Accepted without effect: the host itself uses no GPU.\n") in text
     assert "Stub Processes:\n  --arena-byte-size <integer>" in text
     assert "DEPRECATED:\n  --strict-model-config <boolean>\n\tDEPRECATED: Please use" in text
@@ -375,7 +423,10 @@ def test_values_that_are_no_good(flag: str, text: str, detail: str) -> None:
 def test_complaints_hold_for_options_made_in_a_program_too() -> None:
     with pytest.raises(UsageError) as caught:
         Options(log_format="xml")
-    assert str(caught.value) == 'Bad option: "--log-format".\ninvalid argument for --log-format'
+    assert str(caught.value).splitlines()[:2] == [
+        'Bad option: "--log-format".',
+        "invalid argument for --log-format",
+    ]
 
 
 @pytest.mark.parametrize(
