@@ -224,6 +224,9 @@ class Server:
         scan = await asyncio.to_thread(repository.scan)
         for text in scan.complaints:
             _log.error("%s", text)
+        if options.model_repository and not (scan.models or scan.failures):
+            paths = ", ".join(f"'{path}'" for path in options.model_repository)
+            _log.warning("no models in %s: a model is a folder there, as NAME/1/model.py", paths)
         names = [name for name, directory in scan.models.items() if not directory.duplicated]
         return names, not scan.failures
 

@@ -135,7 +135,9 @@ def _check(model: CheckedModel, config: ModelConfig, settings: Settings) -> None
     gpus = {gpu for group in config.instance_group for gpu in group.gpus} or {0}
     least = _OPTIONS.min_supported_compute_capability
     for one in examine(config, model.directory, model.name, False, sorted(gpus), least):
-        model.add(one.text, one.field, one.advice)
+        code = f"put its code into {model.directory / '1' / 'model.py'}, or name a backend"
+        unknown = one.field == "backend" and not config.backend
+        model.add(one.text, one.field, one.advice or (code if unknown else ""))
     may_complete = _check_versions(model, config, settings) and not settings.strict
     _check_tensors(model, config, may_complete)
     _check_files(model, config)

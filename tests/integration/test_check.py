@@ -318,6 +318,16 @@ def test_a_model_in_two_repositories_is_a_problem(
     assert status == 1
 
 
+def test_a_folder_without_code_is_told_what_it_lacks(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    (repository.path / "hollow" / "1").mkdir(parents=True)
+    status, said = checked(".")
+    assert said[0].startswith("hollow: error: backend: Invalid model name: Could not determine")
+    assert said[0].endswith("(put its code into hollow/1/model.py, or name a backend)")
+    assert status == 1
+
+
 def test_a_misuse_has_an_exit_status_of_its_own(tmp_path: Path) -> None:
     done = check(tmp_path, "nowhere")
     assert (done.stdout, done.stderr) == ("", "pbhost check: 'nowhere' does not exist\n")

@@ -75,6 +75,13 @@ def test_a_repository_is_required_and_must_be_a_directory() -> None:
     assert "repository path is not a valid directory" in done.stderr
 
 
+def test_a_repository_without_models_is_a_warning(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    host = serve(repository).wait_started()
+    host.wait_for(f"no models in '{repository.path}': a model is a folder there")
+
+
 def test_several_repositories_and_both_forms_of_flags(
     repository: RepositoryBuilder, serve: Serve, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
