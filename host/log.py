@@ -204,6 +204,6 @@ def _row(cells: list[list[str]], widths: list[int]) -> list[str]:
 
 def _terminal_width() -> int:
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _WIDTH  # a container's may be 0
     except (AttributeError, OSError, ValueError):
         return _WIDTH

@@ -24,6 +24,7 @@ _OURS = (
     os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep,
     os.path.join(os.path.dirname(_HERE), "host", "bind") + os.sep,  # around bound functions
 )
+_FUTURES = os.path.join("concurrent", "futures", "_base.py")
 
 
 def _note(note: object) -> str:
@@ -36,8 +37,8 @@ def _note(note: object) -> str:
 def describe_exception(error: BaseException) -> str:
     """An exception as one text: type, message, then frames with the innermost first.
 
-    The form is that of pb_utils spec 2.9. Frames of this project are left out: they say nothing
-    to a model author.
+    The form is that of pb_utils spec 2.9. Frames of this project are left out, and those in which
+    it waits for a coroutine: they say nothing to a model author.
     """
     try:
         message = str(error) or "<EMPTY MESSAGE>"
@@ -50,7 +51,8 @@ def describe_exception(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if not os.path.abspath(code.co_filename).startswith(_OURS):
+        waiting = not lines and code.co_filename.endswith(_FUTURES)
+        if not (waiting or os.path.abspath(code.co_filename).startswith(_OURS)):
             lines.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename:

@@ -161,6 +161,8 @@ def test_an_exception_is_answered(client: Client, model: str) -> None:
     assert status == "StatusCode.INTERNAL"
     assert text.startswith(f"Failed to process the request(s) for model '{model}_0', message: ")
     assert "ValueError: on purpose" in text
+    assert "model.py" in text
+    assert "futures" not in text
     assert command(client, "leave", model)
 
 

@@ -316,6 +316,12 @@ def test_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_a_terminal_without_a_size_does_not_narrow_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((0, 0)))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
+    assert "| Model | Status |" in log.table(["Model", "Status"], [["m", "READY"]])
+
+
 def test_table_that_is_not_shown_on_a_terminal_is_at_most_500_wide() -> None:
     lines = log.table(["A", "B"], [["x" * 900, "y" * 900]]).splitlines()
     assert {len(line) for line in lines[1:]} == {500}
