@@ -133,6 +133,9 @@ def client(host: RunningHost) -> Iterator[Client]:
     with host.client() as client:
         yield client
         client.unregister_system_shared_memory()
+        wait_until(
+            lambda: not client.get_system_shared_memory_status().regions, "nobody to use it any more"
+        )
 
 
 class TakenMemory(Memory):
