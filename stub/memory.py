@@ -88,6 +88,7 @@ class Memory:
         """
         reader = self._reader(tensor.arena)
         if reader is None:
+            self._end(tensor.arena, tensor.offset)  # else the host would hold it for this process
             raise MemoryGone(f"the shared memory in which tensor '{tensor.name}' lay is gone")
         view = reader.slice(tensor.offset, tensor.size)
         return Block(tensor.arena, tensor.offset, tensor.size, view, self._end)

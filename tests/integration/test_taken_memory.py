@@ -134,7 +134,8 @@ def client(host: RunningHost) -> Iterator[Client]:
         yield client
         client.unregister_system_shared_memory()
         wait_until(
-            lambda: not client.get_system_shared_memory_status().regions, "nobody to use it any more"
+            lambda: not client.get_system_shared_memory_status().regions,
+            "nobody to use it any more",
         )
 
 
