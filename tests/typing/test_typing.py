@@ -150,10 +150,10 @@ def test_an_installed_copy_is_as_typed_as_a_checkout(
     )
     monkeypatch.chdir(model.parent)
     caches = f"--cache-dir={ROOT / '.mypy_cache'}"
-    arguments = {
-        mypy: ("mypy", "--strict", caches, "--python-executable", str(python), "model.py"),
-        pyright: ("basedpyright", "--level=error", "--pythonpath", str(python), "model.py"),
-    }[checker]
+    if checker is mypy:
+        arguments = ["mypy", "--strict", caches, "--python-executable", str(python), "model.py"]
+    else:
+        arguments = ["basedpyright", "--level=error", "--pythonpath", str(python), "model.py"]
     (model.parent / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
