@@ -28,8 +28,11 @@ check: $(VENV)/test.stamp  ## lint and types
 	$(BIN)/mypy
 	$(BIN)/basedpyright
 
+# Thousands of tests with real processes and sockets share two cores, and one of them may come too
+# late. It gets one more try, and the summary tells of it. What is left behind gets none.
 test: check  ## lint, types and all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 \
+	  --rerun-except 'no traces; left|to close its descriptors'
 
 test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes minutes to compile
 	$(BIN)/python -m pip install -q -e '.[test,transformers]'
