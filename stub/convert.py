@@ -6,7 +6,7 @@ import pb_utils
 from pb_utils._copying import copy_into
 from pb_utils._sender import Exchange
 from pb_utils._trace import NO_TRACE, InferenceTrace
-from stub.memory import Memory
+from stub.memory import Memory, MemoryGone
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import (
     INLINE_LIMIT,
@@ -63,11 +63,11 @@ def tensor_to(tensor: pb_utils.Tensor, memory: Memory, placed: List[Block]) -> W
 def request_from(
     wire: WireRequest, memory: Memory, exchange: Exchange, outputs: Sequence[str]
 ) -> pb_utils.InferenceRequest:
-    """An incoming request, which wants these outputs."""
+    """An incoming request, which wants these outputs. Raises MemoryGone."""
     return pb_utils.InferenceRequest._from_wire(
         request_id=wire.id,
         correlation_id=wire.correlation_id,
-        inputs=[tensor_from(tensor, memory) for tensor in wire.inputs],
+        inputs=_inputs_from(wire.inputs, memory),
         requested_output_names=outputs,
         model_name=wire.model,
         model_version=wire.version,
@@ -77,6 +77,19 @@ def request_from(
         trace=NO_TRACE if wire.trace is None else _trace_from(wire.trace),
         handle=exchange,
     )
+
+
+def _inputs_from(wires: Sequence[WireTensor], memory: Memory) -> List[pb_utils.Tensor]:
+    tensors: List[pb_utils.Tensor] = []
+    gone: Optional[MemoryGone] = None
+    for wire in wires:  # all of them: what was lent with the others is given back, too
+        try:
+            tensors.append(tensor_from(wire, memory))
+        except MemoryGone as error:
+            gone = error
+    if gone is not None:
+        raise gone
+    return tensors
 
 
 def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireRequest:

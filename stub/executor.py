@@ -3,7 +3,7 @@
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, Sequence, Tuple
 
 import pb_utils
 from pb_utils._sender import MORE_THAN_ONE
@@ -11,7 +11,7 @@ from stub import span
 from stub.batch_tensors import BatchTensorError, BatchTensors
 from stub.convert import failed, request_from
 from stub.coroutines import Coroutines, is_coroutine
-from stub.memory import Memory
+from stub.memory import Memory, MemoryGone
 from stub.replies import Replies, StubExchange
 from stub.user_model import UserModel, describe_exception
 from stub.wire.arena import Block
@@ -147,11 +147,29 @@ class Executor:
             if wire.trace is not None and running.context is None:
                 running.context = wire.trace.context
         replies.begin(number, running.exchanges)
+        gone: List[Tuple[StubExchange, MemoryGone]] = []
         for wire, exchange in zip(batch.requests, running.exchanges):
-            running.requests.append(request_from(wire, self._memory, exchange, exchange.outputs))
+            try:
+                request = request_from(wire, self._memory, exchange, exchange.outputs)
+            except MemoryGone as error:
+                gone.append((exchange, error))
+            else:
+                running.requests.append(request)
+        if gone:
+            self._refuse(running, gone)
         if self._batch_tensors is not None:
             self._batch_tensors.add(running.requests)
         running.inputs_ready = time.monotonic_ns()
+
+    def _refuse(self, running: Running, gone: Sequence[Tuple[StubExchange, MemoryGone]]) -> None:
+        """A client has taken its memory away: other clients' requests run without its own."""
+        if not running.requests:
+            raise gone[0][1]
+        for exchange, error in gone:
+            running.exchanges.remove(exchange)
+            if exchange.close():
+                answer = failed(self._failure(describe_exception(error)))
+                self._send([Respond(running.number, exchange.index, answer)])
 
     def _call(self, running: Running) -> Any:
         instance = self._model.instance
@@ -223,7 +241,7 @@ class Executor:
         """Every request of the batch that has not been answered gets the error."""
         told = isinstance(error, (BadReturn, BatchTensorError))
         text = str(error) if told else describe_exception(error)
-        failure = f"Failed to process the request(s) for model '{self._name}', message: {text}"
+        failure = self._failure(text)
         answer = failed(failure)
         messages: List[ToHost] = [
             Respond(running.number, exchange.index, exchange.sent(running.placed) or answer)
@@ -232,6 +250,9 @@ class Executor:
         ]
         messages.append(self._done(running, time.monotonic_ns(), failure, ()))
         return messages
+
+    def _failure(self, text: str) -> str:
+        return f"Failed to process the request(s) for model '{self._name}', message: {text}"
 
     def _done(
         self,

@@ -94,6 +94,11 @@ sequence_batching {{
 }}
 """
 
+PAIRS = """
+max_batch_size: 2
+dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 600000000 }
+"""
+
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -117,6 +122,7 @@ def host(
     module_repository.add("cached", MODEL, plain + "response_cache { enable: true }")
     module_repository.add("chain", config=TRACED)
     module_repository.add("adds_up", ADDS_UP, ADDS_UP_CONFIG)
+    module_repository.add("pairs", MODEL, plain + PAIRS)
     host = module_serve(
         module_repository,
         "--allow-client-shm=true",
@@ -258,6 +264,21 @@ def test_what_was_traced_is_what_is_passed_on(
 ) -> None:
     answer = later(host, client, memory, go).as_numpy("OUTPUT0")
     np.testing.assert_array_equal(answer, ARRAY)
+
+
+def test_a_client_that_takes_its_memory_away_fails_nobody_else_in_the_batch(
+    client: Client, memory: TakenMemory
+) -> None:
+    memory.cut()
+    taken = lies_in(memory, [1, COUNT], "FP32", ARRAY.nbytes)
+    sent = tensor("INPUT0", ARRAY.reshape(1, COUNT))
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(failure, client.infer, "pairs", [taken])
+        answer = client.infer("pairs", [sent]).as_numpy("OUTPUT0")
+        status, text = refused.result()
+    np.testing.assert_array_equal(answer, [ARRAY])
+    assert status == "StatusCode.INTERNAL"
+    assert "the shared memory in which tensor 'INPUT0' lay is gone" in text
 
 
 def test_a_model_reads_memory_that_is_back(client: Client, memory: TakenMemory) -> None:
