@@ -8,7 +8,6 @@ import resource
 import shlex
 import signal
 import sys
-from importlib import metadata
 
 import uvloop
 
@@ -49,7 +48,9 @@ def main() -> None:
         sys.stdout.write(_USAGE)
         sys.exit(0)
     if arguments[:1] == ["--version"]:
-        sys.stdout.write(f"pbhost {metadata.version('pbhost')} (as Triton {VERSION})\n")
+        import importlib.metadata  # it takes as long as many others together
+
+        sys.stdout.write(f"pbhost {importlib.metadata.version('pbhost')} (as Triton {VERSION})\n")
         sys.exit(0)
     if arguments[:1] != ["serve"]:
         sys.stderr.write(f"{_USAGE}\n{_no_command(arguments)}\n")
