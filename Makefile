@@ -31,7 +31,7 @@ check: $(VENV)/test.stamp  ## lint and types
 # Thousands of tests with real processes and sockets share two cores, and one of them may come too
 # late. It gets one more try, and the summary tells of it. What is left behind gets none.
 test: check  ## lint, types and all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -raR --reruns 1 \
 	  --rerun-except 'no traces; left|to close its descriptors'
 
 test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes minutes to compile

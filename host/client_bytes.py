@@ -6,19 +6,21 @@ gone is ended by SIGBUS. So the host has them as objects that no library takes f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 
-class ClientBytes:
+
+class ClientBytes(ABC):
     """`bytes` of it are a private copy, which raises HostError INTERNAL if they are gone."""
 
     __slots__ = ()
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
-    def __bytes__(self) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def __bytes__(self) -> bytes: ...
 
 
 def contents(data: bytes | memoryview | ClientBytes) -> bytes | memoryview:
     """The bytes to look at: a copy of those in a client's memory. Raises HostError INTERNAL."""
-    return bytes(data) if isinstance(data, ClientBytes) else data
+    return data if isinstance(data, (bytes, memoryview)) else bytes(data)

@@ -14,6 +14,18 @@ import tritonclient.grpc as grpcclient
 from tests.asking import Client, tensor
 from tests.conftest import RepositoryBuilder
 
+CHAIN = """
+platform: "ensemble"
+input [ { name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
+output [ { name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
+ensemble_scheduling { step [
+  { model_name: "identity", model_version: -1,
+    input_map { key: "INPUT0", value: "INPUT0" },
+    output_map { key: "OUTPUT0", value: "OUTPUT0" } }
+] }
+"""
+"""The model `identity` of `tests/models`, as the only step."""
+
 MEMBER = '''
 import json
 import os

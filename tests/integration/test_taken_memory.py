@@ -20,6 +20,7 @@ import tritonclient.http as httpclient
 
 from tests.asking import Client, failure, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.integration.ensemble_models import CHAIN
 from tests.integration.test_client_memory import (
     CONFIG,
     MODEL,
@@ -40,7 +41,7 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         pb_utils.Logger.log_info(f"the model has {{requests[0].request_id()}}")
-        for _ in range(6000):  # a minute
+        for _ in range(12_000):  # two minutes
             if Path("{go}").exists():
                 break
             threading.Event().wait(0.01)
@@ -53,16 +54,6 @@ class TritonPythonModel:
             ).exec()
             for request in requests
         ]
-"""
-TRACED = """
-platform: "ensemble"
-input [ { name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
-output [ { name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
-ensemble_scheduling { step [
-  { model_name: "identity", model_version: -1,
-    input_map { key: "INPUT0", value: "INPUT0" },
-    output_map { key: "OUTPUT0", value: "OUTPUT0" } }
-] }
 """
 ADDS_UP = """
 import triton_python_backend_utils as pb_utils
@@ -120,7 +111,7 @@ def host(
     module_repository.add("strings", MODEL, CONFIG.format("TYPE_STRING"))
     module_repository.add("asks_later", ASKS_LATER.format(go=go), plain)
     module_repository.add("cached", MODEL, plain + "response_cache { enable: true }")
-    module_repository.add("chain", config=TRACED)
+    module_repository.add("chain", config=CHAIN)
     module_repository.add("adds_up", ADDS_UP, ADDS_UP_CONFIG)
     module_repository.add("pairs", MODEL, plain + PAIRS)
     host = module_serve(

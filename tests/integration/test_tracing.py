@@ -16,6 +16,7 @@ import tritonclient.http as httpclient
 
 from tests.asking import Stream, failure, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.integration.ensemble_models import CHAIN
 
 ASKER = """
     import triton_python_backend_utils as pb_utils
@@ -38,16 +39,6 @@ UNLUCKY = """
     class TritonPythonModel:
         def execute(self, requests):
             raise ValueError("no luck")
-    """
-ENSEMBLE = """
-    platform: "ensemble"
-    input [ { name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
-    output [ { name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
-    ensemble_scheduling { step [
-      { model_name: "identity", model_version: -1,
-        input_map { key: "INPUT0", value: "INPUT0" },
-        output_map { key: "OUTPUT0", value: "OUTPUT0" } }
-    ] }
     """
 CONFIG = """
     input [ { name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
@@ -77,7 +68,7 @@ def models(module_repository: RepositoryBuilder) -> RepositoryBuilder:
     module_repository.copy("identity", "stream")
     module_repository.add("asker", ASKER, CONFIG)
     module_repository.add("unlucky", UNLUCKY, CONFIG)
-    module_repository.add("chain", config=ENSEMBLE)
+    module_repository.add("chain", config=CHAIN)
     return module_repository
 
 
