@@ -122,7 +122,7 @@ class Worker:
                 self._memory.open(message)
             except OSError:
                 # Its owner died between sending and now. The reference that follows fails its
-                # batch; nothing else is lost.
+                # request; nothing else is lost.
                 self._log_error(f"arena {message.arena} has gone before it could be opened")
         elif isinstance(message, m.CloseArena):
             self._memory.close(message.arena)
