@@ -19,7 +19,8 @@ from host.frontends.grpc_codec import (
 from host.inference import Buffer, InferRequest, Tensor
 
 _LONGEST = 512  # bytes of a request without its tensors that are remembered
-_MOST = 256  # of them, one for each name of a model
+_MOST = 256  # names of models
+_FORMS = 4  # requests of one model, each of another shape, or with other parameters
 
 
 class _Known:
@@ -28,7 +29,7 @@ class _Known:
     With one tensor only, `until` are those from the id to that tensor, of `size` bytes.
     """
 
-    __slots__ = ("before", "behind", "inputs", "model", "outputs", "size", "until", "version")
+    __slots__ = ("before", "behind", "inputs", "pattern", "plain", "size", "until")
 
     def __init__(self, before: bytes, behind: bytes, tensors: bytes, request: InferRequest) -> None:
         """`tensors` is what comes after the others."""
@@ -36,74 +37,71 @@ class _Known:
         self.behind = behind
         self.size = len(request.inputs[0].data) if len(request.inputs) == 1 else 0
         self.until = behind + tensors[: -self.size] if self.size else b""
-        self.model = request.model_name
-        self.version = request.model_version
         self.inputs = [(entry.name, entry.datatype, entry.shape[:]) for entry in request.inputs]
-        self.outputs = request.requested_outputs[:]
+        self.pattern = InferRequest(
+            request.model_name,
+            [],
+            request.model_version,
+            requested_outputs=request.requested_outputs[:],
+            parameters=request.parameters.copy(),
+            correlation_id=request.correlation_id,
+            flags=request.flags,
+            priority=request.priority,
+            timeout_us=request.timeout_us,
+        )
+        self.plain = self.pattern == InferRequest(
+            request.model_name,
+            [],
+            request.model_version,
+            requested_outputs=request.requested_outputs,
+        )
+
+    def request(self, inputs: list[Tensor], request_id: str, form: object = None) -> InferRequest:
+        """Another request like it."""
+        pattern = self.pattern
+        request = InferRequest(
+            pattern.model_name,
+            inputs,
+            pattern.model_version,
+            request_id,
+            pattern.requested_outputs[:],
+            form=form,
+        )
+        if not self.plain:
+            request.parameters = pattern.parameters.copy()
+            request.correlation_id = pattern.correlation_id
+            request.flags = pattern.flags
+            request.priority = pattern.priority
+            request.timeout_us = pattern.timeout_us
+        return request
 
 
 class Recurring:
-    """The last request to each model, as far as the next one may repeat it."""
+    """The last requests to each model, as far as the next one may repeat one of them."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[bytes, list[_Known]] = {}
+        self._seen: dict[bytes, None] = {}  # requests without id and tensors, met once
 
     def request(self, data: bytes) -> InferRequest | None:
         """What the bytes of a ModelInferRequest ask for, or None if they are not known.
 
         Large tensors are views of `data`.
         """
-        try:
-            known = self._known.get(data[: data[1] + 2])
-            if known is None or not data.startswith(known.before):
-                return None
-            position = len(known.before)
-            request_id = ""
-            if data[position] == ID:
-                start = position + 2
-                position = start + data[position + 1]  # of a longer one, the rest will not fit
-                request_id = data[start:position].decode()
-            view: Buffer = data if len(data) < VIEW_FROM else memoryview(data)
-            until = known.until
-            if until and data.startswith(until, position):
-                position += len(until)
-                if len(data) == position + known.size:  # all is as it was
-                    name, datatype, shape = known.inputs[0]
-                    return InferRequest(
-                        known.model,
-                        [Tensor(name, datatype, shape[:], view[position:])],
-                        known.version,
-                        request_id,
-                        known.outputs[:],
-                        form=known,
-                    )
-                return None
-            if not data.startswith(known.behind, position):
-                return None
-            position += len(known.behind)
-            inputs: list[Tensor] = []
-            for name, datatype, shape in known.inputs:
-                if data[position] != RAW:
-                    return None
-                length = data[position + 1]
-                position += 2
-                if length > 127:
-                    length, position = _long(data, length, position)
-                start = position
-                position += length
-                inputs.append(Tensor(name, datatype, shape[:], view[start:position]))
-        except (IndexError, UnicodeDecodeError):
-            return None
-        if position != len(data):
-            return None
-        return InferRequest(known.model, inputs, known.version, request_id, known.outputs[:])
+        for known in self._known.get(data[: data[1] + 2] if len(data) > 1 else b"", ()):
+            try:
+                request = _recognised(known, data)
+            except (IndexError, UnicodeDecodeError):
+                continue
+            if request is not None:
+                return request
+        return None
 
     def learn(self, data: bytes, message: InferMessage, request: InferRequest) -> None:
         """Remember what these bytes were understood as, if the next ones can be recognised."""
         tensors = sum(_field_size(len(raw)) for raw in message.raw)
         if (
             not 0 < len(message.model_name.encode()) < 128
-            or message.parameters
             or request.slots
             or request.classes
             or len(message.raw) != len(message.inputs)
@@ -117,6 +115,8 @@ class Recurring:
         if message.id:
             start += _field_size(len(message.id.encode()))
         behind = data[start : len(data) - tensors]
+        if self._is_first(before + behind):
+            return
         try:
             rest = parse_infer_request(before + behind)
         except HostError:
@@ -126,11 +126,63 @@ class Recurring:
             message.model_version,
             inputs=message.inputs,
             outputs=message.outputs,
+            parameters=message.parameters,
         ):
             return  # its fields come in another order
         if len(self._known) >= _MOST:
             self._known.clear()
-        self._known[data[: data[1] + 2]] = _Known(before, behind, data[-tensors:], request)
+        forms = self._known.setdefault(data[: data[1] + 2], [])
+        if len(forms) >= _FORMS:
+            forms.pop(0)
+        forms.append(_Known(before, behind, data[-tensors:], request))
+
+    def _is_first(self, fixed: bytes) -> bool:
+        """Whether a request with these bytes comes for the first time.
+
+        Learning costs as much as taking a request apart; of those that come once, there are many.
+        """
+        if fixed in self._seen:
+            del self._seen[fixed]
+            return False
+        if len(self._seen) >= _MOST:
+            self._seen.clear()
+        self._seen[fixed] = None
+        return True
+
+
+def _recognised(known: _Known, data: bytes) -> InferRequest | None:
+    """The request, if it is one like the known one. Raises IndexError or UnicodeDecodeError."""
+    if not data.startswith(known.before):
+        return None
+    position = len(known.before)
+    request_id = ""
+    if data[position] == ID:
+        start = position + 2
+        position = start + data[position + 1]  # of a longer one, the rest will not fit
+        request_id = data[start:position].decode()
+    view: Buffer = data if len(data) < VIEW_FROM else memoryview(data)
+    until = known.until
+    if until and data.startswith(until, position):
+        position += len(until)
+        if len(data) != position + known.size:
+            return None
+        name, datatype, shape = known.inputs[0]  # all is as it was
+        return known.request([Tensor(name, datatype, shape[:], view[position:])], request_id, known)
+    if not data.startswith(known.behind, position):
+        return None
+    position += len(known.behind)
+    inputs: list[Tensor] = []
+    for name, datatype, shape in known.inputs:
+        if data[position] != RAW:
+            return None
+        length = data[position + 1]
+        position += 2
+        if length > 127:
+            length, position = _long(data, length, position)
+        start = position
+        position += length
+        inputs.append(Tensor(name, datatype, shape[:], view[start:position]))
+    return known.request(inputs, request_id) if position == len(data) else None
 
 
 def _long(data: bytes, length: int, position: int) -> tuple[int, int]:

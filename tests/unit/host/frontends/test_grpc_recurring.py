@@ -30,8 +30,10 @@ def requests(draw: Any) -> pb.ModelInferRequest:
         message.raw_input_contents.append(bytes(draw(SIZES)))
     for index in range(draw(st.integers(0, 2))):
         message.outputs.add(name=f"o{index}")
-    if draw(st.integers(0, 5)) == 0:
-        message.parameters["p"].int64_param = 1
+    for name in draw(st.sets(st.sampled_from(["p", "q", "timeout", "priority", "sequence_id"]))):
+        message.parameters[name].int64_param = draw(st.integers(0, 300))
+    if draw(st.booleans()):
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
     return message
 
 
@@ -53,8 +55,9 @@ def understood(data: bytes) -> InferRequest | None:
 
 
 def learn(recurring: Recurring, data: bytes) -> None:
-    message = parse_infer_request(data)
-    recurring.learn(data, message, to_request(message, Regions(None)))
+    for _ in range(2):  # what comes once only is not worth it
+        message = parse_infer_request(data)
+        recurring.learn(data, message, to_request(message, Regions(None)))
 
 
 def plain(request: InferRequest | None) -> InferRequest | None:
@@ -98,6 +101,7 @@ def test_what_is_recognised_shares_nothing_with_the_next_request() -> None:
     message = pb.ModelInferRequest(model_name="m")
     message.inputs.add(name="x", datatype="FP32", shape=[2])
     message.outputs.add(name="y")
+    message.parameters["kept"].bool_param = True
     message.raw_input_contents.append(bytes(8))
     recurring = Recurring()
     data = message.SerializeToString()
@@ -106,9 +110,11 @@ def test_what_is_recognised_shares_nothing_with_the_next_request() -> None:
     assert first is not None
     first.inputs[0].shape.append(1)
     first.requested_outputs.clear()
+    first.parameters["more"] = 1
     second = recurring.request(data)
     assert second is not None
     assert (second.inputs[0].shape, second.requested_outputs) == ([2], ["y"])
+    assert second.parameters == {"kept": True}
 
 
 @given(requests(), st.data())
@@ -148,6 +154,36 @@ def test_fields_in_any_order_are_understood(order: tuple[int, ...]) -> None:
     assert known is None or plain(known) == plain(understood(data))
 
 
+def test_what_a_load_generator_sends_is_recognised() -> None:
+    """It asks for the end of decoupled answers, whatever the model."""
+    message = pb.ModelInferRequest(model_name="m")
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    message.inputs.add(name="x", datatype="FP32", shape=[2])
+    message.raw_input_contents.append(bytes(8))
+    recurring = Recurring()
+    learn(recurring, message.SerializeToString())
+    assert recurring.request(again(message, "7", [8])) is not None
+
+
+def test_requests_that_take_turns_are_all_recognised() -> None:
+    recurring = Recurring()
+    kinds = []
+    for rows in range(1, 5):
+        message = pb.ModelInferRequest(model_name="m")
+        message.parameters["rows"].int64_param = rows
+        message.inputs.add(name="x", datatype="FP32", shape=[rows])
+        message.raw_input_contents.append(bytes(4 * rows))
+        kinds.append(message.SerializeToString())
+    for _ in range(2):
+        for data in kinds:
+            parsed = parse_infer_request(data)
+            recurring.learn(data, parsed, to_request(parsed, Regions(None)))
+    for rows, data in enumerate(kinds, 1):
+        known = recurring.request(data)
+        assert known is not None
+        assert known.parameters == {"rows": rows}
+
+
 def test_memory_is_bounded() -> None:
     recurring = Recurring()
     for number in range(2000):
@@ -156,3 +192,10 @@ def test_memory_is_bounded() -> None:
         message.raw_input_contents.append(bytes(4))
         learn(recurring, message.SerializeToString())
     assert len(recurring._known) <= 256
+    for number in range(2000):
+        message = pb.ModelInferRequest(model_name="m")
+        message.inputs.add(name="x", datatype="FP32", shape=[number])
+        message.raw_input_contents.append(bytes(4))
+        learn(recurring, message.SerializeToString())
+    assert len(recurring._known[b"\n\x01m"]) <= 4
+    assert len(recurring._seen) <= 256
