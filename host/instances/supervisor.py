@@ -19,6 +19,7 @@ _log = logging.getLogger("pbhost")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before the second restart in a row, and any
 _MOST_RESTARTS = 10  # in a row, without one batch that ended well
+_QUICK_NS, _MOST_AHEAD = 500_000, 8  # a batch that took less, and calls sent ahead after it
 
 
 class LaneState(enum.Enum):
@@ -67,6 +68,7 @@ class Supervisor:
         self._launch = launch
         self._scheduler = scheduler
         self._report = report
+        self._most_ahead = 1  # calls that the stub is sent before it can begin them
         self._deaths = 0
         self._restart: asyncio.Task[None] | None = None
         self._waiting: Sequence[Call] = ()  # the batch that has no permission as yet
@@ -116,12 +118,17 @@ class Supervisor:
         """Nobody waits any more for a call that runs here; whether its model has it."""
         return self.instance.work.cancel(call)
 
-    def takes_ahead(self, call: Call) -> bool:
-        """Whether the stub gets this call while it still works on another one.
+    def takes_ahead(self, call: Call, ahead: int) -> bool:
+        """Whether the stub gets this call while it still works on another one, and has more.
 
+        It gets more than one only if it takes no time: a lane that joins finds work then still.
         What does not fit into a message waits here: shared memory is for what runs.
         """
-        return self.permit is None and self.instance.work.takes_ahead(call)
+        return (
+            ahead < self._most_ahead
+            and self.permit is None
+            and self.instance.work.takes_ahead(call)
+        )
 
     def take_unstarted(self) -> Sequence[Call]:
         """What the stub was sent and had not begun when it died; told once."""
@@ -154,7 +161,9 @@ class Supervisor:
             self.permit.end()
         if times is not None:
             self._deaths = 0
-            self.busy_ns += times.ended - times.started
+            spent = times.ended - times.started
+            self.busy_ns += spent
+            self._most_ahead = _MOST_AHEAD if spent < _QUICK_NS else 1
 
     # Life
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from host.errors import HostError
 from host.inference import Call
 from host.scheduling.queue import LaneQueue, start
@@ -12,15 +14,15 @@ from host.scheduling.waiting import Fifo
 class DirectScheduler(LaneQueue):
     """The scheduler of a model whose configuration names none.
 
-    A lane that is the only one is sent the next call while it runs one still, if it takes it: it
-    need not wait for it then. The call counts as queued until it has begun.
+    A lane that is the only one is sent the next calls while it runs one still, as far as it takes
+    them: it need not wait for them then. They count as queued until they have begun.
     """
 
     def __init__(self) -> None:
         self._waiting = Fifo()
         super().__init__(self._waiting)
-        self._ahead: Call | None = None
-        self._ahead_at: Lane | None = None  # who has it
+        self._ahead: deque[Call] = deque()
+        self._ahead_at: Lane | None = None  # who has them
 
     def reserve(self, call: Call) -> None:
         """A call has arrived; without an order of responses that is of no matter yet."""
@@ -37,7 +39,9 @@ class DirectScheduler(LaneQueue):
                 call.place = lane
                 call.on_cancel = lane.cancel
                 lane.run([call])
-        elif self._ahead is not None or not self._send_ahead(call):
+        elif (lane := self._taker(call)) is not None:
+            self._send_ahead(lane, call)
+        else:
             self._enqueue(call)
 
     def lane_free(self, lane: Lane) -> None:
@@ -54,12 +58,12 @@ class DirectScheduler(LaneQueue):
     def lane_gone(self, lane: Lane) -> None:
         """Queued calls wait for another lane, or for this one to come back.
 
-        One that was sent ahead runs where it is, unless that has died before.
+        Those that were sent ahead run where they are, unless that has died before.
         """
         super().lane_gone(lane)
-        if lane is self._ahead_at:
+        while lane is self._ahead_at:
             self._begin_ahead()
-        for call in lane.take_unstarted():
+        for call in reversed(lane.take_unstarted()):
             if not call.finished:
                 self._enqueue(call)
                 self._waiting.to_front(call)
@@ -73,40 +77,44 @@ class DirectScheduler(LaneQueue):
             call = next(iter(self._queue))
             self._withdraw(call)
             start(lane, [call])
-        if self._queue and self._ahead is None:
+        while self._queue:
             call = next(iter(self._queue))
+            lane = self._taker(call)
+            if lane is None:
+                return
             self._withdraw(call)
-            if not self._send_ahead(call):
-                self._enqueue(call)
-                self._waiting.to_front(call)
+            self._send_ahead(lane, call)
 
     def fail_queued(self, error: HostError) -> None:
         """Answer every call that has not started."""
         super().fail_queued(error)
-        if self._ahead is not None:
-            self._ahead.abandon(error)
+        for call in tuple(self._ahead):
+            call.abandon(error)
 
     @property
     def queued(self) -> int:
         """Calls that have not started."""
-        return len(self._queue) + (self._ahead is not None and not self._ahead.finished)
+        return len(self._queue) + sum(not call.finished for call in self._ahead)
 
-    def _send_ahead(self, call: Call) -> bool:
-        """Send the call to the only lane, which is busy; False if that cannot be."""
+    def _taker(self, call: Call) -> Lane | None:
+        """The only lane, which is busy, if it takes the call ahead."""
         if len(self.lanes) != 1:
-            return False
+            return None
         lane = self.lanes[0]
-        if not lane.takes_ahead(call):
-            return False
-        self._ahead, self._ahead_at = call, lane
+        return lane if lane.takes_ahead(call, len(self._ahead)) else None
+
+    def _send_ahead(self, lane: Lane, call: Call) -> None:
+        self._ahead.append(call)
+        self._ahead_at = lane
         call.place = self
         call.on_cancel = lane.cancel
         lane.run([call])
-        return True
 
     def _begin_ahead(self) -> None:
-        """The lane has come to the call that it was sent ahead."""
-        ahead, lane = self._ahead, self._ahead_at
-        self._ahead = self._ahead_at = None
-        if ahead is not None and not ahead.finished:
-            ahead.place = lane
+        """The lane has come to the next call that it was sent ahead."""
+        lane = self._ahead_at
+        begun = self._ahead.popleft()
+        if not self._ahead:
+            self._ahead_at = None
+        if not begun.finished:
+            begun.place = lane

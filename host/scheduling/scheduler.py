@@ -21,8 +21,9 @@ class Lane(Protocol):
     def cancel(self, call: Call) -> bool:
         """Nobody waits any more for a call that runs here; whether its model has begun with it."""
 
-    def takes_ahead(self, call: Call) -> bool:
-        """Whether this call may be given to it now, while it runs another one.
+    def takes_ahead(self, call: Call, ahead: int) -> bool:
+        """Whether this call may be given to it now, while it runs another one and has been given
+        so many more.
 
         It begins it once it would be free; `lane_free` is called for each of them.
         """

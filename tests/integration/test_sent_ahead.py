@@ -72,12 +72,12 @@ def test_what_a_dead_stub_had_not_begun_runs_on_the_next_one(
     host = serve(repository).wait_started()
     with host.client() as client:
         before = json.loads(command(client, "import os; return os.getpid()", "script"))
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(6) as pool:
         busy = Busy(host, tmp_path, pool)
         others = [busy.ask("import os; return os.getpid()")]
         busy.pending(1)
-        others.append(busy.ask("import os; return os.getpid()"))
-        busy.pending(2)
+        others += [busy.ask("import os; return os.getpid()") for _ in range(4)]
+        busy.pending(5)
         os.kill(before, signal.SIGKILL)
         with pytest.raises(InferenceServerException, match="while it ran this request"):
             busy.first.result(DEADLINE)

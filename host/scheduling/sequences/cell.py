@@ -331,7 +331,7 @@ class OldestCell(Cell):
             self.wake(number)
             self.tell_if_empty()
 
-    def takes_ahead(self, call: Call) -> bool:
+    def takes_ahead(self, call: Call, ahead: int) -> bool:
         """It is free again as soon as it has handed a batch on."""
         return False
 

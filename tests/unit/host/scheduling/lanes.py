@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from host.errors import HostError, unavailable
@@ -78,15 +79,15 @@ class Clock:
 
 
 class FakeLane:
-    """Keeps what it is given until the test ends it; an `eager` one takes a batch ahead."""
+    """Keeps what it is given until the test ends it; so many batches are taken ahead if `eager`."""
 
     def __init__(
-        self, scheduler: Scheduler, batches: list[list[Call]] | None = None, eager: bool = False
+        self, scheduler: Scheduler, batches: list[list[Call]] | None = None, eager: int = 0
     ) -> None:
         self.scheduler = scheduler
         self.eager = eager
         self.running: list[Call] = []
-        self.ahead: list[Call] = []  # the batch that follows
+        self.next: deque[list[Call]] = deque()  # the batches that follow
         self.unstarted: list[Call] = []
         self.left = False
         self.loose: list[Call] = []  # of batches that have let the lane go
@@ -98,9 +99,9 @@ class FakeLane:
         assert calls, "an empty batch"
         assert not any(call.finished or call.cancelled for call in calls), "runs what has ended"
         if self.running and self.eager:
-            assert not self.ahead, "two batches ahead on one lane"
+            assert len(self.next) < self.eager, "too many batches ahead on one lane"
             assert all(call.place is self.scheduler for call in calls)
-            self.ahead = list(calls)
+            self.next.append(list(calls))
             return
         assert not self.running, "two batches at a time on one lane"
         assert all(call.place is self for call in calls)
@@ -112,8 +113,13 @@ class FakeLane:
         self.cancelled.append(call)
         return True
 
-    def takes_ahead(self, call: Call) -> bool:
-        return self.eager
+    @property
+    def ahead(self) -> list[Call]:
+        return [call for batch in self.next for call in batch]
+
+    def takes_ahead(self, call: Call, ahead: int) -> bool:
+        assert ahead == len(self.next)
+        return ahead < self.eager
 
     def take_unstarted(self) -> Sequence[Call]:
         unstarted, self.unstarted = self.unstarted, []
@@ -133,7 +139,7 @@ class FakeLane:
 
     def _next(self) -> None:
         """Begin with what was sent ahead, unless everybody has left it."""
-        self.running, self.ahead = self.ahead, []
+        self.running = self.next.popleft() if self.next else []
         left = bool(self.running) and all(call.finished for call in self.running)
         if self.running and not left:
             self.batches.append(list(self.running))
@@ -145,23 +151,25 @@ class FakeLane:
         """It takes nothing more; what it has, it runs."""
         self.scheduler.lane_gone(self)
         self.left = True
-        if any(not call.finished for call in self.ahead):
-            self.batches.append(list(self.ahead))
+        for batch in self.next:
+            if any(not call.finished for call in batch):
+                self.batches.append(list(batch))
 
     def come_back(self) -> None:
         """It has run what it had, and takes more."""
         self.left = False
-        while self.ahead:
+        while self.next:
             for call in self.running:
                 call.respond(InferResponse("m", 1))
-            self.running, self.ahead = self.ahead, []
+            self.running = self.next.popleft()
         self.finish()
 
     def die(self) -> None:
         """The process behind it ends, with what it ran."""
         calls, self.running = self.running, []
         loose, self.loose = self.loose, []
-        ahead, self.ahead = self.ahead, []
+        ahead = self.ahead
+        self.next.clear()
         if self.left:
             calls = [*calls, *ahead]
         else:

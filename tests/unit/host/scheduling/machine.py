@@ -50,7 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """The class attributes (times in ticks) describe the scheduler that `make` returns."""
 
     most_lanes = 2
-    eager = False
+    eager = 0  # batches that a lane takes ahead
     largest = 1
     preferred: frozenset[int] = frozenset()
     delay = 0

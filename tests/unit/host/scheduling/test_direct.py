@@ -24,12 +24,20 @@ TestDirect.settings = settings(max_examples=25, stateful_step_count=40, deadline
 class EagerMachine(DirectMachine):
     """A single lane that takes a call ahead: nobody can tell, but by its being there sooner."""
 
-    eager = True
+    eager = 1
     most_lanes = 1
+
+
+class GreedyMachine(EagerMachine):
+    """One that takes several."""
+
+    eager = 3
 
 
 TestEager = EagerMachine.TestCase
 TestEager.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestGreedy = GreedyMachine.TestCase
+TestGreedy.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 def test_a_call_starts_at_once_on_a_free_lane() -> None:
@@ -106,3 +114,20 @@ def test_a_call_that_an_ending_call_starts_runs_after_those_that_wait() -> None:
     lane.finish()
     lane.finish()
     assert lane.batches == [[first], [second], [third]]
+
+
+def test_calls_that_were_sent_ahead_to_a_lane_that_died_run_in_their_order() -> None:
+    scheduler = DirectScheduler()
+    lane = FakeLane(scheduler, eager=3)
+    scheduler.lane_free(lane)
+    calls = [call_of() for _ in range(6)]
+    for call in calls:
+        scheduler.submit(call)
+    assert lane.ahead == calls[1:4]
+    lane.die()
+    assert calls[0].finished
+    other = FakeLane(scheduler)
+    scheduler.lane_free(other)
+    for _ in range(4):
+        other.finish()
+    assert other.batches == [[call] for call in calls[1:]]
