@@ -42,6 +42,7 @@ class Channel:
         to_stub, to_host = map_file(spawn.rings_fd)
         self._inbox = RingReader(to_stub)
         self._ring = RingWriter(to_host)
+        self.most_inline = self._ring.most_inline  # bytes of tensors in the next frame
         self._work_event = spawn.work_event_fd
         self._host_event = spawn.host_event_fd
         self._announced = 0

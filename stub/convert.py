@@ -9,7 +9,7 @@ from pb_utils._trace import NO_TRACE, InferenceTrace
 from stub.memory import Memory, MemoryGone
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import (
-    INLINE_LIMIT,
+    INLINE_ALWAYS,
     Parameter,
     Slot,
     TraceLink,
@@ -34,8 +34,12 @@ def tensor_from(wire: WireTensor, memory: Memory) -> pb_utils.Tensor:
     return pb_utils.Tensor._from_wire(wire.name, wire.code, wire.shape, block.data, block)
 
 
-def tensor_to(tensor: pb_utils.Tensor, memory: Memory, placed: List[Block]) -> WireTensor:
+def tensor_to(
+    tensor: pb_utils.Tensor, memory: Memory, placed: List[Block], tensors: int = 1
+) -> WireTensor:
     """The tensor's bytes as they are now, by reference if they already lie in shared memory.
+
+    It is one of so many `tensors` of a message.
 
     From here on the tensor sends these same bytes, whatever happens to its array (pb_utils spec
     4.2). Blocks that the host must be lent when the message is complete are added to `placed`.
@@ -43,12 +47,12 @@ def tensor_to(tensor: pb_utils.Tensor, memory: Memory, placed: List[Block]) -> W
     """
     owner = tensor._owner
     region = tensor._uncaptured() if tensor._on_gpu is not None else None
-    if region is not None and region.nbytes > INLINE_LIMIT:
+    if region is not None and region.nbytes > INLINE_ALWAYS:
         owner = memory.place_from(region.nbytes, tensor._fetch)
         tensor._adopt(owner.data, owner)
     elif not isinstance(owner, Block):
         data = memoryview(tensor._wire_data())
-        if data.nbytes <= INLINE_LIMIT:
+        if data.nbytes <= INLINE_ALWAYS or data.nbytes <= memory.most_inline(tensors):
             inline = data.tobytes()
             tensor._adopt(memoryview(inline), None)
             return WireTensor(tensor._name, tensor._code, tensor._shape, inline)
@@ -97,7 +101,8 @@ def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireReques
     placed: List[Block] = []
     parameters = _parameters(request._parameters)
     try:
-        inputs = [tensor_to(tensor, memory, placed) for tensor in request._inputs]
+        count = len(request._inputs)
+        inputs = [tensor_to(tensor, memory, placed, count) for tensor in request._inputs]
     except pb_utils.TritonModelException as problem:
         raise Unsendable(str(problem)) from problem
     memory.tell(placed)
@@ -123,7 +128,7 @@ def localised(wire: WireRequest, memory: Memory) -> WireRequest:
     """A request that came with all its bytes, as one of this process. Raises ArenaFull."""
     placed: List[Block] = []
     for index, tensor in enumerate(wire.inputs):
-        if tensor.data is not None and len(tensor.data) > INLINE_LIMIT:
+        if tensor.data is not None and len(tensor.data) > INLINE_ALWAYS:
             block = memory.place(memoryview(tensor.data))
             placed.append(block)
             wire.inputs[index] = WireTensor(
@@ -204,10 +209,11 @@ def response_to(
     own: List[Block] = []
     try:
         parameters = _parameters(response._parameters)
+        count = len(response._output_tensors)
         outputs = [
             _put(tensor, slots[tensor._name], memory, own)
             if slots is not None and tensor._name in slots
-            else tensor_to(tensor, memory, own)
+            else tensor_to(tensor, memory, own, count)
             for tensor in response._output_tensors
             if tensor._name in requested
         ]

@@ -12,6 +12,8 @@ from stub.wire.messages import (
     Return,
 )
 from stub.wire.payload import (
+    INLINE_ALWAYS,
+    INLINE_LIMIT,
     Slot,
     WireTensor,
 )
@@ -32,6 +34,8 @@ class Memory:
 
     def __init__(self, own: Arena, wake: Callable[[], None]) -> None:
         self.own = own
+        self.ring_takes: Callable[[], int] = lambda: INLINE_LIMIT  # bytes in the next frame
+        self._crowd = 1
         self.lent = Ledger()
         self._wake = wake
         self._readers: Dict[int, Union[ArenaReader, RegionMap]] = {}
@@ -93,6 +97,10 @@ class Memory:
         view = reader.slice(tensor.offset, tensor.size)
         return Block(tensor.arena, tensor.offset, tensor.size, view, self._end)
 
+    def most_inline(self, tensors: int) -> int:
+        """Bytes that each of so many tensors may have to travel inside the next message."""
+        return max(INLINE_ALWAYS, self.ring_takes() // (self._crowd * max(1, tensors)))
+
     def place(self, data: memoryview) -> Block:
         """Write bytes into the own arena. Raises ArenaFull."""
         return self.own.fill(data.nbytes, lambda room: copy_into(room, data))
@@ -134,9 +142,10 @@ class Memory:
             return None
         return Return([(arena, offset, count) for (arena, offset), count in counts.items()])
 
-    def open_batch(self) -> None:
-        """The main thread is about to run `execute`."""
+    def open_batch(self, requests: int = 1) -> None:
+        """The main thread is about to run `execute` with so many requests."""
         self._patience = _IN_EXECUTE
+        self._crowd = requests
 
     def leave_batch(self) -> None:
         """`execute` has returned."""

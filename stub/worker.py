@@ -40,6 +40,7 @@ class Worker:
         self._memory.add(spawn.arena, spawn.arena_fd, spawn.arena_limit)
         self._memory.add(0, spawn.host_arena_fd, spawn.host_arena_limit)
         self._channel = Channel(spawn)
+        self._memory.ring_takes = self._channel.most_inline
         self._replies = Replies(self._channel, self._memory, self._wake)
         self._coroutines = Coroutines(self._replies.on_loop)
         self._runtime = StubRuntime(self._channel, self._memory, self._set_aside, self._wake)
@@ -135,7 +136,7 @@ class Worker:
     def _execute(self, message: m.Execute) -> None:
         assert self._executor is not None
         memory, runtime = self._memory, self._runtime
-        memory.open_batch()
+        memory.open_batch(len(message.requests))
         runtime.begin(message.batch)
         answers = self._executor.run(message)
         runtime.end()

@@ -120,12 +120,12 @@ class Arenas:
         for callback in list(self.on_closed):
             callback(number)
 
-    def place(self, tensor: Tensor) -> None:
-        """Put what is too long for a message into shared memory. Raises ArenaFull.
+    def place(self, tensor: Tensor, most: int = INLINE_LIMIT) -> None:
+        """Put a tensor of more bytes than that into shared memory. Raises ArenaFull.
 
         From here on it is passed on by reference, and its own bytes may go.
         """
-        if not isinstance(tensor.owner, Block) and len(tensor.data) > INLINE_LIMIT:
+        if not isinstance(tensor.owner, Block) and len(tensor.data) > most:
             block = self.host.write(memoryview(contents(tensor.data)))
             tensor.data, tensor.owner = block.data, block
 

@@ -69,7 +69,9 @@ class Instance:
         self._link = Link(services.channel, self._frame, self._broken)
         self._process: StubProcess | None = None
         self._reply = Reply()
-        self._transfer = Transfer(services.arenas, file, ReturnsDue(self._flush_returns))
+        self._transfer = Transfer(
+            services.arenas, file, ReturnsDue(self._flush_returns), self._link.most_inline
+        )
         self.questions = Questions(services, self._answer_ask)
         self.readiness = Readiness(self._tell)
         self.work = Work(self._transfer, self._tell, self._log_line, self.questions)
@@ -206,9 +208,10 @@ class Instance:
         transfer = self._transfer
         requests: list[WireRequest] = []
         calls: list[Call] = []
+        crowd = len(batch.calls)
         for call in batch.calls:
             try:
-                requests.append(transfer.send_request(call.request, WORK, frame))
+                requests.append(transfer.send_request(call.request, WORK, frame, crowd))
             except ArenaFull as full:
                 call.fail(no_room(full))
             else:

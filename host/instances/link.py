@@ -39,6 +39,7 @@ class Link:
             to_stub, to_host = map_file(self.rings_fd)
             self._descriptors = opened.pop_all()
         self._ring = RingWriter(to_stub)
+        self.most_inline = self._ring.most_inline  # bytes of tensors in the next frame of work
         self._inbox = RingReader(to_host)
         self._address = self.token.encode()
         self._channel = channel

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from host.client_bytes import ClientBytes
 from host.errors import ErrorCode, HostError, internal
 from host.inference import InferRequest, InferResponse, Tensor, private
 from host.instances.arenas import ArenaFile, Arenas
+from host.instances.channel import WORK
 from host.instances.client_memory import lies_in
 from stub.wire.arena import ArenaFull, Block, Ledger
 from stub.wire.datatypes import CODES, NAMES
@@ -19,6 +21,7 @@ from stub.wire.messages import (
     ToStub,
 )
 from stub.wire.payload import (
+    INLINE_ALWAYS,
     INLINE_LIMIT,
     Slot,
     WireError,
@@ -44,8 +47,16 @@ _ERROR_NUMBERS = {code: number for number, code in enumerate(_ERRORS)}
 class Transfer:
     """The traffic of tensors with one stub: what it was lent, and what it must get back."""
 
-    def __init__(self, arenas: Arenas, own: ArenaFile, returns_due: ReturnsDue) -> None:
+    def __init__(
+        self,
+        arenas: Arenas,
+        own: ArenaFile,
+        returns_due: ReturnsDue,
+        most_inline: Callable[[], int] = lambda: INLINE_LIMIT,
+    ) -> None:
+        """`most_inline` is how many bytes of tensors the next frame of work may carry."""
         self._arenas = arenas
+        self._most_inline = most_inline
         # The stub's arena; when the stub is gone, it lives as long as a block in it.
         self._own: ArenaFile | None = own
         self._own_number = own.number
@@ -63,20 +74,24 @@ class Transfer:
     # To the stub
 
     def send_request(
-        self, request: InferRequest, socket: bytes, frame: list[ToStub]
+        self, request: InferRequest, socket: bytes, frame: list[ToStub], crowd: int = 1
     ) -> WireRequest:
-        """A request for a message; announcements that must precede it are put into `frame`.
+        """A request for a message that carries so many of them; announcements that must precede it
+        are put into `frame`.
 
         Raises ArenaFull, and has then lent nothing.
         """
         inputs = request.inputs
         for tensor in inputs:
-            if len(tensor.data) > INLINE_LIMIT:
-                self._arenas.place(tensor)
+            if len(tensor.data) > INLINE_ALWAYS:
+                self._place(inputs, socket, crowd)
+                break
         return WireRequest(
             request.id,
             [
-                WireTensor(tensor.name, CODES[tensor.datatype], tensor.shape, bytes(tensor.data))
+                WireTensor(
+                    tensor.name, CODES[tensor.datatype], tensor.shape, cast(bytes, tensor.data)
+                )
                 if tensor.owner is None
                 else self._refer(tensor, socket, frame)
                 for tensor in inputs
@@ -93,12 +108,16 @@ class Transfer:
             request.window,
         )
 
-    @staticmethod
-    def is_inline(request: InferRequest) -> bool:
+    def is_inline(self, request: InferRequest) -> bool:
         """Whether all of the request fits into a message, and takes no shared memory."""
-        return not (request.slots or request.offers) and all(
-            len(tensor.data) <= INLINE_LIMIT and tensor.owner is None for tensor in request.inputs
-        )
+        if request.slots or request.offers:
+            return False
+        size = 0
+        for tensor in request.inputs:
+            if tensor.owner is not None:
+                return False
+            size += len(tensor.data)
+        return size <= INLINE_ALWAYS or size <= self._most_inline()
 
     def send_response(
         self, response: InferResponse, socket: bytes, frame: list[ToStub]
@@ -107,7 +126,7 @@ class Transfer:
         error = response.error
         if error is None:
             try:
-                self._place(response.outputs)
+                self._place(response.outputs, socket)
             except ArenaFull as full:
                 error = no_room(full)
             else:
@@ -115,10 +134,13 @@ class Transfer:
                 return WireResponse(outputs, response.parameters)
         return WireResponse([], {}, WireError(_ERROR_NUMBERS[error.code], error.message))
 
-    def _place(self, tensors: list[Tensor]) -> None:
+    def _place(self, tensors: Sequence[Tensor], socket: bytes, crowd: int = 1) -> None:
         """Put what is too long for a message into shared memory. Raises ArenaFull."""
+        most = INLINE_ALWAYS
+        if socket == WORK:  # what the ring carries; other messages leave room for each other
+            most = max(most, self._most_inline() // (crowd * max(1, len(tensors))))
         for tensor in tensors:
-            self._arenas.place(tensor)
+            self._arenas.place(tensor, most)
 
     def _refer(self, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
         """The tensor for a message. A block is lent with it: nothing may fail after that."""

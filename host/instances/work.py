@@ -164,15 +164,24 @@ class Work:
         return partial(call.respond, answer, message.final)
 
     def conclude(self, messages: Sequence[m.ToHost]) -> Action | None:
-        """What nearly all frames are: the only answer of a batch of one call, and its end.
+        """What nearly all frames are: the only answer of a batch of one call, its end, and maybe
+        what the stub gives back.
 
         It is what `respond` and `done` lead to at a fraction of the price. None for any other
         frame, and nothing has happened then. Raises as they do.
         """
-        if len(messages) != 2:
+        if len(messages) == 2:
+            answer, end = messages
+            returned = None
+        elif len(messages) == 3:
+            answer, end, returned = messages
+        else:
             return None
-        answer, end = messages
-        if type(answer) is not m.Respond or type(end) is not m.BatchDone:
+        if (
+            type(answer) is not m.Respond
+            or type(end) is not m.BatchDone
+            or (returned is not None and type(returned) is not m.Return)
+        ):
             return None
         batch = self._batches.get(end.batch)
         if (
@@ -191,6 +200,8 @@ class Work:
             return None
         call = batch.calls[0]
         response = self._receive(call, answer.response)
+        if returned is not None:
+            self._transfer.returned(returned)
         del self._batches[end.batch]
         times = Times(end.started, end.inputs_ready, end.outputs_begin, end.ended)
 
@@ -315,7 +326,7 @@ class Work:
 
     def takes_ahead(self, call: Call) -> bool:
         """Whether the call may be sent before the stub has ended its batch."""
-        return not self.decoupled and Transfer.is_inline(call.request)
+        return not self.decoupled and self._transfer.is_inline(call.request)
 
     def fail_unstarted(self, reason: str) -> None:
         """Nobody has taken them: there is no other stub to run them."""

@@ -6,9 +6,12 @@ import msgspec
 
 Parameter = Union[bool, int, float, str]
 
-INLINE_LIMIT = 2048
-"""Tensors of at most this many bytes travel inside the message. A block in shared memory costs
-two messages' worth of bookkeeping (allocate, return), which a copy of 2 kB does not."""
+INLINE_ALWAYS = 1 << 11
+"""Tensors of at most this many bytes travel inside the message."""
+
+INLINE_LIMIT = 1 << 16
+"""Those of at most so many do if the ring has room for many such messages. A block in shared memory
+costs bookkeeping in two processes (allocate, lend, return), which these few copies do not."""
 
 
 class WireTensor(msgspec.Struct, array_like=True, gc=False):

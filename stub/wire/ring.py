@@ -8,9 +8,10 @@ written whole, and a writer killed in the middle of one has never announced it.
 import struct
 from typing import Optional, Tuple
 
+from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT
 from stub.wire.shared_file import Mapping, create
 
-BYTES = 1 << 16
+BYTES = 1 << 19
 """Shared memory of one ring. Frames of more than a quarter of it travel elsewhere."""
 
 _LONGEST = BYTES // 4
@@ -73,6 +74,10 @@ class RingWriter:
         _WORD.pack_into(self._memory, _START + self._written % _ROOM, _ELSEWHERE)
         self._written += _WORD.size
         return True
+
+    def most_inline(self) -> int:
+        """Bytes of tensors that the next frame may carry, so that others find room behind it."""
+        return max(INLINE_ALWAYS, min(INLINE_LIMIT, self._free() // 4))
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -58,7 +58,7 @@ def test_a_chain_hands_tensors_on(client: Client) -> None:
 
 
 def test_many_pipelines_run_at_once(client: Client) -> None:
-    arrays = [np.full(3000, number, dtype=np.float32) for number in range(40)]
+    arrays = [np.full(30_000, number, dtype=np.float32) for number in range(40)]
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(lambda array: ask(client, "identity", array), arrays)
         for array, answer in zip(arrays, answers, strict=True):

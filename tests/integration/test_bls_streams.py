@@ -178,7 +178,7 @@ def test_requests_of_a_coroutine_overlap(client: Client) -> None:
         """
         import asyncio
         requests = [
-            ask('identity', tensor('INPUT0', np.full(3000, n, dtype=np.float32)))
+            ask('identity', tensor('INPUT0', np.full(30_000, n, dtype=np.float32)))
             for n in range(100)
         ]
         responses = await asyncio.gather(*(request.async_exec() for request in requests))
@@ -341,7 +341,7 @@ def test_threads_of_a_model_ask_at_once(client: Client) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         def one(n):
-            request = ask('identity', tensor('INPUT0', np.full(2000, n, dtype=np.float32)))
+            request = ask('identity', tensor('INPUT0', np.full(20_000, n, dtype=np.float32)))
             return float(request.exec().output_tensors()[0].as_numpy().mean())
 
         with ThreadPoolExecutor(16) as pool:

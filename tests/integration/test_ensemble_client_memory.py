@@ -120,13 +120,13 @@ def test_an_output_that_the_client_has_no_room_for_is_an_error(
 
 
 def test_what_a_member_has_kept_is_the_same_for_every_place(client: Client, memory: Memory) -> None:
-    array = np.arange(10_000, dtype=np.float32)
+    array = np.arange(20_000, dtype=np.float32)
     places = [BIG, BIG + array.nbytes]
     for place in places:
         source = [given(memory, array)]
         client.infer("by_heart", source, outputs=[wanted(memory, "O", array.nbytes, place)])
         memory.write(np.zeros(10, np.float32), BIG)  # the client goes on with its memory
-    np.testing.assert_array_equal(memory.read(np.float32, [10_000], places[1]), array + 1)
+    np.testing.assert_array_equal(memory.read(np.float32, [20_000], places[1]), array + 1)
     (stats,) = client.get_inference_statistics("kept").model_stats
     assert stats.inference_stats.cache_hit.count >= 1
 
@@ -134,7 +134,7 @@ def test_what_a_member_has_kept_is_the_same_for_every_place(client: Client, memo
 def test_each_response_of_a_stream_takes_the_place_of_the_one_before(
     client: Client, memory: Memory
 ) -> None:
-    array = np.arange(10_000, dtype=np.float32)
+    array = np.arange(20_000, dtype=np.float32)
     answers: queue.Queue[tuple[object, object]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     client.async_stream_infer(
@@ -143,4 +143,4 @@ def test_each_response_of_a_stream_takes_the_place_of_the_one_before(
     for _ in range(2):
         assert answers.get(timeout=DEADLINE)[1] is None
     client.stop_stream()
-    np.testing.assert_array_equal(memory.read(np.float32, [10_000], BIG), array + 1)
+    np.testing.assert_array_equal(memory.read(np.float32, [20_000], BIG), array + 1)

@@ -142,7 +142,7 @@ def test_a_tensor_that_finds_no_room_fails_the_request(repository: RepositoryBui
         async with host.Server(small) as server:
             with pytest.raises(host.HostError, match="^in ensemble 'fork', Failed to increase"):
                 await server.core.infer(request("fork", np.ones(4 * MEGABYTE, np.float32)))
-            response = await server.core.infer(request("fork", np.ones(1000, np.float32)))
+            response = await server.core.infer(request("fork", np.ones(20_000, np.float32)))
             assert len(response.outputs) == 2
 
     asyncio.run(main())

@@ -53,7 +53,7 @@ def test_an_async_server_answers_and_leaves_the_process_as_it_was(
 def test_a_blocking_server_serves_many_threads(repository: RepositoryBuilder) -> None:
     repository.copy("identity")
     with host.BlockingServer(options(repository, allow_grpc=False)) as server:
-        arrays = [np.full(1000, number, dtype=np.float32) for number in range(50)]
+        arrays = [np.full(20_000, number, dtype=np.float32) for number in range(50)]
         with ThreadPoolExecutor(8) as pool:
             results = pool.map(lambda array: server.infer("identity", {"INPUT0": array}), arrays)
             for array, result in zip(arrays, results, strict=True):
@@ -99,7 +99,7 @@ def test_an_array_that_finds_no_room_fails_alone(repository: RepositoryBuilder) 
             assert text.startswith("Failed to increase the shared memory pool size to ")
             assert "8000000 bytes were asked" in text
             assert "of 4194304 bytes" in text
-            array = np.ones(1000, dtype=np.float32)
+            array = np.ones(20_000, dtype=np.float32)
             result = await server.infer("identity", {"INPUT0": array})
             np.testing.assert_array_equal(result["OUTPUT0"], array)
 

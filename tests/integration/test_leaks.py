@@ -170,7 +170,7 @@ def test_loading_and_unloading_leaves_nothing_behind(repository: RepositoryBuild
             for turn in range(22):
                 await core.load_model("fails", {})
                 with pytest.raises(host.HostError, match="on purpose"):
-                    await bench.server.infer("fails", {"INPUT0": np.ones(5000, dtype=np.float32)})
+                    await bench.server.infer("fails", {"INPUT0": np.ones(20_000, dtype=np.float32)})
                 await bench.must_answer("ask", 5000)
                 await core.unload_model("fails", False)
                 await eventually(lambda: len(pool._alive) == 2, "the stub to end")

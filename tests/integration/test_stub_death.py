@@ -162,7 +162,7 @@ def test_killing_stubs_under_load_answers_every_call(
     """Each call ends with the right answer or UNAVAILABLE, none hangs, nothing is left behind."""
     repository.copy("identity", "misbehave")
     host = serve(repository).wait_started()
-    arrays = [np.full(2000, number, dtype=np.float32) for number in range(60)]
+    arrays = [np.full(20_000, number, dtype=np.float32) for number in range(60)]
     begun = threading.Semaphore(0)
 
     def call(array: np.ndarray) -> str:
@@ -213,7 +213,7 @@ def test_stubs_may_be_new_interpreters_instead_of_forks(
         assert psutil.Process(pid).ppid() == host.process.pid
         failure(command, client, "aborts")
         assert command(client, "echo back") == "back"
-        array = np.ones(3000, dtype=np.float32)
+        array = np.ones(30_000, dtype=np.float32)
         result = client.infer("identity", [tensor("INPUT0", array)])
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
     assert host.stop() == 0

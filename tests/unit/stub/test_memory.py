@@ -17,6 +17,7 @@ from stub.memory import Memory, MemoryGone
 from stub.wire.arena import Arena, Block, create_file
 from stub.wire.messages import OpenArena
 from stub.wire.payload import (
+    INLINE_ALWAYS,
     INLINE_LIMIT,
     WireRequest,
     WireResponse,
@@ -130,10 +131,27 @@ def test_a_small_tensor_travels_inline(bench: Bench) -> None:
     assert (bench.own.used, len(bench.memory.lent)) == (0, 0)
 
 
+def test_tensors_of_one_message_share_what_the_ring_takes(bench: Bench) -> None:
+    room = 40_000
+    bench.memory.ring_takes = lambda: room
+    outputs = [large("a", 15_000), large("b", 15_000)]
+    both = answered(pb_utils.InferenceResponse(outputs), "ab", bench.memory)
+    assert [output.data is None for output in both.outputs] == [False, False]
+    bench.memory.open_batch(2)  # and there is another request
+    both = answered(
+        pb_utils.InferenceResponse([large("a", 15_000), large("b")]), "ab", bench.memory
+    )
+    assert [output.data is None for output in both.outputs] == [True, True]
+    bench.memory.open_batch(1)
+    room = 0
+    wires = [sent(large("x", INLINE_ALWAYS + more), bench.memory) for more in (0, 1)]
+    assert [wire.data is None for wire in wires] == [False, True]
+
+
 def test_a_large_tensor_is_kept_until_the_host_returns_it(bench: Bench) -> None:
-    wire = sent(large("x", 9000), bench.memory)
-    assert (wire.data, wire.arena, wire.size) == (None, 1, 9000)
-    assert used(bench.memory) == 3 * PAGE
+    wire = sent(large("x", 90_000), bench.memory)
+    assert (wire.data, wire.arena, wire.size) == (None, 1, 90_000)
+    assert used(bench.memory) == 24 * PAGE
     bench.memory.lent.returned(1, wire.offset, 1)
     assert used(bench.memory) == 0
 
@@ -145,9 +163,9 @@ def test_a_tensor_on_loan_is_passed_on_by_reference(bench: Bench) -> None:
 
 
 def test_the_same_tensor_twice_is_written_once_and_lent_twice(bench: Bench) -> None:
-    tensor = large("x", 9000)
+    tensor = large("x", 90_000)
     assert sent(tensor, bench.memory) == sent(tensor, bench.memory)
-    assert (bench.own.used, len(bench.memory.lent)) == (3 * PAGE, 2)
+    assert (bench.own.used, len(bench.memory.lent)) == (24 * PAGE, 2)
 
 
 def test_a_response_without_room_is_an_error_with_what_would_help(bench: Bench) -> None:
@@ -202,7 +220,7 @@ def test_loans_that_two_threads_tell_of_are_told_of_once(bench: Bench) -> None:
 
 
 def test_outputs_that_nobody_asked_for_cost_nothing(bench: Bench) -> None:
-    response = pb_utils.InferenceResponse([large("a", 9000), large("b", 9000)])
+    response = pb_utils.InferenceResponse([large("a", 90_000), large("b", 90_000)])
     wire = answered(response, "b", bench.memory)
     assert [output.name for output in wire.outputs] == ["b"]
     assert len(bench.memory.lent) == 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stub.wire import ring
+from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT
 from stub.wire.ring import BYTES, RingError, RingReader, RingWriter, create_file, map_file
 from tests.conftest import DEADLINE, ROOT
 
@@ -292,3 +293,18 @@ def test_room_is_seen_while_the_other_process_makes_it() -> None:
         child.stdin.close()
         assert child.wait(DEADLINE) == 0
     os.close(fd)
+
+
+def test_the_fuller_the_ring_the_less_a_frame_should_carry() -> None:
+    memory = memoryview(bytearray(BYTES))
+    writer, reader = RingWriter(memory), RingReader(memory)
+    assert writer.most_inline() == INLINE_LIMIT
+    seen = []
+    while writer.put(bytes(INLINE_LIMIT // 2)):
+        seen.append(writer.most_inline())
+    assert sorted(seen, reverse=True) == seen
+    assert seen[0] == INLINE_LIMIT
+    assert INLINE_ALWAYS <= seen[-1] < INLINE_LIMIT // 4
+    for _ in seen:
+        assert reader.take() is not None
+    assert writer.most_inline() == INLINE_LIMIT

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from host.instances.channel import Channel
 from host.instances.link import Link
 from stub.wire import messages as m
-from stub.wire.ring import RingError, RingReader, RingWriter, map_file
+from stub.wire.ring import BYTES, RingError, RingReader, RingWriter, map_file
 from tests.conftest import DEADLINE
 from tests.descriptors import descriptors
 
@@ -211,7 +211,7 @@ def test_work_goes_into_the_ring_and_is_announced() -> None:
 
 def test_work_too_long_for_the_ring_is_announced_in_it_and_sent_elsewhere() -> None:
     def test(ends: Ends) -> None:
-        messages = [m.Initialize("x", m.ModelSource("/", 1, "m"), {"config": "x" * 50_000}, [])]
+        messages = [m.Initialize("x", m.ModelSource("/", 1, "m"), {"config": "x" * BYTES}, [])]
         ends.link.send_work(messages)
         ends.link.send_work([m.Finalize()])
         assert os.eventfd_read(ends.link.work_event) == 2

@@ -21,6 +21,7 @@ from stub.wire.messages import (
     ToStub,
 )
 from stub.wire.payload import (
+    INLINE_ALWAYS,
     INLINE_LIMIT,
     WireError,
     WireRequest,
@@ -29,8 +30,9 @@ from stub.wire.payload import (
 from stub.wire.shared_file import PAGE
 from tests.conftest import DEADLINE
 
-LIMIT = 64 * PAGE
-LARGE = bytes(range(256)) * 32  # two pages
+PAGES = 20  # more than a message carries
+LARGE = bytes(range(256)) * (PAGES * PAGE // 256)
+LIMIT = 32 * PAGES * PAGE
 
 
 class Peer:
@@ -95,6 +97,31 @@ def test_a_small_tensor_travels_inside_the_message() -> None:
     with_bench(test)
 
 
+def test_tensors_of_one_message_share_what_the_ring_takes() -> None:
+    def test(bench: Bench) -> None:
+        room = 40_000
+        transfer = Transfer(bench.arenas, bench.peer.file, ReturnsDue(lambda: None), lambda: room)
+
+        def inline(crowd: int, *sizes: int, socket: bytes = WORK) -> list[bool]:
+            request = InferRequest("m", [large(bytes(size)) for size in sizes])
+            sent = transfer.send_request(request, socket, [], crowd)
+            return [tensor.data is not None for tensor in sent.inputs]
+
+        assert inline(1, 40_000) == [True]
+        assert inline(1, 40_001) == [False]
+        assert inline(1, 20_000, 20_001) == [True, False]
+        assert inline(4, 10_000) == [True]
+        assert inline(4, 10_001) == [False]
+        assert inline(1000, INLINE_ALWAYS, INLINE_ALWAYS + 1) == [True, False]
+        assert inline(1, INLINE_ALWAYS, INLINE_ALWAYS + 1, socket=SERVICE) == [True, False]
+        assert transfer.is_inline(InferRequest("m", [large(bytes(20_000))] * 2))
+        assert not transfer.is_inline(InferRequest("m", [large(bytes(20_001))] * 2))
+        room = 0
+        assert inline(1, INLINE_ALWAYS, INLINE_ALWAYS + 1) == [True, False]
+
+    with_bench(test)
+
+
 def test_a_large_tensor_is_written_once_and_held_until_it_is_returned() -> None:
     def test(bench: Bench) -> None:
         frame: list[ToStub] = []
@@ -103,10 +130,10 @@ def test_a_large_tensor_is_written_once_and_held_until_it_is_returned() -> None:
         second = sent(bench, tensor, WORK, frame)
         assert first == second
         assert frame == []  # a stub knows the host's arena from the start
-        assert bench.used() == 2 * PAGE
+        assert bench.used() == PAGES * PAGE
         del tensor
         bench.transfer.returned(Return([(0, first.offset, 1)]))
-        assert bench.used() == 2 * PAGE
+        assert bench.used() == PAGES * PAGE
         bench.transfer.returned(Return([(0, first.offset, 1)]))
         assert bench.used() == 0
         with pytest.raises(KeyError):
@@ -119,7 +146,7 @@ def test_a_stub_that_dies_holds_nothing_any_more() -> None:
     def test(bench: Bench) -> None:
         for _ in range(5):
             sent(bench, large(), WORK, [])
-        assert bench.used() == 10 * PAGE
+        assert bench.used() == 5 * PAGES * PAGE
         bench.transfer.end()
         assert bench.used() == 0
 
@@ -203,7 +230,7 @@ def test_what_a_stub_was_lent_comes_back_by_reference() -> None:
         tensor = bench.transfer.receive_tensor(wire)
         bench.transfer.returned(Return([(0, wire.offset, 1)]))
         assert tensor.data == LARGE
-        assert bench.used() == 2 * PAGE
+        assert bench.used() == PAGES * PAGE
         del tensor
         assert bench.used() == 0
 
