@@ -122,7 +122,7 @@ class Supervisor:
         """Whether the stub gets this call while it still works on another one, and has more.
 
         It gets more than one only if it takes no time: a lane that joins finds work then still.
-        What does not fit into a message waits here: shared memory is for what runs.
+        What would have to be put into shared memory waits here: that is for what runs.
         """
         return (
             ahead < self._most_ahead

@@ -108,15 +108,12 @@ class Transfer:
             request.window,
         )
 
-    def is_inline(self, request: InferRequest) -> bool:
-        """Whether all of the request fits into a message, and takes no shared memory."""
-        if request.slots or request.offers:
-            return False
+    def takes_no_room(self, request: InferRequest) -> bool:
+        """Whether nothing of the request has to be put into shared memory for the stub."""
         size = 0
         for tensor in request.inputs:
-            if tensor.owner is not None:
-                return False
-            size += len(tensor.data)
+            if tensor.owner is None:
+                size += len(tensor.data)
         return size <= INLINE_ALWAYS or size <= self._most_inline()
 
     def send_response(

@@ -326,7 +326,7 @@ class Work:
 
     def takes_ahead(self, call: Call) -> bool:
         """Whether the call may be sent before the stub has ended its batch."""
-        return not self.decoupled and self._transfer.is_inline(call.request)
+        return not self.decoupled and self._transfer.takes_no_room(call.request)
 
     def fail_unstarted(self, reason: str) -> None:
         """Nobody has taken them: there is no other stub to run them."""

@@ -16,10 +16,12 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from tests.asking import command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.integration.test_client_memory import Memory
 
 WAIT = """
 import os
@@ -82,6 +84,41 @@ def test_what_a_dead_stub_had_not_begun_runs_on_the_next_one(
         with pytest.raises(InferenceServerException, match="while it ran this request"):
             busy.first.result(DEADLINE)
         after = {other.result(DEADLINE) for other in others}
+    assert len(after) == 1
+    assert before not in after
+
+
+def test_what_lies_in_a_clients_memory_goes_ahead_and_survives_the_stub(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("script")
+    host = serve(repository, "--allow-client-shm=true").wait_started()
+    with host.client() as client, ThreadPoolExecutor(5) as pool:
+        before = json.loads(command(client, "import os; return os.getpid()", "script"))
+        text = b"import os; return os.getpid()"
+        size, room = 4 + len(text), 4096
+        memory = Memory(client)
+        memory.write(np.frombuffer(len(text).to_bytes(4, "little") + text, np.uint8))
+        busy = Busy(host, tmp_path, pool)
+
+        def ask(number: int) -> int:
+            given = grpcclient.InferInput("COMMAND", [1], "BYTES")
+            given.set_shared_memory(memory.name, size)
+            wanted = grpcclient.InferRequestedOutput("ANSWER")
+            wanted.set_shared_memory(memory.name, room, room * number)
+            with host.client() as another:
+                another.infer("script", [given], outputs=[wanted], client_timeout=DEADLINE)
+            answer = memory.read(np.uint8, [room], room * number).tobytes()
+            return int(answer[4 : 4 + int.from_bytes(answer[:4], "little")])
+
+        others = [pool.submit(ask, number) for number in range(1, 5)]
+        busy.pending(4)
+        os.kill(before, signal.SIGKILL)
+        with pytest.raises(InferenceServerException, match="while it ran this request"):
+            busy.first.result(DEADLINE)
+        after = {other.result(DEADLINE) for other in others}
+        client.unregister_system_shared_memory()
+        memory.close()
     assert len(after) == 1
     assert before not in after
 

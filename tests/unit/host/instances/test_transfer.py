@@ -114,8 +114,8 @@ def test_tensors_of_one_message_share_what_the_ring_takes() -> None:
         assert inline(4, 10_001) == [False]
         assert inline(1000, INLINE_ALWAYS, INLINE_ALWAYS + 1) == [True, False]
         assert inline(1, INLINE_ALWAYS, INLINE_ALWAYS + 1, socket=SERVICE) == [True, False]
-        assert transfer.is_inline(InferRequest("m", [large(bytes(20_000))] * 2))
-        assert not transfer.is_inline(InferRequest("m", [large(bytes(20_001))] * 2))
+        assert transfer.takes_no_room(InferRequest("m", [large(bytes(20_000))] * 2))
+        assert not transfer.takes_no_room(InferRequest("m", [large(bytes(20_001))] * 2))
         room = 0
         assert inline(1, INLINE_ALWAYS, INLINE_ALWAYS + 1) == [True, False]
 
