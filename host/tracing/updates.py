@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,11 @@ _NUMBERS = {
 }
 NUMBERS = tuple(_NUMBERS)
 """Settings that are numbers, written as strings."""
+
+_LEVELS = ("OFF", TIMESTAMPS, TENSORS)
+_SHOWN = 200  # characters of what clients wrote, in the log
+
+_log = logging.getLogger("pbhost")
 
 _INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
 
@@ -51,6 +57,13 @@ def _add_level(change: dict[str, Any], levels: Sequence[str]) -> None:
         change["level"] = None
     elif known := frozenset(levels) & {TIMESTAMPS, TENSORS}:
         change["level"] = known
+    if unknown := [level for level in levels if level not in _LEVELS]:
+        _log.warning(
+            "trace_level: %.*s is ignored; the levels are %s",
+            _SHOWN,
+            ", ".join(f"'{level}'" for level in unknown),
+            ", ".join(_LEVELS),
+        )
 
 
 def _number(name: str, text: str, space: str) -> int:

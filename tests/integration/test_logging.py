@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -322,7 +323,10 @@ def test_settings_before_one_that_is_no_good_stay(door: Door) -> None:
 
 
 def test_null_is_ignored_over_http(host: RunningHost) -> None:
-    assert Door(host, "http").set({"log_info": None, "log_file": None}) == DEFAULTS
+    http = Door(host, "http")
+    assert http.set({"log_info": None, "log_file": None}) == DEFAULTS
+    with httpclient.InferenceServerClient(host.http_url) as client:
+        assert client.update_log_settings(None) == DEFAULTS
 
 
 FILE = "log file location can not be updated through network protocol"

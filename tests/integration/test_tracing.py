@@ -220,6 +220,22 @@ def test_what_is_not_known_is_ignored(door: Door) -> None:
     assert door.set({"trace_colour": "red", "trace_level": ["LOUD"]})["trace_level"] == ["OFF"]
 
 
+def test_a_level_that_is_not_known_is_named_in_the_log(
+    door: Door, host: RunningHost, request: pytest.FixtureRequest
+) -> None:
+    level = f"LOUD of {request.node.callspec.id}"
+    assert door.set({"trace_level": ["TENSORS", level]})["trace_level"] == ["TENSORS"]
+    text = f"trace_level: '{level}' is ignored; the levels are OFF, TIMESTAMPS, TENSORS"
+    wait_until(lambda: text in host.output, "the warning")
+
+
+def test_null_changes_nothing_over_http(host: RunningHost) -> None:
+    before = Door(host, "http").get()
+    with httpclient.InferenceServerClient(host.http_url) as client:
+        assert client.update_trace_settings("", None) == before
+        assert client.update_trace_settings("identity", None) == before
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trace_level": ["OFF", "TENSORS"]}, "Expect only one trace level 'OFF' is specified"),
     ({"trace_rate": "often"}, "Unable to parse 'trace_rate', got: often"),

@@ -41,10 +41,14 @@ class Settings:
         await exchange.json(json.dump(log.describe()))
 
     async def _document(self, exchange: Exchange) -> dict[str, Any]:
-        """The JSON object that the body is; of members with one name, the first counts."""
+        """The JSON object that the body is; of members with one name, the first counts.
+
+        `null`, which clients send who were given no settings, has none.
+        """
         body = await exchange.body(self._most, lambda size: json_too_large(size, self._most))
         document: dict[str, Any] = {}
-        for name, value in json.members(json.parse(body)):
+        given = json.parse(body)
+        for name, value in json.members({} if given is None else given):
             document.setdefault(name, value)
         return document
 
