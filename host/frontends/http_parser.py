@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,10 @@ import httptools
 from host.frontends.http_cycle import Header
 
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
+_METHOD = re.compile(rb"[A-Za-z_-]+(?= |\Z)")
+_METHODS = frozenset(b"GET POST HEAD PUT DELETE CONNECT OPTIONS TRACE PRI".split())
+_OTHER_METHOD = b"PATCH"  # stands for all others, which no application has
+_NOT_ASCII = re.compile(rb"[\x80-\xff]")
 
 
 class Malformed(Exception):
@@ -40,7 +45,7 @@ class Head:
                 return url, b""
             return parsed.path or url, parsed.query or b""
         path, _, query = url.partition(b"?")
-        return path.partition(b"#")[0], query
+        return path, query
 
 
 class RequestEvents(Protocol):
@@ -75,9 +80,13 @@ class RequestParser:
         self._upgrading = False
         self._in_head = False
         self._head = Head()
+        self._between = True  # what comes next begins a request
+        self._in_line = False  # the first line of a request is not complete
 
     def feed(self, data: bytes) -> None:
         """Take what has come. Raises Malformed, or another error if an event has failed."""
+        if self._between or self._in_line:
+            data = self._readable(data)
         try:
             self._feed(data)
         except httptools.HttpParserCallbackError:  # of what an event has raised
@@ -101,6 +110,28 @@ class RequestParser:
                     self._upgrading = False
                 data = data[upgrade.args[0] :]
 
+    def _readable(self, data: bytes) -> bytes:
+        """The same, with the first line as the parser takes it.
+
+        It refuses methods that it does not know, and paths that are not ASCII, which some clients
+        send as they are; the percent form of such a byte means the same. A request that begins
+        behind another one's end in the same data is left as it is.
+        """
+        end = data.find(b"\n")
+        line = data if end < 0 else data[:end]
+        method = b""
+        if self._between:
+            found = _METHOD.match(line)
+            if found is None:
+                return data
+            method = found[0] if len(found[0]) < len(line) else b""  # there may be more of it
+        self._in_line = end < 0
+        if line.isascii() and (not method or method in _METHODS):
+            return data
+        target = _NOT_ASCII.sub(lambda byte: b"%%%02X" % ord(byte[0]), line[len(method) :])
+        known = method if not method or method in _METHODS else _OTHER_METHOD
+        return known + target + data[len(line) :]
+
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
         # Some clients send a length beside chunks. The chunks count; see `_complete`.
@@ -111,6 +142,7 @@ class RequestParser:
         if not self._upgrading:
             self._head = Head()
             self._in_head = True
+            self._between = False
             self._events.begin()
 
     def on_url(self, url: bytes) -> None:
@@ -139,6 +171,8 @@ class RequestParser:
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade() and _framing(self._head.headers):
             return  # its body is still to come, see `feed`
+        self._between = True
+        self._in_line = False
         self._events.end()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -117,7 +118,9 @@ ASKED: dict[str, tuple[int, str]] = {
     "GET /v2/health/live": (200, ""),
     "GET /v2/health/ready": (200, ""),
     "GET /v2/health/live?pretty=1": (200, ""),
+    "GET /v2/health/live#top": (404, NOT_FOUND),
     "GET /v2/health/live/": (404, NOT_FOUND),
+    "GET /v2/models/iden#tity": (404, error(UNKNOWN + "'iden#tity' is not found")),
     "GET /v2/": (404, NOT_FOUND),
     "GET /": (404, NOT_FOUND),
     "GET /v2/models": (404, NOT_FOUND),
@@ -127,6 +130,8 @@ ASKED: dict[str, tuple[int, str]] = {
     "GET /v2/models/identity/versions/1/trace/setting": (404, NOT_FOUND),
     "POST /v2/health/live": (405, NOT_ALLOWED),
     "PUT /v2/health/live": (405, NOT_ALLOWED),
+    "BREW /v2/health/live": (405, NOT_ALLOWED),
+    "BREW /v2/coffee": (404, NOT_FOUND),
     "DELETE /v2/models/identity": (405, NOT_ALLOWED),
     "OPTIONS /v2": (405, NOT_ALLOWED),
     "GET /v2/models/identity/infer": (405, NOT_ALLOWED),
@@ -210,6 +215,16 @@ ASKED: dict[str, tuple[int, str]] = {
 @pytest.mark.parametrize("line", ASKED)
 def test_what_a_path_is_answered_with(host: RunningHost, line: str) -> None:
     assert ask(host, *line.split(" ")) == ASKED[line]
+
+
+def test_a_path_may_have_bytes_that_are_not_ascii(host: RunningHost) -> None:
+    address, port = host.http_url.split(":")
+    with socket.create_connection((address, int(port)), DEADLINE) as client:
+        client.sendall("GET /v2/models/modèle HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        with closing(http.client.HTTPResponse(client)) as response:
+            response.begin()
+            assert response.status == 404
+            assert response.read().decode() == error(UNKNOWN + "'modèle' is not found")
 
 
 # Requests that change something (1.5, 4, 7)

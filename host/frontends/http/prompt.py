@@ -58,7 +58,7 @@ class PromptInference:
 
     def starter(self, method: str, url: bytes, headers: Sequence[Header]) -> Start | None:
         """What answers requests with this head; None if that is not done here."""
-        if not self._usual or method != "POST" or b"#" in url:
+        if not self._usual or method != "POST":
             return None
         route = find_route(url.partition(b"?")[0])
         if route is None or route.endpoint.name != "infer":
