@@ -12,16 +12,17 @@ from host.core import Core
 from host.errors import HostError
 from host.flag_values import grpc_restriction, http_restriction
 from host.frontends.forwarding import Forwarding
-from host.frontends.grpc_aio import GrpcAioFrontend
+from host.frontends.grpc_aio import GrpcAioFrontend, check_files
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.grpc_service import GrpcService
-from host.frontends.h2.frontend import H2Frontend
+from host.frontends.h2.frontend import H2Frontend, h2_context
 from host.frontends.h2.limits import Limits
 from host.frontends.http.app import HttpApp
 from host.frontends.http_connection import Patience
 from host.frontends.http_listener import HttpListener
 from host.frontends.metrics_app import MetricsApp
 from host.frontends.restrictions import Restrictions
+from host.frontends.sockets import check_place
 from host.frontends.tls import TlsFiles
 from host.metrics.family import Family
 from host.options import Options
@@ -63,10 +64,21 @@ class Doors:
     async def prepare(self) -> None:
         """Find out now what would end the start when all models have loaded.
 
-        Raises HostError if a certificate is of no use.
+        Nobody listens yet. Raises HostError if a certificate is of no use, or a port is taken.
         """
-        if self._options.allow_http:
-            self._http_tls = await _start("HTTP", _http_tls(self._options))
+        options = self._options
+        if options.allow_grpc:
+            await _start("GRPC", _check_grpc_tls(options))
+            _check_place(
+                "GRPC", "grpc", options.grpc_address, options.grpc_port, options.reuse_grpc_port
+            )
+        if options.allow_http:
+            self._http_tls = await _start("HTTP", _http_tls(options))
+            _check_place(
+                "HTTP", "http", options.http_address, options.http_port, options.reuse_http_port
+            )
+        if options.allow_metrics:
+            _check_place("Metrics", "metrics", options.metrics_host, options.metrics_port)
 
     async def open(self) -> None:
         """Open the doors to models. Raises HostError if a port or a certificate is of no use."""
@@ -184,8 +196,34 @@ async def _start(service: str, starting: Awaitable[_T]) -> _T:
     try:
         return await starting
     except HostError as error:
-        _log.error("failed to start %s service: %s - %s", service, error.code.value, error.message)
+        _log_failure(service, error)
         raise
+
+
+def _log_failure(service: str, error: HostError) -> None:
+    _log.error("failed to start %s service: %s - %s", service, error.code.value, error.message)
+
+
+def _check_place(
+    service: str, door: str, address: str, port: int, reuse_port: bool = False
+) -> None:
+    try:
+        check_place(address, port, reuse_port)
+    except HostError as error:
+        _log_failure(service, error)
+        _log.error(
+            "--%s-address=%s --%s-port=%d: this must be an address of this machine, and a port that"
+            " nobody else listens on; port 0 is a free one",
+            door, address, door, port,
+        )  # fmt: skip
+        raise
+
+
+async def _check_grpc_tls(options: Options) -> None:
+    files = _grpc_tls(options)
+    if files is not None:
+        check = h2_context if options.grpc_engine == "h2" else check_files
+        await asyncio.to_thread(check, files)
 
 
 def _grpc_options(options: Options) -> GrpcOptions:

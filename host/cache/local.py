@@ -31,6 +31,10 @@ class LocalStore:
             raise _no_good("config didn't contain a valid 'size' field.")
         if not (size.isascii() and size.isdecimal()):
             raise _no_good("'size' config must be a string or uint type")
+        if not int(size):
+            raise _no_good(
+                "'size' must be greater than 0 bytes; without --cache-config, there is no cache"
+            )
         return cls(int(size))
 
     def look_up(self, key: bytes, found: Found) -> None:

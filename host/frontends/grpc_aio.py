@@ -20,6 +20,7 @@ from host.frontends.grpc_methods import (
 )
 from host.frontends.grpc_service import GrpcService
 from host.frontends.sockets import listening_socket
+from host.frontends.tls import TlsFiles
 
 _INT_MAX = (1 << 31) - 1  # what grpcio can count: bytes of a message, milliseconds of a time
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
@@ -104,6 +105,16 @@ class GrpcAioFrontend:
         await self._service.drain(grace)
         await self._server.stop(max(deadline - time.monotonic(), 0.0))
         self._server = None
+
+
+def check_files(tls: TlsFiles) -> None:
+    """Raises HostError INVALID_ARG if there is no certificate or no key. Blocks.
+
+    What else grpcio would not take, only grpcio knows: OpenSSL, which could be asked, is stricter.
+    """
+    for name in ("server-cert", "server-key"):
+        if not tls.read_or_nothing(name):
+            tls.read(name)
 
 
 class _Context:

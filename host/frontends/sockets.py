@@ -22,6 +22,21 @@ def listening_socket(address: str, port: int, reuse_port: bool = False) -> socke
     `address` is a name, an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `reuse_port`,
     others that have asked for the same may listen there too.
     """
+    made = _bound_socket(address, port, reuse_port)
+    try:
+        made.listen(BACKLOG)  # only here Linux notices who else has bound the port
+    except OSError as error:
+        made.close()
+        raise _refusal(f"Socket '{address}:{port}'", error) from None
+    return made
+
+
+def check_place(address: str, port: int, reuse_port: bool = False) -> None:
+    """Raises what `listening_socket` would raise, as far as it is known without listening."""
+    _bound_socket(address, port, reuse_port).close()
+
+
+def _bound_socket(address: str, port: int, reuse_port: bool) -> socket.socket:
     host = address.removeprefix("ipv6:").strip("[]")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
@@ -33,7 +48,6 @@ def listening_socket(address: str, port: int, reuse_port: bool = False) -> socke
             if reuse_port:
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             made.bind(place)
-            made.listen(BACKLOG)  # only here Linux notices who else has bound the port
             made.setblocking(False)
         except BaseException:  # whatever it is, nobody else would close it; raised again
             made.close()

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_BOOLS = ("true", "false")
+_SWITCHES = {
+    "counter_latencies": "true",
+    "summary_latencies": "false",
+    "histogram_latencies": "false",
+}
+
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -26,11 +33,14 @@ class MetricsSettings:
         """From `<setting>=<value>` each; the last one of a name counts."""
         given = dict(text.split("=", 1) for text in texts)
         quantiles, warnings = _quantiles(given.pop("summary_quantiles", ""))
-        made = {
-            "counter_latencies": given.pop("counter_latencies", "true") != "false",
-            "summary_latencies": given.pop("summary_latencies", "false") == "true",
-            "histogram_latencies": given.pop("histogram_latencies", "false") == "true",
-        }
+        made: dict[str, bool] = {}
+        for name, default in _SWITCHES.items():
+            text = given.pop(name, default)
+            made[name] = (text if text in _BOOLS else default) == "true"
+            if text not in _BOOLS:
+                warnings.append(
+                    f"--metrics-config: {name} is true or false, not '{text}'; it is {default}"
+                )
         warnings += [
             f"--metrics-config: setting '{name}' is not used by this version" for name in given
         ]

@@ -329,6 +329,13 @@ def test_models_that_cannot_be_cached_do_not_load(
             "Failed to initialize LocalCache: 'size' config must be a string or uint type",
         ),
         (
+            "local,size=0",
+            (
+                "Failed to initialize LocalCache: 'size' must be greater than 0 bytes; without"
+                " --cache-config, there is no cache"
+            ),
+        ),
+        (
             "mine,size=1",
             "unable to find 'libtritoncache_mine.so' for cache. Searched: /some/where",
         ),
@@ -340,7 +347,7 @@ def test_models_that_cannot_be_cached_do_not_load(
             ),
         ),
     ],
-    ids=["no size", "no number", "no such cache", "no port"],
+    ids=["no size", "no number", "nothing", "no such cache", "no port"],
 )
 def test_a_cache_that_cannot_be_opened_ends_the_start(
     repository: RepositoryBuilder, serve: Serve, setting: str, text: str

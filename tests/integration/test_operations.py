@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client as http_client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -108,12 +109,34 @@ def test_a_port_is_not_shared_with_one_that_did_not_say_so(
 def test_an_address_that_is_not_the_machines_is_no_taken_port(
     repository: RepositoryBuilder, serve: Serve, engine: str, door: str
 ) -> None:
+    repository.copy("identity")
     host = serve(repository, engine, f"--{door}-address=192.0.2.1")
     assert host.process.wait(DEADLINE) == 1
     assert (
         "error: creating server: Unavailable - Socket '192.0.2.1:0' cannot be opened: Cannot assign"
         " requested address"
     ) in host.output
+    assert "loading: identity" not in host.output
+
+
+@pytest.mark.parametrize("door", ["grpc", "http", "metrics"])
+def test_a_taken_port_is_noticed_before_models_load(
+    repository: RepositoryBuilder, serve: Serve, engine: str, door: str
+) -> None:
+    repository.copy("identity")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        host = serve(repository, engine, f"--{door}-port={port}")
+        assert host.process.wait(DEADLINE) == 1
+    service = {"grpc": "GRPC", "http": "HTTP", "metrics": "Metrics"}[door]
+    text = f"Unavailable - Socket '127.0.0.1:{port}' already in use "
+    host.wait_for(re.escape(f"error: creating server: {text}"))
+    assert f"failed to start {service} service: {text}" in host.output
+    assert (
+        f"--{door}-address=127.0.0.1 --{door}-port={port}: this must be an address of this machine,"
+        " and a port that nobody else listens on; port 0 is a free one"
+    ) in host.output
+    assert "loading: identity" not in host.output
 
 
 def _has_ipv6() -> bool:

@@ -251,11 +251,15 @@ def ended(host: RunningHost) -> str:
     return host.output
 
 
+@pytest.mark.parametrize("engine", ["h2", "grpcio"])
 @pytest.mark.parametrize("name", ["server_cert", "server_key"])
 def test_a_file_that_cannot_be_read_counts_as_empty_and_then_nothing_can_start(
-    empty: RepositoryBuilder, serve: Serve, ours: Certificates, name: str
+    repository: RepositoryBuilder, serve: Serve, ours: Certificates, name: str, engine: str
 ) -> None:
-    output = ended(serve(empty, *flags(ours, **{name: "/nowhere.pem"})))
+    repository.copy("identity")
+    more = flags(ours, **{name: "/nowhere.pem"})
+    output = ended(serve(repository, f"--grpc-engine={engine}", *more))
+    assert "loading: identity" not in output
     flag = f"--grpc-{name.replace('_', '-')}"
     complaint = f"{flag}: '/nowhere.pem' cannot be read: No such file or directory"
     assert f"{complaint}; it counts as empty" in output

@@ -60,7 +60,7 @@ class H2Frontend:
 
         tls, context = self._options.tls, None
         if tls is not None:
-            context = await asyncio.to_thread(_context, tls)
+            context = await asyncio.to_thread(h2_context, tls)
         listening = listening_socket(self._address, self._port, self._options.reuse_port)
         try:
             self._server = await asyncio.get_running_loop().create_server(
@@ -118,7 +118,7 @@ class H2Frontend:
             self._all_gone.set()
 
 
-def _context(tls: TlsFiles) -> ssl.SSLContext:
+def h2_context(tls: TlsFiles) -> ssl.SSLContext:
     """TLS for HTTP/2. Raises HostError INVALID_ARG. Blocks."""
     for name in ("server-cert", "server-key"):
         tls.read_or_nothing(name)  # says so, before the context says that it cannot work

@@ -17,6 +17,7 @@ from host.errors import ErrorCode, HostError
 from host.frontends.http_cycle import App, Message, Receive, Send
 from host.frontends.http_listener import HttpListener
 from host.frontends.metrics_app import MetricsApp
+from host.frontends.sockets import check_place, listening_socket
 from host.metrics.family import Family, Kind
 from tests.conftest import DEADLINE
 
@@ -60,6 +61,21 @@ def scraped(path: str, method: str = "GET", **headers: str) -> Answer:
         return await asyncio.to_thread(ask, port, path, method, **headers)
 
     return serving(MetricsApp(metrics), work)
+
+
+# The place
+
+
+def test_a_place_is_checked_without_taking_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(HostError) as error:
+            check_place("127.0.0.1", port)
+        assert error.value.message == f"Socket '127.0.0.1:{port}' already in use "
+    check_place("127.0.0.1", port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), DEADLINE)
+    listening_socket("127.0.0.1", port).close()
 
 
 # The endpoint

@@ -47,3 +47,18 @@ def test_an_unknown_setting_is_warned_about() -> None:
     assert MetricsSettings.of(["volume=11"]).warnings == (
         "--metrics-config: setting 'volume' is not used by this version",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [("counter_latencies", True), ("summary_latencies", False), ("histogram_latencies", False)],
+)
+@pytest.mark.parametrize("value", ["maybe", "True", "1"])
+def test_a_value_that_is_no_boolean_is_warned_about_and_changes_nothing(
+    name: str, default: bool, value: str
+) -> None:
+    made = MetricsSettings.of([f"{name}={value}"])
+    assert getattr(made, name) is default
+    assert made.warnings == (
+        f"--metrics-config: {name} is true or false, not '{value}'; it is {str(default).lower()}",
+    )
