@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -87,11 +88,12 @@ def _number(value: float, single: bool) -> float | str:
 def from_json(form: str | Mapping[str, Any]) -> ModelConfig:
     """The configuration in JSON text or JSON-ready data.
 
+    Strings in the text may have single quotes, as those of `str(dict)` have: Triton takes them.
     Field names may be snake_case or camelCase, enum values have any case, 64-bit numbers may be
     strings. Raises INVALID_ARG for anything else that is not exactly the schema's.
     """
     try:
-        data = json.loads(form) if isinstance(form, str) else form
+        data = _loads(form) if isinstance(form, str) else form
         if not isinstance(data, Mapping):
             raise invalid_argument(f"model configuration must be a JSON object, got {data!r:.40}")
         config = new_config()
@@ -100,6 +102,33 @@ def from_json(form: str | Mapping[str, Any]) -> ModelConfig:
         raise invalid_argument("model configuration JSON is nested too deeply") from None
     except (ValueError, json_format.ParseError) as error:
         raise invalid_argument(f"failed to parse model configuration JSON: {error}") from None
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        usual = _STRING.sub(_with_double_quotes, text)
+        if usual == text:
+            raise
+    try:
+        return json.loads(usual)
+    except json.JSONDecodeError as error:
+        text = f"{error}; json.dumps writes a Python dict as JSON, str does not"
+        raise ValueError(text) from None
+
+
+def _with_double_quotes(string: re.Match[str]) -> str:
+    if string[0].startswith('"'):
+        return string[0]
+    inner = _ESCAPE_OR_QUOTE.sub(lambda found: _REQUOTED.get(found[0], found[0]), string[0][1:-1])
+    return f'"{inner}"'
+
+
+# An open end is matched as well: what fails to match would be looked at again and again.
+_STRING = re.compile(r""" "(?:[^"\\]|\\.?)*(?:"|\Z) | '(?:[^'\\]|\\.?)*(?:'|\Z) """, re.X | re.S)
+_ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+_REQUOTED = {"\\'": "'", '"': '\\"'}
 
 
 def _message(descriptor: Any, data: Any, path: str) -> Any:

@@ -146,11 +146,11 @@ def test_a_configuration_is_undone_by_a_plain_load(host: RunningHost) -> None:
     with host.client() as client:
         client.load_model("x")
         parameters = {"key": {"string_value": "value"}}
-        config = json.dumps({**json.loads(JSON), "parameters": parameters})
-        client.load_model("x", config=config)
+        config = {**json.loads(JSON), "parameters": parameters}
+        client.load_model("x", config=json.dumps(config))
         first = command(client, "pid", "x")
         assert client.get_model_config("x").config.parameters
-        client.load_model("x", config=config)
+        client.load_model("x", config=str(config))  # which clients send, too, and Triton takes
         assert command(client, "pid", "x") == first, "nothing is other than it was"
         client.load_model("x")
         assert command(client, "pid", "x") != first

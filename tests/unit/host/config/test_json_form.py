@@ -157,6 +157,29 @@ def test_json_is_read_in_any_spelling_that_protobuf_allows() -> None:
 
 
 @pytest.mark.parametrize(
+    "value", ["plain", "it's", 'say "x"', """it's "x" """, "a\\b", "", "{': 1"]
+)
+def test_json_is_read_from_the_text_of_a_python_dict(value: str) -> None:
+    config = {"name": "m", "parameters": {"k": {"string_value": value}}, "max_batch_size": 4}
+    assert from_json(str(config)) == from_json(config)
+
+
+def test_a_text_of_python_that_is_not_json_is_refused_where_it_is_not() -> None:
+    with pytest.raises(HostError) as caught:
+        from_json(str({"name": "m", "dynamic_batching": None}))
+    assert caught.value.message == (
+        "failed to parse model configuration JSON: Expecting value: line 1 column 35 (char 34);"
+        " json.dumps writes a Python dict as JSON, str does not"
+    )
+
+
+@pytest.mark.parametrize("end", ["", "\\", "'"])
+def test_quotes_without_an_end_are_refused_at_once(end: str) -> None:
+    with pytest.raises(HostError, match="failed to parse model configuration JSON"):
+        from_json("{'" + '\\"' * 500_000 + end)
+
+
+@pytest.mark.parametrize(
     ("form", "expected"),
     [
         (
