@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+PIECE = 1 << 28
+"""The most bytes that are copied at a time by who does not need all at once. A client's memory can
+be larger than the machine's, as long as nothing is written there.
+"""
+
 
 class ClientBytes(ABC):
     """`bytes` of it are a private copy, which raises HostError INTERNAL if they are gone."""
@@ -20,7 +25,25 @@ class ClientBytes(ABC):
     @abstractmethod
     def __bytes__(self) -> bytes: ...
 
+    @abstractmethod
+    def part(self, begin: int, size: int) -> bytes:
+        """The same of some of them, which must lie within."""
+
 
 def contents(data: bytes | memoryview | ClientBytes) -> bytes | memoryview:
     """The bytes to look at: a copy of those in a client's memory. Raises HostError INTERNAL."""
     return data if isinstance(data, (bytes, memoryview)) else bytes(data)
+
+
+def can_be_copied(size: int) -> bool:
+    """Whether the machine has memory for a copy of so many bytes, and for one more in an arena.
+
+    Linux would promise it in any case, and end this process later.
+    """
+    return size <= PIECE or 2 * size <= _available()
+
+
+def _available() -> int:
+    with open("/proc/meminfo", "rb") as report:
+        (line,) = (line for line in report if line.startswith(b"MemAvailable:"))
+    return 1024 * int(line.split()[1])

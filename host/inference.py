@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from host.client_bytes import ClientBytes
-from host.errors import ErrorCode, HostError
+from host.client_bytes import ClientBytes, can_be_copied
+from host.errors import ErrorCode, HostError, invalid_argument
 from stub.wire.payload import TraceLink
 
 Parameter = bool | int | float | str
@@ -38,10 +38,23 @@ class Tensor(msgspec.Struct):
 
 
 def private(tensor: Tensor) -> Tensor:
-    """The tensor out of the reach of clients. Raises HostError INTERNAL if its bytes are gone."""
+    """The tensor out of the reach of clients.
+
+    Raises HostError INTERNAL if its bytes are gone, INVALID_ARG if they are too many.
+    """
     if not isinstance(tensor.data, ClientBytes):
         return tensor
+    refuse_if_too_large(tensor.name, tensor.data)
     return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
+
+
+def refuse_if_too_large(name: str, data: ClientBytes) -> None:
+    """Raise HostError INVALID_ARG if a tensor's bytes cannot be copied."""
+    if not can_be_copied(len(data)):
+        raise invalid_argument(
+            f"tensor '{name}' has {len(data)} bytes in shared memory, which have to be copied, and"
+            " there is not enough memory for that"
+        )
 
 
 @dataclass(slots=True)

@@ -69,6 +69,9 @@ class RegionBlock(ClientBytes, Block):
     def __bytes__(self) -> bytes:
         return self._region.read(self.offset, self.size)
 
+    def part(self, begin: int, size: int) -> bytes:
+        return self._region.read(self.offset + begin, size)
+
     def write(self, data: Buffer) -> None:
         """Put bytes at its begin. Raises OSError."""
         self._region.write(self.offset, data)

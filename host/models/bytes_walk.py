@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from itertools import repeat
 
 import numpy as np
 
+from host.client_bytes import PIECE, ClientBytes
 from host.inference import Buffer
 
 _LENGTH = struct.Struct("<I")
@@ -23,18 +25,22 @@ class BytesFault(Exception):
         return template.format(f"inference input '{tensor}' for model '{model}'")
 
 
-def walk(data: Buffer, count: int) -> None:
+def walk(data: Buffer | ClientBytes, count: int) -> None:
     """Check that `data` (contiguous) is `count` elements, each a length and as many bytes.
 
-    Raises BytesFault. Reads nothing outside the buffer, and takes time by its size, whatever
-    `count` is.
+    Raises BytesFault, and HostError INTERNAL if bytes of a client are gone. Reads nothing outside
+    the buffer, and takes time by its size, whatever `count` is; memory for a piece at most.
     """
+    if isinstance(data, ClientBytes):
+        walk_pieces(data.part, len(data), count, PIECE)
+        return
     size = len(data) if isinstance(data, bytes) else data.nbytes
     if count >= _WORTH_NUMPY and count * 4 <= size:
         if _is_uniform(data, size, count) or _are_short(data, size, count):
             return
     if not _chains(data, size, count):
-        _find_fault(data, size, count)
+        whole = data
+        walk_pieces(lambda begin, length: whole, size, count, size)  # says what is wrong
 
 
 def _is_uniform(data: Buffer, size: int, count: int) -> bool:
@@ -75,27 +81,48 @@ def _chains(data: Buffer, size: int, count: int) -> bool:
     return position == size
 
 
-def _find_fault(data: Buffer, size: int, count: int) -> None:
-    """Walk again, slowly, and raise what is wrong."""
+def walk_pieces(part: Callable[[int, int], Buffer], size: int, count: int, most: int) -> None:
+    """Walk `size` bytes, of which `part` (begin, length) gives up to `most` at a time, at least 4.
+
+    Raises BytesFault.
+    """
     position = found = 0
     while size - position >= 4:
-        if found == count:
-            raise BytesFault(
-                f"unexpected number of string elements {found + 1} for {{}}, expecting {count}"
-            )
-        (length,) = _LENGTH.unpack_from(data, position)
-        position += 4
-        if length > size - position:
-            raise BytesFault(
-                f"incomplete string element {found} for {{}},"
-                f" expecting {length} bytes but only {size - position} bytes available."
-            )
-        position += length
-        found += 1
+        end = min(most, size - position)
+        piece = part(position, end)
+        place = 0
+        many = _uniform_run(piece, end)
+        if many >= _WORTH_NUMPY and found + many <= count:
+            place = many * (_LENGTH.unpack_from(piece)[0] + 4)
+            found += many
+        while end - place >= 4:
+            if found == count:
+                raise BytesFault(
+                    f"unexpected number of string elements {found + 1} for {{}}, expecting {count}"
+                )
+            (length,) = _LENGTH.unpack_from(piece, place)
+            place += 4
+            if length > size - position - place:
+                raise BytesFault(
+                    f"incomplete string element {found} for {{}}, expecting {length} bytes but"
+                    f" only {size - position - place} bytes available."
+                )
+            place += length
+            found += 1
+        position += place
     if position < size:
         raise BytesFault(
             "incomplete string length indicator for {}, expecting 4 bytes but only"
             f" {size - position} bytes available."
             " Please make sure the string length indicator is in one buffer."
         )
-    raise BytesFault(f"expected {count} string elements for {{}}, got {found}")
+    if found != count:
+        raise BytesFault(f"expected {count} string elements for {{}}, got {found}")
+
+
+def _uniform_run(piece: Buffer, size: int) -> int:
+    """How many elements of the first one's length the piece begins with, if it is nothing else."""
+    length = _LENGTH.unpack_from(piece)[0]
+    many: int = size // (length + 4)
+    lengths = np.ndarray((many,), "<u4", piece, 0, (length + 4,))
+    return many if (lengths == length).all() else 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from host.config.schema import ModelConfig
 from host.errors import invalid_argument
-from host.inference import Call, InferRequest, Tensor, private
+from host.inference import Call, InferRequest, Tensor
 from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, refuse, wire_name
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
@@ -85,7 +85,7 @@ class Signature:
         request.batch_size = self._batch_size(request) if self._max_batch_size else 1
         for index, entry in enumerate(expected):
             if entry.content_counts:
-                inputs[index] = private(inputs[index])
+                inputs[index] = entry.private(inputs[index], request)
             if entry.check(inputs[index], request):
                 inputs[index] = entry.reshaped(inputs[index])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NoReturn
 
-from host.client_bytes import contents
+from host.client_bytes import PIECE, ClientBytes
 from host.errors import invalid_argument
-from host.inference import InferRequest, Tensor
+from host.inference import InferRequest, Tensor, private, refuse_if_too_large
 from host.models.bytes_walk import BytesFault, walk
 from stub.wire.datatypes import CODES, NAMES, SIZES
 
@@ -91,6 +91,14 @@ class InputSpec(TensorSpec):
         fixed = self.dims and min(self.dims) > 0 and size * max(1, max_batch_size) <= MAX_SIZE
         self._fixed_bytes: int = size if fixed else 0
 
+    def private(self, tensor: Tensor, request: InferRequest) -> Tensor:
+        """The tensor where its client cannot change what is checked. Raises HostError."""
+        data = tensor.data
+        if isinstance(data, ClientBytes) and len(data) > PIECE:
+            refuse_if_too_large(tensor.name, data)
+            self.check(tensor, request)  # for nothing, so much memory should not be taken
+        return private(tensor)
+
     def check(self, tensor: Tensor, request: InferRequest) -> bool:
         """Whether the tensor, which is fine, has to be reshaped. Raises HostError."""
         if tensor.datatype != self._datatype:
@@ -157,7 +165,7 @@ class InputSpec(TensorSpec):
             return
         if strings:
             try:
-                walk(contents(tensor.data), elements)
+                walk(tensor.data, elements)
             except BytesFault as fault:
                 refuse(request, fault.text(self.name, self._model))
         elif size != elements * self._size:

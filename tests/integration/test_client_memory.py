@@ -14,6 +14,7 @@ import numpy.typing as npt
 import posix_ipc
 import pytest
 import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
 from tritonclient.utils import serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
@@ -112,6 +113,46 @@ def test_tensors_are_read_and_written_in_place(
     assert (list(output.shape), output.datatype) == ([count], datatype)
     assert result.get_response().raw_output_contents == [b""]
     np.testing.assert_array_equal(memory.read(kind, [count], half), array)
+
+
+LARGE = [
+    (
+        1 << 42,
+        (
+            "tensor 'INPUT0' has 4398046511104 bytes in shared memory, which have to be copied,"
+            " and there is not enough memory for that"
+        ),
+    ),
+    (
+        1 << 30,
+        (
+            "unexpected number of string elements 3 for inference input 'INPUT0' for model"
+            " 'strings', expecting 2"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("door", ["grpc", "http"])
+@pytest.mark.parametrize(("size", "complaint"), LARGE, ids=["4 TiB", "1 GiB"])
+def test_a_mistake_in_strings_that_are_far_too_many_is_named(
+    host: RunningHost, client: Client, door: str, size: int, complaint: str
+) -> None:
+    key = f"/test-{uuid.uuid4().hex}"
+    memory = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=size)  # takes none: all zeros
+    try:
+        client.register_system_shared_memory(key, key, size)
+        library: Any = grpcclient if door == "grpc" else httpclient
+        url = host.url if door == "grpc" else host.http_url
+        with library.InferenceServerClient(url) as asker:
+            wanted = library.InferInput("INPUT0", [2], "BYTES")
+            wanted.set_shared_memory(key, size)
+            status, text = failure(asker.infer, "strings", [wanted])
+        assert status == ("StatusCode.INVALID_ARGUMENT" if door == "grpc" else "400")
+        assert text.endswith(complaint)
+    finally:
+        memory.close_fd()
+        memory.unlink()
 
 
 def test_strings_travel_in_shared_memory_too(client: Client, memory: Memory) -> None:

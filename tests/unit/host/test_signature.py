@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from host.errors import ErrorCode, HostError
 from host.inference import Call, InferRequest, Tensor
-from host.models.bytes_walk import BytesFault, walk
+from host.models.bytes_walk import BytesFault, walk, walk_pieces
 from host.models.signature import Signature
 
 RID = "[request id: r1] "
@@ -602,6 +602,36 @@ def test_walk_agrees_with_the_reference_on_damaged_elements_of_one_length(
     data = bytearray(serialize(*[b"x" * length] * count))
     data[place % len(data)] = value
     assert walks(bytes(data), count) == reference(bytes(data), count)
+
+
+@given(elements, st.integers(4, 40), st.integers(0, 2**32), st.integers(0, 255), st.integers(-2, 2))
+def test_walk_in_pieces_says_what_a_walk_over_all_says(
+    items: list[bytes], most: int, place: int, value: int, extra: int
+) -> None:
+    damaged = bytearray(serialize(*items))
+    if damaged:
+        damaged[place % len(damaged)] = value
+    for data in (serialize(*items), bytes(damaged)):
+        count = max(0, len(items) + extra)
+        said: list[str] = []
+        for size in (most, max(4, len(data))):
+            given: list[int] = []
+
+            def part(
+                begin: int, length: int, data: bytes = data, given: list[int] = given
+            ) -> bytes:
+                given.append(length)
+                return data[begin : begin + length]
+
+            try:
+                walk_pieces(part, len(data), count, size)
+            except BytesFault as fault:
+                said.append(fault.text("T", "m"))
+            else:
+                said.append("fine")
+            assert max(given, default=0) <= size
+        assert said[0] == said[1]
+        assert (said[0] == "fine") == reference(data, count)
 
 
 def test_walk_does_not_take_longer_for_more_declared_elements() -> None:
