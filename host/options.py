@@ -261,8 +261,8 @@ class Options:
         "", "Run one instance of this model on the terminal: breakpoint() works in it, and while"
         " it waits there, nothing but the exit of the server ends it.")
     stub_load_timeout_secs: float = _own(
-        0.0, "How long a stub's import of its model, and then its initialize, may take before it is"
-        " killed; 0 is no limit.", check=values.not_negative)
+        0.0, "How long a stub's import of its model, then its initialize, and each sample of its"
+        " warm-up may take before it is killed; 0 is no limit.", check=values.not_negative)
     stub_grace_secs: float = _own(
         10.0, "How long a stub whose callers have all gone may keep running at unload before it"
         " is killed.", check=values.not_negative)

@@ -58,7 +58,7 @@ class Instance:
         self.name = name
         self._environment = environment  # what Python it runs on, if not on the host's
         self._attached = attached  # to the terminal, where somebody may be debugging it
-        self._load_seconds = None if attached else services.load_seconds
+        self.load_seconds = None if attached else services.load_seconds  # for each step of a load
         self.label = label
         self.on_death: Callable[[str], None] = lambda reason: None
         self.death = ""  # how the process ended
@@ -136,7 +136,7 @@ class Instance:
         """
         self._reply.expect()
         self._send_work([m.Describe(source, config)])
-        reply = await self._answer(self._load_seconds)
+        reply = await self._answer(self.load_seconds)
         assert isinstance(reply, m.Described)
         return reply.config
 
@@ -149,7 +149,7 @@ class Instance:
         self.work.window = become.window
         self._queries.initializing = become.args["model_name"]
         self._send_work([become])
-        reply = await self._answer(self._load_seconds)
+        reply = await self._answer(self.load_seconds)
         self._queries.initializing = ""
         assert isinstance(reply, m.Initialized)
         self.readiness.defined = reply.checks

@@ -34,7 +34,8 @@ class StubPool:
 
     `arena_limit` is what the tensors of one process may take, in bytes; `client_memory` whether
     clients may register shared memory. `control` is to be set before the first instance is
-    started, and `load_seconds` if a model's import, or its `initialize`, may take only so long.
+    started, and `load_seconds` if a step of a load may take only so long: a model's import, its
+    `initialize`, each sample of its warm-up.
     Raises OSError.
     """
 

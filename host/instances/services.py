@@ -101,7 +101,7 @@ class HostServices(Protocol):
     models: Models
     control: ModelControl
     metrics: Metrics
-    load_seconds: float | None  # that a model's import, or its `initialize`, may take
+    load_seconds: float | None  # that an import, an `initialize` or a sample of a warm-up may take
 
     def model_log(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
         """Log what a model logged, maybe about these calls."""

@@ -91,7 +91,15 @@ class Warmup:
                 errors = self._too_many(sample.batch_size, instance.name)
                 if not errors:
                     calls = [new_call(self._request(sample)) for _ in range(sample.batch_size)]
-                    errors = await _execute(instance, calls, report)
+                    running = _execute(instance, calls, report)
+                    try:
+                        errors = await asyncio.wait_for(running, instance.load_seconds)
+                    except asyncio.TimeoutError:
+                        raise stub_lost(
+                            f"failed to run warmup sample '{sample.name}': Stub process"
+                            f" '{instance.name}' is not healthy. It gave no last answer to this"
+                            f" request for {instance.load_seconds:g} s."
+                        ) from None
                 if errors:
                     texts = "".join(f"{error.message}; " for error in errors)
                     text = f"failed to run warmup sample '{sample.name}': {texts}"

@@ -86,6 +86,16 @@ def test_a_pipe_that_only_the_model_knows_is_its_own_affair(
 def test_a_load_that_hangs_is_ended_if_a_limit_is_set(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
+    hangs = """
+    import threading
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            threading.Event().wait()
+    """
+    warmup = WARMUP.replace('input_data_file: "data"', "zero_data: true")
+    repository.add("hangs", hangs, PLAIN + warmup)
     source = """
     import os
     import signal
@@ -99,12 +109,19 @@ def test_a_load_that_hangs_is_ended_if_a_limit_is_set(
         repository,
         "--model-control-mode=explicit",
         "--disable-auto-complete-config",
-        "--stub-load-timeout-secs=0.5",
+        "--stub-load-timeout-secs=2",
     ).wait_started()
     with host.client() as client:
         failure(client.load_model, "stands")
     host.wait_for(
         "failed to load 'stands' version 1: Internal: Stub process 'stands_0' is not healthy. It"
-        " gave no sign for 0.5 s while initializing"
+        " gave no sign for 2 s while initializing"
     )
     wait_until(lambda: not host.stubs("stands_0"), "the stopped stub to be ended")
+    with host.client() as client:
+        failure(client.load_model, "hangs")
+    host.wait_for(
+        "failed to load 'hangs' version 1: Internal: failed to run warmup sample 's': Stub process"
+        " 'hangs_0' is not healthy. It gave no last answer to this request for 2 s"
+    )
+    wait_until(lambda: not host.stubs("hangs_0"), "the hanging stub to be ended")
