@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from stub.wire.fork_protocol import receive_news, send_request
 from stub.wire.spawn import Spawn
+
+_log = logging.getLogger("pbhost")
 
 _MOST_AT_A_TIME = 16  # requests without an answer; the socket holds many more
 
@@ -32,26 +36,36 @@ class ForkClient:
     """The host's end of a fork server, or of what takes the part of one (decisions 10 and 16).
 
     When the other end of `sock` is gone, `lost` is called, launches fail with the text `gone`, and
-    the stubs count as killed.
+    the stubs count as killed. With `patience`, in seconds, it is given up when it says nothing for
+    so long although it should; it is up to `lost` to end it.
     """
 
-    def __init__(self, sock: socket.socket, gone: str, lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        gone: str,
+        lost: Callable[[], None],
+        patience: float | None = None,
+    ) -> None:
         self.closed = False
         self._socket = sock
         self._gone = gone
         self._lost = lost
+        self._patience = patience
+        self._heard = 0  # how often
         self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(_MOST_AT_A_TIME)
         self._launches: dict[str, asyncio.Future[Started]] = {}
         self._codes: dict[int, asyncio.Future[int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         self._loop.add_reader(sock, self._read)
 
     async def start(self, spawn: Spawn, stdout: int, stderr: int) -> Started:
         """Have a stub started with this output; all descriptors stay the caller's.
 
-        Raises OSError. If it is cancelled, a stub may start all the same: it ends with the
-        lifeline of `spawn`.
+        Raises OSError, ConnectionError if the other end is gone. If it is cancelled, a stub may
+        start all the same: it ends with the lifeline of `spawn`.
         """
         launch: asyncio.Future[Started] = self._loop.create_future()
         async with self._slots:
@@ -60,15 +74,40 @@ class ForkClient:
             self._launches[spawn.token] = launch
             try:
                 send_request(self._socket, spawn, stdout, stderr)
-                return await launch
+                await self._expect(launch)
+                return launch.result()
             except asyncio.CancelledError:
-                if not launch.cancelled() and launch.exception() is None:  # it came just now
+                if not launch.cancel() and launch.exception() is None:  # it came just now
                     started = launch.result()
                     self._codes.pop(started.pid, None)
                     os.close(started.pidfd)
                 raise
             finally:
                 self._launches.pop(spawn.token, None)
+
+    def expect_end(self, pid: int) -> None:
+        """The kernel has told of the end of a stub: the other end has to say how it ended."""
+        if pid in self._codes:
+            task = self._loop.create_task(self._expect(self._codes[pid]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _expect(self, told: asyncio.Future[Any]) -> None:
+        """Wait for news of something as long as there are news at all."""
+        silent = 0
+        while not told.done():
+            heard = self._heard
+            # In two halves: if this process itself has stood still, the first one is over at once.
+            half = None if self._patience is None else self._patience / 2
+            await asyncio.wait([told], timeout=half)
+            silent = silent + 1 if self._heard == heard else 0
+            if silent == 2 and not self.closed:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._gone = f"the fork server has said nothing for {self._patience:g} s"
+        _log.error("%s: it is ended, and with it its stubs", self._gone)
+        self._end()
 
     def _read(self) -> None:
         try:
@@ -80,6 +119,7 @@ class ForkClient:
         if news is None:
             self._end()
             return
+        self._heard += 1
         told, descriptors = news
         pid = told["pid"]
         assert isinstance(pid, int)
@@ -122,3 +162,5 @@ class ForkClient:
             self.closed = True
             self._loop.remove_reader(self._socket)
             self._socket.close()
+            for task in self._tasks:
+                task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -15,6 +16,9 @@ from host.instances.process import OutputHandler, StubProcess, stub_command
 from stub.wire.spawn import Spawn
 
 _EXIT_SECONDS = 5.0
+_PATIENCE = 30.0  # seconds in which a fork server has to say something, once it is asked
+
+_log = logging.getLogger("pbhost")
 
 
 class _Interpreters:
@@ -97,11 +101,13 @@ class SpawnLauncher:
 class ForkLauncher:
     """Stubs are forks of one server process, which is started when the first one is needed.
 
-    Should it die, its stubs die with it, and the next launch starts another one. The Python of an
-    environment is another program, so stubs there are not forked but spawned.
+    Should it die, its stubs die with it, and the next launch starts another one; launches that it
+    has not answered are done without it. `patience` is how long it may be silent, in seconds. The
+    Python of an environment is another program, so stubs there are not forked but spawned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = _PATIENCE) -> None:
+        self._patience = patience
         self._spawn = SpawnLauncher()
         self._interpreters = _Interpreters()
         self._server: _ForkServer | None = None
@@ -120,8 +126,12 @@ class ForkLauncher:
             return await self._spawn.launch(spawn, lifeline, output, on_exit, environment)
         async with self._starting:
             if self._server is None or not self._server.alive:
-                self._server = await _ForkServer.start(self._interpreters)
-        return await self._server.fork(spawn, lifeline, output, on_exit)
+                self._server = await _ForkServer.start(self._interpreters, self._patience)
+        try:
+            return await self._server.fork(spawn, lifeline, output, on_exit)
+        except ConnectionError as error:
+            _log.warning("%s: a stub is a new interpreter, in place of a fork", error)
+        return await self._spawn.launch(spawn, lifeline, output, on_exit)
 
     async def close(self) -> None:
         """As `Launcher.close`."""
@@ -134,12 +144,14 @@ class ForkLauncher:
 class _ForkServer:
     """A fork server, and the stubs that it has started."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], sock: socket.socket) -> None:
+    def __init__(
+        self, popen: subprocess.Popen[bytes], sock: socket.socket, patience: float
+    ) -> None:
         self._popen = popen
-        self._client = ForkClient(sock, "the fork server has ended", self._died)
+        self._client = ForkClient(sock, "the fork server has ended", self._died, patience)
 
     @classmethod
-    async def start(cls, interpreters: _Interpreters) -> _ForkServer:
+    async def start(cls, interpreters: _Interpreters, patience: float) -> _ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             fd = theirs.fileno()
@@ -151,7 +163,7 @@ class _ForkServer:
             raise
         finally:
             theirs.close()
-        return cls(popen, ours)
+        return cls(popen, ours, patience)
 
     @property
     def alive(self) -> bool:
@@ -170,12 +182,19 @@ class _ForkServer:
             _close(out[1], err[1])
         outputs = out[0], err[0]
         process = StubProcess(started.pid, started.pidfd, lifeline, outputs, output, on_exit)
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(started.pidfd)
+            self._client.expect_end(started.pid)
 
         def ended(code: asyncio.Future[int]) -> None:
+            loop.remove_reader(started.pidfd)
             if not self.alive:
                 process.kill()  # the kernel has done that already, once it had asked for it
             process.ended(code.result())
 
+        loop.add_reader(started.pidfd, gone)
         started.code.add_done_callback(ended)
         return process
 

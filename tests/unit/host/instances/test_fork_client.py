@@ -18,6 +18,7 @@ import pytest
 from host.environments.environment import Environment
 from host.environments.sources import Sources
 from host.instances.caller import CallerLauncher
+from host.instances.fork_client import ForkClient
 from host.instances.launchers import ForkLauncher
 from host.instances.process import Launcher, StubProcess
 from stub.wire.fork_protocol import receive_request, send_ended, send_started
@@ -218,5 +219,57 @@ def test_a_launch_that_is_cancelled_leaves_nothing_of_a_fork_server_open() -> No
             assert not descriptors() - before
         finally:
             await launcher.close()
+
+    asyncio.run(asyncio.wait_for(test(), DEADLINE))
+
+
+def test_launches_are_done_without_a_fork_server_that_stands_still(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        launcher = ForkLauncher(patience=8)
+        process = psutil.Process()
+        stubs = Lifelines(launcher)
+        others = set(process.children())
+        try:
+            first = await stubs.launch("first")
+            (server,) = set(process.children()) - others
+            server.suspend()
+            second = await stubs.launch("second")
+            assert second.pid in {child.pid for child in process.children()}
+            assert not server.is_running()
+            third = await stubs.launch("third")
+            assert third.pid not in {child.pid for child in process.children()}
+            for stub in (first, second, third):
+                stub.kill()
+                assert await stub.wait(DEADLINE)
+        finally:
+            await launcher.close()
+
+    with caplog.at_level("WARNING", "pbhost"):
+        asyncio.run(asyncio.wait_for(test(), DEADLINE))
+    silence = "the fork server has said nothing for 8 s"
+    assert [record.message for record in caplog.records] == [
+        f"{silence}: it is ended, and with it its stubs",
+        f"{silence}: a stub is a new interpreter, in place of a fork",
+    ]
+
+
+def test_the_other_end_has_to_say_how_a_stub_has_ended() -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lost = asyncio.Event()
+        client = ForkClient(ours, GONE, lost.set, patience=0.1)
+        launching = asyncio.create_task(client.start(SPAWN, 1, 2))
+        await asyncio.sleep(0)
+        pidfd = os.pidfd_open(os.getpid())
+        send_started(theirs, SPAWN.token, 7, pidfd)  # in time, as nothing else has run since
+        os.close(pidfd)
+        started = await launching
+        os.close(started.pidfd)
+        client.expect_end(7)
+        assert await started.code == -signal.SIGKILL
+        assert lost.is_set() and client.closed
+        theirs.close()
 
     asyncio.run(asyncio.wait_for(test(), DEADLINE))
