@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from host.errors import invalid_argument
+
 PIECE = 1 << 28
 """The most bytes that are copied at a time by who does not need all at once. A client's memory can
 be larger than the machine's, as long as nothing is written there.
@@ -35,12 +37,16 @@ def contents(data: bytes | memoryview | ClientBytes) -> bytes | memoryview:
     return data if isinstance(data, (bytes, memoryview)) else bytes(data)
 
 
-def can_be_copied(size: int) -> bool:
-    """Whether the machine has memory for a copy of so many bytes, and for one more in an arena.
-
-    Linux would promise it in any case, and end this process later.
+def refuse_if_too_large(name: str, data: ClientBytes) -> None:
+    """Raise HostError INVALID_ARG if the machine has no memory for a copy of a tensor's bytes, and
+    for one more in an arena. Linux would promise it in any case, and end this process later.
     """
-    return size <= PIECE or 2 * size <= _available()
+    size = len(data)
+    if size > PIECE and 2 * size > _available():
+        raise invalid_argument(
+            f"tensor '{name}' has {size} bytes in shared memory, which have to be copied, and there"
+            " is not enough memory for that"
+        )
 
 
 def _available() -> int:

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from host.client_bytes import ClientBytes, can_be_copied
-from host.errors import ErrorCode, HostError, invalid_argument
+from host.client_bytes import ClientBytes, refuse_if_too_large
+from host.errors import ErrorCode, HostError
 from stub.wire.payload import TraceLink
 
 Parameter = bool | int | float | str
@@ -46,15 +46,6 @@ def private(tensor: Tensor) -> Tensor:
         return tensor
     refuse_if_too_large(tensor.name, tensor.data)
     return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
-
-
-def refuse_if_too_large(name: str, data: ClientBytes) -> None:
-    """Raise HostError INVALID_ARG if a tensor's bytes cannot be copied."""
-    if not can_be_copied(len(data)):
-        raise invalid_argument(
-            f"tensor '{name}' has {len(data)} bytes in shared memory, which have to be copied, and"
-            " there is not enough memory for that"
-        )
 
 
 @dataclass(slots=True)
