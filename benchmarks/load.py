@@ -24,8 +24,8 @@ class Load:
 
     The input is FP32, or BYTES if strings of it have a length. With `shared_memory`, inputs and
     outputs lie in the client's system shared memory; with `http`, they come by the other door. With
-    `responses`, the model is asked for so many of them by each request of a stream. perf_analyzer
-    asks, unless `by_h2load`.
+    `streaming`, all requests come on one stream; with `responses`, they do as well, and the model
+    is asked for so many of them by each. perf_analyzer asks, unless `by_h2load`.
     """
 
     model: str
@@ -34,6 +34,7 @@ class Load:
     shared_memory: bool = False
     http: bool = False
     string_length: int = 0
+    streaming: bool = False
     responses: int = 0
     by_h2load: bool = False
 
@@ -128,6 +129,8 @@ def _by_perf_analyzer(peer: Peer, load: Load, server: RunningServer, seconds: fl
             given += ["--measurement-mode", "count_windows", "--measurement-request-count", "10"]
         else:
             given = ["--shape", f"INPUT0:{load.elements}"]
+        if load.streaming:
+            given += ["--streaming"]
         if load.string_length:
             given += ["--string-length", str(load.string_length)]
         if load.shared_memory:

@@ -19,6 +19,13 @@ LOADS = {
     "dynamic batching, FP32[16], concurrency 1": Load("identity_batched", 16, 1),
     "dynamic batching, FP32[16], concurrency 16": Load("identity_batched", 16, 16),
     "dynamic batching, FP32[16], concurrency 64": Load("identity_batched", 16, 64),
+    "identity FP32[16] on a stream, concurrency 1": Load("identity_fp32", 16, 1, streaming=True),
+    "identity FP32[16] on a stream, concurrency 16": Load("identity_fp32", 16, 16, streaming=True),
+    "identity FP32[4096] (16 kB), concurrency 1": Load("identity_fp32", 4096, 1),
+    "identity FP32[4096] (16 kB), concurrency 16": Load("identity_fp32", 4096, 16),
+    "identity FP32[16384] (66 kB) in system shared memory, concurrency 8": Load(
+        "identity_fp32", 16384, 8, True
+    ),
     "identity FP32[150528] (602 kB), concurrency 1": Load("identity_fp32", IMAGE, 1),
     "identity FP32[150528] (602 kB), concurrency 4": Load("identity_fp32", IMAGE, 4),
     "identity FP32[1048576] (4 MB), concurrency 1": Load("identity_fp32", MEGABYTES, 1),
