@@ -274,9 +274,9 @@ class Run:
             if not final:
                 call.took(response)
             return
-        lease = None
-        needed = sum(uses.get(name, 0) for name in step.outputs.values())
+        lease, needed = None, 0
         if not final:
+            needed = sum(uses.get(name, 0) for name in step.outputs.values())
             lease = Lease(self._pace, call, response, needed)
         size = call.request.batch_size if partner.batches else 0
         produced = {tensor.name: tensor for tensor in response.outputs}
