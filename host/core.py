@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Mapping
 
 from host.config.model_config import ModelConfig
+from host.correlation import correlation_text
 from host.descriptions import (
     IndexEntry,
     ModelMetadata,
@@ -144,6 +145,8 @@ class Core:
                     " 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
                     " models.'"
                 )
+            if isinstance(request.correlation_id, str):
+                correlation_text(request.correlation_id)
             return model.infer(request)
         except HostError as error:
             raise _not_asked(request, error) from error

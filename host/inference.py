@@ -116,9 +116,6 @@ class Times(msgspec.Struct):
     ended: int
 
 
-MAX_CORRELATION_ID_LENGTH = 128  # bytes of UTF-8
-
-
 class InferRequest(msgspec.Struct):
     """One inference request, as any door hands it to the core.
 

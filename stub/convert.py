@@ -99,7 +99,7 @@ def _inputs_from(wires: Sequence[WireTensor], memory: Memory) -> List[pb_utils.T
 def request_to(request: pb_utils.InferenceRequest, memory: Memory) -> WireRequest:
     """An outgoing (BLS) request. Raises ArenaFull or Unsendable, and has then lent nothing."""
     placed: List[Block] = []
-    parameters = _parameters(request._parameters)
+    parameters = _request_parameters(request)
     try:
         count = len(request._inputs)
         inputs = [tensor_to(tensor, memory, placed, count) for tensor in request._inputs]
@@ -121,7 +121,7 @@ def request_inline(request: pb_utils.InferenceRequest) -> WireRequest:
         ]
     except pb_utils.TritonModelException as problem:
         raise Unsendable(str(problem)) from problem
-    return _request(request, inputs, _parameters(request._parameters))
+    return _request(request, inputs, _request_parameters(request))
 
 
 def localised(wire: WireRequest, memory: Memory) -> WireRequest:
@@ -264,6 +264,16 @@ def _parameters(parameters: Optional[Mapping[str, object]]) -> Dict[str, Paramet
                 " 64 bits with sign"
             )
     return cast(Dict[str, Parameter], dict(parameters))
+
+
+def _request_parameters(request: pb_utils.InferenceRequest) -> Dict[str, Parameter]:
+    """As they travel. Raises Unsendable, saying which model was not asked (pb_utils spec 5.3)."""
+    try:
+        return _parameters(request._parameters)
+    except Unsendable as problem:
+        raise Unsendable(
+            f"Model {request._model_name} - Error when running inference: {problem}"
+        ) from problem
 
 
 def no_room(full: ArenaFull) -> str:

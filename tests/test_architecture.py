@@ -23,6 +23,7 @@ MODULES = {
 LAYERS = [
     [
         "host.client_bytes",
+        "host.correlation",
         "host.errors",
         "host.identity",
         "host.regular_file",

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from host.errors import HostError, invalid_argument, unsupported
-from host.inference import MAX_CORRELATION_ID_LENGTH, InferRequest, Parameter
+from host.correlation import correlation_text
+from host.errors import HostError, invalid_argument
+from host.inference import InferRequest, Parameter
 from host.instances.regions import RegionPart
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -29,7 +30,7 @@ def apply_parameters(parameters: Mapping[str, Any], request: InferRequest) -> No
             if kind == "int64_param":
                 request.correlation_id = value.int64_param & _UINT64
             elif kind == "string_param":
-                request.correlation_id = _string_correlation_id(value.string_param)
+                request.correlation_id = correlation_text(value.string_param)
             else:
                 raise _wrong_type(key, "int64_param or string_param")
         elif key in ("sequence_start", "sequence_end"):
@@ -48,12 +49,6 @@ def apply_parameters(parameters: Mapping[str, Any], request: InferRequest) -> No
                 raise _wrong_type(key, "bool_param")
         else:
             request.parameters[key] = _custom_parameter(key, kind, value)
-
-
-def _string_correlation_id(text: str) -> str:
-    if len(text.encode()) > MAX_CORRELATION_ID_LENGTH:
-        raise unsupported("string correlation ID cannot be longer than 128 characters")
-    return text
 
 
 def _priority(kind: str | None, value: Any) -> int:

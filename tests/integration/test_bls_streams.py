@@ -331,6 +331,22 @@ def test_parameters_ids_and_flags_travel_along(client: Client) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("along", "text"),
+    [
+        ("correlation_id='n' * 129", "string correlation ID cannot be longer than 128 characters"),
+        ("parameters={'a': 2**63}", "Unsupported value type on parameters"),
+    ],
+    ids=["correlation id", "parameter"],
+)
+def test_what_cannot_travel_along_is_said_of_the_model_that_was_asked(
+    client: Client, along: str, text: str
+) -> None:
+    source = f"return ask('other', command('return 1'), {along}).exec().error().message()"
+    message = script(client, source)
+    assert message.startswith(f"Model other - Error when running inference: {text}")
+
+
 # Threads and children
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from host.errors import HostError, internal, invalid_argument, unsupported
+from host.correlation import correlation_text
+from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import JsonLimit, read_tensor
-from host.inference import MAX_CORRELATION_ID_LENGTH, Parameter
+from host.inference import Parameter
 from host.instances.regions import RegionPart
 
 _REMEMBERED = 2048  # JSON parts; one client's requests repeat the same one
@@ -202,10 +203,7 @@ def _apply_parameters(value: Any, head: InferHead) -> None:
 def _correlation_id(value: Any) -> int | str:
     if json.is_unsigned(value):
         return int(value)
-    text: str = _parsed("sequence_id", json.as_text, value)
-    if len(text.encode(errors="surrogatepass")) > MAX_CORRELATION_ID_LENGTH:
-        raise unsupported("string correlation ID cannot be longer than 128 characters")
-    return text
+    return correlation_text(_parsed("sequence_id", json.as_text, value))
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
