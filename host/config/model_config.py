@@ -49,8 +49,9 @@ __all__ = [
 class LoadedConfig:
     """A configuration as far as it is known without running the model.
 
-    `source` is None when no file was read. `unplaced`: why its instances cannot be made here,
-    which fails a version, where other errors keep the model from being looked at (spec 2.4).
+    `source` is None when no file was read. `unplaced`: why it cannot be served or its instances
+    not be made here, which fails a version, where other errors keep the model from being looked at
+    (spec 2.4).
     `namespace`: the repository, if several models may have that name (spec 8.9).
     """
 
@@ -79,13 +80,13 @@ def load(
 
     `strict` demands a complete configuration, `config_name` chooses among `configs/`, `override`
     is JSON that replaces the file, and `name` stands in for the directory's name where that
-    directory is a temporary one (configuration spec 2.4, steps 2 to 8; of step 10 the error is
+    directory is a temporary one (configuration spec 2.4, steps 2 to 8; of steps 10 and 11 the error is
     kept). `gpus` are those of at least the `least_capability`.
     """
     directory = name if name is not None else model_dir.name
     config, source = _read(model_dir, strict, config_name, override)
     raise_first(_examine(config, model_dir, directory, strict, gpus), source)
-    unplaced = first_error(check_instance_groups(config, gpus, least_capability), source)
+    unplaced = first_error(_check_placed(config, gpus, least_capability), source)
     return LoadedConfig(config, source, unplaced)
 
 
@@ -99,7 +100,7 @@ def examine(
 ) -> Findings:
     """Fill in what is left out, as for `load`, and say what is wrong: all of it, to who goes on."""
     yield from _examine(config, model_dir, directory, strict, gpus)
-    yield from check_instance_groups(config, gpus, least_capability)
+    yield from _check_placed(config, gpus, least_capability)
 
 
 def _examine(
@@ -122,9 +123,14 @@ def _examine(
     if strict:
         yield from check_tensors(config)
     yield from check_directory_name(config, directory)
-    yield from check_supported(config)
     normalise_instance_groups(config, gpus)
+
+
+def _check_placed(config: ModelConfig, gpus: Sequence[int], least_capability: float) -> Findings:
+    """What a backend says of a model that it is to serve: its version fails, with a reason."""
+    yield from check_supported(config)
     yield from check_stub_names(config)
+    yield from check_instance_groups(config, gpus, least_capability)
 
 
 def finish(

@@ -402,3 +402,26 @@ def test_a_name_that_no_stub_may_have_is_refused(
     host = serve(repository)
     assert host.process.wait(DEADLINE) == 1
     assert "Invalid stub name: contains invalid characters" in host.output
+
+
+def test_what_the_backend_says_against_a_configuration_is_told_to_who_loads_the_model(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    """Nothing is wrong with the files as such, so the version is there, and has failed."""
+    key = "FORCE_CPU_ONLY_INPUT_TENSORS"
+    choice = f'parameters {{ key: "{key}" value {{ string_value: "maybe" }} }}'
+    repository.add("undecided", BODY, config=f'backend: "python" {choice}')
+    repository.add("semi;colon", BODY)
+    host = serve(repository, "--model-control-mode=explicit").wait_started()
+    reasons = {
+        "undecided": f"Unsupported: Incorrect value for {key}: maybe'",
+        "semi;colon": "Invalid argument: Invalid stub name: contains invalid characters",
+    }
+    with host.client() as client:
+        for name, reason in reasons.items():
+            code, text = failure(client.load_model, name)
+            assert code == "StatusCode.INVALID_ARGUMENT"
+            failed = f"load failed for model '{name}': version 1 is at UNAVAILABLE state: {reason}"
+            assert text.startswith(failed)
+        index = client.get_model_repository_index().models
+    assert {model.name: model.state for model in index} == dict.fromkeys(reasons, "UNAVAILABLE")

@@ -35,7 +35,7 @@ def configured(model: Path, text: str, *, strict: bool = False) -> LoadedConfig:
 
 def refusal(model: Path, text: str, *, strict: bool = False) -> HostError:
     with pytest.raises(HostError) as caught:
-        configured(model, text, strict=strict)
+        configured(model, text, strict=strict).check_instances()
     return caught.value
 
 
@@ -142,7 +142,7 @@ def test_shell_characters_are_no_part_of_a_name(tmp_path: Path, character: str) 
     directory = tmp_path / f"m{character}"
     directory.mkdir()
     with pytest.raises(HostError) as caught:
-        load(directory, strict=False, override='{"backend":"python"}')
+        load(directory, strict=False, override='{"backend":"python"}').check_instances()
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == "Invalid stub name: contains invalid characters"
 
