@@ -80,8 +80,8 @@ def load(
 
     `strict` demands a complete configuration, `config_name` chooses among `configs/`, `override`
     is JSON that replaces the file, and `name` stands in for the directory's name where that
-    directory is a temporary one (configuration spec 2.4, steps 2 to 8; of steps 10 and 11 the error is
-    kept). `gpus` are those of at least the `least_capability`.
+    directory is a temporary one (configuration spec 2.4, steps 2 to 8; of steps 10 and 11 the
+    error is kept). `gpus` are those of at least the `least_capability`.
     """
     directory = name if name is not None else model_dir.name
     config, source = _read(model_dir, strict, config_name, override)
