@@ -207,10 +207,10 @@ class Regions:
                 region.close()
 
     def status(self, name: str) -> list[RegionStatus]:
-        """One region, or all without a name. Raises HostError NOT_FOUND."""
+        """One region, or all by name without one. Raises HostError NOT_FOUND."""
         self.sweep()
         if not name:
-            return [region.status for region in self._regions.values()]
+            return [self._regions[known].status for known in sorted(self._regions)]
         if name not in self._regions:
             raise not_found(f"Unable to find system shared memory region: '{name}'")
         return [self._regions[name].status]

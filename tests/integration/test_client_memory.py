@@ -274,6 +274,21 @@ def test_regions_are_listed_and_forgotten(client: Client) -> None:
         second.close()
 
 
+def test_regions_are_listed_by_their_names(client: Client, host: RunningHost) -> None:
+    memory = Memory(client, registered=False)
+    names = [f"{letter}-{memory.name}" for letter in "bca"]
+    try:
+        for name in names:
+            client.register_system_shared_memory(name, memory.key, SIZE)
+        with httpclient.InferenceServerClient(host.http_url) as http:
+            listed = [region["name"] for region in http.get_system_shared_memory_status()]
+        assert [name for name in listed if name in names] == sorted(names)
+    finally:
+        for name in names:
+            client.unregister_system_shared_memory(name)
+        memory.close()
+
+
 def test_a_registration_may_start_inside_the_object(client: Client) -> None:
     memory = Memory(client, registered=False)
     try:
