@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -13,8 +14,9 @@ from host.frontends.forwarding import Header
 from host.frontends.grpc_methods import (
     STATUS,
     GrpcOptions,
-    StreamHandler,
+    Serving,
     StreamMethod,
+    StreamStart,
     UnaryHandler,
     failure,
 )
@@ -55,7 +57,7 @@ class GrpcAioFrontend:
         server = grpc.aio.server(options=_channel_arguments(self._options))
         for name, methods in self._service.services().items():
             handlers = {
-                method.name: grpc.stream_stream_rpc_method_handler(_stream(method.handler))
+                method.name: grpc.stream_stream_rpc_method_handler(_stream(method.start))
                 if isinstance(method, StreamMethod)
                 else grpc.unary_unary_rpc_method_handler(_unary(method.handler))
                 for method in methods
@@ -146,10 +148,62 @@ def _unary(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[bytes]]:
     return serve
 
 
-def _stream(handler: StreamHandler) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+class _Client:
+    """A stream, carried by a coroutine that reads and one that writes."""
+
+    def __init__(self, rpc: Any) -> None:
+        self._rpc = rpc
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # at most a message, the end
+        self._error: BaseException | None = None
+        self._ended = False
+        self._may_read = asyncio.Event()
+
+    def write(self, message: bytes, more: bool) -> bool:
+        self._outgoing.put_nowait(message)
+        return False
+
+    def read_on(self) -> None:
+        self._may_read.set()
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._error, self._ended = error, True
+        self._outgoing.put_nowait(None)
+
+    async def carry(self, serving: Serving, requests: AsyncIterator[bytes]) -> None:
+        """Until the stream is ended; raises what ended it."""
+        reader = asyncio.ensure_future(self._read(serving, requests))
+        reader.add_done_callback(self._read_all)
+        try:
+            while (message := await self._outgoing.get()) is not None:
+                await self._rpc.write(message)
+                serving.write_on()
+        finally:
+            self._ended = True
+            reader.cancel()
+            serving.cancel()
+        if self._error is not None:
+            raise self._error
+
+    async def _read(self, serving: Serving, requests: AsyncIterator[bytes]) -> None:
+        async for data in requests:
+            if self._ended:
+                return
+            self._may_read.clear()
+            if not serving.received(data):
+                await self._may_read.wait()
+        if not self._ended:
+            serving.half_closed()
+
+    def _read_all(self, reader: asyncio.Future[None]) -> None:
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            self.end(error)
+
+
+def _stream(start: StreamStart) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
     async def serve(requests: AsyncIterator[bytes], rpc: Any) -> None:
         try:
-            await handler(requests, rpc.write, _Context(rpc))
+            client = _Client(rpc)
+            await client.carry(start(client, _Context(rpc)), requests)
         except grpc.aio.InternalError:
             pass  # nothing can be written any more: the client has given the call up
         except Exception as error:  # the top of a call, as above

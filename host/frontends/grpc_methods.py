@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,12 +61,40 @@ class Cancellable(Protocol):
 Done = Callable[[bytes | HostError], None]
 """Takes the message to answer with, or what failed instead."""
 
-Send = Callable[[bytes], Awaitable[None]]
-"""Sends one message to the client; done when there is room for the next."""
+
+class Client(Protocol):
+    """The other end of a stream, as its engine offers it to what serves the stream."""
+
+    def write(self, message: bytes, more: bool) -> bool:
+        """Send a message; `more` may come soon. Whether the next one may be written at once:
+        otherwise `write_on` is called when this one has left, or little enough waits."""
+
+    def read_on(self) -> None:
+        """After a message that was taken as the last one for now: the next may come."""
+
+    def end(self, error: Exception | None = None) -> None:
+        """End the stream, with what failed if anything did. Nothing is called after that."""
+
+
+class Serving(Protocol):
+    """What serves one stream, as the engine drives it: by plain calls, one inside of the other."""
+
+    def received(self, message: bytes) -> bool:
+        """Take a message; whether the next one may come before `read_on` is called."""
+
+    def half_closed(self) -> None:
+        """The client has said all."""
+
+    def write_on(self) -> None:
+        """There is room again."""
+
+    def cancel(self) -> None:
+        """The client has gone, or the engine has ended the stream: nobody is to be told of it."""
+
 
 UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
 UnaryStart = Callable[[bytes, Done, Context], Cancellable]
-StreamHandler = Callable[[AsyncIterator[bytes], Send, Context], Awaitable[None]]
+StreamStart = Callable[[Client, Context], Serving]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +115,10 @@ class UnaryMethod:
 
 @dataclass(frozen=True, slots=True)
 class StreamMethod:
-    """An RPC with streams of messages both ways.
-
-    The handler returns when everything is sent; otherwise as for UnaryMethod.
-    """
+    """An RPC with streams of messages both ways. `start` raises HostError if there is none."""
 
     name: str
-    handler: StreamHandler
+    start: StreamStart
     category: str
 
 

@@ -29,10 +29,18 @@ class _Known:
     With one tensor only, `until` are those from the id to that tensor, of `size` bytes.
     """
 
-    __slots__ = ("before", "behind", "inputs", "pattern", "plain", "size", "until")
+    __slots__ = ("before", "behind", "inputs", "message", "pattern", "plain", "size", "until")
 
-    def __init__(self, before: bytes, behind: bytes, tensors: bytes, request: InferRequest) -> None:
-        """`tensors` is what comes after the others."""
+    def __init__(
+        self,
+        before: bytes,
+        behind: bytes,
+        tensors: bytes,
+        message: InferMessage,
+        request: InferRequest,
+    ) -> None:
+        """`tensors` is what comes after the others, `message` what those are."""
+        self.message = message
         self.before = before
         self.behind = behind
         self.size = len(request.inputs[0].data) if len(request.inputs) == 1 else 0
@@ -83,10 +91,10 @@ class Recurring:
         self._known: dict[bytes, list[_Known]] = {}
         self._seen: dict[bytes, None] = {}  # requests without id and tensors, met once
 
-    def request(self, data: bytes) -> InferRequest | None:
+    def request(self, data: bytes) -> tuple[InferRequest, InferMessage] | None:
         """What the bytes of a ModelInferRequest ask for, or None if they are not known.
 
-        Large tensors are views of `data`.
+        Large tensors are views of `data`. The message has neither the id nor the tensors.
         """
         for known in self._known.get(data[: data[1] + 2] if len(data) > 1 else b"", ()):
             try:
@@ -94,7 +102,7 @@ class Recurring:
             except (IndexError, UnicodeDecodeError):
                 continue
             if request is not None:
-                return request
+                return request, known.message
         return None
 
     def learn(self, data: bytes, message: InferMessage, request: InferRequest) -> None:
@@ -134,7 +142,7 @@ class Recurring:
         forms = self._known.setdefault(data[: data[1] + 2], [])
         if len(forms) >= _FORMS:
             forms.pop(0)
-        forms.append(_Known(before, behind, data[-tensors:], request))
+        forms.append(_Known(before, behind, data[-tensors:], rest, request))
 
     def _is_first(self, fixed: bytes) -> bool:
         """Whether a request with these bytes comes for the first time.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 
 from host.core import Core
 from host.errors import HostError, unavailable
@@ -19,11 +18,12 @@ from host.frontends.grpc_codec import (
 from host.frontends.grpc_encode import encode_infer_response
 from host.frontends.grpc_methods import (
     NO_METADATA,
+    Client,
     Context,
     Done,
     Method,
-    Send,
     Services,
+    Serving,
     StreamMethod,
     UnaryMethod,
 )
@@ -68,7 +68,7 @@ class GrpcService:
         """The table that an engine carries."""
         guarded: Services = {
             INFERENCE: [
-                StreamMethod("ModelStreamInfer", self._model_stream_infer, "inference"),
+                StreamMethod("ModelStreamInfer", self._start_stream, "inference"),
                 *admin_methods(self._core),
             ],
             HEALTH: [UnaryMethod("Check", self._health_check, "health")],
@@ -89,8 +89,10 @@ class GrpcService:
         """
         if self._restricted:
             _check(self._restrictions, "inference", context)
-        request = self._recurring.request(data)
-        if request is None:
+        known = self._recurring.request(data)
+        if known is not None:
+            request = known[0]
+        else:
             message = parse_infer_request(data)
             request = self._interpret(message)
             self._recurring.learn(data, message, request)
@@ -123,13 +125,26 @@ class GrpcService:
         too short.
         """
         if not self._open.exiting:
-            for stream in self._streams:
+            for stream in list(self._streams):
                 stream.end(unavailable(STOPPING))
         return await self._open.drain(timeout)
 
-    def admit(self, message: InferMessage, context: Context) -> Call:
-        """Hand a request of a stream to the core; raises HostError."""
-        return self._submit(self._interpret(message), context, unary=False)
+    def admit(self, data: bytes, context: Context) -> tuple[InferMessage, str, Call | HostError]:
+        """Hand a request of a stream to the core: what it says, its id, and what came of it."""
+        message, request_id = InferMessage(), ""
+        try:
+            known = self._recurring.request(data)
+            if known is not None:
+                request, message = known
+                request_id = request.id
+            else:
+                message = parse_infer_request(data)
+                request_id = message.id
+                request = self._interpret(message)
+                self._recurring.learn(data, message, request)
+            return message, request_id, self._submit(request, context, unary=False)
+        except HostError as early:
+            return message, request_id, early
 
     def decoupled(self, message: InferMessage) -> bool:
         """Whether the model of the message is decoupled; False if it is unknown."""
@@ -191,20 +206,19 @@ class GrpcService:
             raise result
         return result
 
-    async def _model_stream_infer(
-        self, requests: AsyncIterator[bytes], send: Send, context: Context
-    ) -> None:
+    def _start_stream(self, client: Client, context: Context) -> InferStream:
         if self._open.exiting:
             raise unavailable(STOPPING)
         errors_end_it = context.metadata("triton_grpc_error") == "true"
-        stream = InferStream(self, send, context, errors_end_it)
+        stream = InferStream(self, client, context, errors_end_it)
         self._streams.add(stream)
         self._open.count += 1
-        try:
-            await stream.run(requests)
-        finally:
-            self._streams.discard(stream)
-            self._open.leave()
+        return stream
+
+    def left(self, stream: InferStream) -> None:
+        """A stream is over."""
+        self._streams.discard(stream)
+        self._open.leave()
 
     async def _health_check(self, data: bytes, context: Context) -> bytes:
         return _SERVING if await self._core.ready() else _NOT_SERVING
@@ -222,13 +236,13 @@ def _guard(method: Method, restrictions: Restrictions) -> Method:
     if method.category not in restrictions:
         return method
     if isinstance(method, StreamMethod):
-        stream = method.handler
+        stream = method.start
 
-        async def serve(requests: AsyncIterator[bytes], send: Send, context: Context) -> None:
+        def start(client: Client, context: Context) -> Serving:
             _check(restrictions, method.category, context)
-            await stream(requests, send, context)
+            return stream(client, context)
 
-        return dataclasses.replace(method, handler=serve)
+        return dataclasses.replace(method, start=start)
     unary = method.handler
 
     async def answer(data: bytes, context: Context) -> bytes:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections import deque
-from collections.abc import AsyncIterator
 from typing import Protocol
 
 from host.errors import HostError, internal
 from host.frontends.classification import classify
-from host.frontends.grpc_codec import InferMessage, parse_infer_request
+from host.frontends.grpc_codec import InferMessage
 from host.frontends.grpc_encode import encode_stream_notice, encode_stream_response
-from host.frontends.grpc_methods import Context, Send
+from host.frontends.grpc_methods import Client, Context
 from host.inference import Call, InferResponse
 
 OPEN_REQUESTS = 1024
@@ -25,123 +23,135 @@ Answer = InferResponse | HostError | None
 class StreamDoor(Protocol):
     """What a stream asks of the service that it belongs to."""
 
-    def admit(self, message: InferMessage, context: Context) -> Call:
-        """Hand the request to the core. Raises HostError: an early error."""
+    def admit(self, data: bytes, context: Context) -> tuple[InferMessage, str, Call | HostError]:
+        """Hand a request to the core: what was understood of it, except for its tensors; its id;
+        and its call, or an early error."""
 
     def decoupled(self, message: InferMessage) -> bool:
         """Whether answers of its model may overtake those of others; False if it is unknown."""
+
+    def left(self, stream: InferStream) -> None:
+        """The stream is over."""
 
 
 class _Exchange:
     """One request of the stream, with answers that wait for the answers of earlier requests."""
 
-    __slots__ = ("message", "ordered", "call", "waiting")
+    __slots__ = ("message", "id", "ordered", "call", "waiting")
 
-    def __init__(self, message: InferMessage, ordered: bool) -> None:
+    def __init__(self, message: InferMessage, request_id: str, ordered: bool) -> None:
         self.message = message
+        self.id = request_id
         self.ordered = ordered
         self.call: Call | None = None
         self.waiting: list[tuple[Answer, bool]] = []
 
 
 class InferStream:
-    """Reads requests and sends answers until the client is done, has gone, or an error ends it.
+    """Takes requests and writes answers until the client is done, has gone, or an error ends it.
 
-    Ordinary models answer in the order of the requests, decoupled ones as soon as they can.
-    With `errors_end_it`, the first error response ends the stream instead of being sent.
-    The metadata of `context` came with the stream and goes with each of its requests.
+    All happens in the call that brings a request or an answer: no task is woken. Ordinary models
+    answer in the order of the requests, decoupled ones as soon as they can. With `errors_end_it`,
+    the first error response ends the stream instead of being sent. The metadata of `context` came
+    with the stream and goes with each of its requests.
     """
 
     def __init__(
         self,
         door: StreamDoor,
-        send: Send,
+        client: Client,
         context: Context,
         errors_end_it: bool = False,
     ) -> None:
         self._door = door
-        self._send = send
+        self._client = client
         self._errors_end_it = errors_end_it
         self._context = context
         self._open: set[_Exchange] = set()
+        self._full = False  # as many requests are open as may be
         self._line: deque[_Exchange] = deque()  # ordered exchanges; the first one may answer
         self._outbox: deque[tuple[_Exchange, Answer, bool]] = deque()
-        self._room = asyncio.Semaphore(OPEN_REQUESTS)
-        self._wake = asyncio.Event()
+        self._busy = False  # an answer is being written, or waits for room
+        self._leaving: tuple[_Exchange, Answer, bool] | None = None  # what waits for room
+        self._half_closed = False
         self._end: HostError | None = None
+        self._over = False
 
     def end(self, error: HostError) -> None:
         """End the stream with `error` once every request read so far is answered."""
         self._end = error
-        self._wake.set()
+        self._close_if_done()
 
-    async def run(self, requests: AsyncIterator[bytes]) -> None:
-        """Serve the stream. Raises the HostError that ends it, if one does.
-
-        Requests that are still open then, or when the caller is cancelled, are cancelled.
-        """
-        reader = asyncio.ensure_future(self._read(requests))
-        reader.add_done_callback(self._reader_done)
-        try:
-            while True:
-                while self._outbox:
-                    await self._write(*self._outbox.popleft())
-                if reader.done():
-                    reader.result()  # raises what broke it
-                    if not self._open:
-                        return
-                elif self._end is not None and not self._open:
-                    raise self._end
-                self._wake.clear()
-                await self._wake.wait()
-        finally:
-            reader.cancel()
-            for exchange in list(self._open):
-                if exchange.call is not None:
-                    exchange.call.cancel()
-                    if exchange.call.request.trace is not None:
-                        exchange.call.request.trace.close()
-            # What nobody gets any more lies in shared memory: it is not to wait for a collection.
-            self._outbox.clear()
-            for exchange in self._open:
-                exchange.waiting.clear()
-
-    def _reader_done(self, reader: asyncio.Future[None]) -> None:
-        if not reader.cancelled():
-            reader.exception()  # seen, even if the stream ends for another reason
-        self._wake.set()
-
-    async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        async for data in requests:
-            await self._room.acquire()
-            self._accept(data)
-
-    def _accept(self, data: bytes) -> None:
-        message, error = InferMessage(), None
-        try:
-            message = parse_infer_request(data)
-            call = self._door.admit(message, self._context)
-        except HostError as early:
-            error = early
-        exchange = _Exchange(message, ordered=not self._door.decoupled(message))
+    def received(self, message: bytes) -> bool:
+        """Take a request; whether there may be another one before `read_on` asks for it."""
+        understood, request_id, outcome = self._door.admit(message, self._context)
+        exchange = _Exchange(understood, request_id, not self._door.decoupled(understood))
         self._open.add(exchange)
         if exchange.ordered:
             self._line.append(exchange)
-        if error is not None:
-            self._answer(exchange, error, True)
+        if isinstance(outcome, HostError):
+            self._answer(exchange, outcome, True)
+        else:
+            exchange.call = outcome
+            outcome.subscribe(functools.partial(self._answer, exchange))
+        self._full = len(self._open) >= OPEN_REQUESTS
+        return not self._full
+
+    def half_closed(self) -> None:
+        """No more requests: the stream ends when those that are open are answered."""
+        self._half_closed = True
+        self._close_if_done()
+
+    def write_on(self) -> None:
+        """The last answer has left."""
+        if self._leaving is not None:
+            left, self._leaving = self._leaving, None
+            self._written(*left)
+            self._write()
+
+    def cancel(self) -> None:
+        """Cancel the requests that are open; nothing is written any more."""
+        if self._over:
             return
-        exchange.call = call
-        call.subscribe(functools.partial(self._answer, exchange))
+        self._over = True
+        for exchange in list(self._open):
+            if exchange.call is not None:
+                exchange.call.cancel()
+                if exchange.call.request.trace is not None:
+                    exchange.call.request.trace.close()
+        # What nobody gets any more lies in shared memory: it is not to wait for a collection.
+        self._leaving = None
+        self._outbox.clear()
+        for exchange in self._open:
+            exchange.waiting.clear()
+        self._open.clear()
+        self._door.left(self)
+
+    def _close(self, error: Exception | None) -> None:
+        if not self._over:
+            self.cancel()
+            self._client.end(error)
+
+    def _close_if_done(self) -> None:
+        if self._open or self._busy:
+            return
+        if self._half_closed:
+            self._close(None)
+        elif self._end is not None:
+            self._close(self._end)
 
     def _answer(self, exchange: _Exchange, answer: Answer, final: bool) -> None:
-        """Pass an answer on to the outbox, or let it wait for its turn."""
+        """Write an answer, or let it wait for its turn."""
+        if self._over:
+            return
         if exchange.ordered and self._line[0] is not exchange:
             exchange.waiting.append((answer, final))
             return
         self._outbox.append((exchange, answer, final))
-        self._wake.set()
         if exchange.ordered and final:
             self._next_in_line()
+        if not self._busy:  # otherwise whoever has caused this answer goes on with it
+            self._write()
 
     def _next_in_line(self) -> None:
         self._line.popleft()
@@ -153,28 +163,45 @@ class InferStream:
                 return
             self._line.popleft()
 
-    async def _write(self, exchange: _Exchange, answer: Answer, final: bool) -> None:
-        data = self._encode(exchange, answer, final)
-        trace = None if exchange.call is None else exchange.call.request.trace
-        if trace is not None:
-            trace.stamp("GRPC_SEND_START")
-        if data:
-            await self._send(data)
-            if isinstance(answer, InferResponse) and exchange.call is not None:
-                exchange.call.took(answer)
-        if trace is not None:
-            trace.stamp("GRPC_SEND_END")
-            if final:
-                trace.close()
+    def _write(self) -> None:
+        """Write what may leave until the client has enough."""
+        self._busy = True
+        try:
+            while self._outbox:
+                exchange, answer, final = self._outbox.popleft()
+                data = self._encode(exchange, answer, final)
+                if exchange.call is not None and exchange.call.request.trace is not None:
+                    exchange.call.request.trace.stamp("GRPC_SEND_START")
+                more = not final or len(self._open) > 1
+                if data and not self._client.write(data, more):
+                    self._leaving = exchange, answer, final
+                    return
+                self._written(exchange, answer, final)
+        except Exception as error:  # the engine logs a defect: the model is not to hear of it
+            self._close(error)
+        self._busy = False
+        self._close_if_done()
+
+    def _written(self, exchange: _Exchange, answer: Answer, final: bool) -> None:
+        call = exchange.call
+        if call is not None:
+            if isinstance(answer, InferResponse):
+                call.took(answer)
+            if call.request.trace is not None:
+                call.request.trace.stamp("GRPC_SEND_END")
+                if final:
+                    call.request.trace.close()
         if final:
             self._open.discard(exchange)
-            self._room.release()
+            if self._full:
+                self._full = False
+                self._client.read_on()
 
     def _encode(self, exchange: _Exchange, answer: Answer, final: bool) -> bytes:
         """The message to send; empty for none. Raises the HostError that ends the stream."""
         message = exchange.message
         if isinstance(answer, HostError):  # early: it carries the id only
-            return encode_stream_notice(answer.message, message.id)
+            return encode_stream_notice(answer.message, exchange.id)
         error: HostError | None = None
         if answer is None:
             if exchange.ordered:
@@ -197,5 +224,5 @@ class InferStream:
                 raise error
             text = error.message or error.code.value  # a client takes an empty text for success
         return encode_stream_notice(
-            text, message.id, message.model_name, message.model_version, final
+            text, exchange.id, message.model_name, message.model_version, final
         )

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hpack
 
 from host.errors import not_found
 from host.frontends.grpc_methods import (
+    Client,
     Context,
     Done,
     GrpcOptions,
-    Send,
     StreamMethod,
     UnaryMethod,
 )
@@ -62,14 +62,44 @@ async def _fail(data: bytes, context: Context) -> bytes:
     raise not_found(data.decode("latin-1"))
 
 
-async def _echo_stream(requests: AsyncIterator[bytes], send: Send, context: Context) -> None:
-    async for data in requests:
-        await send(data)
+class _Stream:
+    """Echoes, after `flood` messages of its own."""
 
+    def __init__(self, client: Client, flood: int) -> None:
+        self._client = client
+        self._left = flood
+        self._waits = self._half_closed = False
+        self.write_on()
 
-async def _flood(requests: AsyncIterator[bytes], send: Send, context: Context) -> None:
-    for _ in range(50):
-        await send(bytes(1000))
+    def received(self, message: bytes) -> bool:
+        assert not self._half_closed, "a message after the end"
+        return self._write(message)
+
+    def write_on(self) -> None:
+        waited, self._waits = self._waits, False
+        while self._left:
+            self._left -= 1
+            if not self._write(bytes(1000)):
+                return
+        if waited:
+            self._client.read_on()
+        self._end()
+
+    def half_closed(self) -> None:
+        assert not self._half_closed, "the end comes twice"
+        self._half_closed = True
+        self._end()
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+
+    def _write(self, message: bytes) -> bool:
+        self._waits = not self._client.write(message, False)
+        return not self._waits
+
+    def _end(self) -> None:
+        if self._half_closed and not self._waits:
+            self._client.end()
 
 
 _SERVICES = {
@@ -77,8 +107,8 @@ _SERVICES = {
         UnaryMethod("Echo", _echo, ""),
         UnaryMethod("Hold", _echo, "", _hold),
         UnaryMethod("Fail", _fail, ""),
-        StreamMethod("EchoStream", _echo_stream, ""),
-        StreamMethod("Flood", _flood, ""),
+        StreamMethod("EchoStream", lambda client, _: _Stream(client, 0), ""),
+        StreamMethod("Flood", lambda client, _: _Stream(client, 50), ""),
     ]
 }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Generator
+from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING
 
 from host.errors import HostError
 from host.frontends.grpc_methods import (
     STATUS,
     Cancellable,
+    Serving,
     StreamMethod,
     UnaryMethod,
     failure,
@@ -48,9 +49,7 @@ class _Call(Stream):
     def aborted(self) -> None:
         """Nobody waits for it: what works on it is cancelled."""
         self._stop_deadline()
-        running, self._running = self._running, None
-        if running is not None:
-            running.cancel()
+        self._stop()
 
     def unavailable(self, text: str = _STOPPED) -> None:
         """The connection ends, as the text says, or the server does."""
@@ -84,12 +83,16 @@ class _Call(Stream):
 
     def _end_early(self, fault: RpcFault) -> None:
         """End with a status while the handler still works on it."""
-        running, self._running = self._running, None
         if self.pending_bytes:  # the client does not even take what is there
             self.reset(ErrorCode.CANCEL)
             self.connection.out.flush()
         else:
             self._fail(fault)
+        self._stop()
+
+    def _stop(self) -> None:
+        """Cancel what works on it."""
+        running, self._running = self._running, None
         if running is not None:
             running.cancel()
 
@@ -219,9 +222,9 @@ class UnaryCall(_Call):
 
 
 class StreamCall(_Call):
-    """Messages both ways, with a coroutine that takes and sends them."""
+    """Messages both ways: the Client of what serves them, which is called as they come."""
 
-    __slots__ = ("_method", "_reader", "_arrived")
+    __slots__ = ("_method", "_reader", "_serving", "_full", "_work")
 
     def __init__(
         self, connection: Connection, stream_id: int, rpc: Rpc, method: StreamMethod
@@ -229,7 +232,9 @@ class StreamCall(_Call):
         super().__init__(connection, stream_id, rpc)
         self._method = method
         self._reader = MessageReader(connection.limits.max_message)
-        self._arrived: asyncio.Future[None] | None = None  # a message, or the end
+        self._serving: Serving | None = None  # until the stream has been ended
+        self._full = False  # no message is taken now
+        self._work: set[asyncio.Future[None]] = set()  # on compressed messages
 
     @property
     def arriving(self) -> int | None:
@@ -237,72 +242,79 @@ class StreamCall(_Call):
         return None if self._reader.between or self.held else self._reader.taken
 
     def begin(self) -> None:
-        """Start the handler."""
-        work = self._method.handler(self._messages(), self._send, self.rpc)
-        task = asyncio.ensure_future(work)
-        self._running = task
-        task.add_done_callback(self._task_done)
+        """Have it served."""
+        try:
+            self._serving = self._running = self._method.start(self, self.rpc)
+        except Exception as error:  # the top of a call: `failure` logs a defect, and it is answered
+            self._fail(error)
 
     def received(self, piece: Piece, size: int, end: bool) -> None:
-        """Messages for the handler. While one waits for it, no new room is granted."""
-        reader = self._reader
+        """Messages. While one is not taken, no new room is granted."""
+        self.held += size
         try:
-            reader.feed(piece)
+            self._reader.feed(piece)
         except RpcFault as fault:
-            self.credit(size)
+            held, self.held = self.held, 0
+            self.credit(held)
             self._end_early(fault)
             return
-        if reader.ready:
-            self.held += size
-        else:  # the rest of a message that may be larger than the window
-            self.credit(size)
-        if (reader.ready or end) and self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+        self._hand_on()
 
-    async def _messages(self) -> AsyncIterator[bytes]:
-        reader = self._reader
-        while True:
-            while not reader.ready:
-                if self.remote_ended:
-                    if not reader.between:
-                        raise RpcFault(Code.INTERNAL, "the stream ended inside of a message")
-                    return
-                self._arrived = self.connection.loop.create_future()
-                await self._arrived
-            flag, message = reader.ready.popleft()
-            if self.held and not reader.ready:
+    def _hand_on(self) -> None:
+        """Pass on the messages that are there, as far as they are taken."""
+        ready = self._reader.ready
+        try:
+            while ready and not self._full and self._serving is not None:
+                flag, message = ready.popleft()
+                if flag:
+                    self._full = True
+                    self._start(self._unpack(message))
+                else:
+                    self._full = not self._serving.received(message)
+            if self.held and not ready:
                 held, self.held = self.held, 0
                 self.credit(held)
-                self.connection.out.flush_soon()
-            if flag:
-                most = self.connection.limits.max_message
-                message = await decompress(message, self.rpc.encoding, most)
-            yield message
+            if self.remote_ended and not ready and not self._full and self._serving is not None:
+                if not self._reader.between:
+                    raise RpcFault(Code.INTERNAL, "the stream ended inside of a message")
+                self._serving.half_closed()
+        except Exception as error:  # the top of a call, as above
+            self._break_off(error)
 
-    def _send(self, message: bytes) -> Awaitable[None]:
-        if self.closed:
-            raise asyncio.CancelledError
-        if self.rpc.reply_encoding:
-            return self._send_compressed(message)
-        return self._put(PREFIX.pack(0, len(message)), message)
-
-    async def _send_compressed(self, message: bytes) -> None:
-        await self._put(*await compress(message, self.rpc.reply_encoding))
-
-    def _put(self, prefix: bytes, body: bytes) -> Awaitable[None]:
-        self._answer()
-        self.send(prefix, body)
+    def read_on(self) -> None:
+        """The next message is taken."""
+        self._full = False
+        self._hand_on()
         self.connection.out.flush_soon()
-        if self.pending_bytes > self.connection.limits.send_queue:
-            return self.room()
-        return _AT_ONCE
 
-    def _task_done(self, task: asyncio.Future[None]) -> None:
-        self._running = None
-        if task.cancelled():
-            self._fail(RpcFault(Code.UNAVAILABLE, _STOPPED))
-            return
-        error = task.exception()
+    def write(self, message: bytes, more: bool) -> bool:
+        """Send a message, at once if no more may come; whether the next may follow."""
+        if self.rpc.reply_encoding:
+            self._start(self._write_compressed(message))
+            return False
+        return self._put(PREFIX.pack(0, len(message)), message, more)
+
+    def _put(self, prefix: bytes, body: bytes, more: bool) -> bool:
+        if not self._answered:
+            self._answer()
+        self.send(prefix, body)
+        out = self.connection.out
+        if more or len(self.connection.streams) > 1:
+            out.flush_soon()
+        else:
+            out.flush()
+        if self.pending_bytes <= self.connection.limits.send_queue:
+            return True
+        self.on_room = self._write_on
+        return False
+
+    def _write_on(self) -> None:
+        if self._serving is not None:
+            self._serving.write_on()
+
+    def end(self, error: Exception | None = None) -> None:
+        """End the stream."""
+        self._serving = self._running = None
         if self.closed:
             return
         if error is not None:
@@ -311,6 +323,41 @@ class StreamCall(_Call):
         self._stop_deadline()
         self.finish(_OK if self._answered else status.RESPONSE + _OK)
         self.connection.out.flush()
+
+    async def _unpack(self, message: bytes) -> None:
+        most = self.connection.limits.max_message
+        message = await decompress(message, self.rpc.encoding, most)
+        if self._serving is not None and self._serving.received(message):
+            self.read_on()
+
+    async def _write_compressed(self, message: bytes) -> None:
+        if self._put(*await compress(message, self.rpc.reply_encoding), True):
+            self._write_on()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._work.add(task)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Future[None]) -> None:
+        self._work.discard(task)
+        if self._serving is None:
+            return  # the stream is over, and has cancelled it
+        if task.cancelled():
+            self._break_off(RpcFault(Code.UNAVAILABLE, _STOPPED))
+        elif (error := task.exception()) is not None:
+            self._break_off(error)
+
+    def _break_off(self, error: BaseException) -> None:
+        """End with what was raised although it is being served."""
+        self._fail(error)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._serving = None
+        super()._stop()
+        for task in self._work:
+            task.cancel()
 
 
 class Refusal(Stream):
@@ -332,14 +379,3 @@ class Refusal(Stream):
 
     def aborted(self) -> None:
         """Nothing was begun."""
-
-
-class _AtOnce:
-    """Awaited without waiting."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        return
-        yield
-
-
-_AT_ONCE = _AtOnce()

@@ -44,6 +44,12 @@ class MessageReader:
         before any of it is kept."""
         position, end = 0, len(piece)
         self.taken += end
+        if end >= PREFIX.size and self.between:  # nearly always: one message comes in one piece
+            flag, length = PREFIX.unpack_from(piece)
+            if length == end - PREFIX.size:
+                check_size(length, self._most)
+                self.ready.append((flag, bytes(piece[PREFIX.size :])))
+                return
         while position < end or self._left == 0:
             if self._left < 0:
                 missing = PREFIX.size - len(self._head)

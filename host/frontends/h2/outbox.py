@@ -75,8 +75,12 @@ class Outbox:
 
     def flush(self) -> None:
         """Give the transport what was written, unless whoever corked it will do that."""
+        if not self.corked:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
         buffers = self._buffers
-        if self.corked or not buffers:
+        if not buffers:
             return
         size, self._buffers, self._bytes = self._bytes, [], 0
         if self._transport is None:
@@ -91,10 +95,10 @@ class Outbox:
     def flush_soon(self) -> None:
         """Flush when this turn of the loop is over, together with what others write in it.
 
-        Whoever writes much in one turn has to learn when the transport has enough.
+        Whoever writes much in one turn, corked or not, has to learn when the transport has enough.
         """
         if self._bytes >= _QUANTUM:
-            self.flush()
+            self._hand_over()
         elif not self._flush_due and not self.corked:
             self._flush_due = True
             self._loop.call_soon(self._flush_now)
@@ -151,9 +155,7 @@ class Outbox:
             if stream.pending_bytes and stream.send_window > 0:
                 waiting[stream] = None  # behind the others
             if self._bytes >= _QUANTUM:  # the transport may have enough now
-                corked, self.corked = self.corked, False
-                self.flush()
-                self.corked = corked
+                self._hand_over()
 
     def _flush_now(self) -> None:
         self._flush_due = False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from host.frontends.h2 import frames
@@ -42,7 +42,7 @@ class Stream(ABC):
         "pending_bytes",
         "_pending",
         "_tail",
-        "_room",
+        "on_room",
         "_uncredited",
     )
 
@@ -57,7 +57,7 @@ class Stream(ABC):
         self.pending_bytes = 0
         self._pending: deque[Piece] | None = None
         self._tail: bytes | None = None  # the block that ends the stream after what is pending
-        self._room: asyncio.Future[None] | None = None
+        self.on_room: Callable[[], None] | None = None  # called once, when little enough waits
         self._uncredited = 0
 
     @abstractmethod
@@ -160,12 +160,6 @@ class Stream(ABC):
         """Give the stream up, with all that waits."""
         self.connection.reset(self.id, code)
 
-    def room(self) -> asyncio.Future[None]:
-        """Done when little enough waits for sending; one caller at a time."""
-        if self._room is None or self._room.done():
-            self._room = asyncio.get_running_loop().create_future()
-        return self._room
-
     def advance(self, most: int) -> bool:
         """Send of what waits what there is room for, `most` bytes; whether anything left."""
         out, pending = self.connection.out, self._pending
@@ -187,10 +181,9 @@ class Stream(ABC):
             out.window -= size
             self.pending_bytes -= size
             left -= size
-        if self._room is not None and self.pending_bytes <= self.connection.limits.send_queue:
-            if not self._room.done():
-                self._room.set_result(None)
-            self._room = None
+        if self.on_room is not None and self.pending_bytes <= self.connection.limits.send_queue:
+            self.connection.loop.call_soon(self.on_room)  # for it may send more
+            self.on_room = None
         if self._tail is not None and not self.pending_bytes:
             self.finish(self._tail)
         return left < most
@@ -211,9 +204,7 @@ class Stream(ABC):
         """Forget what waits; for the connection."""
         self.closed = True
         self._pending, self._tail, self.pending_bytes = None, None, 0
-        if self._room is not None:
-            self._room.cancel()
-            self._room = None
+        self.on_room = None
         if self.held:
             held, self.held = self.held, 0
             self.connection.credit(held)

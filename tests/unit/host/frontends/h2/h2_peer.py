@@ -8,7 +8,7 @@ import queue
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import hpack
@@ -26,10 +26,10 @@ from hyperframe.frame import (
 
 from host.errors import not_found
 from host.frontends.grpc_methods import (
+    Client,
     Context,
     Done,
     GrpcOptions,
-    Send,
     Services,
     StreamMethod,
     UnaryMethod,
@@ -64,6 +64,87 @@ class _Work:
         self._cancelled.put(self.data)
 
 
+class Echo:
+    """Serves a stream: sends what it gets, and takes no more while that waits."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def received(self, message: bytes) -> bool:
+        return self._client.write(message, False)
+
+    def write_on(self) -> None:
+        self._client.read_on()
+
+    def half_closed(self) -> None:
+        self._client.end()
+
+    def cancel(self) -> None:
+        pass
+
+
+class _Flood:
+    """Sends as many messages of as many bytes as its one request says: `count size`."""
+
+    def __init__(self, client: Client, service: TestService) -> None:
+        self._client, self._service = client, service
+        self._count = self._size = 0
+        self._half_closed = self._waits = False
+
+    def received(self, message: bytes) -> bool:
+        self._count, self._size = map(int, message.split())
+        self.write_on()
+        return True
+
+    def write_on(self) -> None:
+        self._service.sent += self._waits
+        self._waits = False
+        while self._count:
+            self._count -= 1
+            if not self._client.write(bytes(self._size), True):
+                self._waits = True
+                return
+            self._service.sent += 1
+        if self._half_closed:
+            self._client.end()
+
+    def half_closed(self) -> None:
+        self._half_closed = True
+        if not self._count and not self._waits:
+            self._client.end()
+
+    def cancel(self) -> None:
+        self._service.cancelled.put(b"flood")
+
+
+class _Sink:
+    """Takes one message, and the others when it may; says at the end how many there were."""
+
+    def __init__(self, client: Client, service: TestService) -> None:
+        self._client = client
+        self._taken = 0
+        self._may_take = False
+        service.may_take.append(self._take)
+
+    def _take(self) -> None:
+        self._may_take = True
+        self._client.read_on()
+
+    def received(self, message: bytes) -> bool:
+        self._taken += 1
+        return self._may_take
+
+    def write_on(self) -> None:
+        self._client.end()
+
+    def half_closed(self) -> None:
+        self._client.write(b"%d" % self._taken, False)
+        self._client.end()
+
+    def cancel(self) -> None:
+        pass
+
+
 class TestService:
     """Echoes. `held` and `cancelled` report to the thread of the test."""
 
@@ -74,8 +155,7 @@ class TestService:
         self.waiting: queue.Queue[bytes] = queue.Queue()
         self.cancelled: queue.Queue[bytes] = queue.Queue()
         self.sent = 0  # messages that Flood could send
-        self.taken: list[bytes] = []  # messages that Sink has read
-        self.may_take = asyncio.Event()
+        self.may_take: list[Callable[[], None]] = []  # lets each Sink read on
         self.metadata: queue.Queue[Any] = queue.Queue()
 
     def services(self) -> Services:
@@ -86,9 +166,9 @@ class TestService:
                 UnaryMethod("Hold", self._echo, "", self._hold),
                 UnaryMethod("Fail", self._fail, ""),
                 UnaryMethod("Wait", self._wait, ""),
-                StreamMethod("EchoStream", self._echo_stream, ""),
-                StreamMethod("Flood", self._flood, ""),
-                StreamMethod("Sink", self._sink, ""),
+                StreamMethod("EchoStream", lambda client, _: Echo(client), ""),
+                StreamMethod("Flood", lambda client, _: _Flood(client, self), ""),
+                StreamMethod("Sink", lambda client, _: _Sink(client, self), ""),
             ]
         }
 
@@ -118,30 +198,6 @@ class TestService:
         finally:
             self.cancelled.put(data)
         return data
-
-    async def _echo_stream(
-        self, requests: AsyncIterator[bytes], send: Send, context: Context
-    ) -> None:
-        async for data in requests:
-            await send(data)
-
-    async def _flood(self, requests: AsyncIterator[bytes], send: Send, context: Context) -> None:
-        """Sends as many messages of as many bytes as the request says: `count size`."""
-        try:
-            async for data in requests:
-                count, size = map(int, data.split())
-                for _ in range(count):
-                    await send(bytes(size))
-                    self.sent += 1
-        except asyncio.CancelledError:
-            self.cancelled.put(b"flood")
-            raise
-
-    async def _sink(self, requests: AsyncIterator[bytes], send: Send, context: Context) -> None:
-        await self.may_take.wait()
-        async for data in requests:
-            self.taken.append(data)
-        await send(b"%d" % len(self.taken))
 
 
 class Server:
