@@ -48,26 +48,9 @@ def encode_infer_response(response: InferResponse) -> bytes:
 
     Raises HostError INVALID_ARG if that is more than gRPC can carry (protocol spec 2.4).
     """
-    outputs = response.outputs
-    if len(outputs) == 1:  # the short way for what most models answer
-        tensor = outputs[0]
-        data = tensor.data
-        if type(data) is bytes and len(data) < 128:
-            try:
-                head = _head(
-                    response.model_name,
-                    response.model_version,
-                    tensor.name,
-                    tensor.datatype,
-                    tuple(tensor.shape),
-                )
-                if response.parameters:
-                    head += _parameters(response.parameters)
-            except (TypeError, ValueError):
-                pass  # the long way says what is wrong
-            else:
-                number = _string(_ID, response.id) if response.id else b""
-                return b"%b%b%b%b%b" % (head, number, _RAW, _BYTES[len(data)], data)
+    short = _short(response, b"")
+    if short is not None:
+        return short
     parts, size = _response_parts(response)
     _check_size(size)
     return b"".join(parts)
@@ -79,8 +62,11 @@ def encode_stream_response(response: InferResponse, final: bool) -> bytes:
     `final` becomes the response parameter `triton_final_response`. Raises HostError INVALID_ARG if
     that is more than gRPC can carry.
     """
-    parts, size = _response_parts(response)
     flag = _FINAL[final]
+    short = _short(response, flag)
+    if short is not None:
+        return b"%b%b%b" % (_STREAMED, _varint(len(short)), short)
+    parts, size = _response_parts(response)
     prefix = _STREAMED + _varint(size + len(flag)) + flag
     _check_size(size + len(prefix))
     parts.insert(0, prefix)
@@ -103,6 +89,31 @@ def encode_stream_notice(
         (_model_fields(model_name, model_version), _string(_ID, request_id), _FINAL[final])
     )
     return _string(_ERROR_MESSAGE, error_message) + _STREAMED + _varint(len(answer)) + answer
+
+
+def _short(response: InferResponse, flag: bytes) -> bytes | None:
+    """The short way for what most models answer; None for others, and for what is wrong."""
+    outputs = response.outputs
+    if len(outputs) != 1:
+        return None
+    tensor = outputs[0]
+    data = tensor.data
+    if type(data) is not bytes or len(data) > 127:
+        return None
+    try:
+        head = _head(
+            response.model_name,
+            response.model_version,
+            tensor.name,
+            tensor.datatype,
+            tuple(tensor.shape),
+        )
+        if response.parameters:
+            head += _parameters(response.parameters)
+    except (TypeError, ValueError):
+        return None  # the long way says what is wrong
+    number = _string(_ID, response.id) if response.id else b""
+    return b"%b%b%b%b%b%b" % (flag, head, number, _RAW, _BYTES[len(data)], data)
 
 
 def _response_parts(response: InferResponse) -> tuple[list[Buffer], int]:
@@ -186,6 +197,8 @@ def _string(tag: bytes, text: str) -> bytes:
 def _varint(value: int) -> bytes:
     if value < 128:
         return _BYTES[value]
+    if value < 16384:
+        return bytes((value & 127 | 128, value >> 7))
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
