@@ -19,8 +19,8 @@ from host.frontends.grpc_codec import (
 from host.inference import Buffer, InferRequest, Tensor
 
 _LONGEST = 512  # bytes of a request without its tensors that are remembered
-_MOST = 256  # names of models
-_FORMS = 4  # requests of one model, each of another shape, or with other parameters
+_MOST = 256  # names of models, and requests that came once
+_FORMS = 1024  # requests, each of another shape, or with other parameters: a sequence has its own
 
 
 class _Known:
@@ -88,7 +88,8 @@ class Recurring:
     """The last requests to each model, as far as the next one may repeat one of them."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, list[_Known]] = {}
+        self._last: dict[bytes, _Known] = {}  # by the field with the name of the model
+        self._known: dict[bytes, _Known] = {}  # by the request without id and tensors
         self._seen: dict[bytes, None] = {}  # requests without id and tensors, met once
 
     def request(self, data: bytes) -> tuple[InferRequest, InferMessage] | None:
@@ -96,14 +97,21 @@ class Recurring:
 
         Large tensors are views of `data`. The message has neither the id nor the tensors.
         """
-        for known in self._known.get(data[: data[1] + 2] if len(data) > 1 else b"", ()):
-            try:
+        try:
+            model = data[: data[1] + 2]
+            known = self._last.get(model)
+            if known is None:
+                return None
+            request = _recognised(known, data)
+            if request is None:
+                known = self._known.get(_fixed(data))
+                if known is None:
+                    return None
+                self._last[model] = known
                 request = _recognised(known, data)
-            except (IndexError, UnicodeDecodeError):
-                continue
-            if request is not None:
-                return request, known.message
-        return None
+        except (IndexError, UnicodeDecodeError):
+            return None
+        return None if request is None else (request, known.message)
 
     def learn(self, data: bytes, message: InferMessage, request: InferRequest) -> None:
         """Remember what these bytes were understood as, if the next ones can be recognised."""
@@ -137,12 +145,12 @@ class Recurring:
             parameters=message.parameters,
         ):
             return  # its fields come in another order
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        forms = self._known.setdefault(data[: data[1] + 2], [])
-        if len(forms) >= _FORMS:
-            forms.pop(0)
-        forms.append(_Known(before, behind, data[-tensors:], rest, request))
+        if len(self._last) >= _MOST:
+            self._last.clear()
+        if len(self._known) >= _FORMS:
+            del self._known[next(iter(self._known))]
+        known = _Known(before, behind, data[-tensors:], rest, request)
+        self._known[before + behind] = self._last[data[: data[1] + 2]] = known
 
     def _is_first(self, fixed: bytes) -> bool:
         """Whether a request with these bytes comes for the first time.
@@ -191,6 +199,24 @@ def _recognised(known: _Known, data: bytes) -> InferRequest | None:
         position += length
         inputs.append(Tensor(name, datatype, shape[:], view[start:position]))
     return known.request(inputs, request_id) if position == len(data) else None
+
+
+def _fixed(data: bytes) -> bytes:
+    """What comes before the tensors, without the id; empty if it is long. Raises IndexError."""
+    position, end = 0, len(data)
+    before, start = b"", 0
+    while position < end and (tag := data[position]) != RAW:
+        field = position
+        length = data[position + 1]
+        position += 2
+        if length > 127:
+            length, position = _long(data, length, position)
+        position += length
+        if position > 2 * _LONGEST:
+            return b""
+        if tag == ID:
+            before, start = data[:field], position
+    return before + data[start:position]
 
 
 def _long(data: bytes, length: int, position: int) -> tuple[int, int]:
