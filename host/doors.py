@@ -128,7 +128,7 @@ class Doors:
         self.http_port = await _start("HTTP", self._http.start())
         _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)
 
-    async def open_metrics(self, families: Callable[[], Iterable[Family]]) -> None:
+    async def open_metrics(self, families: Callable[[], Awaitable[Iterable[Family]]]) -> None:
         """Open the port of metrics. Raises HostError if that is not possible."""
         address = self._options.metrics_host
         self._metrics = HttpListener(

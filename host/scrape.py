@@ -15,6 +15,8 @@ from host.models.python_model import PythonModel
 from host.models.registry import Registry
 from host.scheduling.dynamic import DynamicScheduler
 
+_LATE_SECONDS = 1.0  # that a scrape waits for what a stub was just saying
+
 
 class Scrape:
     """Reads the server's numbers when asked, and those of the machine at intervals.
@@ -50,6 +52,11 @@ class Scrape:
         machine.poll()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._pause, self._poll, machine)
+
+    async def complete(self) -> list[Family]:
+        """As `families`, also if stubs have said more than there was room for at a time."""
+        await self._pool.catch_up(_LATE_SECONDS)
+        return self.families()
 
     def families(self) -> list[Family]:
         """Everything as it is now; what stubs have said is taken in first."""

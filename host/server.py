@@ -242,7 +242,7 @@ class Server:
             pinned=options.pinned_memory_pool_byte_size,
             store=self._store,
         )
-        await self._doors.open_metrics(scrape.families)
+        await self._doors.open_metrics(scrape.complete)
 
     def model_table(self) -> str:
         """Every known version, with READY or the reason why not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from host.frontends.http_cycle import Header, Message, Receive, Send
 from host.metrics.exposition import expose
@@ -18,7 +18,7 @@ _JSON = "application/json"
 class MetricsApp:
     """An ASGI application; `families` is asked on every scrape."""
 
-    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
+    def __init__(self, families: Callable[[], Awaitable[Iterable[Family]]]) -> None:
         self._families = families
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -33,7 +33,7 @@ class MetricsApp:
     async def _scrape(self, scope: Message, send: Send) -> None:
         accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
         try:
-            kind, body = expose(self._families(), accept.decode("latin-1"))
+            kind, body = expose(await self._families(), accept.decode("latin-1"))
         except Exception as error:  # a defect: logged, and the scrape is answered
             _log.error("unexpected failure of a scrape", exc_info=error)
             text = f"unexpected failure: {type(error).__name__}"

@@ -311,9 +311,10 @@ class Instance:
     def _log_line(self, line: m.LogLine, calls: Sequence[Call] = ()) -> None:
         self._services.model_log(self.label, line, calls)
 
-    def drain(self) -> None:
-        """Act on what the stub has said up to now, without waiting for the loop to notice."""
+    def drain(self) -> asyncio.Event:
+        """Act on what the stub has said up to now: on all of it once the event is set."""
         self._link.drain()
+        return self._link.caught_up
 
     # Ends
 

@@ -49,6 +49,8 @@ class Link:
         self._announced = 0  # frames in the ring, or elsewhere, that are to be read
         self._elsewhere: deque[bytes] = deque()
         self._missing = False  # the ring says elsewhere, and it is not there yet
+        self.caught_up = asyncio.Event()  # set unless that is so
+        self.caught_up.set()
         self._open = True
         self._deaf = False
         channel.register(self.token, self._from_channel)
@@ -83,11 +85,13 @@ class Link:
             asyncio.get_running_loop().remove_reader(self.host_event)
             self._channel.forget(self.token)
             self._deaf = True
+            self.caught_up.set()
 
     def close(self) -> None:
         """Forget the stub."""
         if self._open:
             self._open = False
+            self.caught_up.set()
             asyncio.get_running_loop().remove_reader(self.host_event)
             self._channel.forget(self.token)
             self._descriptors.close()
@@ -108,6 +112,7 @@ class Link:
                 self._received(frame)
             return
         self._elsewhere.append(frame)
+        self.caught_up.set()
         self._read()
 
     def _read(self) -> None:
@@ -121,6 +126,7 @@ class Link:
             if frame is None:
                 self._missing = not self._elsewhere
                 if self._missing:
+                    self.caught_up.clear()
                     return
                 frame = self._elsewhere.popleft()
             self._announced -= 1

@@ -99,10 +99,19 @@ class StubPool:
             raise
         return instance
 
-    def drain(self) -> None:
-        """Act on all that stubs have said up to now."""
-        for instance in list(self._alive):
-            instance.drain()
+    def drain(self) -> list[asyncio.Event]:
+        """Act on all that stubs have said up to now; what is set once late words are there, too."""
+        told = [instance.drain() for instance in list(self._alive)]
+        return [caught_up for caught_up in told if not caught_up.is_set()]
+
+    async def catch_up(self, seconds: float) -> None:
+        """As `drain`, and wait for what is on its way, at most so long."""
+        late = self.drain()
+        if late:
+            waits = [asyncio.ensure_future(caught_up.wait()) for caught_up in late]
+            _, pending = await asyncio.wait(waits, timeout=seconds)
+            for wait in pending:
+                wait.cancel()
 
     def gone(self, instance: Instance) -> None:
         """The instance's process has ended."""

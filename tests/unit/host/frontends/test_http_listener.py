@@ -7,7 +7,7 @@ import http.client
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import TypeVar
 
@@ -50,10 +50,10 @@ def serving(app: App, work: Callable[[int, HttpListener], Awaitable[_Result]]) -
     return asyncio.run(asyncio.wait_for(main(), DEADLINE))
 
 
-def metrics() -> Iterator[Family]:
+async def metrics() -> list[Family]:
     family = Family("answer", "h", Kind.GAUGE)
     family.add((), 42)
-    yield family
+    return [family]
 
 
 def scraped(path: str, method: str = "GET", **headers: str) -> Answer:
@@ -112,10 +112,10 @@ def test_a_scrape_that_fails_is_logged_and_the_next_one_works(
 ) -> None:
     failing = [True]
 
-    def sometimes() -> Iterator[Family]:
+    async def sometimes() -> list[Family]:
         if failing.pop() if failing else False:
             raise RuntimeError("out of numbers")
-        return metrics()
+        return await metrics()
 
     async def work(port: int, _: HttpListener) -> list[Answer]:
         return [await asyncio.to_thread(ask, port, "/metrics") for _ in range(2)]

@@ -129,13 +129,28 @@ def test_frames_behind_one_that_is_late_wait_for_it() -> None:
         ends.put(b"1")
         ends.announce_elsewhere()
         ends.put(b"3")
+        assert ends.link.caught_up.is_set()
         ends.link.drain()
         assert ends.received == [b"1"]
+        assert not ends.link.caught_up.is_set()
         ends.put(b"4")
         ends.link.drain()
         assert ends.received == [b"1"]
         ends.say(b"2")
         assert ends.received == [b"1", b"2", b"3", b"4"]
+        assert ends.link.caught_up.is_set()
+
+    with_ends(test)
+
+
+def test_nobody_waits_for_what_is_late_once_the_link_is_closed() -> None:
+    def test(ends: Ends) -> None:
+        ends.hello()
+        ends.announce_elsewhere()
+        ends.link.drain()
+        assert not ends.link.caught_up.is_set()
+        ends.link.close()
+        assert ends.link.caught_up.is_set()
 
     with_ends(test)
 
