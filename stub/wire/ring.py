@@ -80,8 +80,8 @@ class RingWriter:
         return max(INLINE_ALWAYS, min(INLINE_LIMIT, self._free() // 4))
 
     def close(self) -> None:
-        """Let go of the memory."""
-        self._memory = self._position = memoryview(b"")
+        """Let go of the memory; nothing may be put any more."""
+        self._memory, self._position = memoryview(b""), _position(memoryview(bytes(8)))
 
     def _free(self) -> int:
         return _ROOM - (self._written - self._position[0])

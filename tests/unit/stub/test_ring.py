@@ -308,3 +308,11 @@ def test_the_fuller_the_ring_the_less_a_frame_should_carry() -> None:
     for _ in seen:
         assert reader.take() is not None
     assert writer.most_inline() == INLINE_LIMIT
+
+
+def test_a_closed_ring_still_says_what_a_frame_may_carry() -> None:
+    """A stub has died, and whoever is told of it asks anew before its lane is known to be gone."""
+    writer = RingWriter(memoryview(bytearray(BYTES)))
+    assert writer.put(bytes(1000))
+    writer.close()
+    assert INLINE_ALWAYS <= writer.most_inline() <= INLINE_LIMIT
