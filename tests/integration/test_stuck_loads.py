@@ -111,17 +111,15 @@ def test_a_load_that_hangs_is_ended_if_a_limit_is_set(
         "--disable-auto-complete-config",
         "--stub-load-timeout-secs=2",
     ).wait_started()
-    with host.client() as client:
-        failure(client.load_model, "stands")
-    host.wait_for(
-        "failed to load 'stands' version 1: Internal: Stub process 'stands_0' is not healthy. It"
-        " gave no sign for 2 s while initializing"
-    )
-    wait_until(lambda: not host.stubs("stands_0"), "the stopped stub to be ended")
-    with host.client() as client:
-        failure(client.load_model, "hangs")
-    host.wait_for(
-        "failed to load 'hangs' version 1: Internal: failed to run warmup sample 's': Stub process"
-        " 'hangs_0' is not healthy. It gave no last answer to this request for 2 s"
-    )
-    wait_until(lambda: not host.stubs("hangs_0"), "the hanging stub to be ended")
+    reasons = {
+        "stands": "Stub process 'stands_0' is not healthy."
+        " It gave no sign for 2 s while initializing",
+        "hangs": "failed to run warmup sample 's': Stub process 'hangs_0' is not healthy."
+        " It gave no last answer to this request for 2 s",
+    }
+    for name, reason in reasons.items():
+        with host.client() as client:
+            failure(client.load_model, name)
+        host.wait_for(f"failed to load '{name}' version 1: Internal: {reason}")
+        stub = f"{name}_0"
+        wait_until(lambda stub=stub: not host.stubs(stub), f"the stub {stub} to be ended")
