@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
+from host.attention import Sources
 from host.core import Core
 from host.errors import HostError
 from host.flag_values import grpc_restriction, http_restriction
@@ -80,14 +81,16 @@ class Doors:
         if options.allow_metrics:
             _check_place("Metrics", "metrics", options.metrics_host, options.metrics_port)
 
-    async def open(self) -> None:
-        """Open the doors to models. Raises HostError if a port or a certificate is of no use."""
-        if self._options.allow_grpc:
-            await self._open_grpc()
-        if self._options.allow_http:
-            await self._open_http()
+    async def open(self, sources: Sources) -> None:
+        """Open the doors to models. `sources` makes what tells of requests, for each connection.
 
-    async def _open_grpc(self) -> None:
+        Raises HostError if a port or a certificate is of no use."""
+        if self._options.allow_grpc:
+            await self._open_grpc(sources)
+        if self._options.allow_http:
+            await self._open_http(sources)
+
+    async def _open_grpc(self, sources: Sources) -> None:
         options = self._options
         service = self._grpc_service = GrpcService(
             self._core,
@@ -100,13 +103,13 @@ class Doors:
             limits = Limits(
                 handshake=options.grpc_handshake_timeout_secs, pause=options.grpc_body_timeout_secs
             )
-            self._grpc = H2Frontend(service, address, port, settings, limits)
+            self._grpc = H2Frontend(service, address, port, settings, limits, sources)
         else:
             self._grpc = GrpcAioFrontend(service, address, port, settings)
         self.grpc_port = await _start("GRPC", self._grpc.start())
         _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
 
-    async def _open_http(self) -> None:
+    async def _open_http(self, sources: Sources) -> None:
         options = self._options
         app = self._http_app = HttpApp(
             self._core,
@@ -124,6 +127,7 @@ class Doors:
             tls=self._http_tls,
             patience=self._patience,
             starter=app.starter,
+            sources=sources,
         )
         self.http_port = await _start("HTTP", self._http.start())
         _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 
+from host.attention import LONGEST
 from host.cache.opening import open_store
 from host.cache.store import Store
 from host.core import Core
@@ -114,7 +115,8 @@ class Server:
             self.core.start()
             rows = option_rows(self.core.server_metadata(), options)
             _log.info("%s", table(["Option", "Value"], rows), extra={"table": True})
-            await self._doors.open()
+            assert self._pool is not None
+            await self._doors.open(self._pool.attention.source)
             if options.allow_metrics:
                 await self._open_metrics()
         except BaseException:  # a cancelled start (Ctrl-C) must not leave processes behind either
@@ -142,6 +144,7 @@ class Server:
                 f"no address space for {options.arena_limit} bytes of tensors: {failure.strerror};"
                 " set --arena-byte-size to less, or allow this process more (ulimit -v)"
             ) from failure
+        pool.attention.seconds = LONGEST if options.stay_awake else 0.0
         pool.load_seconds = options.stub_load_timeout_secs or None
         self.core.connect_regions(pool.regions)
         environments = self._environments = Environments(

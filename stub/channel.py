@@ -6,6 +6,7 @@ service thread. A ZeroMQ socket belongs to one thread, hence three of them.
 """
 
 import os
+import select
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ from stub.wire.messages import (
     decode_to_stub,
     encode,
 )
-from stub.wire.ring import RingReader, RingWriter, map_file
+from stub.wire.ring import ROUSE, RingReader, RingWriter, map_file
 from stub.wire.session import Session, State
 from stub.wire.spawn import Spawn
 
@@ -28,6 +29,7 @@ WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of the three sockets' identities, behind the stub's token."""
 
 _ONE = (1).to_bytes(8, "little")  # to add to an eventfd
+_AWAKE_SECONDS = 0.00025
 _FULL_SECONDS = 0.001  # between looks at a ring that the host has yet to empty
 
 
@@ -45,6 +47,9 @@ class Channel:
         self.most_inline = self._ring.most_inline  # bytes of tensors in the next frame
         self._work_event = spawn.work_event_fd
         self._host_event = spawn.host_event_fd
+        has_work = select.poll()
+        has_work.register(self._work_event, select.POLLIN)
+        self._has_work = has_work.poll
         self._announced = 0
         self._abandoned = False
         self._pid = os.getpid()
@@ -114,12 +119,20 @@ class Channel:
     def receive_work(self) -> List[ToStub]:
         """Wait for the next frame of work; main thread only. Raises HostGone if abandoned."""
         while not self._announced:
-            self._announced = int.from_bytes(os.read(self._work_event, 8), "little")
+            self._announced = int.from_bytes(os.read(self._work_event, 8), "little") % ROUSE
+            if not self._announced:
+                self._stay_awake()
         if self._abandoned:
             raise HostGone
         self._announced -= 1
         frame = self._inbox.take()
         return self._accept(self._work.recv() if frame is None else frame)
+
+    def _stay_awake(self) -> None:
+        """Wait a while for work that is about to come: who sleeps would be too late for it."""
+        end = time.monotonic() + _AWAKE_SECONDS
+        while not self._has_work(0) and time.monotonic() < end:
+            os.sched_yield()  # to whoever is on this core, maybe the host
 
     def receive_service(self, descriptors: Sequence[int], wait_ms: Optional[int]) -> "Wakeup":
         """Wait for a service frame, for one of the descriptors, or until the time is over.

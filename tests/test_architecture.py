@@ -22,6 +22,7 @@ MODULES = {
 
 LAYERS = [
     [
+        "host.attention",
         "host.client_bytes",
         "host.correlation",
         "host.errors",

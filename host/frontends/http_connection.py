@@ -62,9 +62,11 @@ class Connection(asyncio.Protocol):
         patience: Patience,
         connections: MutableSet[Any],
         tasks: MutableSet[asyncio.Task[None]],
+        heard: Callable[[], None],
         heads: Heads | None = None,
     ) -> None:
         self._app = app
+        self._heard = heard
         self._heads = heads
         self._patience = patience
         self._connections = connections
@@ -81,8 +83,7 @@ class Connection(asyncio.Protocol):
         self._begun = False  # a request, which is not complete yet
         self._in_headers = False
         self._held = b""  # a request that may need no task, whose body is not there yet
-        self._aside = 0  # bytes since the last ones of a body
-        self._chunks = 0
+        self._aside = self._chunks = 0  # bytes since the last ones of a body; chunks of it
         self._received = 0  # bytes since the last look
         self._reading_paused = False
         self._slow: asyncio.TimerHandle | None = None  # runs while a request comes in
@@ -127,6 +128,7 @@ class Connection(asyncio.Protocol):
             self._running.lose()
 
     def data_received(self, data: bytes) -> None:
+        self._heard()
         if self._running is None and not self._begun:
             held, self._held = self._held, b""
             data = held + data if held else data
@@ -271,8 +273,7 @@ class Connection(asyncio.Protocol):
         """All that comes before a request's body is there."""
         if self.over:
             return
-        size = len(head.url)
-        go_ahead = False
+        size, go_ahead = len(head.url), False
         for name, value in head.headers:
             size += len(name) + len(value)
             if name == b"expect" and value.lower() == b"100-continue":

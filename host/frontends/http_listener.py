@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
+from host.attention import Sources, nobody
 from host.frontends.http_connection import Connection, Patience
 from host.frontends.http_cycle import App
 from host.frontends.http_heads import Heads, Starter
@@ -30,6 +31,7 @@ class HttpListener:
         tls: ssl.SSLContext | None = None,
         patience: Patience | None = None,
         starter: Starter | None = None,
+        sources: Sources = nobody,
     ) -> None:
         self._app = app
         self._address = address
@@ -38,6 +40,7 @@ class HttpListener:
         self._tls = tls
         self._patience = patience or Patience()
         self._heads = None if starter is None else Heads(starter)
+        self._sources = sources
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -60,7 +63,14 @@ class HttpListener:
         return port
 
     def _connection(self) -> Connection:
-        return Connection(self._app, self._patience, self._connections, self._tasks, self._heads)
+        return Connection(
+            self._app,
+            self._patience,
+            self._connections,
+            self._tasks,
+            self._sources(),
+            self._heads,
+        )
 
     async def stop(self, grace: float) -> None:
         """Accept nothing more, let running requests end within `grace` seconds, and close."""

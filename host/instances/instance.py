@@ -66,7 +66,7 @@ class Instance:
         self._services = services
         file = services.arenas.create()
         self._session = Session()
-        self._link = Link(services.channel, self._frame, self._broken)
+        self._link = Link(services.channel, services.attention, self._frame, self._broken)
         self._process: StubProcess | None = None
         self._reply = Reply()
         self._transfer = Transfer(

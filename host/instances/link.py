@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from host.attention import Attention
 from host.instances.channel import SERVICE, WORK, Channel
 from stub.wire.messages import (
     ToStub,
@@ -25,6 +26,7 @@ class Link:
     def __init__(
         self,
         channel: Channel,
+        attention: Attention,
         received: Callable[[bytes], None],
         broken: Callable[[Exception], None],
     ) -> None:
@@ -38,6 +40,7 @@ class Link:
             opened.callback(os.close, self.host_event)
             to_stub, to_host = map_file(self.rings_fd)
             self._descriptors = opened.pop_all()
+        self._bell = attention.bell(self.work_event)
         self._ring = RingWriter(to_stub)
         self.most_inline = self._ring.most_inline  # bytes of tensors in the next frame of work
         self._inbox = RingReader(to_host)
@@ -67,7 +70,7 @@ class Link:
                 self._broken(RingError("it does not read what it is sent"))
                 return
             self._channel.send(self._address + WORK, frame)
-        os.eventfd_write(self.work_event, 1)
+        self._bell.announce()
 
     def send_service(self, messages: Sequence[ToStub]) -> None:
         """Send a frame to the stub's service thread."""
@@ -94,6 +97,7 @@ class Link:
             self.caught_up.set()
             asyncio.get_running_loop().remove_reader(self.host_event)
             self._channel.forget(self.token)
+            self._bell.close()
             self._descriptors.close()
             self._ring.close()
             self._inbox.close()
@@ -103,6 +107,8 @@ class Link:
             self._announced += os.eventfd_read(self.host_event)
         except BlockingIOError:
             pass  # nothing new
+        else:
+            self._bell.answered()
         self._read()
 
     def _from_channel(self, frame: bytes) -> None:

@@ -7,6 +7,7 @@ import errno
 import logging
 from collections.abc import Sequence
 
+from host.attention import Attention
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
 from host.inference import Call
@@ -52,6 +53,7 @@ class StubPool:
     ) -> None:
         self.arenas = Arenas(arena_limit)  # first: it may fail, and the channel has a folder
         self.channel = Channel()
+        self.attention = Attention()
         self.regions = Regions(self.arenas if client_memory else None)
         self.launcher = launcher
         self.terminal: Launcher = TerminalLauncher()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from host.attention import Attention
 from host.inference import Call, InferRequest, RequestTrace
 from host.instances.arenas import Arenas
 from host.instances.channel import Channel
@@ -94,6 +95,7 @@ class HostServices(Protocol):
     """What an instance needs of the host around it."""
 
     channel: Channel
+    attention: Attention
     arenas: Arenas
     launcher: Launcher
     terminal: Launcher

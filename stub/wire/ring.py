@@ -14,6 +14,9 @@ from stub.wire.shared_file import Mapping, create
 BYTES = 1 << 19
 """Shared memory of one ring. Frames of more than a quarter of it travel elsewhere."""
 
+ROUSE = 1 << 32
+"""What is added to a stub's eventfd when work is about to come; one is added for each frame."""
+
 _LONGEST = BYTES // 4
 _START = 64  # the reader's position has a cache line of its own
 _WORD = struct.Struct("<I")

@@ -26,13 +26,15 @@ _log = logging.getLogger("pbhost")
 _DRAIN_PING = b"pbdrain."
 _ENDED_EARLY = 1024  # streams that were ended while their client was still sending
 _MOST_SETTINGS = 128  # in one frame
+_LEAST_REQUEST = 48  # bytes; less are frames that control something
 
 
 class Connection(asyncio.Protocol):
     """The server's end of an HTTP/2 connection. It raises nothing into the event loop.
 
     `understand` makes a Route of the fields of a request and their size. `made` is called when
-    the client is connected, and TLS set up; `gone` when it is not any more.
+    the client is connected, and TLS set up; `gone` when it is not any more. `heard` is called when
+    it may have sent a request, before that is read.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Connection(asyncio.Protocol):
         limits: Limits,
         made: Callable[[Connection], None],
         gone: Callable[[Connection], None],
+        heard: Callable[[], None],
     ) -> None:
         self.limits = limits
         self.streams: dict[int, Stream] = {}
@@ -50,6 +53,7 @@ class Connection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self._made = made
         self._gone = gone
+        self._heard = heard
         self._reader = FrameReader(self, limits)
         self._headers = HeaderReader(understand, limits.header_list_end)
         self._pings = PingPolicy(options)
@@ -91,6 +95,8 @@ class Connection(asyncio.Protocol):
         if self._over:
             return
         self.heard_at = self.loop.time()
+        if len(data) >= _LEAST_REQUEST:
+            self._heard()
         self.out.corked = True
         try:
             self._reader.feed(data)
@@ -315,17 +321,7 @@ class Connection(asyncio.Protocol):
         if len(values) > _MOST_SETTINGS:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"{len(values)} settings")
         self._lifetime.greeted()
-        for number, value in values:
-            if number == Setting.INITIAL_WINDOW_SIZE:
-                self.out.widen_streams(value, self.streams.values())
-            elif number == Setting.MAX_FRAME_SIZE:
-                if not frames.DEFAULT_MAX_FRAME <= value <= frames.LARGEST_MAX_FRAME:
-                    raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
-                self.out.max_frame = value
-            elif number == Setting.MAX_HEADER_LIST_SIZE:
-                self.out.header_list = value
-            elif number == Setting.ENABLE_PUSH and value > 1:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
+        self.out.adopt(values, self.streams.values())
         self.out.control(frames.SETTINGS_ACK)
         self.out.pump()
 

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from typing import Protocol
 
+from host.attention import Sources, nobody
 from host.frontends.grpc_methods import GrpcOptions, Services
 from host.frontends.h2.connection import Connection
 from host.frontends.h2.limits import Limits
@@ -36,8 +37,10 @@ class H2Frontend:
         port: int = 8001,
         options: GrpcOptions | None = None,
         limits: Limits | None = None,
+        sources: Sources = nobody,
     ) -> None:
         self._service = service
+        self._sources = sources
         self._address = address
         self._port = port
         self._options = options or GrpcOptions()
@@ -56,7 +59,9 @@ class H2Frontend:
         router = Router(self._service.services(), self._options, self._limits)
 
         def connect() -> Connection:
-            return Connection(router.route, self._options, self._limits, self._made, self._gone)
+            return Connection(
+                router.route, self._options, self._limits, self._made, self._gone, self._sources()
+            )
 
         tls, context = self._options.tls, None
         if tls is not None:

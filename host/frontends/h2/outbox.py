@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from host.frontends.h2 import frames
-from host.frontends.h2.frames import ConnectionFault, ErrorCode
+from host.frontends.h2.frames import ConnectionFault, ErrorCode, Setting
 from host.frontends.h2.limits import Limits
 from host.frontends.h2.reader import Piece
 from host.frontends.socket_writer import SocketWriter
@@ -126,6 +126,20 @@ class Outbox:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window grew too large")
         if self.waiting:
             self.pump()
+
+    def adopt(self, settings: Iterable[tuple[int, int]], streams: Iterable[Stream]) -> None:
+        """Keep to the client's settings. Raises ConnectionFault if it cannot want that."""
+        for number, value in settings:
+            if number == Setting.INITIAL_WINDOW_SIZE:
+                self.widen_streams(value, streams)
+            elif number == Setting.MAX_FRAME_SIZE:
+                if not frames.DEFAULT_MAX_FRAME <= value <= frames.LARGEST_MAX_FRAME:
+                    raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
+                self.max_frame = value
+            elif number == Setting.MAX_HEADER_LIST_SIZE:
+                self.header_list = value
+            elif number == Setting.ENABLE_PUSH and value > 1:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
 
     def widen_streams(self, window: int, streams: Iterable[Stream]) -> None:
         """The client grants another window to every stream. Raises ConnectionFault likewise."""

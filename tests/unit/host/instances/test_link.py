@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from host.attention import Attention
 from host.instances.channel import Channel
 from host.instances.link import Link
 from stub.wire import messages as m
@@ -48,7 +49,9 @@ class Ends:
         self.channel = FakeChannel()
         self.received: list[bytes] = []
         self.faults: list[Exception] = []
-        self.link = Link(cast(Channel, self.channel), self.received.append, self.faults.append)
+        self.link = Link(
+            cast(Channel, self.channel), Attention(), self.received.append, self.faults.append
+        )
         to_stub, self.memory = map_file(self.link.rings_fd)
         self.inbox = RingReader(to_stub)
         self.writer = RingWriter(self.memory)

@@ -1,0 +1,66 @@
+"""One small request after another: host and stub expect the next one, and get something else."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.asking import Client, command, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
+
+COUNT = 50  # requests, in which the host has got used to them
+
+
+def ask(client: Client, model: str, number: int) -> None:
+    sent = np.full(4, number, np.float32)
+    answer = client.infer(model, [tensor("INPUT0", sent)], client_timeout=DEADLINE).as_numpy(
+        "OUTPUT0"
+    )
+    assert answer is not None and answer.tolist() == sent.tolist()
+
+
+@pytest.mark.parametrize("awake", ["true", "false"])
+def test_answers_are_those_of_their_requests(
+    repository: RepositoryBuilder, serve: Serve, awake: str
+) -> None:
+    repository.copy("identity", "misbehave")
+    host = serve(repository, f"--stay-awake={awake}").wait_started()
+    with host.client() as client, httpclient.InferenceServerClient(host.http_url) as http:
+        for number in range(COUNT):
+            ask(client, "identity", number)
+        for number in range(COUNT):  # another model in between, by another door
+            ask(client, "identity", number)
+            given = httpclient.InferInput("INPUT0", [4], "FP32")
+            given.set_data_from_numpy(np.full(4, -number, np.float32))
+            answer = http.infer("identity", [given]).as_numpy("OUTPUT0")
+            assert answer is not None and answer.tolist() == [-number] * 4
+            assert command(client, f"echo {number}") == str(number)
+
+
+def test_a_stub_that_was_expected_to_answer_and_dies_is_replaced(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity", "misbehave")
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        for number in range(COUNT):
+            assert command(client, f"echo {number}") == str(number)
+        pid = int(command(client, "pid"))
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+
+        def back() -> bool:
+            try:
+                return command(client, "echo again", client_timeout=DEADLINE) == "again"
+            except InferenceServerException:
+                return False
+
+        wait_until(back, "another stub")
+        for number in range(COUNT):
+            ask(client, "identity", number)
+            assert command(client, f"echo {number}") == str(number)
