@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
@@ -17,10 +17,23 @@ _OWN = 0.55  # of the bytes: the helper begins later. More parts would cost more
 _PAGE = 4096
 
 
+def _always() -> bool:
+    return True
+
+
+_is_free: Callable[[], bool] = _always
+
+
+def help_if(is_free: Callable[[], bool]) -> None:
+    """Say who tells whether a core is free for a second thread, as far as one can know."""
+    global _is_free
+    _is_free = is_free
+
+
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a copy of a C-contiguous array of any shape and of any dtype but object."""
     made: npt.NDArray[Any]
-    if array.nbytes < _LARGE:
+    if array.nbytes < _LARGE or not _is_free():
         made = array.copy()
         return made
     made = np.empty_like(array)
@@ -33,7 +46,7 @@ def copy_into(target: memoryview, source: memoryview) -> None:
 
     Raises ValueError if the sizes differ.
     """
-    if source.nbytes < _LARGE or source.nbytes != target.nbytes:
+    if source.nbytes < _LARGE or source.nbytes != target.nbytes or not _is_free():
         target[:] = source
     else:
         _copy(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

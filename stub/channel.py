@@ -51,6 +51,7 @@ class Channel:
         has_work.register(self._work_event, select.POLLIN)
         self._has_work = has_work.poll
         self._announced = 0
+        self._waited = True
         self._abandoned = False
         self._pid = os.getpid()
         self._context = zmq.Context()
@@ -116,11 +117,21 @@ class Channel:
         os.write(self._host_event, _ONE)
         self._outbox.send(frame)
 
+    def is_idle(self) -> bool:
+        """Whether the main thread waited for the work that it has, and there is no more."""
+        if not self._waited or self._announced:
+            return False
+        has_work = select.poll()  # only one thread at a time may use one
+        has_work.register(self._work_event, select.POLLIN)
+        return not has_work.poll(0)
+
     def receive_work(self) -> List[ToStub]:
         """Wait for the next frame of work; main thread only. Raises HostGone if abandoned."""
+        self._waited = not self._announced and not self._has_work(0)
         while not self._announced:
             self._announced = int.from_bytes(os.read(self._work_event, 8), "little") % ROUSE
             if not self._announced:
+                self._waited = True
                 self._stay_awake()
         if self._abandoned:
             raise HostGone

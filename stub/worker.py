@@ -10,6 +10,7 @@ from collections import deque
 from typing import Deque, List, Optional
 
 import pb_utils
+from pb_utils._copying import help_if
 from stub import python_logging
 from stub.binding import BindingFailure, bind
 from stub.channel import Channel
@@ -75,6 +76,8 @@ class Worker:
 
     def _install(self) -> None:
         pb_utils._runtime.install(self._runtime)
+        # With other requests waiting, the host and their clients need the other cores.
+        help_if(self._channel.is_idle)
         python_logging.install()
 
     def _find_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pb_utils import _copying
 from pb_utils._copying import copy_into, copy_of
 from tests.conftest import DEADLINE
 
@@ -62,6 +63,29 @@ def test_many_threads_copy_at_the_same_time() -> None:
 def is_copied(seed: int) -> bool:
     array = pattern(4 * LARGE, seed)
     return np.array_equal(copy_of(array), array)
+
+
+def test_the_helper_takes_part_only_while_a_core_is_free() -> None:
+    array = pattern(4 * LARGE)
+    asked: list[bool] = []
+
+    def is_free() -> bool:
+        asked.append(len(asked) % 2 == 0)
+        return asked[-1]
+
+    before = _copying._is_free
+    _copying.help_if(is_free)
+    try:
+        copy_of(pattern(LARGE - 1))
+        assert asked == []
+        for _ in range(4):
+            np.testing.assert_array_equal(copy_of(array), array)
+            room = bytearray(array.nbytes)
+            copy_into(memoryview(room), array.data)
+            assert room == array.tobytes()
+    finally:
+        _copying.help_if(before)
+    assert asked == [True, False] * 4
 
 
 def test_a_forked_child_copies_too() -> None:

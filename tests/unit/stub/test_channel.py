@@ -41,6 +41,9 @@ def test_a_stub_that_is_roused_takes_its_work_whenever_that_comes(
         send()
     try:
         assert channel.receive_work() == [wanted]
+        assert channel.is_idle() == bool(seconds)
+        os.eventfd_write(work, 1)
+        assert not channel.is_idle()
     finally:
         sender.cancel()
         channel.abandon()
