@@ -108,8 +108,7 @@ class Attention:
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._poll = loop, None
         backend = getattr(loop, "_get_backend_id", None)
-        # On a single core, whoever is waited for needs it.
-        if backend is not None and len(os.sched_getaffinity(0)) > 1:
+        if backend is not None:
             poller = select.poll()
             poller.register(backend(), select.POLLIN)  # ready if anything is that the loop awaits
             self._poll = poller.poll

@@ -41,6 +41,7 @@ from host.models.poller import Poller
 from host.models.registry import Registry, State
 from host.option_table import option_rows
 from host.options import Options
+from host.processors import usable
 from host.progress import Progress
 from host.repository import Repository
 from host.scheduling.rate_limiter import Allowance, RateLimiter
@@ -144,7 +145,9 @@ class Server:
                 f"no address space for {options.arena_limit} bytes of tensors: {failure.strerror};"
                 " set --arena-byte-size to less, or allow this process more (ulimit -v)"
             ) from failure
-        pool.attention.seconds = LONGEST if options.stay_awake else 0.0
+        # On less than two cores, whoever is waited for needs the one that waits.
+        if options.stay_awake and usable() >= 2.0:
+            pool.attention.seconds = LONGEST
         pool.load_seconds = options.stub_load_timeout_secs or None
         self.core.connect_regions(pool.regions)
         environments = self._environments = Environments(

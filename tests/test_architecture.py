@@ -27,6 +27,7 @@ LAYERS = [
         "host.correlation",
         "host.errors",
         "host.identity",
+        "host.processors",
         "host.regular_file",
         "host.standard_streams",
     ],

@@ -245,11 +245,6 @@ def looks_of(scene: Scene, act: Callable[[], None], before: Callable[[], None] =
     return looks
 
 
-@pytest.fixture(autouse=True)
-def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-
-
 def test_the_host_waits_awake_for_a_quick_stub_as_long_as_it_is_told(scene: Scene) -> None:
     assert looks_of(scene, scene.stub.bell.announce) == pytest.approx(AWAKE / 1e-6, abs=3)
 
@@ -293,11 +288,6 @@ def test_it_wakes_up_as_soon_as_there_is_something_to_do(scene: Scene) -> None:
     finally:
         os.close(read)
         os.close(write)
-
-
-def test_on_a_single_core_it_sleeps(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert looks_of(scene, scene.stub.bell.announce) == 0
 
 
 def test_a_loop_that_is_not_uvloops_sleeps(scene: Scene) -> None:

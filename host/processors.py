@@ -1,0 +1,53 @@
+"""How much of the machine's processors this process and its children may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_GROUP, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def usable(group: Path = _GROUP, mount: Path = _MOUNT) -> float:
+    """How many processors at a time: those it is bound to, or less if its control group has less.
+
+    `group` tells which one that is (cgroups(7)), and `mount` is where these are; what cannot be
+    read there is no limit.
+    """
+    return min([float(len(os.sched_getaffinity(0))), *_limits(group, mount)])
+
+
+def _limits(group: Path, mount: Path) -> Iterator[float]:
+    try:
+        lines = group.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":  # version 2
+            at = mount
+        elif "cpu" in controllers.split(","):
+            at = mount / "cpu"
+        else:
+            continue
+        own = at / path.lstrip("/")
+        # In a container, only its own group may be there, as the outermost one.
+        for folder in {at, own, *(above for above in own.parents if at in above.parents)}:
+            try:
+                yield _limit(folder)
+            except (OSError, ValueError, ZeroDivisionError):
+                continue
+
+
+def _limit(folder: Path) -> float:
+    """Of one group. Raises OSError or ValueError if it has none."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()  # "max" is none
+    except FileNotFoundError:
+        quota = (folder / "cpu.cfs_quota_us").read_text()
+        period = (folder / "cpu.cfs_period_us").read_text()
+    if int(quota) < 0:
+        raise ValueError("no limit")
+    return int(quota) / int(period)
