@@ -14,6 +14,7 @@ from typing import Any
 
 import hpack
 
+from host.attention import nobody
 from host.errors import not_found
 from host.frontends.grpc_methods import (
     Client,
@@ -173,7 +174,7 @@ async def _converse(data: bytes) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
     gone: list[Connection] = []
     router = Router(_SERVICES, GrpcOptions(), LIMITS)
-    made = Connection(router.route, GrpcOptions(), LIMITS, lambda _: None, gone.append)
+    made = Connection(router.route, GrpcOptions(), LIMITS, lambda _: None, gone.append, nobody())
     sink = MemoryTransport()
     made.connection_made(sink)
     for number, piece in enumerate(_pieces(data)):

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from host.attention import nobody
 from host.errors import HostError
 from host.frontends.http.compression import decompress
 from host.frontends.http.infer_head import HeadReader
@@ -76,7 +77,7 @@ async def _converse(size: int, data: bytes) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
     connections: set[Any] = set()
     tasks: set[asyncio.Task[None]] = set()
-    made = Connection(_app, _PATIENCE, connections, tasks)
+    made = Connection(_app, _PATIENCE, connections, tasks, nobody())
     sink = MemoryTransport(peername=("127.0.0.1", 1), sockname=("127.0.0.1", 2))
     made.connection_made(sink)
     for at in range(0, len(data), size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,40 +15,82 @@ from stub.wire import messages as m
 from stub.wire.ring import ROUSE, RingWriter, create_file, map_file
 from stub.wire.spawn import Spawn
 
+WANTED = m.Describe(m.ModelSource("/models/a", 1, "model.py"), "{}")
 
-@pytest.mark.parametrize("seconds", [0.0, 0.0001, 0.05])
-def test_a_stub_that_is_roused_takes_its_work_whenever_that_comes(
-    tmp_path: Path, seconds: float
-) -> None:
-    """Before it looks, while it looks, or after it has tired of that and sleeps."""
-    context = zmq.Context()
-    router = context.socket(zmq.ROUTER)
-    endpoint = f"ipc://{tmp_path}/host"
-    router.bind(endpoint)
-    rings, work, host = create_file("rings"), os.eventfd(0), os.eventfd(0)
-    channel = Channel(Spawn(endpoint, "t", "title", -1, rings, work, host, 1, -1, 0, -1, 0))
-    ring = RingWriter(map_file(rings)[0])
-    wanted = m.Describe(m.ModelSource("/models/a", 1, "model.py"), "{}")
 
-    def send() -> None:
-        ring.put(m.encode([wanted]))
-        os.eventfd_write(work, 1)
+class Ends:
+    """A stub's end, and the host's."""
 
-    sender = threading.Timer(seconds, send)
-    os.eventfd_write(work, ROUSE)
-    if seconds:
-        sender.start()
-    else:
-        send()
-    try:
-        assert channel.receive_work() == [wanted]
-        assert channel.is_idle() == bool(seconds)
-        os.eventfd_write(work, 1)
-        assert not channel.is_idle()
-    finally:
-        sender.cancel()
-        channel.abandon()
-        channel.close()
-        context.destroy(0)
-        for descriptor in (rings, work, host):
+    def __init__(self, endpoint: str) -> None:
+        self._rings, self._host_event = create_file("rings"), os.eventfd(0)
+        self.work_event = os.eventfd(0)
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.bind(endpoint)
+        fds = (self._rings, self.work_event, self._host_event)
+        self.channel = Channel(Spawn(endpoint, "t", "title", -1, *fds, 1, -1, 0, -1, 0))
+        self._ring = RingWriter(map_file(self._rings)[0])
+
+    def rouse(self) -> None:
+        os.eventfd_write(self.work_event, ROUSE)
+
+    def send(self) -> None:
+        self._ring.put(m.encode([WANTED]))
+        os.eventfd_write(self.work_event, 1)
+
+    def close(self) -> None:
+        self.channel.abandon()
+        self.channel.close()
+        self._router.close(0)
+        self._context.term()
+        for descriptor in (self._rings, self.work_event, self._host_event):
             os.close(descriptor)
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[Ends]:
+    made = Ends(f"ipc://{tmp_path}/host")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0001, 0.05])
+def test_a_stub_that_is_roused_takes_its_work_whenever_that_comes(
+    ends: Ends, seconds: float
+) -> None:
+    """While it looks, or after it has tired of that and sleeps; as a rule."""
+    sender = threading.Timer(seconds, ends.send)
+    ends.rouse()
+    sender.start()
+    try:
+        assert ends.channel.receive_work() == [WANTED]
+    finally:
+        sender.join()
+
+
+def test_a_stub_that_finds_work_is_not_idle(ends: Ends) -> None:
+    ends.rouse()
+    ends.send()
+    assert ends.channel.receive_work() == [WANTED]
+    assert not ends.channel.is_idle()
+
+
+def test_a_stub_that_had_to_look_for_work_is_idle_until_there_is_more(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    look = ends.channel._has_work
+
+    def send_before_the_second_look(milliseconds: int) -> object:
+        looks.append(milliseconds)
+        if len(looks) == 2:
+            ends.send()
+        return look(milliseconds)
+
+    monkeypatch.setattr(ends.channel, "_has_work", send_before_the_second_look)
+    ends.rouse()
+    assert ends.channel.receive_work() == [WANTED]
+    assert len(looks) == 2
+    assert ends.channel.is_idle()
+    os.eventfd_write(ends.work_event, 1)
+    assert not ends.channel.is_idle()

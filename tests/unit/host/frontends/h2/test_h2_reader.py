@@ -14,6 +14,7 @@ from h2_peer import PREFACE, TestService, grpc_message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from host.attention import nobody
 from host.frontends.grpc_methods import GrpcOptions
 from host.frontends.h2.budget import Budget
 from host.frontends.h2.connection import Connection
@@ -92,7 +93,7 @@ def test_frames_do_not_depend_on_how_they_arrive(data: bytes, cuts: list[int]) -
 
 def connection(limits: Limits = LIMITS) -> tuple[Connection, MemoryTransport]:
     router = Router(TestService().services(), GrpcOptions(), limits)
-    made = Connection(router.route, GrpcOptions(), limits, lambda _: None, lambda _: None)
+    made = Connection(router.route, GrpcOptions(), limits, lambda _: None, lambda _: None, nobody())
     sink = MemoryTransport()
     made.connection_made(sink)
     return made, sink
