@@ -17,9 +17,6 @@ from stub.wire.ring import ROUSE
 Sources = Callable[[], Callable[[], None]]
 """Gives a new client's connection what it is to call whenever it may have sent a request."""
 
-LONGEST = 250e-6
-"""Seconds that the host stays awake at most, and that an answer or a client may take for that."""
-
 _SURE = 3  # times in a row that the same stub was sent work, before it is roused for it
 _USELESS = 4  # looks in a row that did not have to wait: there is enough to do without them
 _REST = 64  # times that nobody looks then
@@ -33,6 +30,7 @@ def nobody() -> Callable[[], None]:
 class Attention:
     """What one event loop expects. It sleeps, and rouses nobody, until `seconds` is set.
 
+    That is how long it stays awake at most, for stubs and clients that were quicker the last time.
     `clock` tells seconds. Only uvloop's loops can stay awake.
     """
 

@@ -84,7 +84,8 @@ class Doors:
     async def open(self, sources: Sources) -> None:
         """Open the doors to models. `sources` makes what tells of requests, for each connection.
 
-        Raises HostError if a port or a certificate is of no use."""
+        Raises HostError if a port or a certificate is of no use.
+        """
         if self._options.allow_grpc:
             await self._open_grpc(sources)
         if self._options.allow_http:

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 
-from host.attention import LONGEST
 from host.cache.opening import open_store
 from host.cache.store import Store
 from host.core import Core
@@ -47,6 +46,7 @@ from host.repository import Repository
 from host.scheduling.rate_limiter import Allowance, RateLimiter
 from host.scrape import Scrape
 from host.tracing.tracer import Tracer
+from stub.wire.ring import AWAKE_SECONDS
 
 _log = logging.getLogger("pbhost")
 
@@ -147,7 +147,7 @@ class Server:
             ) from failure
         # On less than two cores, whoever is waited for needs the one that waits.
         if options.stay_awake and usable() >= 2.0:
-            pool.attention.seconds = LONGEST
+            pool.attention.seconds = AWAKE_SECONDS
         pool.load_seconds = options.stub_load_timeout_secs or None
         self.core.connect_regions(pool.regions)
         environments = self._environments = Environments(

@@ -21,7 +21,7 @@ from stub.wire.messages import (
     decode_to_stub,
     encode,
 )
-from stub.wire.ring import ROUSE, RingReader, RingWriter, map_file
+from stub.wire.ring import AWAKE_SECONDS, ROUSE, RingReader, RingWriter, map_file
 from stub.wire.session import Session, State
 from stub.wire.spawn import Spawn
 
@@ -29,7 +29,6 @@ WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of the three sockets' identities, behind the stub's token."""
 
 _ONE = (1).to_bytes(8, "little")  # to add to an eventfd
-_AWAKE_SECONDS = 0.00025
 _FULL_SECONDS = 0.001  # between looks at a ring that the host has yet to empty
 
 
@@ -141,7 +140,7 @@ class Channel:
 
     def _stay_awake(self) -> None:
         """Wait a while for work that is about to come: who sleeps would be too late for it."""
-        end = time.monotonic() + _AWAKE_SECONDS
+        end = time.monotonic() + AWAKE_SECONDS
         while not self._has_work(0) and time.monotonic() < end:
             os.sched_yield()  # to whoever is on this core, maybe the host
 

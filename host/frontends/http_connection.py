@@ -128,7 +128,8 @@ class Connection(asyncio.Protocol):
             self._running.lose()
 
     def data_received(self, data: bytes) -> None:
-        self._heard()
+        if not (self._begun or self._held):  # the rest of a request is no other one
+            self._heard()
         if self._running is None and not self._begun:
             held, self._held = self._held, b""
             data = held + data if held else data
@@ -246,8 +247,7 @@ class Connection(asyncio.Protocol):
 
     def _look_if_quiet(self) -> None:
         """Close a connection without a request. There is no timer per request for that."""
-        patience = self._patience.idle if self._had_request else self._patience.headers
-        left = patience
+        left = patience = self._patience.idle if self._had_request else self._patience.headers
         if self._running is None and not self._begun and not self._held:
             left = self._quiet_since + patience - self._loop.time()
             if left <= 0.0:

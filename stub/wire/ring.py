@@ -17,6 +17,9 @@ BYTES = 1 << 19
 ROUSE = 1 << 32
 """What is added to a stub's eventfd when work is about to come; one is added for each frame."""
 
+AWAKE_SECONDS = 250e-6
+"""How long either end stays awake for what is about to come."""
+
 _LONGEST = BYTES // 4
 _START = 64  # the reader's position has a cache line of its own
 _WORD = struct.Struct("<I")

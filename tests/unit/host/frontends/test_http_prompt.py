@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
+from host.attention import Sources, nobody
 from host.frontends.http_connection import Patience
 from host.frontends.http_cycle import Header, Message
 from host.frontends.http_heads import Done
@@ -84,9 +85,16 @@ class Application:
         await send({"type": "http.response.body", "body": body})
 
 
-def served(app: Application, client: Client, patience: Patience | None = None) -> None:
+def served(
+    app: Application,
+    client: Client,
+    patience: Patience | None = None,
+    sources: Sources = nobody,
+) -> None:
     async def main() -> None:
-        listener = HttpListener(app, "127.0.0.1", 0, patience=patience, starter=app.starter)
+        listener = HttpListener(
+            app, "127.0.0.1", 0, patience=patience, starter=app.starter, sources=sources
+        )
         port = await listener.start()
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -125,6 +133,22 @@ def test_a_head_is_understood_once() -> None:
     app = Application()
     served(app, client)
     assert app.heads == [("POST", b"/quick", [(b"host", b"x"), (b"content-length", b"4")])]
+
+
+@pytest.mark.parametrize("head", [HEAD, HEAD.replace(b"/quick", b"/usual")])
+def test_stubs_are_told_of_a_request_once_however_it_comes(head: bytes) -> None:
+    heard: list[int] = []
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for number in range(1, 4):
+            for part in (head, b"ab", b"cd"):
+                writer.write(part)
+                await writer.drain()
+                await turns()
+            assert (await answer(reader)).endswith(b" abcd")
+            assert sum(heard) == number
+
+    served(Application(), client, sources=lambda: lambda: heard.append(1))
 
 
 def test_a_body_may_come_after_its_head() -> None:
