@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
@@ -64,3 +66,27 @@ def test_a_stub_that_was_expected_to_answer_and_dies_is_replaced(
         for number in range(COUNT):
             ask(client, "identity", number)
             assert command(client, f"echo {number}") == str(number)
+
+
+def test_a_stub_that_stands_still_is_not_waited_for_awake(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    """Others' clients are served, and what is sent to it in vain waits."""
+    repository.copy("identity", "misbehave")
+    host = serve(repository).wait_started()
+    with host.client() as client, ThreadPoolExecutor(1) as pool:
+        for number in range(COUNT):
+            assert command(client, f"echo {number}") == str(number)
+        pid = int(command(client, "pid"))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            waits = pool.submit(command, client, "echo late", client_timeout=DEADLINE)
+            with host.client() as other:
+                for number in range(COUNT):
+                    ask(other, "identity", number)
+            assert not waits.done()
+            process = psutil.Process(host.process.pid)
+            wait_until(lambda: process.status() == psutil.STATUS_SLEEPING, "the host to sleep")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert waits.result() == "late"
