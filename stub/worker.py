@@ -50,6 +50,7 @@ class Worker:
         self._executor: Optional[Executor] = None
         self._readiness: Optional[Readiness] = None
         self._leaving = False
+        self._trimming = False  # the service thread will look for memory to give back
         self._later: Deque[m.ToStub] = deque()  # work that came while `execute` waited for another
 
     def run(self) -> None:
@@ -121,6 +122,8 @@ class Worker:
         if isinstance(message, m.Return):
             for arena, offset, count in message.grants:
                 self._memory.lent.returned(arena, offset, count)
+            if not self._trimming:  # what came with work has not woken that thread
+                self._wake()
         elif isinstance(message, m.OpenArena):
             try:
                 self._memory.open(message)
@@ -250,8 +253,14 @@ class Worker:
             now = time.monotonic()
             if trim_at is None:
                 trim_at = now + _TRIM_SECONDS
+                self._trimming = True
             elif now >= trim_at:
-                trim_at = now + _TRIM_SECONDS if self._memory.own.trim() else None
+                self._trimming = False  # before: what is freed meanwhile must not be overlooked
+                if self._memory.own.trim():
+                    trim_at = now + _TRIM_SECONDS
+                    self._trimming = True
+                else:
+                    trim_at = None
 
     def _say_for_finalisers(self) -> None:
         """Finalisers run in the middle of anything, so they leave it to this thread to speak."""
