@@ -252,7 +252,7 @@ class Options:
         "fork", "fork: stubs are forks of a process with its imports done; spawn: each is a new"
         " interpreter.", check=values.stub_start)
     stay_awake: bool = _own(
-        True, "Whether the host waits awake, for at most 0.25 ms, for stubs and clients that were"
+        True, "Whether the host waits awake, for at most 0.5 ms, for stubs and clients that were"
         " quicker the last time: shorter latencies for more of the CPU.")
     environment_cache_dir: str = _own(
         "", "Where environments built for PYTHON_REQUIREMENTS are kept;"

@@ -17,7 +17,7 @@ BYTES = 1 << 19
 ROUSE = 1 << 32
 """What is added to a stub's eventfd when work is about to come; one is added for each frame."""
 
-AWAKE_SECONDS = 250e-6
+AWAKE_SECONDS = 500e-6
 """How long either end stays awake for what is about to come."""
 
 _LONGEST = BYTES // 4
