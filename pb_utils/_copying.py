@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _LARGE = 1 << 20  # bytes; below, waking a thread takes as long as it saves
+_SHOWN = 1 << 18  # bytes; below, a copy takes no longer
 _OWN = 0.55  # of the bytes: the helper begins later. More parts would cost more turns of the GIL.
 _PAGE = 4096
 
@@ -28,6 +29,27 @@ def help_if(is_free: Callable[[], bool]) -> None:
     """Say who tells whether a core is free for a second thread, as far as one can know."""
     global _is_free
     _is_free = is_free
+
+
+def _shows_nothing(owner: object, array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    return None
+
+
+_show: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None] = _shows_nothing
+
+
+def show_by(show: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None]) -> None:
+    """Say who may have something better than a copy of a large array in memory of ``owner``: a
+    writable array with the same content that is as private, or else None.
+    """
+    global _show
+    _show = show
+
+
+def private_array(array: npt.NDArray[Any], owner: object) -> npt.NDArray[Any]:
+    """Return a writable array of the same content that nobody else reads or writes."""
+    shown = _show(owner, array) if array.nbytes >= _SHOWN else None
+    return copy_of(array) if shown is None else shown
 
 
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pb_utils import _arguments, _bytes_codec, _dlpack, _gpu
-from pb_utils._copying import copy_of
+from pb_utils._copying import copy_of, private_array
 from pb_utils._datatypes import BF16, BYTES, INVALID, NAMES, STORAGE, code_of
 from pb_utils._model_exception import TritonModelException
 from pb_utils._storage import address_of, byte_view, read_only_view
@@ -25,7 +25,7 @@ class Tensor:
     Where the content lies (pb_utils spec 4.1, 4.2):
 
     * ``_array`` is what ``as_numpy`` returns: the array the tensor was made from, or a private
-      copy made on the first call.
+      one made on the first call: a copy, or what the kernel copies when it is written to.
     * ``_data`` are the bytes to send. None means: those of ``_array``, whatever they are then.
     * ``_owner`` keeps the memory of ``_data`` alive while it is borrowed; None if it is ours.
     * ``_received`` are data and owner as they came, once an export by DLPack has replaced them.
@@ -314,12 +314,12 @@ class Tensor:
         """Return the array that belongs to the tensor, made on the first call."""
         if self._array is None:
             assert self._data is not None
-            data = self._received[0] if self._received else self._data
+            data, owner = self._received or (self._data, self._owner)
             if self._code == BYTES:
                 self._array = _bytes_codec.decode(data).reshape(self._shape)
             else:
                 array = np.ndarray(self._shape, STORAGE[self._code], data)
-                self._array = copy_of(array)[...]  # a view of the copy, which models may rely on
+                self._array = private_array(array, owner)[...]  # a view: models may rely on that
             self._received = None
         return self._array
 
@@ -332,7 +332,7 @@ class Tensor:
         data = self._wire_data()
         view = memoryview(data)
         if view.readonly or self._owner is not None:
-            private = copy_of(np.frombuffer(data, np.uint8))
+            private = private_array(np.frombuffer(data, np.uint8), self._owner)
             if self._array is None:
                 self._received = (data, self._owner)
             self._data, self._owner = private.data, None

@@ -87,6 +87,13 @@ class Executor:
 
     def run(self, batch: Execute) -> List[ToHost]:
         """What the host is told when the main thread is free again."""
+        snapshots = self._memory.snapshots
+        snapshots.begin(regions=not self._decoupled)
+        messages = self._run(batch)
+        snapshots.end()  # what is still alive belongs to the model alone: it has kept it
+        return messages
+
+    def _run(self, batch: Execute) -> List[ToHost]:
         running = Running(batch)
         token: Any = None
         try:

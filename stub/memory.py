@@ -6,7 +6,8 @@ from collections import Counter, deque
 from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Union
 
 from pb_utils._copying import copy_into
-from stub.wire.arena import Arena, ArenaReader, Block, Ledger, RegionMap
+from stub.snapshots import Snapshots
+from stub.wire.arena import Arena, ArenaReader, Block, Ledger, RegionMap, span_of
 from stub.wire.messages import (
     OpenArena,
     Return,
@@ -17,6 +18,7 @@ from stub.wire.payload import (
     Slot,
     WireTensor,
 )
+from stub.wire.shared_file import PrivateMapping, identity
 
 
 class MemoryGone(Exception):
@@ -39,29 +41,31 @@ class Memory:
         self.lent = Ledger()
         self._wake = wake
         self._readers: Dict[int, Union[ArenaReader, RegionMap]] = {}
-        self._announced: Dict[int, OpenArena] = {}  # regions, which are mapped when they are used
+        self._sources: Dict[int, OpenArena] = {}  # regions are mapped when they are used
+        self._private: Dict[int, Optional[PrivateMapping]] = {}
+        self.snapshots = Snapshots(self._private_mapping)
         self._ended: Deque[Tuple[int, int]] = deque()
         self._patience = _BETWEEN_BATCHES
 
     def add(self, number: int, fd: int, limit: int) -> None:
         """Read an arena whose descriptor was inherited."""
         self._readers[number] = ArenaReader(fd, limit)
+        self._sources[number] = OpenArena(number, f"/proc/self/fd/{fd}", limit)
 
     def open(self, message: OpenArena) -> None:
         """Read another process's arena, or a client's region. Raises OSError if it is gone."""
-        if message.region:
-            self._announced[message.arena] = message
-        elif message.arena not in self._readers:
+        if not message.region and message.arena not in self._readers:
             fd = os.open(message.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 self._readers[message.arena] = ArenaReader(fd, message.limit)
             finally:
                 os.close(fd)
+        self._sources[message.arena] = message
 
     def _reader(self, number: int) -> Union[ArenaReader, RegionMap, None]:
         """None if it is gone, or if the client has made a region smaller, for as long as it is."""
         reader = self._readers.get(number)
-        message = self._announced.get(number) if reader is None else None
+        message = self._sources.get(number) if reader is None else None
         if message is None:
             return reader
         try:
@@ -78,12 +82,24 @@ class Memory:
         """Where the client wants an output, writable; None if it has no room for it there."""
         arena, offset, room = slot
         region = self._reader(arena) if size <= room else None
-        return region.writable(offset, size) if isinstance(region, RegionMap) else None
+        if not isinstance(region, RegionMap):
+            return None
+        self.snapshots.part_from(region.file, region.place + offset, size)
+        return region.writable(offset, size)
 
     def close(self, number: int) -> None:
         """Forget an arena; its mapping goes with the last tensor that lies in it."""
-        self._readers.pop(number, None)
-        self._announced.pop(number, None)
+        for known in (self._readers, self._sources, self._private):
+            known.pop(number, None)
+
+    def _private_mapping(self, number: int) -> Optional[PrivateMapping]:
+        """The arena once more, for snapshots. None if there is none, or if it cannot be."""
+        if number not in self._private:
+            self._private[number] = None
+            reader, source = self._readers.get(number), self._sources.get(number)
+            if reader is not None and source is not None:
+                self._private[number] = _map_privately(source, reader.file)
+        return self._private[number]
 
     def borrow(self, tensor: WireTensor) -> Block:
         """The block that the tensor names, on loan until the returned object dies.
@@ -161,3 +177,17 @@ class Memory:
         self._ended.append((arena, offset))
         if len(self._ended) > self._patience:
             self._wake()
+
+
+def _map_privately(source: OpenArena, file: Tuple[int, int]) -> Optional[PrivateMapping]:
+    size = source.limit if source.region else span_of(source.limit)
+    try:
+        fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if identity(fd) != file:  # its owner, or the model, has closed that descriptor
+                return None
+            return PrivateMapping(fd, size, source.offset, source.region)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError):  # an older kernel; no more address space
+        return None

@@ -280,6 +280,8 @@ class StubExchange(Exchange):
             if wire is None and self._held is not None:
                 wire, placed = self._held
                 self._held = None
+            # Its client may change its memory now, and `execute` goes on.
+            self._replies.memory.snapshots.part_from_regions()
         self._replies.memory.tell(placed)
         if wire is not None and not final:
             if self._flow is None:

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Deque, List, Optional
 
 import pb_utils
-from pb_utils._copying import help_if
+from pb_utils._copying import help_if, show_by
 from stub import python_logging
 from stub.binding import BindingFailure, bind
 from stub.channel import Channel
@@ -79,6 +79,8 @@ class Worker:
         pb_utils._runtime.install(self._runtime)
         # With other requests waiting, the host and their clients need the other cores.
         help_if(self._channel.is_idle)
+        show_by(self._memory.snapshots.show)
+        self._memory.snapshots.provide_for_forks()
         python_logging.install()
 
     def _find_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
@@ -154,6 +156,7 @@ class Worker:
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
             self._channel.send(self._executor.give_up(answers, error))
         self._executor.sent()
+        memory.snapshots.tidy()
         memory.close_batch()
 
     def _describe(self, message: m.Describe) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from typing import Callable, Deque, Dict, List, Tuple
 
-from stub.wire.shared_file import PAGE, Mapping, create
+from stub.wire.shared_file import PAGE, Mapping, create, identity
 
 _SPAN_FACTOR = 4  # blocks of one size class never become another's, so addresses outgrow bytes
 
@@ -206,6 +206,7 @@ class ArenaReader:
     """The reading end: the same file, mapped read-only."""
 
     def __init__(self, fd: int, limit: int) -> None:
+        self.file = identity(fd)
         self._view = Mapping(fd, span_of(limit), writable=False).view
 
     def slice(self, offset: int, size: int) -> memoryview:
@@ -219,6 +220,8 @@ class RegionMap:
     """A client's shared memory: read in place, and written to where the client asked for it."""
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
+        self.file = identity(fd)
+        self.place = offset
         self._view = Mapping(fd, size, True, offset).view
 
     def slice(self, offset: int, size: int) -> memoryview:

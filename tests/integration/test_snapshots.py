@@ -1,0 +1,275 @@
+"""Large inputs are shown to models without a copy, and nobody can tell, whatever they do."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import shared_memory as shm
+
+from tests.asking import Client, tensor
+from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+
+COUNT = 1 << 20
+SIZE = 4 * COUNT
+HEAD = """
+import os
+import threading
+
+import numpy as np
+
+import triton_python_backend_utils as pb_utils
+
+
+def reply(array):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("Y", array)])
+
+
+class TritonPythonModel:
+    kept = []
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def x(self, request):
+        return pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+"""
+MODELS = {
+    "mapped": """
+    def answer(self, request):  # is its input an own copy, or pages of the caller's memory?
+        address = self.x(request).__array_interface__["data"][0]
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                first, end = (int(side, 16) for side in line.split()[0].split("-"))
+                if first <= address < end:
+                    shown = "memfd:" in line or "/dev/shm/" in line
+        return reply(np.array([float(shown)], np.float32))
+""",
+    "keeps": """
+    def answer(self, request):
+        self.kept.append(self.x(request))
+        return reply(np.array([array[::4096].sum() for array in self.kept], np.float32))
+""",
+    "writes": """
+    def answer(self, request):
+        array = self.x(request)
+        array *= 2
+        return reply(array)
+""",
+    "returns": """
+    def answer(self, request):
+        return reply(self.x(request))
+""",
+    "asks": """
+    def answer(self, request):
+        question = pb_utils.Tensor("X", self.x(request))
+        model = request.request_id() or "returns"
+        answer = pb_utils.InferenceRequest(
+            model_name=model, requested_output_names=["Y"], inputs=[question]
+        ).exec()
+        if answer.has_error():
+            raise pb_utils.TritonModelException(answer.error().message())
+        array = answer.output_tensors()[0].as_numpy()
+        if model == "writes":
+            array += 1
+        assert self.x(request) is self.x(request)
+        return reply(array)
+""",
+    "early": """
+    def answer(self, request):
+        if request.request_id() == "what was it":
+            return reply(np.array([self.seen], np.float32))
+        array = self.x(request)
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        request.get_response_sender().send(reply(np.zeros(1, np.float32)), final)
+        for _ in range(6000):  # a minute
+            if os.path.exists(request.request_id()):
+                break
+            threading.Event().wait(0.01)
+        self.seen = array[::4096].sum()
+        return None
+""",
+    "forks": """
+    def answer(self, request):
+        array = self.x(request)
+        if request.request_id():  # of the file that the child waits for
+            if os.fork() == 0:
+                for _ in range(6000):
+                    if os.path.exists(request.request_id()):
+                        break
+                    threading.Event().wait(0.01)
+                with open(request.request_id() + ".seen", "w") as file:
+                    file.write(str(array[::4096].sum()))
+                os.rename(file.name, request.request_id() + ".done")
+                os._exit(0)
+        return reply(np.zeros(1, np.float32))
+""",
+}
+CONFIG = """
+backend: "python"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+PIPELINE = """
+platform: "ensemble"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+ensemble_scheduling { step [
+  { model_name: "returns" model_version: -1
+    input_map { key: "X" value: "X" } output_map { key: "Y" value: "a" } },
+  { model_name: "returns" model_version: -1
+    input_map { key: "X" value: "a" } output_map { key: "Y" value: "b" } },
+  { model_name: "writes" model_version: -1
+    input_map { key: "X" value: "b" } output_map { key: "Y" value: "Y" } }
+] }
+"""
+
+
+@pytest.fixture(scope="module")
+def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
+    for name, code in MODELS.items():
+        module_repository.add(name, HEAD + code, CONFIG)
+    module_repository.add("pipeline", None, PIPELINE)
+    return module_serve(module_repository, "--allow-client-shm=true").wait_started()
+
+
+class Memory:
+    """Room for an input and an output, which the client and the host share."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.name = uuid.uuid4().hex
+        self.handle = shm.create_shared_memory_region(self.name, f"/test-{self.name}", 2 * SIZE)
+        client.register_system_shared_memory(self.name, f"/test-{self.name}", 2 * SIZE)
+
+    def write(self, array: npt.NDArray[np.float32]) -> None:
+        shm.set_shared_memory_region(self.handle, [array])
+
+    def content(self, offset: int = 0) -> npt.NDArray[np.float32]:
+        found: npt.NDArray[np.float32] = shm.get_contents_as_numpy(
+            self.handle, np.float32, [COUNT], offset
+        )
+        return found
+
+    def infer(self, model: str, into: int | None = None, id: str = "") -> npt.NDArray[np.float32]:
+        """The answer to what was written, in the same memory at `into` or as the host sends it."""
+        given = grpcclient.InferInput("X", [COUNT], "FP32")
+        given.set_shared_memory(self.name, SIZE)
+        wanted = grpcclient.InferRequestedOutput("Y")
+        if into is not None:
+            wanted.set_shared_memory(self.name, SIZE, into)
+        result = self.client.infer(model, [given], outputs=[wanted], request_id=id)
+        if into is not None:
+            return self.content(into)
+        found: npt.NDArray[np.float32] = result.as_numpy("Y")
+        return found
+
+
+@pytest.fixture
+def memory(host: RunningHost) -> Iterator[Memory]:
+    with host.client() as client:
+        memory = Memory(client)
+        yield memory
+        client.unregister_system_shared_memory()
+        shm.destroy_shared_memory_region(memory.handle)
+
+
+def numbers(seed: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).random(COUNT, np.float32)
+
+
+def filled(value: int) -> npt.NDArray[np.float32]:
+    return np.full(COUNT, value, np.float32)
+
+
+SAMPLES = COUNT // 4096
+
+
+def test_a_large_input_is_not_copied(memory: Memory) -> None:
+    memory.write(numbers(1))
+    assert memory.infer("mapped") == 1
+    result = memory.client.infer("mapped", [tensor("X", numbers(2))])
+    assert result.as_numpy("Y") == 1
+
+
+def test_what_a_model_keeps_of_a_clients_memory_stays(memory: Memory) -> None:
+    sums = []
+    for value in range(1, 5):
+        memory.write(filled(value))
+        sums.append(value * SAMPLES)
+        assert memory.infer("keeps").tolist() == sums
+    memory.write(filled(9))
+    assert memory.infer("keeps").tolist() == [*sums, 9 * SAMPLES]
+
+
+@pytest.mark.parametrize("model", ["writes", "pipeline"])
+def test_what_a_model_writes_in_place_only_it_sees(memory: Memory, model: str) -> None:
+    for seed in range(3):
+        array = numbers(seed)
+        memory.write(array)
+        np.testing.assert_array_equal(memory.infer(model), 2 * array)
+        np.testing.assert_array_equal(memory.content(), array)
+        np.testing.assert_array_equal(memory.infer(model, into=SIZE), 2 * array)
+        np.testing.assert_array_equal(memory.content(), array)
+        result = memory.client.infer(model, [tensor("X", array)])
+        np.testing.assert_array_equal(result.as_numpy("Y"), 2 * array)
+
+
+@pytest.mark.parametrize("into", [0, 64, SIZE // 2])
+def test_an_answer_may_overwrite_the_question(memory: Memory, into: int) -> None:
+    array = numbers(3)
+    memory.write(array)
+    np.testing.assert_array_equal(memory.infer("returns", into), array)
+
+
+@pytest.mark.parametrize("inner", ["returns", "writes"])
+def test_arrays_pass_through_other_models(memory: Memory, inner: str) -> None:
+    for seed in range(3):
+        array = numbers(seed)
+        memory.write(array)
+        expected = array if inner == "returns" else 2 * array + 1
+        np.testing.assert_array_equal(memory.infer("asks", id=inner), expected)
+        np.testing.assert_array_equal(memory.infer("asks", SIZE, inner), expected)
+        np.testing.assert_array_equal(memory.content(), array)
+
+
+def test_many_at_once_get_their_own(memory: Memory, host: RunningHost) -> None:
+    def ask(seed: int) -> None:
+        with host.client() as client:
+            array = numbers(seed)
+            for model in ("returns", "asks", "writes", "pipeline") * 3:
+                expected = array if model in ("returns", "asks") else 2 * array
+                result = client.infer(model, [tensor("X", array)])
+                np.testing.assert_array_equal(result.as_numpy("Y"), expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+
+
+def test_a_client_may_write_once_it_is_answered_also_if_execute_goes_on(
+    memory: Memory, tmp_path: Path
+) -> None:
+    flag = tmp_path / "go"
+    memory.write(filled(3))
+    memory.infer("early", id=str(flag))
+    memory.write(filled(9))
+    flag.touch()
+    assert memory.infer("early", id="what was it").item() == 3 * SAMPLES
+
+
+def test_a_forked_child_keeps_what_it_was_given(memory: Memory, tmp_path: Path) -> None:
+    flag = tmp_path / "go"
+    memory.write(filled(3))
+    memory.infer("forks", id=str(flag))
+    memory.write(filled(9))
+    memory.infer("forks")
+    flag.touch()
+    done = tmp_path / "go.done"
+    wait_until(done.exists, "the child to say what it has seen")
+    assert float(done.read_text()) == 3 * SAMPLES
