@@ -10,7 +10,6 @@ turns, call by call, so that what disturbs one disturbs all. Figures are medians
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import tempfile
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+import uvloop
 from torch import Tensor, nn
 
 from host.options import Options
@@ -212,7 +212,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the library")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(compare(Path(folder), arguments.seconds, arguments.threads))
+        # The loop of `pbhost serve`; only it stays awake for a stub.
+        uvloop.run(compare(Path(folder), arguments.seconds, arguments.threads))
 
 
 if __name__ == "__main__":

@@ -31,9 +31,35 @@ def answer(
 
     What `run` raises goes through, except for BadInput, which is an INVALID_ARG error.
     """
+    if len(requests) == 1 and contract.plain:
+        return [_alone(requests[0], contract, run)]
     if contract.batches:
         return _together(requests, contract, run)
     return [response for each in requests for response in _together([each], contract, run)]
+
+
+def _alone(
+    request: pb_utils.InferenceRequest, contract: Contract, run: Run
+) -> pb_utils.InferenceResponse:
+    """As `_together`, in fewer steps, as most batches of quick networks have one request."""
+    inputs = {tensor._name: array_of(tensor) for tensor in request._inputs}
+    wanted = [name for name in contract.outputs if name in request._requested_output_names]
+    items = len(next(iter(inputs.values()))) if inputs and contract.batches else 1
+    try:
+        outputs = run(inputs, wanted)
+    except BadInput as problem:
+        return _refused(problem)
+    tensors: List[pb_utils.Tensor] = []
+    for name in wanted:
+        array = _checked(contract, name, outputs)
+        if contract.batches:
+            length = len(array) if array.ndim else 0
+            if length < items:
+                return _too_short(request, name, items, length)
+            if length > items:
+                array = array[:items]
+        tensors.append(tensor_over(contract.outputs[name], array))
+    return pb_utils.InferenceResponse._from_wire(tensors, None, {})
 
 
 def _together(
@@ -45,8 +71,12 @@ def _together(
     except BadInput as problem:
         if len(requests) > 1:  # the others have done nothing wrong
             return [one for each in requests for one in _together([each], contract, run)]
-        error = pb_utils.TritonError(str(problem), pb_utils.TritonError.INVALID_ARG)
-        return [pb_utils.InferenceResponse(error=error)]
+        return [_refused(problem)]
+
+
+def _refused(problem: BadInput) -> pb_utils.InferenceResponse:
+    error = pb_utils.TritonError(str(problem), pb_utils.TritonError.INVALID_ARG)
+    return pb_utils.InferenceResponse(error=error)
 
 
 class Raw:
@@ -112,7 +142,7 @@ class Batch:
 
     def responses(self, outputs: Mapping[str, Array]) -> List[pb_utils.InferenceResponse]:
         """One response per request, over parts of these arrays. Raises TritonModelException."""
-        arrays = {name: self._checked(name, outputs) for name in self.wanted}
+        arrays = {name: _checked(self._contract, name, outputs) for name in self.wanted}
         answers: List[pb_utils.InferenceResponse] = []
         end = 0
         for request, size in zip(self._requests, self.sizes):
@@ -144,20 +174,21 @@ class Batch:
             tensors.append(tensor_over(expected, array))
         return pb_utils.InferenceResponse(tensors)
 
-    def _checked(self, name: str, outputs: Mapping[str, Array]) -> Array:
-        """The output in the configuration's data type and, if it is a scalar, shape."""
-        expected, array = self._contract.outputs[name], outputs[name]
-        code = _CODES[expected.data_type]
-        if expected.raw:
-            return array
-        if array.dtype.kind == "U":
-            array = array.astype(np.object_)
-        if array.dtype != STORAGE[code] and not (code == BYTES and array.dtype.kind == "S"):
-            raise pb_utils.TritonModelException(
-                f"configuration expects datatype {expected.data_type} for output '{name}' of model"
-                f" '{self._contract.model}', model provides {data_type_of(array)}"
-            )
-        return array.reshape(1) if not array.ndim and expected.shape == [1] else array
+
+def _checked(contract: Contract, name: str, outputs: Mapping[str, Array]) -> Array:
+    """The output in the configuration's data type and, if it is a scalar, shape."""
+    expected, array = contract.outputs[name], outputs[name]
+    if expected.raw:
+        return array
+    if array.dtype.kind == "U":
+        array = array.astype(np.object_)
+    code = _CODES[expected.data_type]
+    if array.dtype != STORAGE[code] and not (code == BYTES and array.dtype.kind == "S"):
+        raise pb_utils.TritonModelException(
+            f"configuration expects datatype {expected.data_type} for output '{name}' of model"
+            f" '{contract.model}', model provides {data_type_of(array)}"
+        )
+    return array.reshape(1) if not array.ndim and expected.shape == [1] else array
 
 
 def _items(tensors: Mapping[str, pb_utils.Tensor], contract: Contract) -> int:
@@ -198,11 +229,13 @@ def tensor_over(expected: Expected, array: Array) -> pb_utils.Tensor:
         code = _CODES[expected.data_type]
         shape = list(array.shape)
         return pb_utils.Tensor._from_wire(expected.name, code, shape, block.data, block)
-    if expected.data_type != "TYPE_BF16":
+    code = _CODES[expected.data_type]
+    if code == BYTES:
         return pb_utils.Tensor(expected.name, array)
-    array = np.ascontiguousarray(array)
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
     return pb_utils.Tensor._from_wire(
-        expected.name, BF16, list(array.shape), byte_view(array), array
+        expected.name, code, list(array.shape), byte_view(array), array
     )
 
 

@@ -53,7 +53,8 @@ class Provided(NamedTuple):
 
 
 class Contract:
-    """The tensors that a configuration promises. `batches`: whether they have a batch dimension.
+    """The tensors that a configuration promises. `batches`: whether they have a batch dimension;
+    `plain`: whether all are ordinary, so that those of a single request need no second look.
 
     Among the inputs are those about the batch (configuration spec 4.8), and about the sequence.
     """
@@ -81,6 +82,10 @@ class Contract:
             outputs.append(Expected({**each, "name": each["output_name"]}, self.batches))
         self.inputs = {tensor.name: tensor for tensor in inputs}
         self.outputs = {tensor.name: tensor for tensor in outputs}
+        self.plain = not any(
+            tensor.of_batch or tensor.of_shape or tensor.raw or tensor.ragged
+            for tensor in (*inputs, *outputs)
+        )
 
     def check(self, inputs: Sequence[Provided], outputs: Sequence[Provided]) -> None:
         """Compare with all that the model provides (configuration spec 2.7).

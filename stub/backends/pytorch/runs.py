@@ -1,7 +1,7 @@
 """How the framework is to run a program: the parameters of a configuration that say so."""
 
 from contextlib import ExitStack
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -42,17 +42,15 @@ class Runs:
         for name in _WITHOUT_EFFECT:
             if settings.flag(name, False):
                 pb_utils.Logger.log_warn(f"parameter '{name}' has no effect")
-        self._stack: Optional[ExitStack] = None
+        self._stack = ExitStack()  # of the call that is under way
 
     def __enter__(self) -> None:
-        self._stack = ExitStack()
         if self._inference:
             self._stack.enter_context(torch.inference_mode())
         if not self._optimized:
             self._stack.enter_context(torch.jit.optimized_execution(False))
 
     def __exit__(self, *exception: Any) -> None:
-        assert self._stack is not None
         self._stack.close()
         if self._clean:
             torch.cuda.empty_cache()

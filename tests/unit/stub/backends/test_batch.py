@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pb_utils
-from stub.backends.batch import BadInput, Batch, Raw, answer
+from stub.backends.batch import Array, BadInput, Batch, Raw, Run, answer
 from stub.backends.contract import Contract, Provided
 from stub.user_model import ModelFailure
 
@@ -69,6 +69,50 @@ def test_each_request_gets_the_outputs_that_it_asks_for() -> None:
     ]
     assert got == [{"y": [[2]]}, {"z": [[6]]}, {"y": [[6]], "z": [[9]]}]
     assert Batch([request("z", x=rows(1))], ONE).wanted == ["z"]
+
+
+def refuse(inputs: Mapping[str, Array], wanted: list[str]) -> dict[str, Array]:
+    raise BadInput("not with me")
+
+
+@pytest.mark.parametrize("size", [0, 8])
+@pytest.mark.parametrize(
+    "run",
+    [
+        double,
+        refuse,
+        lambda inputs, wanted: {"y": rows(1, 2), "z": rows(3, 4)},
+        lambda inputs, wanted: {"y": rows(1, 2, 3)[::-1], "z": np.asfortranarray(rows(4, 5, 6))},
+        lambda inputs, wanted: {"y": rows(), "z": np.float32(1)},
+        lambda inputs, wanted: {"y": np.float32(1), "z": rows(1)},
+        lambda inputs, wanted: {"y": np.array(["a", "b"])},
+        lambda inputs, wanted: {"y": np.zeros((2, 1), np.int8), "z": rows(1)},
+    ],
+    ids=["same", "refused", "two", "more", "none", "scalar", "text", "type"],
+)
+@pytest.mark.parametrize("outputs", [["y"], ["z", "y"], []])
+def test_one_request_alone_gets_what_it_would_get_with_others(
+    run: Run, size: int, outputs: list[str]
+) -> None:
+    """A contract that is not plain takes the way of several requests."""
+    tensors = [entry("x", [1])], [entry("y", [1]), entry("z", [1])]
+    plain = contract(*tensors, size)
+    other = contract(tensors[0], [*tensors[1], entry("s", [1], is_shape_tensor=True)], size)
+    assert plain.plain and not other.plain
+
+    def told(contract: Contract) -> object:
+        try:
+            (response,) = answer([request(*outputs, x=rows(1, 2))], contract, run)
+        except pb_utils.TritonModelException as error:
+            return str(error)
+        if response.has_error():
+            return response.error().code(), response.error().message()
+        return [
+            (tensor.name(), tensor.triton_dtype(), tensor.shape(), tensor.as_numpy().tolist())
+            for tensor in response.output_tensors()
+        ]
+
+    assert told(plain) == told(other)
 
 
 def test_shape_tensors_are_not_joined_and_their_first_value_is_the_whole_batch() -> None:
