@@ -56,7 +56,8 @@ def tensor_to(
             inline = data.tobytes()
             tensor._adopt(memoryview(inline), None)
             return WireTensor(tensor._name, tensor._code, tensor._shape, inline)
-        owner = memory.snapshots.block_of(tensor._array) or memory.place(data)
+        shown = memory.snapshots.block_of(tensor._array) if tensor._data is None else None
+        owner = shown or memory.place(data)
         tensor._adopt(owner.data, owner)
     placed.append(owner)
     return WireTensor(

@@ -288,6 +288,7 @@ class Executor:
         A decoupled model may have any number of them (pb_utils spec 2.7), others as many as may
         overlap: with no place left, the main thread waits for one to end.
         """
+        self._memory.snapshots.end()  # it may answer before this thread is back
         future = self._coroutines.submit(coroutine, running.number)
         if self._decoupled:
             late = tuple(self._replies.end(running.exchanges))

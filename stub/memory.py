@@ -6,7 +6,8 @@ from collections import Counter, deque
 from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Union
 
 from pb_utils._copying import copy_into
-from stub.snapshots import Snapshots
+from stub.private_mapping import PrivateMapping
+from stub.snapshots import RegionBlock, Snapshots
 from stub.wire.arena import Arena, ArenaReader, Block, Ledger, RegionMap, span_of
 from stub.wire.messages import (
     OpenArena,
@@ -18,7 +19,7 @@ from stub.wire.payload import (
     Slot,
     WireTensor,
 )
-from stub.wire.shared_file import PrivateMapping, identity
+from stub.wire.shared_file import identity
 
 
 class MemoryGone(Exception):
@@ -43,7 +44,7 @@ class Memory:
         self._readers: Dict[int, Union[ArenaReader, RegionMap]] = {}
         self._sources: Dict[int, OpenArena] = {}  # regions are mapped when they are used
         self._private: Dict[int, Optional[PrivateMapping]] = {}
-        self.snapshots = Snapshots(self._private_mapping)
+        self.snapshots = Snapshots(self._private_mapping, wake)
         self._ended: Deque[Tuple[int, int]] = deque()
         self._patience = _BETWEEN_BATCHES
 
@@ -89,8 +90,11 @@ class Memory:
 
     def close(self, number: int) -> None:
         """Forget an arena; its mapping goes with the last tensor that lies in it."""
-        for known in (self._readers, self._sources, self._private):
-            known.pop(number, None)
+        self._readers.pop(number, None)
+        self._sources.pop(number, None)
+        mapping = self._private.pop(number, None)
+        if mapping is not None:
+            self.snapshots.release(mapping)
 
     def _private_mapping(self, number: int) -> Optional[PrivateMapping]:
         """The arena once more, for snapshots. None if there is none, or if it cannot be."""
@@ -111,6 +115,9 @@ class Memory:
             self._end(tensor.arena, tensor.offset)  # else the host would hold it for this process
             raise MemoryGone(f"the shared memory in which tensor '{tensor.name}' lay is gone")
         view = reader.slice(tensor.offset, tensor.size)
+        if isinstance(reader, RegionMap):
+            batch = self.snapshots.batch
+            return RegionBlock(tensor.arena, tensor.offset, tensor.size, view, self._end, batch)
         return Block(tensor.arena, tensor.offset, tensor.size, view, self._end)
 
     def most_inline(self, tensors: int) -> int:
@@ -189,5 +196,5 @@ def _map_privately(source: OpenArena, file: Tuple[int, int]) -> Optional[Private
             return PrivateMapping(fd, size, source.offset, source.region)
         finally:
             os.close(fd)
-    except (OSError, ValueError):  # an older kernel; no more address space
+    except (OSError, ValueError):  # an older kernel; no addresses to spare
         return None

@@ -11,8 +11,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Tuple
 
 from pb_utils._storage import address_of, borrow
+from stub.private_mapping import PrivateMapping
 from stub.wire.arena import Block
-from stub.wire.shared_file import PAGE, PrivateMapping
+from stub.wire.shared_file import PAGE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,12 +21,33 @@ if TYPE_CHECKING:
 _ALIGNMENT = 16  # bytes, as of memory that numpy allocates
 _FIRST_REST = 64  # arrays
 _LONGEST_REST = 1 << 16
+_MOST_LIVE = 64  # arrays of which something is kept in mind; more are copies
+
+
+class RegionBlock(Block):
+    """A block in a client's memory, which came with a `batch`. After that the client may change it
+    although the block lives.
+    """
+
+    __slots__ = ("batch",)
+
+    def __init__(
+        self,
+        arena: int,
+        offset: int,
+        size: int,
+        data: memoryview,
+        dropped: Callable[[int, int], None],
+        batch: int,
+    ) -> None:
+        super().__init__(arena, offset, size, data, dropped)
+        self.batch = batch
 
 
 class _Span:
     """The pages that an array shows."""
 
-    __slots__ = ("address", "block", "end", "mapping", "nbytes", "start")
+    __slots__ = ("address", "alive", "block", "end", "mapping", "nbytes", "parted", "start")
 
     def __init__(self, mapping: PrivateMapping, block: Block) -> None:
         self.mapping = mapping
@@ -33,14 +55,43 @@ class _Span:
         self.end = (block.offset + block.size + PAGE - 1) // PAGE * PAGE
         self.address = mapping.address + block.offset
         self.nbytes = block.size
-        self.block: Optional[Block] = block  # None: the array is gone, or has pages of its own
+        self.block: Optional[Block] = None  # what the array depends on
+        self.parted = False  # it has, or had
+        self.alive = True
 
     def lies_in(self, file: Tuple[int, int], place: int, size: int) -> bool:
         start = place - self.mapping.place
         return self.mapping.file == file and self.start < start + size and start < self.end
 
-    def overlaps(self, mapping: PrivateMapping, start: int, end: int) -> bool:
-        return self.mapping is mapping and self.start < end and start < self.end
+    def overlaps(self, other: "_Span") -> bool:
+        return (
+            self is not other
+            and self.mapping is other.mapping
+            and self.start < other.end
+            and other.start < self.end
+        )
+
+    def part(self) -> bool:
+        """Give the array pages of its own; False if there is no memory for that, or no file."""
+        change = self.mapping.replace if self.mapping.region else self.mapping.part
+        try:
+            change(self.start, self.end - self.start)
+        except OSError:
+            return False
+        self.parted = True
+        self.block = None
+        return True
+
+    def is_changed(self) -> bool:
+        return self.parted or self.mapping.is_changed(self.start, self.end - self.start)
+
+    def recover(self) -> bool:
+        """Whether the pages show the file again; the array is gone."""
+        try:
+            self.mapping.forget(self.start, self.end - self.start)
+        except OSError:  # locked in memory, by the model
+            return False
+        return self.mapping.released or not (self.parted and self.mapping.region)
 
 
 class _Holder:
@@ -48,28 +99,36 @@ class _Holder:
 
     __slots__ = ("_gone", "_span")
 
-    def __init__(self, span: _Span, gone: Deque[_Span]) -> None:
+    def __init__(self, span: _Span, gone: Callable[[_Span], None]) -> None:
         self._span = span
         self._gone = gone
 
-    def __del__(self) -> None:  # anywhere, so it takes no lock
-        self._span.block = None
-        self._gone.append(self._span)
+    def __del__(self) -> None:
+        self._gone(self._span)
 
 
 class Snapshots:
     """Those of one stub, made on its main thread while `execute` runs.
 
     A model that writes to them, or keeps them, pays more than for copies. It gets copies for a
-    while then, for twice as long each time.
+    while then, for twice as long each time. Finalisers may call any method in the middle of any
+    other, in the same thread.
     """
 
-    def __init__(self, mapping_of: Callable[[int], Optional[PrivateMapping]]) -> None:
-        """`mapping_of` an arena by its number; None if there is none."""
+    def __init__(
+        self,
+        mapping_of: Callable[[int], Optional[PrivateMapping]],
+        wake: Callable[[], None],
+    ) -> None:
+        """`mapping_of` an arena by its number, None if there is none; `wake` has `tidy` called
+        soon.
+        """
+        self.batch = 0  # number of the present one, or of the last
         self._mapping_of = mapping_of
+        self._wake = wake
         self._live: List[_Span] = []  # also those of arrays that have pages of their own
         self._gone: Deque[_Span] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread = 0
         self._regions = False  # whether clients' memory may be shown
         self._rest = 0  # so many arrays are still to be copied
@@ -80,20 +139,21 @@ class Snapshots:
         """A batch begins on this thread; `regions` says whether no client is answered before it
         ends.
         """
+        self.batch += 1
         self._thread = threading.get_ident()
         self._regions = regions
 
     def end(self) -> None:
-        """The batch is about to be answered: arrays that are still alive get pages of their own.
-
-        Raises OSError if there is no memory for them.
-        """
+        """The batch is about to be answered: arrays that are still alive get pages of their own."""
         self._thread = 0
         if self._live:
             self.part()
 
     def part(self) -> None:
-        """Let no living array depend on a block any more. Raises OSError."""
+        """Let no living array depend on a block any more.
+
+        Where the client has taken its memory away, or there is no memory, they go on doing so.
+        """
         with self._lock:
             self._part(list(self._live))
 
@@ -104,7 +164,7 @@ class Snapshots:
             self._part([span for span in self._live if span.mapping.region])
 
     def part_from(self, file: Tuple[int, int], place: int, size: int) -> None:
-        """As `part`, of bytes in a file that are about to be written to. Raises OSError."""
+        """As `part`, of bytes in a file that are about to be written to."""
         if self._live:
             with self._lock:
                 self._part([span for span in self._live if span.lies_in(file, place, size)])
@@ -121,17 +181,29 @@ class Snapshots:
             self._rest -= 1
             return None
         mapping = self._mapping_of(owner.arena)
-        if mapping is None or array.nbytes != owner.size:
+        if mapping is None or array.nbytes != owner.size or len(self._live) >= _MOST_LIVE:
+            return None
+        if mapping.region and not (isinstance(owner, RegionBlock) and owner.batch == self.batch):
             return None
         span = _Span(mapping, owner)
         with self._lock:
-            if span.address % _ALIGNMENT or (mapping.region and not self._regions):
-                return None
-            if any(other.overlaps(mapping, span.start, span.end) for other in self._live):
-                return None
-            self._live.append(span)
-        holder = _Holder(span, self._gone)
-        return borrow(span.address, array.dtype, array.shape, holder, writable=True)
+            self._live.append(span)  # first: what comes in the middle of this must not be over it
+            if not span.address % _ALIGNMENT and not any(map(span.overlaps, list(self._live))):
+                span.block = owner
+                if self._regions or not mapping.region or span.parted:
+                    holder = _Holder(span, self._lose)
+                    return borrow(span.address, array.dtype, array.shape, holder, writable=True)
+                span.block = None
+            self._live.remove(span)
+        return None
+
+    def _lose(self, span: _Span) -> None:
+        """The last array over it has gone; called by finalisers, so it waits for nothing."""
+        span.block = None
+        span.alive = False
+        self._gone.append(span)
+        if not self._thread:
+            self._wake()
 
     def block_of(self, array: "Optional[npt.NDArray[Any]]") -> Optional[Block]:
         """The block that an array shows whole and unchanged, unless it is a client's memory."""
@@ -139,39 +211,42 @@ class Snapshots:
             return None
         address, nbytes = address_of(array), array.nbytes
         with self._lock:
-            for span in self._live:
-                if span.address == address and span.nbytes == nbytes:
-                    unchanged = not span.mapping.region and not self._is_changed(span)
-                    return span.block if unchanged else None
+            for span in list(self._live):
+                if span.address == address and span.nbytes == nbytes and span.block is not None:
+                    block = span.block
+                    return None if span.mapping.region or span.is_changed() else block
         return None
 
     def tidy(self) -> None:
-        """Take back what the arrays that have gone have left."""
-        while self._gone:
-            span = self._gone.popleft()
-            with self._lock:
-                self._live.remove(span)
-                if self._is_changed(span):
-                    span.mapping.forget(span.start, span.end - span.start)
-                    self._tire()
-                    continue
-            self._unharmed += 1
-            if self._unharmed >= self._pause:
-                self._pause = _FIRST_REST
+        """Take back what the arrays that have gone have left. Any thread."""
+        if not self._gone:
+            return
+        written = False
+        with self._lock:
+            while self._gone:
+                span = self._gone.popleft()
+                if span.is_changed():
+                    written = written or not span.parted
+                    if not span.recover():
+                        continue  # these pages are not shown any more
+                else:
+                    self._unharmed += 1
+                if span in self._live:
+                    self._live.remove(span)
+        if written:
+            self._tire()
+        elif self._unharmed >= self._pause:
+            self._pause = _FIRST_REST
 
-    def _is_changed(self, span: _Span) -> bool:
-        return span.mapping.is_changed(span.start, span.end - span.start)
-
-    def _part(self, spans: List[_Span]) -> None:
-        for span in spans:
-            if span.block is not None:
-                span.mapping.part(span.start, span.end - span.start)
-                span.block = None
-
-    def _tire(self) -> None:
-        self._rest = self._pause
-        self._pause = min(2 * self._pause, _LONGEST_REST)
-        self._unharmed = 0
+    def release(self, mapping: PrivateMapping) -> None:
+        """Nobody is shown anything of this mapping any more: only living arrays need it."""
+        with self._lock:
+            self._live = [each for each in self._live if each.alive or each.mapping is not mapping]
+            spans = [span for span in self._live if span.mapping is mapping]
+            try:
+                mapping.release(sorted((span.start, span.end) for span in spans))
+            except OSError:
+                pass  # too many mappings: the file stays until the last of these arrays has gone
 
     def provide_for_forks(self) -> None:
         """From now on, no child depends on a block that this process gives back."""
@@ -180,4 +255,15 @@ class Snapshots:
     def _stop(self) -> None:
         self._thread = 0
         self._live = []
-        self._lock = threading.Lock()  # another thread may have held it
+        self._gone.clear()
+        self._lock = threading.RLock()  # another thread may have held it
+
+    def _part(self, spans: List[_Span]) -> None:
+        parted = [span.part() for span in spans if span.block is not None]
+        if any(parted):
+            self._tire()
+
+    def _tire(self) -> None:
+        self._rest = self._pause
+        self._pause = min(2 * self._pause, _LONGEST_REST)
+        self._unharmed = 0

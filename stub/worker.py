@@ -259,6 +259,7 @@ class Worker:
                 self._trimming = True
             elif now >= trim_at:
                 self._trimming = False  # before: what is freed meanwhile must not be overlooked
+                self._memory.snapshots.tidy()
                 if self._memory.own.trim():
                     trim_at = now + _TRIM_SECONDS
                     self._trimming = True

@@ -62,7 +62,7 @@ ONE_PLACE = {
     "grpc": {"host.frontends.grpc_aio"},
     "hpack": {"host.frontends.h2.headers"},
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.child"},
-    "mmap": {"stub.wire.shared_file"},
+    "mmap": {"stub.wire.shared_file", "stub.private_mapping"},
     "uvloop": {"host.__main__", "host.bound"},
     "re2": {"host.flag_values"},
     "redis": {"host.cache.redis_store"},

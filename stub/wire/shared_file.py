@@ -1,18 +1,10 @@
 """Memory that processes share: a file without a name, mapped by whoever has its descriptor."""
 
-import ctypes
 import mmap
 import os
-from typing import Optional, Tuple
+from typing import Tuple
 
 PAGE = mmap.PAGESIZE
-
-_NORESERVE = 0x4000  # of <sys/mman.h>, as is the next (Linux 5.14)
-_POPULATE_WRITE = 23
-_ENTRY = 8  # bytes of /proc/self/pagemap for a page; the last has the flags
-_FILES = bytes(flags for flags in range(256) if flags >> 5 & 1 or not flags >> 6)
-"""Such flags has a page that is not there, or that is the file's: bit 5 says that, 6 and 7 where it
-is."""
 
 _ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of fcntl; not in every Python's module
 
@@ -65,42 +57,3 @@ def identity(fd: int) -> Tuple[int, int]:
     """Which file that is: device and inode."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
-
-
-class PrivateMapping:
-    """A file, mapped by a process that keeps what it writes there to itself, page by page.
-
-    `address` is where it begins; `place` is where that is in the `file`, which `identity` names.
-    Offsets and sizes are in bytes from `address`, and of whole pages.
-    """
-
-    def __init__(self, fd: int, size: int, offset: int, region: bool) -> None:
-        """Raises OSError or ValueError if that cannot be here; `region`: a client's memory."""
-        global _page_map
-        if _page_map is None:
-            _page_map = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        self.file = identity(fd)
-        self.place = offset
-        self.region = region
-        flags = mmap.MAP_PRIVATE | _NORESERVE
-        self._map = mmap.mmap(fd, size, flags=flags, offset=offset)
-        self._map.madvise(_POPULATE_WRITE, 0, 0)  # does nothing, if the kernel knows it
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-
-    def is_changed(self, offset: int, size: int) -> bool:
-        """Whether a page has been written to."""
-        assert _page_map is not None
-        count = -(-size // PAGE)
-        entries = os.pread(_page_map, count * _ENTRY, (self.address + offset) // PAGE * _ENTRY)
-        return len(entries) < count * _ENTRY or bool(entries[7::8].translate(None, _FILES))
-
-    def forget(self, offset: int, size: int) -> None:
-        """Show the file again where pages were written to."""
-        self._map.madvise(mmap.MADV_DONTNEED, offset, size)
-
-    def part(self, offset: int, size: int) -> None:
-        """Copy each page that is not a copy yet. Raises OSError."""
-        self._map.madvise(_POPULATE_WRITE, offset, size)
-
-
-_page_map: Optional[int] = None

@@ -95,6 +95,18 @@ MODELS = {
         self.seen = array[::4096].sum()
         return None
 """,
+    "awaits": """
+    def execute(self, requests):
+        (request,) = requests
+        if request.request_id() == "what was it":
+            return [reply(np.array([self.kept.pop()[::4096].sum()], np.float32))]
+        self.kept.append(self.x(request))
+
+        async def later():
+            return [reply(np.zeros(1, np.float32))]
+
+        return later()
+""",
     "forks": """
     def answer(self, request):
         array = self.x(request)
@@ -261,6 +273,14 @@ def test_a_client_may_write_once_it_is_answered_also_if_execute_goes_on(
     memory.write(filled(9))
     flag.touch()
     assert memory.infer("early", id="what was it").item() == 3 * SAMPLES
+
+
+def test_a_client_may_write_once_it_is_answered_by_a_coroutine(memory: Memory) -> None:
+    for value in range(20):
+        memory.write(filled(value))
+        memory.infer("awaits")
+        memory.write(filled(99))
+        assert memory.infer("awaits", id="what was it").item() == value * SAMPLES
 
 
 def test_a_forked_child_keeps_what_it_was_given(memory: Memory, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import pb_utils
+import stub.snapshots
 from pb_utils import _copying
 from pb_utils._storage import address_of
 from stub.convert import tensor_from, tensor_to
 from stub.memory import Memory
+from stub.private_mapping import PrivateMapping
 from stub.wire.arena import Arena, Block, create_file
 from stub.wire.messages import OpenArena
 from stub.wire.payload import WireTensor
-from stub.wire.shared_file import PAGE, PrivateMapping
+from stub.wire.shared_file import PAGE
 
 SIZE = 1 << 18  # bytes: the smallest that is shown
 LIMIT = 64 * SIZE
@@ -48,13 +51,17 @@ class Bench:
     def __init__(self) -> None:
         self.fds = [create_file("pbhost-test", LIMIT) for _ in range(3)]
         self.host = Arena(0, self.fds[0], LIMIT)
-        self.memory = Memory(Arena(1, self.fds[1], LIMIT), lambda: None)
+        self.wakes = 0
+        self.memory = Memory(Arena(1, self.fds[1], LIMIT), self.wake)
         self.memory.add(0, self.fds[0], LIMIT)
         self.memory.add(1, self.fds[1], LIMIT)
         path = f"/proc/self/fd/{self.fds[2]}"
         self.memory.open(OpenArena(REGION, path, LIMIT, region=True))
         self.snapshots = self.memory.snapshots
         _copying.show_by(self.snapshots.show)
+
+    def wake(self) -> None:
+        self.wakes += 1
 
     def close(self) -> None:
         _copying.show_by(_copying._shows_nothing)
@@ -330,11 +337,233 @@ def test_a_descriptor_that_is_another_file_now_is_not_mapped(bench: Bench) -> No
 def test_where_the_kernel_cannot_do_it_there_are_copies(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stub.wire.shared_file._POPULATE_WRITE", 9999)
+    monkeypatch.setattr("stub.private_mapping._POPULATE_WRITE", 9999)
     _, wire = bench.lend(3)
     array = bench.take(wire)
     assert not bench.is_shown(array)
     assert (array == 3).all()
+
+
+def test_what_dlpack_wrote_is_sent_also_after_as_numpy(bench: Bench) -> None:
+    torch = pytest.importorskip("torch")
+    _, wire = bench.lend(3)
+    tensor = tensor_from(wire, bench.memory)
+    array = tensor.as_numpy()
+    torch.from_dlpack(tensor).mul_(2)
+    placed: list[Block] = []
+    tensor_to(tensor, bench.memory, placed)
+    assert bytes(placed[0].data) == bytes([6]) * SIZE
+    assert bench.is_shown(array)
+
+
+def test_texts_over_an_input_are_sent_as_texts(bench: Bench) -> None:
+    _, wire = bench.lend(ord("x"))
+    array = bench.take(wire).view("S4")
+    placed: list[Block] = []
+    tensor_to(pb_utils.Tensor("y", array), bench.memory, placed)
+    assert bytes(placed[0].data) == b"\x04\0\0\0xxxx" * (SIZE // 4)
+
+
+class Region:
+    """A client's memory whose size may change."""
+
+    def __init__(self, bench: Bench, size: int = 4 * SIZE) -> None:
+        self.bench = bench
+        self.fd = os.memfd_create("region")
+        os.ftruncate(self.fd, size)
+        path = f"/proc/self/fd/{self.fd}"
+        bench.memory.open(OpenArena(REGION + 2, path, size, region=True))
+
+    def take(self, value: int, offset: int = 0) -> npt.NDArray[np.uint8]:
+        os.pwrite(self.fd, bytes([value]) * SIZE, offset)
+        return self.bench.take(WireTensor("x", 2, [SIZE], None, REGION + 2, offset, SIZE))
+
+    def mapped(self) -> int:
+        """Bytes of it that this process has mapped."""
+        inode = str(os.fstat(self.fd).st_ino)
+        total = 0
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                where, _, _, _, number, *path = line.split()
+                if number == inode and "memfd:region" in "".join(path):
+                    start, end = (int(side, 16) for side in where.split("-"))
+                    total += end - start
+        return total
+
+
+@pytest.fixture
+def region(bench: Bench) -> Iterator[Region]:
+    region = Region(bench)
+    yield region
+    os.close(region.fd)
+
+
+def test_what_a_model_keeps_stays_although_the_client_makes_its_memory_smaller(
+    bench: Bench, region: Region
+) -> None:
+    array = region.take(3)
+    array[5] = 4
+    bench.snapshots.end()
+    os.ftruncate(region.fd, 0)
+    os.ftruncate(region.fd, 4 * SIZE)
+    os.pwrite(region.fd, bytes([9]) * SIZE, 0)
+    assert array[5] == 4
+    array[5] = 3
+    assert (array == 3).all()
+
+
+def test_the_place_of_what_was_kept_of_a_clients_memory_is_not_shown_again(
+    bench: Bench, region: Region
+) -> None:
+    array = region.take(3)
+    bench.snapshots.end()
+    del array
+    bench.snapshots.begin(regions=True)
+    for value in range(80):
+        assert (region.take(value) == value).all()
+
+
+def test_a_client_that_takes_its_memory_away_does_not_stop_the_batch(
+    bench: Bench, region: Region
+) -> None:
+    _, wire = bench.lend(3)
+    array, other = region.take(3), bench.take(wire)
+    os.ftruncate(region.fd, 0)
+    bench.snapshots.end()
+    assert (other == 3).all()
+    ended = bench.memory.ended()
+    assert ended is not None and ended.grants[0][0] == 0
+    del array
+    bench.snapshots.tidy()
+
+
+def test_a_kept_array_does_not_keep_the_rest_of_a_clients_memory(
+    bench: Bench, region: Region
+) -> None:
+    array = region.take(3, SIZE)
+    bench.snapshots.end()
+    assert region.mapped() > 0
+    bench.memory.close(REGION + 2)
+    assert region.mapped() == 0
+    assert (array == 3).all()
+    del array
+    bench.snapshots.tidy()
+    assert not bench.snapshots._live
+
+
+def test_a_region_may_be_closed_while_the_model_reads_it(bench: Bench, region: Region) -> None:
+    array = region.take(3, SIZE)
+    bench.memory.close(REGION + 2)
+    assert region.mapped() >= SIZE
+    assert (array == 3).all()
+    bench.snapshots.end()
+    os.ftruncate(region.fd, 0)
+    assert (array == 3).all()
+
+
+def test_a_tensor_of_a_request_that_was_answered_is_copied(bench: Bench) -> None:
+    tensor = tensor_from(bench.write_region(3), bench.memory)
+    bench.snapshots.end()
+    bench.snapshots.begin(regions=True)
+    array = tensor.as_numpy()
+    bench.write_region(9)
+    assert (array == 3).all()
+
+
+def test_a_batch_that_writes_to_many_tires_once(bench: Bench) -> None:
+    lent = [bench.lend(3) for _ in range(16)]
+    for array in [bench.take(wire) for _, wire in lent]:
+        array[0] = 4
+    del array
+    bench.snapshots.tidy()
+    assert sum(not bench.is_shown(bench.take(lent[0][1])) for _ in range(65)) == 64
+
+
+def test_a_model_that_keeps_its_inputs_gets_copies(bench: Bench) -> None:
+    kept = []
+    for _ in range(2):
+        _, wire = bench.lend(3)
+        kept.append(bench.take(wire))
+        bench.snapshots.end()
+        bench.snapshots.begin(regions=True)
+    assert [bench.is_shown(array) for array in kept] == [True, False]
+
+
+def test_pages_of_an_array_that_goes_between_batches_are_given_back_soon(bench: Bench) -> None:
+    _, wire = bench.lend(3)
+    array = bench.take(wire)
+    bench.snapshots.end()
+    before = bench.wakes
+    del array
+    assert bench.wakes > before
+    bench.snapshots.tidy()
+    assert not bench.snapshots._live
+
+
+@pytest.mark.parametrize("place", ["overlaps", "part", "is_changed", "recover", "borrow"])
+@pytest.mark.parametrize("regions", [False, True])
+def test_a_finaliser_may_do_anything_in_the_middle_of_anything(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, regions: bool
+) -> None:
+    """Where memory is allocated, Python may collect garbage, whose finalisers are the model's."""
+    lent = [bench.lend(value) for value in range(3)]
+    inside: list[bool] = []
+    intrusions: list[npt.NDArray[np.uint8]] = []
+    owner: Any = stub.snapshots if place == "borrow" else stub.snapshots._Span
+    original = getattr(owner, place)
+
+    def finaliser() -> None:
+        inner = bench.take(lent[0][1])
+        inner[0] = 9
+        intrusions.append(inner)
+        bench.snapshots.block_of(inner)
+        bench.snapshots.part_from_regions()
+        if len(intrusions) % 2:
+            bench.snapshots.part()
+            intrusions.clear()
+        bench.snapshots.tidy()
+
+    def intruded(*arguments: Any, **options: Any) -> Any:
+        if not inside:
+            inside.append(True)
+            finaliser()
+            inside.pop()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, place, intruded)
+    done: list[bool] = []
+
+    def work() -> None:
+        for round in range(20):
+            bench.snapshots.begin(regions)
+            for value, (_, wire) in enumerate(lent):
+                if regions:
+                    wire = bench.write_region(value, value * SIZE)
+                bench.snapshots._rest = 0
+                array = bench.take(wire)
+                assert (array == value).all()
+                array[round] = 7
+                tensor_to(pb_utils.Tensor("y", array), bench.memory, [])
+                kept = bench.take(wire)
+                array[round] = 8
+                assert (kept == value).all()
+            bench.snapshots.end()
+            del array, kept
+            bench.snapshots.tidy()
+        done.append(True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done
+
+
+def test_where_addresses_are_limited_there_are_copies(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stub.private_mapping._MOST_MAPPED", 0)
+    _, wire = bench.lend(3)
+    assert not bench.is_shown(bench.take(wire))
 
 
 class Model(RuleBasedStateMachine):
