@@ -98,12 +98,15 @@ class Memory:
 
     def _private_mapping(self, number: int) -> Optional[PrivateMapping]:
         """The arena once more, for snapshots. None if there is none, or if it cannot be."""
+        mapping = self._private.get(number)
+        if mapping is not None and mapping.released:
+            del self._private[number]
         if number not in self._private:
-            self._private[number] = None
             reader, source = self._readers.get(number), self._sources.get(number)
-            if reader is not None and source is not None:
-                self._private[number] = _map_privately(source, reader.file)
-        return self._private[number]
+            if reader is None or source is None:
+                return None
+            self._private[number] = mapping = _map_privately(source, reader.file)
+        return mapping
 
     def borrow(self, tensor: WireTensor) -> Block:
         """The block that the tensor names, on loan until the returned object dies.

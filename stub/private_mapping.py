@@ -28,7 +28,7 @@ class PrivateMapping:
     def __init__(self, fd: int, size: int, offset: int, region: bool) -> None:
         """Raises OSError or ValueError if that cannot be here; `region`: a client's memory."""
         global _page_map, _mapped
-        if sys.byteorder != "little" or resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
+        if sys.byteorder != "little" or _are_scarce():
             raise OSError("private mappings are for machines that have addresses to spare")
         if _mapped + size > _MOST_MAPPED:
             raise OSError(f"{_mapped} bytes are mapped already")
@@ -78,7 +78,11 @@ class PrivateMapping:
         copy = _call(_libc.mmap, None, size, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
         target = self.address + offset
         ctypes.memmove(copy, target, size)
-        _call(_libc.mremap, copy, size, size, _MAYMOVE_FIXED, target)
+        try:
+            _call(_libc.mremap, copy, size, size, _MAYMOVE_FIXED, target)
+        except OSError:
+            _call(_libc.munmap, copy, size)
+            raise
 
     def release(self, kept: List[Tuple[int, int]]) -> None:
         """Let go of the file, except for these parts, which are (start, end) in order.
@@ -92,6 +96,18 @@ class PrivateMapping:
         for start, end in zip(ends, starts):
             if start < end:
                 _call(_libc.mmap, self.address + start, end - start, 0, flags, -1, 0)
+
+
+def _are_scarce() -> bool:
+    """Whether a mapping that reserves no memory counts nevertheless."""
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
+        return True
+    try:
+        with open("/proc/sys/vm/overcommit_memory") as setting:
+            return setting.read().strip() == "2"
+    except OSError:
+        return True
 
 
 def _call(function: Any, *arguments: Any) -> int:
@@ -111,6 +127,7 @@ _libc.mmap.argtypes = (
     ctypes.c_long,
 )
 _libc.mmap.restype = ctypes.c_size_t
+_libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
 _libc.mremap.argtypes = (
     *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int),
     ctypes.c_void_p,

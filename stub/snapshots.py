@@ -44,10 +44,16 @@ class RegionBlock(Block):
         self.batch = batch
 
 
+def _nobody() -> None:
+    """In a forked child nobody is to be woken."""
+
+
 class _Span:
     """The pages that an array shows."""
 
-    __slots__ = ("address", "alive", "block", "end", "mapping", "nbytes", "parted", "start")
+    __slots__ = (
+        *("address", "alive", "block", "end", "mapping", "nbytes", "parted", "replaced", "start"),
+    )
 
     def __init__(self, mapping: PrivateMapping, block: Block) -> None:
         self.mapping = mapping
@@ -56,7 +62,8 @@ class _Span:
         self.address = mapping.address + block.offset
         self.nbytes = block.size
         self.block: Optional[Block] = None  # what the array depends on
-        self.parted = False  # it has, or had
+        self.parted = False  # it has pages of its own, or had
+        self.replaced = False  # and these are not of the mapping
         self.alive = True
 
     def lies_in(self, file: Tuple[int, int], place: int, size: int) -> bool:
@@ -73,9 +80,13 @@ class _Span:
 
     def part(self) -> bool:
         """Give the array pages of its own; False if there is no memory for that, or no file."""
-        change = self.mapping.replace if self.mapping.region else self.mapping.part
+        start, size = self.start, self.end - self.start
         try:
-            change(self.start, self.end - self.start)
+            if self.mapping.region and not self.mapping.is_changed(start, size):
+                self.mapping.replace(start, size)
+                self.replaced = True
+            else:  # a thread of the model may be writing there at this moment
+                self.mapping.part(start, size)
         except OSError:
             return False
         self.parted = True
@@ -87,11 +98,13 @@ class _Span:
 
     def recover(self) -> bool:
         """Whether the pages show the file again; the array is gone."""
+        if self.replaced:
+            return False
         try:
             self.mapping.forget(self.start, self.end - self.start)
         except OSError:  # locked in memory, by the model
             return False
-        return self.mapping.released or not (self.parted and self.mapping.region)
+        return True
 
 
 class _Holder:
@@ -190,7 +203,8 @@ class Snapshots:
             self._live.append(span)  # first: what comes in the middle of this must not be over it
             if not span.address % _ALIGNMENT and not any(map(span.overlaps, list(self._live))):
                 span.block = owner
-                if self._regions or not mapping.region or span.parted:
+                allowed = self._regions or not mapping.region or span.parted
+                if allowed and not mapping.released:
                     holder = _Holder(span, self._lose)
                     return borrow(span.address, array.dtype, array.shape, holder, writable=True)
                 span.block = None
@@ -225,24 +239,22 @@ class Snapshots:
         with self._lock:
             while self._gone:
                 span = self._gone.popleft()
-                if span.is_changed():
-                    written = written or not span.parted
-                    if not span.recover():
-                        continue  # these pages are not shown any more
-                else:
+                self._live.remove(span)
+                if not span.is_changed():
                     self._unharmed += 1
-                if span in self._live:
-                    self._live.remove(span)
+                    continue
+                written = written or not span.parted
+                if not span.recover():
+                    self.release(span.mapping)
         if written:
             self._tire()
         elif self._unharmed >= self._pause:
             self._pause = _FIRST_REST
 
     def release(self, mapping: PrivateMapping) -> None:
-        """Nobody is shown anything of this mapping any more: only living arrays need it."""
+        """Nothing more is shown of this mapping: only living arrays need it."""
         with self._lock:
-            self._live = [each for each in self._live if each.alive or each.mapping is not mapping]
-            spans = [span for span in self._live if span.mapping is mapping]
+            spans = [span for span in self._live if span.mapping is mapping and span.alive]
             try:
                 mapping.release(sorted((span.start, span.end) for span in spans))
             except OSError:
@@ -254,6 +266,7 @@ class Snapshots:
 
     def _stop(self) -> None:
         self._thread = 0
+        self._wake = _nobody
         self._live = []
         self._gone.clear()
         self._lock = threading.RLock()  # another thread may have held it
