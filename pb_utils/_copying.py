@@ -1,4 +1,7 @@
-"""Copies of large memory, by two threads: one core alone does not use what the memory can give."""
+"""Copies of large memory, or what a stub has in their place.
+
+Two threads copy: one core alone does not use what the memory can give.
+"""
 
 from __future__ import annotations
 

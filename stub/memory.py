@@ -100,7 +100,7 @@ class Memory:
         """The arena once more, for snapshots. None if there is none, or if it cannot be."""
         mapping = self._private.get(number)
         if mapping is not None and mapping.released:
-            del self._private[number]
+            self._private.pop(number, None)  # the service thread may have done it
         if number not in self._private:
             reader, source = self._readers.get(number), self._sources.get(number)
             if reader is None or source is None:
@@ -118,10 +118,11 @@ class Memory:
             self._end(tensor.arena, tensor.offset)  # else the host would hold it for this process
             raise MemoryGone(f"the shared memory in which tensor '{tensor.name}' lay is gone")
         view = reader.slice(tensor.offset, tensor.size)
-        if isinstance(reader, RegionMap):
-            batch = self.snapshots.batch
-            return RegionBlock(tensor.arena, tensor.offset, tensor.size, view, self._end, batch)
-        return Block(tensor.arena, tensor.offset, tensor.size, view, self._end)
+        kind = RegionBlock if isinstance(reader, RegionMap) else Block
+        block = kind(tensor.arena, tensor.offset, tensor.size, view, self._end)
+        if isinstance(block, RegionBlock):
+            block.batch = self.snapshots.batch
+        return block
 
     def most_inline(self, tensors: int) -> int:
         """Bytes that each of so many tensors may have to travel inside the next message."""

@@ -31,17 +31,7 @@ class RegionBlock(Block):
 
     __slots__ = ("batch",)
 
-    def __init__(
-        self,
-        arena: int,
-        offset: int,
-        size: int,
-        data: memoryview,
-        dropped: Callable[[int, int], None],
-        batch: int,
-    ) -> None:
-        super().__init__(arena, offset, size, data, dropped)
-        self.batch = batch
+    batch: int  # set by whoever makes it
 
 
 def _nobody() -> None:

@@ -224,12 +224,10 @@ def tensor_over(expected: Expected, array: Array) -> pb_utils.Tensor:
     if isinstance(array, Raw):
         code, data = _CODES[expected.data_type], np.ascontiguousarray(array.data)
         return pb_utils.Tensor._from_wire(expected.name, code, array.shape, byte_view(data), data)
-    block = part_of(array)
+    block, code = part_of(array), _CODES[expected.data_type]
     if block is not None:
-        code = _CODES[expected.data_type]
         shape = list(array.shape)
         return pb_utils.Tensor._from_wire(expected.name, code, shape, block.data, block)
-    code = _CODES[expected.data_type]
     if code == BYTES:
         return pb_utils.Tensor(expected.name, array)
     if not array.flags.c_contiguous:

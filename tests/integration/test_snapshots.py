@@ -15,6 +15,7 @@ from tritonclient.utils import shared_memory as shm
 
 from tests.asking import Client, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.unit.stub.test_snapshots import is_possible
 
 COUNT = 1 << 20
 SIZE = 4 * COUNT
@@ -203,6 +204,9 @@ def filled(value: int) -> npt.NDArray[np.float32]:
 SAMPLES = COUNT // 4096
 
 
+@pytest.mark.skipif(
+    not is_possible(), reason="needs Linux 5.14 or later, overcommit, and no limit of addresses"
+)
 def test_a_large_input_is_not_copied(memory: Memory) -> None:
     memory.write(numbers(1))
     assert memory.infer("mapped") == 1
@@ -211,13 +215,12 @@ def test_a_large_input_is_not_copied(memory: Memory) -> None:
 
 
 def test_what_a_model_keeps_of_a_clients_memory_stays(memory: Memory) -> None:
-    sums = []
-    for value in range(1, 5):
+    memory.write(filled(7))
+    sums = memory.infer("keeps").tolist()  # of all that the model has kept
+    for value in (1, 2, 3, 4, 9):
         memory.write(filled(value))
         sums.append(value * SAMPLES)
         assert memory.infer("keeps").tolist() == sums
-    memory.write(filled(9))
-    assert memory.infer("keeps").tolist() == [*sums, 9 * SAMPLES]
 
 
 @pytest.mark.parametrize("model", ["writes", "pipeline"])
