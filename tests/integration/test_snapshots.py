@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
 from tests.asking import Client, tensor
@@ -95,6 +97,17 @@ MODELS = {
             threading.Event().wait(0.01)
         self.seen = array[::4096].sum()
         return None
+""",
+    "waits": """
+    def answer(self, request):
+        array, name = self.x(request), request.request_id()
+        if name:
+            open(name + ".begun", "w").close()
+            for _ in range(6000):
+                if os.path.exists(name):
+                    break
+                threading.Event().wait(0.01)
+        return reply(array[::4096].sum(keepdims=True))
 """,
     "awaits": """
     def execute(self, requests):
@@ -276,6 +289,24 @@ def test_a_client_may_write_once_it_is_answered_also_if_execute_goes_on(
     memory.write(filled(9))
     flag.touch()
     assert memory.infer("early", id="what was it").item() == 3 * SAMPLES
+
+
+def test_a_client_that_shrinks_its_memory_harms_its_own_request_only(
+    memory: Memory, host: RunningHost, tmp_path: Path
+) -> None:
+    flag, begun = tmp_path / "go", tmp_path / "go.begun"
+    memory.write(filled(3))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(memory.infer, "waits", id=str(flag))
+        wait_until(begun.exists, "the model to have its input")
+        os.truncate(f"/dev/shm/test-{memory.name}", 0)
+        flag.touch()
+        with pytest.raises(InferenceServerException, match="SIGBUS"):
+            asked.result()
+    with host.client() as client:
+        wait_until(lambda: client.is_model_ready("waits"), "the model to be back")
+        result = client.infer("waits", [tensor("X", filled(2))])
+        assert result.as_numpy("Y").item() == 2 * SAMPLES
 
 
 def test_a_client_may_write_once_it_is_answered_by_a_coroutine(memory: Memory) -> None:
