@@ -20,6 +20,7 @@ Sources = Callable[[], Callable[[], None]]
 _SURE = 3  # times in a row that the same stub was sent work, before it is roused for it
 _USELESS = 4  # looks in a row that did not have to wait: there is enough to do without them
 _REST = 64  # times that nobody looks then
+_MOST_UNTOLD = 8  # frames of work that wait before a busy stub is told of them
 
 
 def nobody() -> Callable[[], None]:
@@ -129,7 +130,7 @@ class Attention:
 class Bell:
     """Wakes one stub up, and keeps in mind how soon it answers."""
 
-    __slots__ = ("_attention", "_event", "_prompt", "_roused", "_sent_at", "_source")
+    __slots__ = ("_attention", "_event", "_prompt", "_roused", "_sent_at", "_source", "_untold")
 
     def __init__(self, attention: Attention, event: int) -> None:
         self._attention = attention
@@ -138,18 +139,33 @@ class Bell:
         self._sent_at = 0.0  # when it was sent work, if it has said nothing since
         self._prompt = False  # whether it answered at once the last time
         self._roused = False  # since it was sent work
+        self._untold = 0  # frames of work that it was not told of yet
 
     def announce(self) -> None:
-        """There is one more frame of work for the stub."""
-        os.eventfd_write(self._event, 1)
+        """There is one more frame of work for the stub.
+
+        One that has work is told of more when the loop has read what else has come: whoever is
+        woken up on this core takes it at once, and would do so for every request (decision 20).
+        """
         self._roused = False
         attention = self._attention
         attention._sent(self)
+        self._untold += 1
         if not self._sent_at:
+            self._tell()
             self._sent_at = attention.clock()
             if self._prompt:
                 attention._awaited += 1
                 attention._expect()
+        elif self._untold == _MOST_UNTOLD:
+            self._tell()
+        elif self._untold == 1:
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, 0
+        if untold and self._event >= 0:
+            os.eventfd_write(self._event, untold)
 
     def answered(self) -> None:
         """The stub has said something."""

@@ -19,7 +19,7 @@ _log = logging.getLogger("pbhost")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before the second restart in a row, and any
 _MOST_RESTARTS = 10  # in a row, without one batch that ended well
-_QUICK_NS, _MOST_AHEAD = 500_000, 8  # a batch that took less, and calls sent ahead after it
+_AHEAD_NS, _MOST_AHEAD = 4_000_000, 64  # of work that a stub is sent ahead, and calls at most
 
 
 class LaneState(enum.Enum):
@@ -36,6 +36,14 @@ Launch = Callable[[], Awaitable[Instance]]
 """Brings up a new instance for the lane, ready to run batches. Raises HostError or StubLost."""
 
 BatchReport = Callable[[Batch, Times], None]
+
+
+def most_ahead(spent: int) -> int:
+    """Calls that a stub is sent before it can begin them, if its last one took so many ns.
+
+    A lane that joins later cannot have them any more, so they are to be done soon (decision 17).
+    """
+    return max(1, min(_MOST_AHEAD, _AHEAD_NS // max(1, spent)))
 
 
 class Supervisor:
@@ -163,7 +171,7 @@ class Supervisor:
             self._deaths = 0
             spent = times.ended - times.started
             self.busy_ns += spent
-            self._most_ahead = _MOST_AHEAD if spent < _QUICK_NS else 1
+            self._most_ahead = most_ahead(spent)
 
     # Life
 

@@ -209,6 +209,67 @@ def test_nobody_is_roused_unless_the_host_may_stay_awake(scene: Scene) -> None:
     assert not scene.stub.roused()
 
 
+# Telling of work
+
+
+def told_of(scene: Scene) -> int:
+    try:
+        return os.eventfd_read(scene.stub.event)
+    except BlockingIOError:
+        return 0
+
+
+def test_a_stub_that_is_busy_is_told_of_more_work_once_all_is_read(scene: Scene) -> None:
+    async def main() -> None:
+        scene.stub.bell.announce()
+        assert told_of(scene) == 1
+        for _ in range(3):
+            scene.stub.bell.announce()
+        assert told_of(scene) == 0
+        await asyncio.sleep(0)
+        assert told_of(scene) == 3
+        await asyncio.sleep(0)
+        assert told_of(scene) == 0
+
+    run(main())
+
+
+def test_a_busy_stub_is_told_of_eight_frames_at_once(scene: Scene) -> None:
+    async def main() -> None:
+        for _ in range(1 + 8 + 2):
+            scene.stub.bell.announce()
+        assert told_of(scene) == 1 + 8
+        await asyncio.sleep(0)
+        assert told_of(scene) == 2
+
+    run(main())
+
+
+def test_a_stub_that_has_answered_is_told_of_all_its_work(scene: Scene) -> None:
+    async def main() -> None:
+        for _ in range(3):
+            scene.stub.bell.announce()
+        scene.stub.bell.answered()
+        scene.stub.bell.announce()
+        assert told_of(scene) == 4
+        await asyncio.sleep(0)
+        assert told_of(scene) == 0
+
+    run(main())
+
+
+def test_a_stub_that_has_gone_is_told_nothing(scene: Scene) -> None:
+    async def main() -> None:
+        for _ in range(3):
+            scene.stub.bell.announce()
+        assert told_of(scene) == 1
+        scene.stub.bell.close()
+        await asyncio.sleep(0)
+        assert told_of(scene) == 0
+
+    run(main())
+
+
 # Staying awake
 
 

@@ -228,17 +228,20 @@ def test_work_goes_into_the_ring_and_is_announced() -> None:
 
 
 def test_work_too_long_for_the_ring_is_announced_in_it_and_sent_elsewhere() -> None:
-    def test(ends: Ends) -> None:
+    async def main() -> None:
+        ends = Ends()
         messages = [m.Initialize("x", m.ModelSource("/", 1, "m"), {"config": "x" * BYTES}, [])]
         ends.link.send_work(messages)
         ends.link.send_work([m.Finalize()])
+        await asyncio.sleep(0)
         assert os.eventfd_read(ends.link.work_event) == 2
         assert ends.inbox.take() is None
         assert ends.inbox.take() == m.encode([m.Finalize()])
         address = ends.link.token.encode() + b"w"
         assert ends.channel.sent == [(address, m.encode(messages))]
+        ends.link.close()
 
-    with_ends(test)
+    asyncio.run(main())
 
 
 def test_service_messages_never_take_the_ring() -> None:
