@@ -20,7 +20,7 @@ Sources = Callable[[], Callable[[], None]]
 _SURE = 3  # times in a row that the same stub was sent work, before it is roused for it
 _USELESS = 4  # looks in a row that did not have to wait: there is enough to do without them
 _REST = 64  # times that nobody looks then
-_MOST_UNTOLD = 8  # frames of work that wait before a busy stub is told of them
+_MOST_UNTOLD = 16  # frames of work that wait before a busy stub is told of them
 
 
 def nobody() -> Callable[[], None]:

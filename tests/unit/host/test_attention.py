@@ -234,11 +234,11 @@ def test_a_stub_that_is_busy_is_told_of_more_work_once_all_is_read(scene: Scene)
     run(main())
 
 
-def test_a_busy_stub_is_told_of_eight_frames_at_once(scene: Scene) -> None:
+def test_a_busy_stub_is_told_of_sixteen_frames_at_once(scene: Scene) -> None:
     async def main() -> None:
-        for _ in range(1 + 8 + 2):
+        for _ in range(1 + 16 + 2):
             scene.stub.bell.announce()
-        assert told_of(scene) == 1 + 8
+        assert told_of(scene) == 1 + 16
         await asyncio.sleep(0)
         assert told_of(scene) == 2
 
