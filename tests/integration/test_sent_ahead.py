@@ -88,6 +88,27 @@ def test_what_a_dead_stub_had_not_begun_runs_on_the_next_one(
     assert before not in after
 
 
+def test_a_hundred_that_a_dead_stub_had_not_begun_run_once_each(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    """Of a quick model: the stub was sent many of them, and most it was told of together."""
+    repository.copy("script")
+    host = serve(repository).wait_started()
+    ran = tmp_path / "ran"
+    note = f"open({str(ran)!r}, 'a').write('{{}}\\n'); return {{}}"
+    with ThreadPoolExecutor(101) as pool:
+        with host.client() as client:
+            before = json.loads(command(client, "import os; return os.getpid()", "script"))
+        busy = Busy(host, tmp_path, pool)
+        others = [busy.ask(note.format(number, number)) for number in range(100)]
+        busy.pending(100)
+        os.kill(before, signal.SIGKILL)
+        with pytest.raises(InferenceServerException, match="while it ran this request"):
+            busy.first.result(DEADLINE)
+        assert [other.result(DEADLINE) for other in others] == list(range(100))
+    assert sorted(map(int, ran.read_text().split())) == list(range(100))
+
+
 def test_what_lies_in_a_clients_memory_goes_ahead_and_survives_the_stub(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
