@@ -2,7 +2,9 @@
 
 Each stub leads a process group. The host says which ones there are, and which have ended; when the
 host is gone, all have. It is a process of its own because the host may be killed, and with it all
-its stubs. It is started by path and imports nothing of ours, so that it is small.
+its stubs. It is started by path and imports nothing of ours, so that it is small. Each end that it
+was told of is confirmed once nothing is left of the group: should it be killed before that, the
+host tells the next one.
 
 What such a group has in it gets SIGTERM first: the resource tracker of `multiprocessing` ignores
 that, and has shared memory to remove once the others have gone.
@@ -19,7 +21,7 @@ from typing import Dict, Iterable, Set
 
 _GRACE = 1.0  # seconds between SIGTERM and SIGKILL
 _POLL = 0.02  # seconds between two looks whether anything is left
-_LONGEST = 32  # bytes of a message: `+` or `-`, and the number of a group
+_LONGEST = 1 << 20  # bytes of a message: each group is `+` or `-` and its number, then a space
 
 
 class Warden:
@@ -56,12 +58,15 @@ class Warden:
             return False
         if not news:
             return False
-        group = int(news[1:])
-        if news[:1] == b"+":
-            self._groups.add(group)
-        else:
-            self._groups.discard(group)
-            self._end([group])
+        for each in news.split():
+            group = int(each[1:])
+            if each[:1] == b"+":
+                self._groups.add(group)
+            else:
+                self._groups.discard(group)
+                self._end([group])
+                if group not in self._ending:
+                    self._confirm(group)
         return True
 
     def _end(self, groups: Iterable[int]) -> None:
@@ -71,11 +76,16 @@ class Warden:
 
     def _look(self) -> None:
         for group, end in list(self._ending.items()):
-            if not _send(group, 0):
-                del self._ending[group]
-            elif time.monotonic() > end:
+            if _send(group, 0):
+                if time.monotonic() <= end:
+                    continue
                 _send(group, signal.SIGKILL)
-                del self._ending[group]
+            del self._ending[group]
+            self._confirm(group)
+
+    def _confirm(self, group: int) -> None:
+        with suppress(OSError):  # the host is gone, or stands still with a full buffer
+            self._socket.send(b"%d" % group, socket.MSG_DONTWAIT)
 
 
 def _send(group: int, number: int) -> bool:

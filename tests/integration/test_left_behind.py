@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -105,8 +107,10 @@ def start_parent(repository: RepositoryBuilder, serve: Serve) -> Iterator[StartP
 
     yield start_parent
     for parent in parents:
-        for family in parent.families:
-            family.detached.kill()
+        parent.host.stop()
+        for started in re.findall(r"started \d+ \d+ \d+ (\d+) ", parent.host.output):
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(int(started)).kill()
 
 
 def test_children_of_a_model_end_with_its_stub_and_with_the_host(start_parent: StartParent) -> None:
