@@ -1,8 +1,4 @@
-"""The name under which Triton defines the classes of ``pb_utils``; a few are only here.
-
-``SharedMemory`` and ``shared_memory`` are not: a model has no shared memory region of a fixed size
-whose free part ``free_memory()`` could tell.
-"""
+"""The name under which Triton defines the classes of ``pb_utils``; a few are only here."""
 
 from pb_utils import (
     InferenceRequest,
@@ -15,7 +11,7 @@ from pb_utils import (
     TritonModelException,
 )
 from pb_utils._iterator import ResponseIterator
-from pb_utils._memory import MemoryType
+from pb_utils._memory import MemoryType, SharedMemory, shared_memory
 from pb_utils._metrics import Metric, MetricKind
 from pb_utils._sender import InferenceResponseSender
 from pb_utils._trace import InferenceTrace
@@ -32,7 +28,9 @@ __all__ = [
     "MetricKind",
     "PreferredMemory",
     "ResponseIterator",
+    "SharedMemory",
     "Tensor",
     "TritonError",
     "TritonModelException",
+    "shared_memory",
 ]

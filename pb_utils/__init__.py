@@ -19,6 +19,7 @@ from pb_utils._memory import (
     TRITONSERVER_MEMORY_GPU,
     MemoryType,
     PreferredMemory,
+    SharedMemory,
 )
 from pb_utils._metrics import Metric, MetricFamily, MetricKind
 from pb_utils._model_config import (
@@ -94,6 +95,7 @@ for _bound in (
     MetricKind,
     PreferredMemory,
     ResponseIterator,
+    SharedMemory,
     Tensor,
     TritonError,
     TritonError.ErrorCode,
@@ -101,4 +103,4 @@ for _bound in (
 ):
     _bound.__module__ = "c_python_backend_utils"
 del _bound, InferenceResponseSender, InferenceTrace, MemoryType, Metric, MetricKind
-del ResponseIterator
+del ResponseIterator, SharedMemory

@@ -61,6 +61,10 @@ class Runtime(Protocol):
         """Return the folder of the model's version."""
         ...
 
+    def free_memory(self) -> int:
+        """Return the bytes of shared memory that tensors kept in this process leave free."""
+        ...
+
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """Load a model and wait for it; ``files`` by their paths below the model's folder.
 
@@ -153,6 +157,10 @@ class NoHost:
     def model_dir(self) -> str:
         """Refuse."""
         raise self._unsupported("get_model_dir()")
+
+    def free_memory(self) -> int:
+        """Refuse."""
+        raise self._unsupported("free_memory()")
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """Refuse."""

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import threading
+import weakref
 from collections import Counter, deque
 from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Union
 
@@ -46,6 +48,8 @@ class Memory:
         self._private: Dict[int, Optional[PrivateMapping]] = {}
         self.snapshots = Snapshots(self._private_mapping, wake)
         self._ended: Deque[Tuple[int, int]] = deque()
+        self._loans: Optional[weakref.WeakSet[Block]] = None
+        self._counting = threading.Lock()
         self._patience = _BETWEEN_BATCHES
 
     def add(self, number: int, fd: int, limit: int) -> None:
@@ -122,7 +126,23 @@ class Memory:
         block = kind(tensor.arena, tensor.offset, tensor.size, view, self._end)
         if isinstance(block, RegionBlock):
             block.batch = self.snapshots.batch
+        if self._loans is not None:
+            with self._counting:
+                self._loans.add(block)
         return block
+
+    def free(self) -> int:
+        """Bytes that the own arena would have left if it had all that this process keeps.
+
+        That is what others have lent it, but not what they read. Loans count from the first call
+        on: few models ask, and the others need not pay for it.
+        """
+        with self._counting:
+            if self._loans is None:
+                self._loans = weakref.WeakSet()
+            loans = list(self._loans)
+        borrowed = sum({(loan.arena, loan.offset): loan.size for loan in loans}.values())
+        return max(0, self.own.free(but=self.lent.blocks()) - borrowed)
 
     def most_inline(self, tensors: int) -> int:
         """Bytes that each of so many tensors may have to travel inside the next message."""

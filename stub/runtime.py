@@ -114,6 +114,10 @@ class StubRuntime:
         """`<model directory>/<version>`."""
         return self._model_dir
 
+    def free_memory(self) -> int:
+        """Bytes of the own arena without those that this process itself keeps."""
+        return self._memory.free()
+
     def exec(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         """Ask another model and wait. Every failure but a call out of season is a response."""
         self.check_season()

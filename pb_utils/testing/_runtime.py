@@ -64,6 +64,13 @@ class HarnessRuntime:
         """Return the folder of the model's version."""
         return str(self._model_dir)
 
+    def free_memory(self) -> int:
+        """Refuse: here, tensors lie in the memory of this process."""
+        raise TritonModelException(
+            "free_memory() needs a host that runs the model: there is no shared memory in a test"
+            " that uses pb_utils.testing"
+        )
+
     def exec(self, request: InferenceRequest) -> InferenceResponse:
         """Have another model answer, in this thread."""
         self._check_season()

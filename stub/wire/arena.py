@@ -7,7 +7,7 @@ out of it is an error of one allocation, never a SIGBUS. Freed blocks stay warm 
 import os
 import threading
 from collections import deque
-from typing import Callable, Deque, Dict, List, Tuple
+from typing import Callable, Deque, Dict, Iterable, List, Tuple
 
 from stub.wire.shared_file import PAGE, Mapping, create, identity
 
@@ -52,7 +52,7 @@ def _size_class(size: int) -> int:
 class Block:
     """Bytes in some arena, valid and unchanging as long as this object lives."""
 
-    __slots__ = ("arena", "offset", "size", "data", "_dropped")
+    __slots__ = ("__weakref__", "arena", "offset", "size", "data", "_dropped")
 
     def __init__(
         self,
@@ -117,6 +117,13 @@ class Arena:
         block = Block(self.number, offset, size, view.toreadonly(), self._drop)
         fill(view)
         return block
+
+    def free(self, but: Iterable[Block] = ()) -> int:
+        """Bytes of the limit that no blocks take, or none but these."""
+        with self._lock:
+            self._collect()
+            others = sum(self._sizes[offset] for offset in {block.offset for block in but})
+            return self.limit - self.used + others
 
     def trim(self) -> bool:
         """Give back the memory that the time since the last call did not need.
@@ -262,6 +269,11 @@ class Ledger:
             if not held:
                 del self._lent[(arena, offset)]
         del gone  # outside the lock: dropping a block may drop others
+
+    def blocks(self) -> List[Block]:
+        """All blocks that the peer holds; one that it was told of twice is there twice."""
+        with self._lock:
+            return [block for held in self._lent.values() for block in held]
 
     def find(self, arena: int, offset: int) -> Block:
         """A block that the peer holds. Raises KeyError."""

@@ -59,9 +59,11 @@ BOUND = {
     "MetricKind",
     "PreferredMemory",
     "ResponseIterator",
+    "SharedMemory",
     "TritonError",
     "TritonModelException",
 }
+INSTANCES = {"shared_memory"}
 
 
 def visible(module: ModuleType) -> set[str]:
@@ -83,7 +85,8 @@ def test_all_lists_every_public_name_once() -> None:
 
 
 def test_the_binding_module_offers_the_same_classes() -> None:
-    assert visible(c_python_backend_utils) == set(c_python_backend_utils.__all__) == BOUND
+    names = visible(c_python_backend_utils)
+    assert names == set(c_python_backend_utils.__all__) == BOUND | INSTANCES
     for name in BOUND & PUBLIC:
         assert getattr(c_python_backend_utils, name) is getattr(pb_utils, name)
 
@@ -94,7 +97,15 @@ def test_bound_classes_report_the_binding_module(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["InferenceResponseSender", "InferenceTrace", "Logger", "Metric", "ResponseIterator"]
+    "name",
+    [
+        "InferenceResponseSender",
+        "InferenceTrace",
+        "Logger",
+        "Metric",
+        "ResponseIterator",
+        "SharedMemory",
+    ],
 )
 def test_what_the_api_hands_out_cannot_be_made_by_a_model(name: str) -> None:
     with pytest.raises(TypeError) as caught:
@@ -102,9 +113,11 @@ def test_what_the_api_hands_out_cannot_be_made_by_a_model(name: str) -> None:
     assert str(caught.value) == f"c_python_backend_utils.{name}: No constructor defined!"
 
 
-def test_there_is_no_shared_memory_region_to_ask_for_its_free_part() -> None:
-    assert not hasattr(c_python_backend_utils, "SharedMemory")
-    assert not hasattr(c_python_backend_utils, "shared_memory")
+def test_there_is_one_shared_memory_and_nothing_can_be_put_on_it() -> None:
+    memory = c_python_backend_utils.shared_memory
+    assert type(memory) is c_python_backend_utils.SharedMemory
+    with pytest.raises(AttributeError):
+        memory.x = 1  # type: ignore[attr-defined]
 
 
 def test_exceptions_and_enumerations_survive_pickling() -> None:

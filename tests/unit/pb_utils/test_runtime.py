@@ -17,6 +17,7 @@ from pb_utils import (
     load_model,
     unload_model,
 )
+from pb_utils._memory import shared_memory
 from tests.unit.pb_utils.recording import Recorder
 
 
@@ -37,6 +38,7 @@ def test_without_a_host_calls_point_at_the_test_harness() -> None:
 
     for call in (
         get_model_dir,
+        shared_memory.free_memory,
         made().exec,
         lambda: made().exec(decoupled=True),
         family,
@@ -50,6 +52,7 @@ def test_without_a_host_calls_point_at_the_test_harness() -> None:
 
 def test_the_model_folder_comes_from_the_runtime(runtime: Recorder) -> None:
     assert get_model_dir() == "/models/m/1"
+    assert shared_memory.free_memory() == 1 << 20
 
 
 @pytest.mark.usefixtures("_restored")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
+from c_python_backend_utils import shared_memory
 from pb_utils import testing
 from pb_utils.testing import LogRecord
 
@@ -151,6 +152,16 @@ class TestInfer:
         with (
             testing.load(model_of(execute)) as model,
             pytest.raises(pb_utils.TritonModelException, match="^too long$"),
+        ):
+            model.infer({})
+
+    def test_there_is_no_shared_memory_to_ask_for_its_free_part(self) -> None:
+        def execute(requests: Any) -> Any:
+            return [shared_memory.free_memory()]
+
+        with (
+            testing.load(model_of(execute)) as model,
+            pytest.raises(pb_utils.TritonModelException, match="no shared memory in a test"),
         ):
             model.infer({})
 
