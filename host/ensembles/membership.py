@@ -88,9 +88,7 @@ class Membership:
             raise not_available(config.name, missing)
         steps = config.ensemble_scheduling.step
         members = [self._member(config.name, step, failures) for step in steps]
-        decoupled = check_members(config, members)
-        if decoupled or config.HasField("model_transaction_policy"):
-            config.model_transaction_policy.decoupled = decoupled
+        config.model_transaction_policy.decoupled = check_members(config, members)
 
     def last_before(self, name: str) -> str:
         """The one that closes a circle which begins with `name`, "" if there is none."""

@@ -217,7 +217,7 @@ class Regions:
 
     def cuda_status(self, name: str) -> None:
         """CUDA regions do not exist here. Raises HostError NOT_FOUND for any name."""
-        if name in self._regions:
+        if name and name in self._regions:
             raise not_found(
                 f"The region named '{name}' is registered as system shared memory, not CUDA shared"
                 " memory"

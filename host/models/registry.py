@@ -77,7 +77,8 @@ class State(enum.Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-_VERSION = re.compile(r"-?[0-9]{1,18}")
+_VERSION = re.compile(r"-?[0-9]{1,30}")
+_INT64 = 1 << 63
 
 UNLOADED = "unloaded"
 """Reason of a version that was unloaded on purpose."""
@@ -283,12 +284,12 @@ def parse_version(text: str) -> int:
     """
     if not text:
         return -1
-    if _VERSION.fullmatch(text) is None:
+    number = int(text) if _VERSION.fullmatch(text) else _INT64
+    if not -_INT64 <= number < _INT64:
         raise invalid_argument(
             f"failed to get model version from specified version string '{text}'"
             " (details: stol), version should be an integral value > 0"
         )
-    number = int(text)
     if number < 0:
         raise invalid_argument(
             f"invalid model version specified '{text}' , version should be an integral value > 0"

@@ -349,6 +349,7 @@ def test_cuda_memory_is_refused_where_there_is_no_gpu(client: Client, memory: Me
         f"The region named '{memory.name}' is registered as system shared memory, not CUDA shared"
         " memory"
     )
+    client.register_system_shared_memory("", memory.key, SIZE)
     assert not client.get_cuda_shared_memory_status().regions
     client.unregister_cuda_shared_memory("c")
 

@@ -521,8 +521,13 @@ def test_unary_calls_are_refused_for_a_stream(client: Client) -> None:
         "StatusCode.UNIMPLEMENTED",
         "ModelInfer RPC doesn't support models with decoupled transaction policy",
     )
-    config = client.get_model_config("stream").config
-    assert config.model_transaction_policy.decoupled is True
+
+
+def test_the_configuration_says_whether_an_ensemble_is_a_stream(client: Client) -> None:
+    for name, decoupled in (("stream", True), ("chain", False)):
+        config = client.get_model_config(name).config
+        assert config.HasField("model_transaction_policy")
+        assert config.model_transaction_policy.decoupled is decoupled
 
 
 # Cancellation and limits

@@ -79,6 +79,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     module_repository.add("batched", DOUBLING, BATCHED, files={"labels.txt": "zero\none\n"})
     module_repository.add("half", HALF, HALF_CONFIG)
     module_repository.add("busy", BUSY, BUSY_CONFIG)
+    module_repository.add("words", DOUBLING, BUSY_CONFIG.replace("FP32", "STRING"))
     module_repository.add("gone", DOUBLING, BATCHED, files={"labels.txt": "zero\none\n"})
     host = module_serve(
         module_repository,
@@ -235,13 +236,16 @@ INDEX = (
     '{"name":"gone","version":"1","state":"UNAVAILABLE","reason":"unloaded"},'
     '{"name":"half","version":"1","state":"READY"},'
     '{"name":"identity","version":"1","state":"READY"},'
-    '{"name":"stream","version":"1","state":"READY"}]'
+    '{"name":"stream","version":"1","state":"READY"},'
+    '{"name":"words","version":"1","state":"READY"}]'
 )
 INDEX_READY = INDEX.replace(
     '{"name":"gone","version":"1","state":"UNAVAILABLE","reason":"unloaded"},', ""
 )
 LOAD = "/v2/repository/models/nobody/load"
 UNLOAD = "/v2/repository/models/nobody/unload"
+IN_REPOSITORY = "/v2/repository/r/models/identity/"
+NO_REPOSITORIES = error("'repository_name' specification is not supported")
 NOT_POLLED = error("failed to load 'nobody', failed to poll from model repository")
 TRACE = "/v2/trace/setting"
 REGION = "/v2/systemsharedmemory/region/r/register"
@@ -285,6 +289,9 @@ POSTED: dict[str, tuple[str, str, int, str]] = {
         400,
         error("invalid model name '../x', model name must not contain path traversal characters"),
     ),
+    "a load from a repository by name": (IN_REPOSITORY + "load", "", 501, NO_REPOSITORIES),
+    "an unload from a repository by name": (IN_REPOSITORY + "unload", "", 501, NO_REPOSITORIES),
+    "a body with the end of a text in C": (UNLOAD, "{}\0", 200, ""),
     "an unload of nobody": (UNLOAD, "", 200, ""),
     "an unload of dependents": (UNLOAD, '{"parameters":{"unload_dependents":true}}', 200, ""),
     "an unload of what": (
@@ -780,6 +787,27 @@ GENERATED: dict[str, tuple[str, str, int, str]] = {
         '{"INPUT0":"x"}',
         500,
         error("Unable to parse 'data': attempt to access JSON non-number as double"),
+    ),
+    "arrays of arrays": (
+        "identity",
+        '{"INPUT0":[[1,2],[3,4]]}',
+        500,
+        error("Unable to parse 'data': Shape does not match true shape of 'data' field"),
+    ),
+    "arrays of one element": (
+        "identity",
+        '{"INPUT0":[[1],[2]]}',
+        200,
+        '{"OUTPUT0":[1.0,2.0],"model_name":"identity","model_version":"1"}',
+    ),
+    "arrays of arrays of strings": (
+        "words",
+        '{"INPUT0":[["a","b"]]}',
+        400,
+        error(
+            MISMATCH + "unexpected number of string elements 2 for inference input 'INPUT0' for"
+            " model 'words', expecting 1"
+        ),
     ),
     "parameters that are none": (
         "identity",

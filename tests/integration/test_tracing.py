@@ -229,6 +229,13 @@ def test_a_level_that_is_not_known_is_named_in_the_log(
     wait_until(lambda: text in host.output, "the warning")
 
 
+def test_over_http_only_null_clears_the_level(host: RunningHost) -> None:
+    door = Door(host, "http")
+    assert door.set({"trace_level": ["TIMESTAMPS"]})["trace_level"] == ["TIMESTAMPS"]
+    assert door.set({"trace_level": []})["trace_level"] == ["TIMESTAMPS"]
+    assert door.set({"trace_level": None})["trace_level"] == ["OFF"]
+
+
 def test_null_changes_nothing_over_http(host: RunningHost) -> None:
     before = Door(host, "http").get()
     with httpclient.InferenceServerClient(host.http_url) as client:

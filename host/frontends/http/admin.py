@@ -10,7 +10,7 @@ from typing import Any
 from host.config.json_form import to_json
 from host.core import Core
 from host.descriptions import ModelStatistics
-from host.errors import internal, invalid_argument
+from host.errors import internal, invalid_argument, unsupported
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, Exchange
 from host.frontends.http.infer import json_too_large
@@ -91,6 +91,10 @@ class Administration:
         dependents = json.as_bool(parameters.get("unload_dependents", False))
         await self._core.unload_model(route.subject, dependents)
         await exchange.empty()
+
+    async def control_in_repository(self, exchange: Exchange, route: Route) -> None:
+        """Refuse: models are found by their names alone (protocol spec 1.5)."""
+        raise unsupported("'repository_name' specification is not supported")
 
     async def _document(self, exchange: Exchange) -> dict[str, Any]:
         """The JSON object of a body that may as well be empty."""

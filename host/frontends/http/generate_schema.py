@@ -98,17 +98,18 @@ class _Schema:
 
 
 def _encoded(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
-    """The bytes of a scalar or an array, and the number of elements."""
+    """The bytes of a scalar or an array, and the number of elements: those of the outermost one."""
     refusal = not_as_json(name, datatype)
     if refusal is not None:
         raise refusal
     values = value if isinstance(value, list) else [value]
     if datatype == "BYTES":
-        values = flatten(values)
-        return read_strings(name, values, _NO_LIMIT), len(values)
+        return read_strings(name, flatten(values), _NO_LIMIT), len(values)
     try:
-        values = flatten(values)
-        return read_numbers(datatype, values), len(values)
+        flat = flatten(values)
+        if len(flat) != len(values):
+            raise internal("Shape does not match true shape of 'data' field")
+        return read_numbers(datatype, flat), len(values)
     except HostError as error:
         raise json.within("Unable to parse 'data'", error) from None
 

@@ -69,7 +69,7 @@ class _Reader:
             raise self._wrong("The document is empty.")
         value = self._value()
         self._skip()
-        if self._at < len(self._text):
+        if self._text[self._at : self._at + 1] not in (b"", b"\0"):  # C clients may send its end
             raise self._wrong("The document root must not be followed by other values.")
         return value
 

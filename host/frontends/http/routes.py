@@ -52,6 +52,7 @@ _CONTROL = {
     "load": Endpoint("load_model", _POST, "model-repository"),
     "unload": Endpoint("unload_model", _POST, "model-repository"),
 }
+_IN_REPOSITORY = Endpoint("control_in_repository", _POST, "model-repository")
 _MEMORY = {
     f"{kind}sharedmemory": {
         verb: Endpoint(f"{kind}_{verb}", methods, "shared-memory")
@@ -80,6 +81,8 @@ def _find(path: bytes) -> Route | None:
             return Route(_INDEX)
         case ["repository", "models", model, ("load" | "unload") as verb] if model:
             return Route(_CONTROL[verb], _decoded(model))
+        case ["repository", repository, "models", model, "load" | "unload"] if repository and model:
+            return Route(_IN_REPOSITORY)
         case [memory, verb] if verb in _MEMORY.get(memory, ()):
             return Route(_MEMORY[memory][verb])
         case [memory, "region", region, verb] if region and verb in _MEMORY.get(memory, ()):

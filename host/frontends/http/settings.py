@@ -59,6 +59,8 @@ def trace_change(document: dict[str, Any]) -> Change:
     if "trace_level" in document:
         given = document["trace_level"]
         levels = [] if given is None else [json.as_text(level) for level in json.as_array(given)]
+        if not levels and given is not None:
+            levels = None  # null clears the level; no names, here, say nothing of it
     numbers = {
         name: None if document[name] is None else json.as_text(document[name])
         for name in NUMBERS

@@ -57,6 +57,11 @@ def test_a_byte_order_mark_is_skipped() -> None:
         json_text.parse(b"\xef\xbb\xbf\xef\xbb\xbf{}")
 
 
+def test_a_text_may_end_like_one_of_c() -> None:
+    assert json_text.parse(b'{"a":1}\0') == {"a": 1}
+    assert json_text.parse(b'{"a":1} \0rubbish') == {"a": 1}
+
+
 def test_of_equal_names_the_first_counts_and_none_is_lost() -> None:
     read = json_text.parse(b'{"a":1,"b":{"c":2,"c":3},"a":4}')
     assert (read["a"], read["b"]["c"]) == (1, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from host.errors import ErrorCode, HostError
@@ -159,7 +159,8 @@ def test_what_is_found_follows_every_change_of_state(changes: list[dict[int, Sta
             refusal(registry)
 
 
-@given(st.integers(0, 10**18 - 1))
+@given(st.integers(0, (1 << 63) - 1))
+@example((1 << 63) - 1)
 def test_a_version_number_is_read(number: int) -> None:
     assert parse_version(str(number)) == number
 
@@ -169,7 +170,7 @@ def test_no_version_means_the_latest() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "1.5", "1x", " 1", "1 ", "+1", "--1", "1\n", "٣", "9" * 19, "1_0"]
+    "text", ["x", "1.5", "1x", " 1", "1 ", "+1", "--1", "1\n", "٣", "9" * 19, str(1 << 63), "1_0"]
 )
 def test_what_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(HostError) as caught:
@@ -181,11 +182,12 @@ def test_what_is_no_number_is_refused(text: str) -> None:
     )
 
 
-def test_a_negative_version_is_refused() -> None:
+@pytest.mark.parametrize("text", ["-1", str(-1 << 63)])
+def test_a_negative_version_is_refused(text: str) -> None:
     with pytest.raises(HostError) as caught:
-        parse_version("-1")
+        parse_version(text)
     assert caught.value.message == (
-        "invalid model version specified '-1' , version should be an integral value > 0"
+        f"invalid model version specified '{text}' , version should be an integral value > 0"
     )
 
 
