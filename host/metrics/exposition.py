@@ -16,10 +16,14 @@ _OPEN_METRICS = "application/openmetrics-text"
 
 
 def expose(families: Iterable[Family], accept: str) -> tuple[str, bytes]:
-    """The content type and body of a scrape by a client with this Accept header."""
+    """The content type and body of a scrape by a client with this Accept header.
+
+    Families without series are left out (protocol spec 6).
+    """
+    shown = [family for family in families if family.samples]
     if _prefers_open_metrics(accept):
-        return CONTENT_TYPE_LATEST, _open_metrics(list(families))
-    return _TEXT, "".join(_lines(families)).encode("utf-8", "replace")
+        return CONTENT_TYPE_LATEST, _open_metrics(shown)
+    return _TEXT, "".join(_lines(shown)).encode("utf-8", "replace")
 
 
 def _prefers_open_metrics(accept: str) -> bool:

@@ -226,7 +226,7 @@ def test_dropping_one_of_two_families_leaves_what_the_other_holds(scripted: Scri
     assert value(scripted.host, series) == 2
     scripted.run("del self.held[0]")
     wait_until(lambda: value(scripted.host, series) is None, "the other one")
-    assert "# TYPE held_twice counter" in scrape(scripted.host)
+    assert "held_twice" not in scrape(scripted.host)
 
 
 def test_a_metric_outlives_its_object_and_dies_with_its_family(scripted: Scripted) -> None:
@@ -540,8 +540,7 @@ def test_instances_of_a_model_share_a_label_set_that_outlives_one_of_them(
     assert value(host, 'starts{instance="counting_0_1"}') == 1
     with host.client() as client:
         client.unload_model("counting")
-    wait_until(lambda: "starts{" not in scrape(host), "the end of both")
-    assert "# TYPE starts counter" in scrape(host)
+    wait_until(lambda: "starts" not in scrape(host), "the end of both")
 
 
 def test_a_request_whose_time_in_the_queue_is_over_counts_as_rejected(
