@@ -24,7 +24,7 @@ from host.models.loads import (
 from host.models.override import Files, Override, Uploads
 from host.models.registry import UNLOADED, LoadedModel, Registry, State, Version
 from host.models.slots import Slots
-from host.models.updating import Look, Records, Updated
+from host.models.updating import Look, Records, Sources, Updated
 from host.repository import Repository, Stamp, model_file, select_versions, stamp, versions
 
 _log = logging.getLogger("pbhost")
@@ -53,7 +53,7 @@ class Lifecycle:
         self._uploads = Uploads()
         self._closing = False
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._stamps: dict[str, Stamp] = {}  # of models that are loaded without an override
+        self._sources = Sources()
         self._unloads: dict[str, int] = {}  # how many each model has seen
         self._reports = Reports()
         self._loads: set[asyncio.Task[bool]] = set()
@@ -80,8 +80,9 @@ class Lifecycle:
     ) -> bool:
         """Load a model, or bring it up to date: whether that has changed what is served.
 
-        What served before serves until then. An override always loads anew, `anew` says that
-        there is another reason to, and what an override brought is undone by a load without one.
+        What served before serves until then. An override always loads anew, and `anew` says that
+        there is another reason to. A configuration that an override brought holds for loads without
+        one until the model's files change or it is unloaded; files that it brought do not.
         `prepare` gets the configuration before anything is made of it, and may raise HostError.
         `polled`: nobody has asked. Then a failure that was met before is no news for the log, and
         a model whose instances were given up is left so until its files change.
@@ -114,11 +115,12 @@ class Lifecycle:
     async def _bring_up_to_date(self, asked: LoadRequest) -> bool:
         name, override = asked.name, asked.override
         files, look = await self._find(name, override)
-        seen = look.stamp if look is not None and override is None else None
+        current = look is not None and self._sources.current(name, look.stamp)
         try:
-            current = seen is not None and seen == self._stamps.get(name)
-            if current and not asked.anew and self._serves(name, asked.polled):
-                return False
+            if current and override is None:
+                if not asked.anew and self._serves(name, asked.polled):
+                    return False
+                override = self._sources.override(name)
             loaded, available = await self._read(name, files, override)
             if asked.prepare is not None:
                 await asked.prepare(loaded.config)
@@ -133,9 +135,7 @@ class Lifecycle:
             changed = await self._replace(asked, files, look, loaded, chosen)
         finally:
             await self._let_go(files)
-        self._stamps.pop(name, None)
-        if seen is not None:
-            self._stamps[name] = seen
+        self._sources.note(name, look, override)
         _log.info("successfully loaded '%s'", name, extra=about(name))
         return changed
 
@@ -319,7 +319,7 @@ class Lifecycle:
         if not known and name not in self._locks:
             return
         self._unloads[name] = self._unloads.get(name, 0) + 1
-        self._stamps.pop(name, None)
+        self._sources.forget(name)
         for version in known:
             if version.state is State.READY:
                 self._release(name, version)
@@ -365,7 +365,7 @@ class Lifecycle:
 
     def is_current(self, name: str, seen: Stamp) -> bool:
         """Whether a model was loaded from a directory that looked like this."""
-        return self._stamps.get(name) == seen and self._serves(name, polled=True)
+        return self._sources.current(name, seen) and self._serves(name, polled=True)
 
     def models(self) -> list[LoadedModel]:
         """Every model that is alive, also those that only finish their work."""

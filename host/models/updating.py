@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from host.config.model_config import ModelConfig
+from host.models.override import Override
 from host.models.registry import LoadedModel
 from host.repository import Stamp
 
@@ -49,6 +50,34 @@ class Look:
             for top in (os.path.relpath(entry[0], self.path).split(os.sep)[0],)
             if top == str(version) or not (top.isdecimal() or top == config)
         )
+
+
+class Sources:
+    """What models were loaded from: the repository as it looked, and a configuration of a client's.
+
+    That one holds for as long as the files look the same (configuration spec 8.6).
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[str, tuple[Stamp, Override | None]] = {}
+
+    def note(self, name: str, look: Look | None, override: Override | None) -> None:
+        """A model is loaded; `look` is None if all its files have come from a client."""
+        self.forget(name)
+        if look is not None:
+            self._sources[name] = look.stamp, override
+
+    def forget(self, name: str) -> None:
+        """The model is unloaded."""
+        self._sources.pop(name, None)
+
+    def current(self, name: str, seen: Stamp) -> bool:
+        """Whether the model was loaded from a repository that looked like this."""
+        return name in self._sources and self._sources[name][0] == seen
+
+    def override(self, name: str) -> Override | None:
+        """What a client has configured."""
+        return self._sources[name][1]
 
 
 class Records:

@@ -310,7 +310,9 @@ def test_what_served_stays_when_an_ensemble_is_changed_for_the_worse(
     client.load_model("of_a")
 
 
-def test_an_override_makes_an_ensemble_of_other_members(client: Client) -> None:
+def test_an_override_makes_an_ensemble_of_other_members(
+    module_repository: RepositoryBuilder, client: Client
+) -> None:
     client.load_model("of_a")
     config = {
         "platform": "ensemble",
@@ -327,6 +329,11 @@ def test_an_override_makes_an_ensemble_of_other_members(client: Client) -> None:
     client.load_model("of_a", config=json.dumps(config))
     assert index(client, "c") == READY
     assert ask(client, "of_a", I=[1]) == {"O": [3]}
+    simple(module_repository, "a", 'return {"A": x + 2}')
+    client.load_model("a")  # has the ensemble loaded anew, and of the same members
+    assert ask(client, "of_a", I=[1]) == {"O": [4]}
+    simple(module_repository, "a")
+    client.load_model("a")
     client.unload_model("c")
     wait_until(lambda: index(client, "of_a") == UNLOADED, "the ensemble to be gone")
 

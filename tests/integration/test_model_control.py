@@ -142,7 +142,9 @@ def test_a_killed_host_leaves_no_files_to_the_next_one_that_takes_files(
         assert not set(left) & set(uploads(again))
 
 
-def test_a_configuration_is_undone_by_a_plain_load(host: RunningHost) -> None:
+def test_a_configuration_holds_until_the_models_files_change(
+    host: RunningHost, repository: RepositoryBuilder
+) -> None:
     with host.client() as client:
         client.load_model("x")
         parameters = {"key": {"string_value": "value"}}
@@ -153,7 +155,18 @@ def test_a_configuration_is_undone_by_a_plain_load(host: RunningHost) -> None:
         client.load_model("x", config=str(config))  # which clients send, too, and Triton takes
         assert command(client, "pid", "x") == first, "nothing is other than it was"
         client.load_model("x")
+        assert command(client, "pid", "x") == first, "nor now"
+        assert failure(client.load_model, "x", config="{")[0] == "StatusCode.INTERNAL"
+        client.load_model("x")
+        assert client.get_model_config("x").config.parameters
+        repository.write(repository.path / "x" / "config.pbtxt", "# other\n" + CONFIG)
+        client.load_model("x")
         assert command(client, "pid", "x") != first
+        assert not client.get_model_config("x").config.parameters
+        client.load_model("x", config=json.dumps(config))
+        client.unload_model("x")
+        host.wait_for("successfully unloaded 'x'")
+        client.load_model("x")
         assert not client.get_model_config("x").config.parameters
 
 
