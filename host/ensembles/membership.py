@@ -85,9 +85,9 @@ class Membership:
             if isinstance(failures.get(member), PollFailure) and not self.present(member)
         ]
         if missing:
-            raise not_available(config.name, missing)
+            raise not_available(name, missing)
         steps = config.ensemble_scheduling.step
-        members = [self._member(config.name, step, failures) for step in steps]
+        members = [self._member(name, step, failures) for step in steps]
         config.model_transaction_policy.decoupled = check_members(config, members)
 
     def last_before(self, name: str) -> str:

@@ -240,9 +240,9 @@ class Lifecycle:
             self._records.note(result, loaded.config, look)
             files.hold()
             self._living[result] = files
-            replaced = before[number].model if number in serving else None
-            if replaced is not None:
-                result.meter.succeed(replaced.meter)
+            elder = before[number].model if number in before else None  # it may be unloading
+            if elder is not None:
+                result.meter.succeed(elder.meter)
             self._registry.set(name, Version(number, State.READY, model=result))
         for number, version in before.items():
             if number in serving:

@@ -611,6 +611,22 @@ def test_a_reload_goes_on_counting_and_an_unload_ends_the_series(
         assert value(host, success) == 0
 
 
+def test_what_runs_at_an_unload_is_counted_if_the_model_is_loaded_again_meanwhile(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("script")
+    flags = ("--model-control-mode=explicit", "--load-model=script")
+    host = serve(repository, *flags).wait_started()
+    success = 'nv_inference_request_success{model="script",version="1"}'
+    with host.client() as client:
+        with busy(host, "script", tmp_path / "gate"):
+            client.unload_model("script")
+            client.load_model("script")
+            assert value(host, success) == 0
+        host.wait_for("successfully unloaded 'script' version 1")
+        assert value(host, success) == 1
+
+
 def test_flags_choose_what_is_shown(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.copy("identity")
     host = serve(

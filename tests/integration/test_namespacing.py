@@ -162,8 +162,8 @@ def test_steps_that_could_mean_several_are_refused(
     assert post(other, "repository/models/lost/load") == (
         400,
         (
-            f"load failed for model '{tmp_path}::lost': ensemble lost contains models that are not"
-            " available or ambiguous: twin\n"
+            f"load failed for model '{tmp_path}::lost': ensemble {tmp_path}::lost contains models"
+            " that are not available or ambiguous: twin\n"
         ),
     )
 
