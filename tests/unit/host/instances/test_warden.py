@@ -159,9 +159,9 @@ async def test_those_that_die_at_once_are_not_replaced_without_end(
     monkeypatch.setattr(module, "_ENTRY", str(entry))
     warden = Warden()
     warden.watch(os.getpid())
+    await until(lambda: began.exists() and began.read_text() == "xxx", "three of them")
     await until(lambda: warden._socket is None, "the last one to be let go of")
-    assert began.read_text() == "xxx"
-    await warden.close()
+    await warden.close()  # which would wait for one more
     assert began.read_text() == "xxx"
 
 
