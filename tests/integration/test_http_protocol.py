@@ -334,6 +334,12 @@ POSTED: dict[str, tuple[str, str, int, str]] = {
         400,
         error("Expect only one trace level 'OFF' is specified"),
     ),
+    "levels that are no array": (
+        TRACE,
+        '{"trace_level":false}',
+        500,
+        error("attempt to access JSON non-array as array"),
+    ),
     "traces without a file": (
         TRACE,
         '{"trace_level":["TIMESTAMPS"]}',

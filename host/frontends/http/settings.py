@@ -58,9 +58,10 @@ def trace_change(document: dict[str, Any]) -> Change:
     levels: list[str] | None = None
     if "trace_level" in document:
         given = document["trace_level"]
-        levels = [] if given is None else [json.as_text(level) for level in json.as_array(given)]
-        if not levels and given is not None:
-            levels = None  # null clears the level; no names, here, say nothing of it
+        if given is None:
+            levels = []  # clears it; an array without names says nothing of it
+        elif names := [json.as_text(level) for level in json.as_array(given)]:
+            levels = names
     numbers = {
         name: None if document[name] is None else json.as_text(document[name])
         for name in NUMBERS
