@@ -126,7 +126,7 @@ class Memory:
         block = kind(tensor.arena, tensor.offset, tensor.size, view, self._end)
         if isinstance(block, RegionBlock):
             block.batch = self.snapshots.batch
-        if self._loans is not None:
+        elif self._loans is not None:  # what lies in a client's memory takes nothing of an arena
             with self._counting:
                 self._loans.add(block)
         return block

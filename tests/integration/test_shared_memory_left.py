@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
+import tritonclient.grpc as grpcclient
 
 from tests.asking import tensor
 from tests.conftest import RepositoryBuilder, Serve
+from tests.integration.test_client_memory import Memory
 
 MEGABYTE = 1 << 20
 LIMIT = 64 * MEGABYTE
@@ -57,6 +61,22 @@ def test_a_model_that_keeps_nothing_has_as_much_shared_memory_left_as_before(
         for before in [LIMIT, LIMIT - MEGABYTE, LIMIT - MEGABYTE]:  # inputs count from then on
             free = client.infer("leak_check", [tensor("IN", array)]).as_numpy("FREE")
             assert free is not None and free.tolist() == [before] * 21
+
+
+def test_what_lies_in_a_clients_memory_takes_nothing_of_it(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    repository.add("leak_check", LEAK_CHECK, CONFIG)
+    flags = (f"--arena-byte-size={LIMIT}", "--allow-client-shm=true")
+    host = serve(repository, *flags).wait_started()
+    given = grpcclient.InferInput("IN", [MEGABYTE // 4], "FP32")
+    with host.client() as client, closing(Memory(client, MEGABYTE)) as memory:
+        given.set_shared_memory(memory.name, MEGABYTE)
+        for _ in range(2):
+            free = client.infer("leak_check", [given]).as_numpy("FREE")
+            assert free is not None and free.tolist() == [LIMIT] * 21
+        client.unregister_system_shared_memory()
 
 
 def test_a_model_that_keeps_answers_sees_them(repository: RepositoryBuilder, serve: Serve) -> None:
