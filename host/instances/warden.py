@@ -61,6 +61,7 @@ class Warden:
 
     def _replace(self) -> None:
         """Start one, unless too many have died, and tell it all."""
+        reason = "processes that are to do it end at once"
         while self._socket is None and self._lives < _LIVES:
             self._lives += 1
             try:
@@ -68,7 +69,9 @@ class Warden:
                 self._tell_all()
             except OSError as error:
                 self._let_go()
-                _log.warning("nobody ends what models leave behind: %s", error.strerror or error)
+                reason = error.strerror or str(error)
+        if self._socket is None:
+            _log.warning("nobody ends what models leave behind: %s", reason)
 
     def _tell_all(self) -> None:
         assert self._socket is not None

@@ -151,7 +151,7 @@ async def test_there_is_another_one_at_once_without_any_news(
 
 @on_a_loop
 async def test_those_that_die_at_once_are_not_replaced_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     began = tmp_path / "began"
     entry = tmp_path / "warden.py"
@@ -163,6 +163,9 @@ async def test_those_that_die_at_once_are_not_replaced_without_end(
     await until(lambda: warden._socket is None, "the last one to be let go of")
     await warden.close()  # which would wait for one more
     assert began.read_text() == "xxx"
+    assert [line.split(":")[0] for line in caplog.messages] == [
+        "nobody ends what models leave behind"
+    ]
 
 
 @on_a_loop
