@@ -24,8 +24,8 @@ import torch
 import uvloop
 from torch import Tensor, nn
 
-from host.options import Options
-from host.server import Server
+from host.options.options import Options
+from host.server.server import Server
 from pb_utils import testing
 
 BATCHES = (1, 8, 32)

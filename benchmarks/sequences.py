@@ -23,9 +23,9 @@ from pathlib import Path
 
 from benchmarks.page import line
 from host.config.schema import pb
-from host.inference import Call, InferRequest, InferResponse
+from host.inference.request import Call, InferRequest, InferResponse
 from host.scheduling.sequences.call import END, START, SequenceCall
-from host.scheduling.sequences.making import sequence_scheduler
+from host.scheduling.sequences.factory import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler
 
 LIVE = (100, 1_000, 10_000, 100_000)

@@ -11,21 +11,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from host.blocking import BlockingServer
     from host.errors import ErrorCode, HostError
-    from host.inprocess import Result
-    from host.options import Options
-    from host.server import Server
+    from host.options.options import Options
+    from host.server.blocking import BlockingServer
+    from host.server.in_process import Result
+    from host.server.server import Server
 
 __all__ = ["BlockingServer", "ErrorCode", "HostError", "Options", "Result", "Server"]
 
 _HOMES = {
-    "BlockingServer": "host.blocking",
+    "BlockingServer": "host.server.blocking",
     "ErrorCode": "host.errors",
     "HostError": "host.errors",
-    "Options": "host.options",
-    "Result": "host.inprocess",
-    "Server": "host.server",
+    "Options": "host.options.options",
+    "Result": "host.server.in_process",
+    "Server": "host.server.server",
 }
 
 

@@ -11,14 +11,15 @@ import sys
 
 import uvloop
 
-from host import config_command, foreground
-from host.command_line import parse
+from host.cli import check as lint
+from host.cli import config as config_command
+from host.cli import run as foreground
 from host.core import VERSION
 from host.errors import HostError
-from host.lint import command as lint
-from host.options import Options, UsageError
-from host.server import Server
-from host.standard_streams import open_standard_streams
+from host.options.command_line import parse
+from host.options.options import Options, UsageError
+from host.server.server import Server
+from host.system.standard_streams import open_standard_streams
 from stub.wire.heap import keep_freed_memory, spare_what_is_there
 
 _USAGE = """\

@@ -6,22 +6,22 @@ import logging
 from collections.abc import Awaitable, Mapping
 
 from host.config.model_config import ModelConfig
-from host.correlation import correlation_text
-from host.descriptions import (
+from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
+from host.inference.correlation_id import correlation_text
+from host.inference.metadata import (
     IndexEntry,
     ModelMetadata,
     ModelStatistics,
     ServerMetadata,
     TensorMetadata,
 )
-from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
-from host.inference import Call, InferRequest, Parameter, RequestTrace
+from host.inference.request import Call, InferRequest, Parameter, RequestTrace
 from host.instances.regions import Regions
-from host.log_lines import about
-from host.log_settings import LogSettings
-from host.models.control import Control
+from host.logs.formats import about
+from host.logs.settings import LogSettings
+from host.model_control.control import Control
 from host.models.registry import UNLOADED, Model, Registry, State, Version, parse_version
-from host.models.wait_graph import CircleWatch
+from host.scheduling.deadlock_detector import CircleWatch
 from host.tracing.settings import Change, Shown
 from host.tracing.tracer import Tracer
 from stub.wire.payload import TraceLink

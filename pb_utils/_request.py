@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, overload
 
-from pb_utils import _arguments, _asking, _parameters
+from pb_utils import _arguments, _parameters
+from pb_utils import _bls as _asking
 from pb_utils._iterator import ResponseIterator
 from pb_utils._memory import PreferredMemory
 from pb_utils._model_exception import TritonModelException

@@ -8,8 +8,8 @@ from collections import Counter, deque
 from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Union
 
 from pb_utils._copying import copy_into
-from stub.private_mapping import PrivateMapping
-from stub.snapshots import RegionBlock, Snapshots
+from stub.copy_on_write_mapping import PrivateMapping
+from stub.copy_on_write_views import RegionBlock, Snapshots
 from stub.wire.arena import Arena, ArenaReader, Block, Ledger, RegionMap, span_of
 from stub.wire.messages import (
     OpenArena,

@@ -10,8 +10,8 @@ from pb_utils._runtime import Receive
 from stub.channel import Channel
 from stub.convert import Unsendable, no_room, request_to, response_from
 from stub.coroutines import current_batch
+from stub.host_calls import Queries
 from stub.memory import Memory
-from stub.queries import Queries
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.messages import (
     Answer,

@@ -12,10 +12,10 @@ from typing import Deque, List, Optional
 import pb_utils
 from pb_utils._copying import help_if, show_by
 from stub import python_logging
-from stub.binding import BindingFailure, bind
 from stub.channel import Channel
 from stub.children import Children
 from stub.coroutines import Coroutines
+from stub.cpu_affinity import BindingFailure, bind
 from stub.executor import Executor
 from stub.memory import Memory
 from stub.process import set_title

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from host.deprecated_flags import DEPRECATED
-from host.flags import Flag, Status
-from host.options import FLAGS
+from host.options.deprecated_flags import DEPRECATED
+from host.options.flags import Flag, Status
+from host.options.options import FLAGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 BEGIN, END = "## Every flag\n", "\n## "

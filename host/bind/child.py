@@ -16,7 +16,7 @@ from host.bind.errors import HostFailure
 from host.bind.specs import ModelSpec
 from stub.threads import Take, ThreadServer
 
-_ENTRY = str(Path(__file__).resolve().parents[1] / "bound.py")
+_ENTRY = str(Path(__file__).resolve().parents[1] / "cli" / "bound.py")
 
 
 class Child:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from operator import attrgetter
 
-from host.client_bytes import contents
-from host.identity import identity
-from host.inference import Buffer, InferRequest
+from host.inference.request import Buffer, InferRequest
+from host.inference.shared_memory_bytes import contents
+from host.repository.qualified_name import identity
 
 SIZE = 16
 """Bytes of a key: so many that no two requests ever share one by accident."""

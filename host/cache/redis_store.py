@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from host.cache.key import printed
 from host.cache.store import Found, Kept, Outputs
 from host.errors import ErrorCode, HostError, invalid_argument, unavailable
-from host.inference import Tensor
+from host.inference.request import Tensor
 from host.metrics.catalogue import Sheet
 
 _log = logging.getLogger("pbhost")

@@ -11,8 +11,8 @@ from functools import partial
 from host.cache.key import key_of, printed
 from host.cache.store import Outputs, Store
 from host.errors import ErrorCode, HostError
-from host.inference import Call, InferResponse, Tensor
-from host.statistics import Counters
+from host.inference.request import Call, InferResponse, Tensor
+from host.metrics.statistics import Counters
 
 _log = logging.getLogger("pbhost")
 

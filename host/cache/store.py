@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from host.errors import HostError
-from host.inference import Tensor
+from host.inference.request import Tensor
 from host.metrics.catalogue import Sheet
 
 Outputs = Sequence[Tensor]

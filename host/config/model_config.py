@@ -28,7 +28,7 @@ from host.config.source import Source
 from host.config.unsupported import check_supported
 from host.config.validate import check, check_tensors
 from host.errors import HostError, internal
-from host.regular_file import read_file
+from host.system.regular_file import read_file
 
 __all__ = [
     "InstanceSpec",

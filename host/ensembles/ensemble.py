@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from host.config.model_config import ModelConfig
-from host.descriptions import ModelStatistics
-from host.ensembles.limiter import Limiter
-from host.ensembles.parties import Face, Partner, TensorMemory
+from host.ensembles.execution import Run
+from host.ensembles.inflight_limiter import Limiter
 from host.ensembles.plan import Plan, Step
-from host.ensembles.run import Run
+from host.ensembles.step_models import Face, Partner, TensorMemory
 from host.errors import HostError
-from host.inference import Call, ComputeCallback, FailureReason, InferRequest
+from host.inference.metadata import ModelStatistics
+from host.inference.request import Call, ComputeCallback, FailureReason, InferRequest
 from host.metrics.meter import Meter
 from host.metrics.settings import MetricsSettings
+from host.metrics.statistics import Counters
 from host.models.drainable import Drainable
 from host.models.registry import LoadedModel, Registry
 from host.models.signature import Signature
-from host.statistics import Counters
 
 
 class Ensemble(Drainable):

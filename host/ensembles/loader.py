@@ -13,7 +13,7 @@ from host.config.model_config import LoadedConfig
 from host.config.schema import is_ensemble
 from host.ensembles.ensemble import Ensemble
 from host.errors import HostError
-from host.inference import Tensor
+from host.inference.request import Tensor
 from host.instances.arenas import Arenas
 from host.instances.client_memory import deliver
 from host.instances.transfer import no_room
@@ -21,7 +21,7 @@ from host.metrics.settings import MetricsSettings
 from host.models.loads import ModelLoader
 from host.models.registry import LoadedModel, Registry
 from host.models.updating import Update
-from host.repository import read_labels
+from host.repository.repository import read_labels
 from stub.wire.arena import ArenaFull
 
 

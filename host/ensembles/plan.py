@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from host.config.schema import ModelConfig
-from host.identity import identity
+from host.repository.qualified_name import identity
 
 _ROUTES = 64  # that are kept for each ensemble; clients choose which outputs they ask for
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from host.ensembles.pace import Lease
+from host.ensembles.flow_control import Lease
 from host.errors import invalid_argument
-from host.inference import Parameter, Tensor
+from host.inference.request import Parameter, Tensor
 
 _START, _END = 1, 2
 

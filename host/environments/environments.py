@@ -16,7 +16,7 @@ from host.environments.environment import Environment
 from host.environments.extraction import Extractions
 from host.environments.sources import Sources
 from host.errors import internal, invalid_argument
-from host.private_folder import PrivateFolder
+from host.system.private_directory import PrivateFolder
 
 _log = logging.getLogger("pbhost")
 

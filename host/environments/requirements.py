@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from host.errors import HostError, invalid_argument
-from host.regular_file import read_file
+from host.system.regular_file import read_file
 
 if sys.version_info >= (3, 11):
     import tomllib

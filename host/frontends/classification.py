@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from host.client_bytes import contents
 from host.errors import internal, invalid_argument
-from host.inference import Classes, InferResponse, Tensor
+from host.inference.request import Classes, InferResponse, Tensor
+from host.inference.shared_memory_bytes import contents
 
 MOST_ELEMENTS = 1_000_000
 """How large a classified output may be."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from host.errors import invalid_argument
-from host.flag_values import header_pattern
-from host.inference import Parameter
+from host.inference.request import Parameter
+from host.options.validators import header_pattern
 
 Header = tuple[str | bytes, str | bytes]
 """Name, as the client has written it, and value."""

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from host.client_bytes import contents
-from host.inference import Tensor
+from host.inference.request import Tensor
+from host.inference.shared_memory_bytes import contents
 from stub.wire.arena import Arena, ArenaReader, Block, create_file
 from stub.wire.messages import OpenArena
 from stub.wire.payload import INLINE_LIMIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from host.inference import Call, Times
+from host.inference.request import Call, Times
 
 
 class Batch:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import zmq
 
 from host.errors import internal
-from host.private_folder import PrivateFolder
+from host.system.private_directory import PrivateFolder
 
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of a stub's three sockets, behind its token; see the stub's channel."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from host.client_bytes import contents
 from host.errors import HostError, internal
-from host.inference import Tensor
+from host.inference.request import Tensor
+from host.inference.shared_memory_bytes import contents
 from host.instances.regions import RegionBlock
 from stub.wire.arena import Block
 

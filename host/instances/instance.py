@@ -13,19 +13,19 @@ import msgspec
 
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
-from host.inference import Call, InferResponse
+from host.inference.request import Call, InferResponse
 from host.instances.batch import Batch
+from host.instances.bls_requests import Question, Questions
 from host.instances.channel import SERVICE, WORK
+from host.instances.host_calls import Queries
 from host.instances.link import Link
 from host.instances.process import StubProcess, describe_exit, stub_lost
-from host.instances.queries import Queries
-from host.instances.questions import Question, Questions
 from host.instances.readiness import Readiness
 from host.instances.reply import Reply
 from host.instances.services import HostServices
 from host.instances.transfer import ReturnsDue, Transfer, no_room
 from host.instances.work import Action, Work
-from host.log_lines import Label
+from host.logs.formats import Label
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull
 from stub.wire.payload import WireRequest, WireResponse

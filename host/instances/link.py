@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from host.attention import Attention
+from host.instances.busy_polling import Attention
 from host.instances.channel import SERVICE, WORK, Channel
 from stub.wire.messages import (
     ToStub,

@@ -7,19 +7,19 @@ import errno
 import logging
 from collections.abc import Sequence
 
-from host.attention import Attention
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
-from host.inference import Call
+from host.inference.request import Call
 from host.instances.arenas import Arenas
+from host.instances.busy_polling import Attention
 from host.instances.channel import Channel
 from host.instances.instance import Instance
 from host.instances.process import Launcher, stub_lost
+from host.instances.process_reaper import Warden
 from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
-from host.instances.warden import Warden
-from host.log_lines import Label
+from host.logs.formats import Label
 from stub.wire.messages import LogLine
 
 _log = logging.getLogger("pbhost")

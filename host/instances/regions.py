@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import posix_ipc
 
-from host.client_bytes import ClientBytes
 from host.errors import (
     ErrorCode,
     HostError,
@@ -20,7 +19,8 @@ from host.errors import (
     not_found,
     unsupported,
 )
-from host.inference import Buffer
+from host.inference.request import Buffer
+from host.inference.shared_memory_bytes import ClientBytes
 from host.instances.arenas import Arenas
 from stub.wire.arena import Block
 from stub.wire.messages import OpenArena

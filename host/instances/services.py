@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from host.attention import Attention
-from host.inference import Call, InferRequest, RequestTrace
+from host.inference.request import Call, InferRequest, RequestTrace
 from host.instances.arenas import Arenas
+from host.instances.busy_polling import Attention
 from host.instances.channel import Channel
 from host.instances.process import Launcher
-from host.instances.warden import Warden
-from host.log_lines import Label
+from host.instances.process_reaper import Warden
+from host.logs.formats import Label
 from stub.wire.messages import LogLine
 from stub.wire.payload import TraceLink
 

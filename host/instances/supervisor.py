@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from host.errors import HostError, unavailable
-from host.inference import Call, Times
+from host.inference.request import Call, Times
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import StubLost

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from host.client_bytes import ClientBytes
 from host.errors import ErrorCode, HostError, internal
-from host.inference import InferRequest, InferResponse, Tensor, private
+from host.inference.request import InferRequest, InferResponse, Tensor, private
+from host.inference.shared_memory_bytes import ClientBytes
 from host.instances.arenas import ArenaFile, Arenas
 from host.instances.channel import WORK
 from host.instances.client_memory import lies_in

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from host.errors import HostError, internal, unavailable
-from host.inference import Call, InferResponse, Tensor, Times
+from host.inference.request import Call, InferResponse, Tensor, Times
 from host.instances.batch import Batch
+from host.instances.bls_requests import Questions
 from host.instances.client_memory import deliver
-from host.instances.questions import Questions
 from host.instances.transfer import Transfer
 from stub.wire import messages as m
 from stub.wire.payload import WireResponse

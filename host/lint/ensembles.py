@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from host.config.findings import Finding
 from host.config.schema import ModelConfig, is_ensemble, meant
-from host.ensembles.members import check_members, find_misfits
-from host.ensembles.membership import Membership, circular, not_available, not_loaded
+from host.ensembles.compatibility import check_members, find_misfits
 from host.errors import HostError
 from host.lint.model import CheckedModel
+from host.model_control.dependency_graph import Membership, circular, not_available, not_loaded
 from host.models.registry import Registry
 
 

@@ -20,12 +20,18 @@ from host.errors import HostError
 from host.lint.forgiving import ForgivingReader
 from host.lint.problem import Problem
 from host.lint.python_file import PythonFile
-from host.models.agents import run_agents
 from host.models.backends import Backends
 from host.models.signature import Signature
 from host.models.warmup import Warmup
-from host.options import Options
-from host.repository import ModelDirectory, model_file, read_labels, select_versions, versions
+from host.options.options import Options
+from host.repository.agents import run_agents
+from host.repository.repository import (
+    ModelDirectory,
+    model_file,
+    read_labels,
+    select_versions,
+    versions,
+)
 from host.scheduling.sequences.states import states_of
 
 _LOG = logging.getLogger("pbhost")

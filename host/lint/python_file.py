@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 from host.lint.problem import Problem
-from host.regular_file import read_file
+from host.system.regular_file import read_file
 
 _CLASS = "TritonPythonModel"
 _COMPLETES = "auto_complete_config"

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from host.config.schema import ModelConfig
-from host.inference import FailureReason
+from host.inference.request import FailureReason
 from host.metrics.catalogue import Sheet
 from host.metrics.family import Histogram, Labels, labels_of
 from host.metrics.latency import FIRST_RESPONSE, Latencies
 from host.metrics.settings import MetricsSettings
-from host.statistics import Counters
+from host.metrics.statistics import Counters
 
 _log = logging.getLogger("pbhost")
 

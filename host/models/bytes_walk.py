@@ -8,8 +8,8 @@ from itertools import repeat
 
 import numpy as np
 
-from host.client_bytes import PIECE, ClientBytes
-from host.inference import Buffer
+from host.inference.request import Buffer
+from host.inference.shared_memory_bytes import PIECE, ClientBytes
 
 _LENGTH = struct.Struct("<I")
 _WORTH_NUMPY = 64  # elements: below that the loop is done before numpy has begun

@@ -6,7 +6,7 @@ import asyncio
 
 from host.cache.responses import ResponseCache
 from host.errors import unavailable
-from host.inference import Call, InferRequest, private
+from host.inference.request import Call, InferRequest, private
 
 
 class Drainable:

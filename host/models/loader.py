@@ -20,20 +20,20 @@ from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
 from host.environments.environment import Environment
 from host.environments.environments import Environments
-from host.host_policies import HostPolicies
 from host.instances.client_memory import deliver
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
 from host.instances.work import Flow
-from host.log_lines import Label, about
+from host.logs.formats import Label, about
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
+from host.models.instance_factory import Arguments, Place, Start, Workshop
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
 from host.models.updating import Update
 from host.models.warmup import Warmup
-from host.models.workshop import Arguments, Place, Start, Workshop
-from host.repository import read_labels
+from host.options.host_policies import HostPolicies
+from host.repository.repository import read_labels
 from host.scheduling.rate_limiter import RateLimiter
 from host.scheduling.sequences.states import states_of
 from stub.wire.messages import ModelSource

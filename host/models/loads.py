@@ -11,9 +11,9 @@ from typing import Protocol
 from host.config import model_config as configuration
 from host.config.model_config import ModelConfig
 from host.errors import ErrorCode, HostError
-from host.models.override import Override
 from host.models.registry import LoadedModel
 from host.models.updating import Update
+from host.repository.override import Override
 
 
 @dataclass(frozen=True, slots=True)

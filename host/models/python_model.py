@@ -8,14 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 from host.config.model_config import ModelConfig
-from host.descriptions import ModelStatistics
 from host.environments.environment import Environment
 from host.errors import HostError, unavailable
-from host.inference import Call, FailureReason, InferRequest, Times
+from host.inference.metadata import ModelStatistics
+from host.inference.request import Call, FailureReason, InferRequest, Times
 from host.instances.batch import Batch
 from host.instances.supervisor import LaneState, Supervisor
 from host.metrics.meter import Meter
 from host.metrics.settings import MetricsSettings
+from host.metrics.statistics import Counters
 from host.models.drainable import Drainable
 from host.models.signature import Signature
 from host.scheduling.direct import DirectScheduler
@@ -24,10 +25,9 @@ from host.scheduling.ordering import OrderedCall
 from host.scheduling.policy import policies_of
 from host.scheduling.scheduler import Scheduler
 from host.scheduling.sequences.call import START, Padding, SequenceCall
-from host.scheduling.sequences.making import sequence_scheduler
+from host.scheduling.sequences.factory import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler
 from host.scheduling.sequences.states import States
-from host.statistics import Counters
 
 
 class PythonModel(Drainable):

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from host.config.model_config import ModelConfig
-from host.descriptions import ModelStatistics
 from host.errors import HostError, invalid_argument, not_found, unavailable
-from host.identity import split
-from host.inference import Call, InferRequest
+from host.inference.metadata import ModelStatistics
+from host.inference.request import Call, InferRequest
 from host.metrics.meter import Meter
+from host.repository.qualified_name import split
 
 
 class Model(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from host.config.schema import ModelConfig
 from host.errors import invalid_argument
-from host.inference import Call, InferRequest, Tensor
+from host.inference.request import Call, InferRequest, Tensor
 from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, refuse, wire_name
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NoReturn
 
-from host.client_bytes import PIECE, ClientBytes, refuse_if_too_large
 from host.errors import invalid_argument
-from host.inference import InferRequest, Tensor, private
+from host.inference.request import InferRequest, Tensor, private
+from host.inference.shared_memory_bytes import PIECE, ClientBytes, refuse_if_too_large
 from host.models.bytes_walk import BytesFault, walk
 from stub.wire.datatypes import CODES, NAMES, SIZES
 

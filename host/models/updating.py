@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from host.config.model_config import ModelConfig
-from host.models.override import Override
 from host.models.registry import LoadedModel
-from host.repository import Stamp
+from host.repository.override import Override
+from host.repository.repository import Stamp
 
 MAY_CHANGE = ("instance_group", "version_policy")
 """What of a configuration may be another one without its model being loaded anew."""

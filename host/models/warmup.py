@@ -13,13 +13,13 @@ from pathlib import Path
 from host.config.model_config import ModelConfig
 from host.config.schema import ConfigPart
 from host.errors import ErrorCode, HostError, internal, invalid_argument
-from host.inference import Call, InferRequest, InferResponse, Tensor, Times
+from host.inference.request import Call, InferRequest, InferResponse, Tensor, Times
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import stub_lost
 from host.models.signature import Signature
 from host.models.tensor_spec import byte_size, refuse, wire_name
-from host.regular_file import read_file
+from host.system.regular_file import read_file
 
 _log = logging.getLogger("pbhost")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from host.errors import HostError
-from host.inference import Call
+from host.inference.request import Call
 from host.scheduling.queue import LaneQueue, start
 from host.scheduling.scheduler import Lane
 from host.scheduling.waiting import Fifo

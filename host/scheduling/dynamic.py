@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from host.errors import HostError, invalid_argument, unavailable
-from host.inference import Call, FailureReason
+from host.inference.request import Call, FailureReason
 from host.scheduling.clock import Clock, LoopClock, Timer
 from host.scheduling.ordering import OrderedCall, Ordering
 from host.scheduling.policy import Policies

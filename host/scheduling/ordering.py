@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 
 from host.errors import HostError
-from host.inference import Call, InferRequest, InferResponse
+from host.inference.request import Call, InferRequest, InferResponse
 
 
 class OrderedCall(Call):

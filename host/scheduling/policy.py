@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from host.config.schema import ConfigPart
-from host.inference import InferRequest
+from host.inference.request import InferRequest
 
 _DELAY = 1  # ModelQueuePolicy.TimeoutAction
 

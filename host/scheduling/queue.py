@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from host.errors import HostError
-from host.inference import Call
+from host.inference.request import Call
 from host.scheduling.gate import Gate, OpenGate
 from host.scheduling.scheduler import Lane
 from host.scheduling.waiting import Fifo, Waiting

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from host.errors import HostError
-from host.inference import Call
+from host.inference.request import Call
 
 
 class Lane(Protocol):

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from host.errors import unavailable
-from host.inference import Call
+from host.inference.request import Call
 from host.scheduling.policy import Policies, QueuePolicy
 
 NEVER = 1 << 100

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from host.client_bytes import contents
-from host.inference import Buffer, Tensor
+from host.inference.request import Buffer, Tensor
+from host.inference.shared_memory_bytes import contents
 
 _TYPES = {
     "BOOL": "u1",

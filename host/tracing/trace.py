@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from host.inference import InferRequest, InferResponse, Tensor, Times
+from host.inference.request import InferRequest, InferResponse, Tensor, Times
 from host.tracing.context import Spans
 from host.tracing.tensors import tensor_json
 from stub.wire.payload import TraceLink

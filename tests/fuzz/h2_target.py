@@ -14,9 +14,12 @@ from typing import Any
 
 import hpack
 
-from host.attention import nobody
 from host.errors import not_found
-from host.frontends.grpc_methods import (
+from host.frontends.grpc.h2 import frames
+from host.frontends.grpc.h2.connection import Connection
+from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.route import Router
+from host.frontends.grpc.methods import (
     Client,
     Context,
     Done,
@@ -24,10 +27,7 @@ from host.frontends.grpc_methods import (
     StreamMethod,
     UnaryMethod,
 )
-from host.frontends.h2 import frames
-from host.frontends.h2.connection import Connection
-from host.frontends.h2.limits import Limits
-from host.frontends.h2.route import Router
+from host.instances.busy_polling import nobody
 from tests.memory_transport import MemoryTransport
 
 LIMITS = Limits(

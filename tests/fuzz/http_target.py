@@ -12,15 +12,15 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from host.attention import nobody
 from host.errors import HostError
 from host.frontends.http.compression import decompress
 from host.frontends.http.infer_head import HeadReader
 from host.frontends.http.infer_request import to_request
 from host.frontends.http.routes import find_route
 from host.frontends.http.tensors import JsonLimit
-from host.frontends.http_connection import Connection, Patience
-from host.frontends.http_cycle import Message, Receive, Send
+from host.frontends.http1.connection import Connection, Patience
+from host.frontends.http1.cycle import Message, Receive, Send
+from host.instances.busy_polling import nobody
 from host.instances.regions import Regions
 from tests.memory_transport import MemoryTransport
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from host.lint import command
+from host.cli import check as command
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve
 
 PBHOST = Path(sys.executable).with_name("pbhost")

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import psutil
 import pytest
 
-from host import config_command
+from host.cli import config as config_command
 from host.config.json_form import from_json
 from host.config.pbtxt import parse
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, wait_until

@@ -142,7 +142,7 @@ def test_who_watches_over_children_may_be_killed_as_well(start_parent: StartPare
     (warden,) = [
         child
         for child in psutil.Process(host.process.pid).children()
-        if any(os.path.basename(part) == "warden.py" for part in child.cmdline())
+        if any(os.path.basename(part) == "process_reaper.py" for part in child.cmdline())
     ]
     stub = host.stubs("parent_0")[0]
     warden.kill()

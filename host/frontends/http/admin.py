@@ -9,13 +9,13 @@ from typing import Any
 
 from host.config.json_form import to_json
 from host.core import Core
-from host.descriptions import ModelStatistics
 from host.errors import internal, invalid_argument, unsupported
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, Exchange
 from host.frontends.http.infer import json_too_large
 from host.frontends.http.routes import Route
-from host.inference import Parameter
+from host.inference.metadata import ModelStatistics
+from host.inference.request import Parameter
 
 
 class Administration:

@@ -15,16 +15,16 @@ from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
 from host.frontends.http.admin import Administration
 from host.frontends.http.api_page.page import ROUTES, ApiPage
 from host.frontends.http.exchange import ClientGone, Exchange
+from host.frontends.http.fast_path import PromptInference
 from host.frontends.http.generate import Generation
 from host.frontends.http.infer import Inference
 from host.frontends.http.infer_head import HeadReader
 from host.frontends.http.load_report import load_report
-from host.frontends.http.prompt import PromptInference
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http.settings import Settings
 from host.frontends.http.shared_memory import SharedMemory
 from host.frontends.http.tensors import JsonLimit
-from host.frontends.http_cycle import Message, Receive, Send
+from host.frontends.http1.cycle import Message, Receive, Send
 from host.frontends.open_requests import OpenRequests
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.metrics.family import Family

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 
 from host.errors import HostError, invalid_argument
-from host.inference import Buffer
+from host.inference.request import Buffer
 
 _IN_A_THREAD_FROM = 65536  # bytes; below that, the loop may wait for it
 _EITHER = 32 + zlib.MAX_WBITS  # of a decompressor: tell gzip and zlib apart by their beginning

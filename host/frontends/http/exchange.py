@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from host.errors import ErrorCode, HostError, invalid_argument
 from host.frontends.http.json_text import error_body
-from host.frontends.http_cycle import RECEIVED_NAMES, Message
-from host.inference import Buffer
+from host.frontends.http1.cycle import RECEIVED_NAMES, Message
+from host.inference.request import Buffer
 
 JSON = b"application/json"
 BINARY = b"application/octet-stream"

@@ -13,7 +13,7 @@ from host.frontends.http.infer import json_too_large
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
 from host.frontends.http.traced import begun, sending, traced
-from host.inference import InferRequest, InferResponse
+from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version
 
 _EVENTS = b"text/event-stream; charset=utf-8"

@@ -18,7 +18,7 @@ from host.frontends.http.tensors import (
     read_strings,
     write_tensor,
 )
-from host.inference import InferRequest, InferResponse, Tensor
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.models.tensor_spec import wire_name
 
 _NESTED = "parameters"

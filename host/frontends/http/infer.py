@@ -23,7 +23,7 @@ from host.frontends.http.infer_response import EVERYTHING, encode_infer_response
 from host.frontends.http.routes import Route
 from host.frontends.http.tensors import JsonLimit
 from host.frontends.http.traced import begun, sending, traced
-from host.inference import InferRequest, InferResponse
+from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from host.correlation import correlation_text
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import JsonLimit, read_tensor
-from host.inference import Parameter
+from host.inference.correlation_id import correlation_text
+from host.inference.request import Parameter
 from host.instances.regions import RegionPart
 
 _REMEMBERED = 2048  # JSON parts; one client's requests repeat the same one

@@ -11,7 +11,7 @@ from host.config.model_config import ModelConfig
 from host.errors import HostError, invalid_argument
 from host.frontends.http.infer_head import InferHead, InputHead
 from host.frontends.http.tensors import JsonLimit
-from host.inference import Buffer, Classes, InferRequest, Tensor
+from host.inference.request import Buffer, Classes, InferRequest, Tensor
 from host.instances.regions import Regions
 from host.models.tensor_spec import wire_name
 from stub.wire.datatypes import SIZES

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Container
 
-from host.client_bytes import contents
 from host.errors import internal
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import write_tensor
-from host.inference import Buffer, InferResponse
+from host.inference.request import Buffer, InferResponse
+from host.inference.shared_memory_bytes import contents
 
 _REMEMBERED = 2048  # descriptions of each kind
 

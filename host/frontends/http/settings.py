@@ -9,7 +9,7 @@ from host.frontends.http import json_text as json
 from host.frontends.http.exchange import Exchange
 from host.frontends.http.infer import json_too_large
 from host.frontends.http.routes import Route
-from host.log_settings import HTTP
+from host.logs.settings import HTTP
 from host.tracing.settings import Change
 from host.tracing.updates import NUMBERS, to_change
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from host.client_bytes import contents
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http.json_text import (
     dump_numbers,
@@ -20,7 +19,8 @@ from host.frontends.http.json_text import (
     within,
     wrong_type,
 )
-from host.inference import Tensor
+from host.inference.request import Tensor
+from host.inference.shared_memory_bytes import contents
 from stub.wire.datatypes import CODES
 
 MOST_BYTES = 2**63 - 1

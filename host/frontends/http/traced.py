@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from host.frontends.http.exchange import Exchange
-from host.inference import InferRequest, Tracing
+from host.inference.request import InferRequest, Tracing
 
 
 def begun(tracing: Tracing | None) -> int:

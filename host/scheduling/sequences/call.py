@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import abc, deque
 from typing import Protocol
 
-from host.client_bytes import ClientBytes
 from host.errors import HostError, invalid_argument
-from host.inference import Call, InferRequest, InferResponse, Tensor
+from host.inference.request import Call, InferRequest, InferResponse, Tensor
+from host.inference.shared_memory_bytes import ClientBytes
 from host.scheduling.ordering import OrderedCall
 
 START, END = 1, 2

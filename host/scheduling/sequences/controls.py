@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import product
 
 from host.config.schema import ModelConfig, pb
-from host.inference import Tensor
+from host.inference.request import Tensor
 from host.scheduling.sequences.call import END, START, Id
 from stub.wire.datatypes import NAMES
 

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from host.errors import HostError, invalid_argument, unavailable
-from host.inference import Call, FailureReason, Tensor
-from host.log_lines import about
+from host.inference.request import Call, FailureReason, Tensor
+from host.logs.formats import about
 from host.scheduling.clock import Clock, LoopClock
 from host.scheduling.gate import Gate, OpenGate
 from host.scheduling.scheduler import Lane
-from host.scheduling.sequences.alarm import Alarm
 from host.scheduling.sequences.call import END, START, Id, Sequence, SequenceCall
-from host.scheduling.sequences.cell import Cell, Direct, DirectCell, Oldest, OldestCell
 from host.scheduling.sequences.controls import Controls
+from host.scheduling.sequences.sequence_batch import Cell, Direct, DirectCell, Oldest, OldestCell
 from host.scheduling.sequences.states import States
+from host.scheduling.sequences.timer import Alarm
 
 _log = logging.getLogger("pbhost")
 

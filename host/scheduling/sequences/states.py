@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from host.config.schema import ConfigPart, ModelConfig, pb
 from host.errors import internal, invalid_argument
-from host.inference import Tensor
-from host.regular_file import read_file
+from host.inference.request import Tensor
+from host.system.regular_file import read_file
 from stub.wire.datatypes import NAMES, SIZES
 
 _log = logging.getLogger("pbhost")

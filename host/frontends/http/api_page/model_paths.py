@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
 from host.config.model_config import ModelConfig
-from host.descriptions import ModelMetadata, TensorMetadata
 from host.frontends.http.api_page import tensor_schema as tensors
 from host.frontends.http.api_page.operations import (
     BINARY,
@@ -19,6 +18,7 @@ from host.frontends.http.api_page.operations import (
     json_body,
     reference,
 )
+from host.inference.metadata import ModelMetadata, TensorMetadata
 
 _ASKED = (400, 404, 500, 501, 503)
 _DESCRIBED = (404, 503)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from host.descriptions import TensorMetadata
 from host.frontends.http.api_page.operations import COUNT, STRING, Schema, reference
+from host.inference.metadata import TensorMetadata
 
 _MOST_IN_EXAMPLE = 1024  # elements; nobody reads more
 _FP32, _FP64 = 3.4028234663852886e38, 1.7976931348623157e308

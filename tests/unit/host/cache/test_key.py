@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from host.cache.key import SIZE, key_of, printed
-from host.inference import InferRequest, Tensor
+from host.inference.request import InferRequest, Tensor
 
 
 def tensor(name: str = "A", datatype: str = "INT32", shape: tuple[int, ...] = (1, 1)) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from host.cache.local import LocalStore
 from host.cache.store import Outputs
 from host.errors import ErrorCode, HostError
-from host.inference import Tensor
+from host.inference.request import Tensor
 from host.metrics.catalogue import Sheet
 
 BESIDES = 512  # what an entry of one tensor takes in addition to its data

@@ -9,14 +9,14 @@ import pytest
 
 from host.config.model_config import ModelConfig
 from host.config.pbtxt import parse
-from host.descriptions import ModelStatistics
 from host.ensembles.ensemble import Ensemble
 from host.errors import ErrorCode, HostError, internal
-from host.inference import Call, InferRequest, InferResponse, Tensor
+from host.inference.metadata import ModelStatistics
+from host.inference.request import Call, InferRequest, InferResponse, Tensor
 from host.metrics.meter import Meter
 from host.metrics.settings import MetricsSettings
+from host.metrics.statistics import Counters
 from host.models.registry import LoadedModel, Registry, State, Version
-from host.statistics import Counters
 
 TENSOR = "data_type: TYPE_INT8, dims: [ 1 ] }"
 

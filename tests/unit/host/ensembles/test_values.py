@@ -6,7 +6,7 @@ import pytest
 
 from host.ensembles.values import Correlation, Value
 from host.errors import HostError
-from host.inference import Parameter, Tensor
+from host.inference.request import Parameter, Tensor
 
 PLAIN = Correlation(0, 0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.flags import BadValue
 from host.frontends.forwarding import Forwarding
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
+from host.options.flags import BadValue
 
 
 def lacking(restrictions: Restrictions, category: str, **sent: str | bytes) -> str | None:

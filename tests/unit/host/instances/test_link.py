@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.attention import Attention
+from host.instances.busy_polling import Attention
 from host.instances.channel import Channel
 from host.instances.link import Link
 from stub.wire import messages as m

@@ -14,9 +14,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from host.client_bytes import contents
 from host.errors import ErrorCode, HostError
-from host.inference import Call, InferRequest, Tensor, private
+from host.inference.request import Call, InferRequest, Tensor, private
+from host.inference.shared_memory_bytes import contents
 from host.instances.arenas import Arenas
 from host.instances.client_memory import deliver
 from host.instances.regions import RegionBlock, Regions

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from host.errors import ErrorCode, HostError, unavailable
-from host.inference import InferRequest, InferResponse, Tensor
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.arenas import ArenaFile, Arenas
 from host.instances.channel import SERVICE, WORK
 from host.instances.transfer import ReturnsDue, Transfer, no_room

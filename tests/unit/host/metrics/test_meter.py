@@ -8,11 +8,11 @@ import weakref
 import pytest
 
 from host.config.schema import ModelConfig, new_config
-from host.inference import FailureReason
+from host.inference.request import FailureReason
 from host.metrics.catalogue import Sheet
 from host.metrics.meter import Meter, model_labels
 from host.metrics.settings import MetricsSettings
-from host.statistics import Counters
+from host.metrics.statistics import Counters
 
 
 def config_of(name: str = "m", **tags: str) -> ModelConfig:

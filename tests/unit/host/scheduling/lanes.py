@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from host.errors import HostError, unavailable
-from host.inference import Call, InferRequest, InferResponse
+from host.inference.request import Call, InferRequest, InferResponse
 from host.scheduling.scheduler import Scheduler
 
 TICK = 1_000_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from host.errors import ErrorCode, HostError, unavailable
-from host.inference import Call, InferRequest, InferResponse
+from host.inference.request import Call, InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.policy import Policies, QueuePolicy
 from host.scheduling.scheduler import Scheduler

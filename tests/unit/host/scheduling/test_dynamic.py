@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from host.errors import ErrorCode, HostError, unavailable
-from host.inference import Call, FailureReason, InferRequest, InferResponse
+from host.inference.request import Call, FailureReason, InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.dynamic import HOLD, Closed, DynamicScheduler, hold_from_environment
 from host.scheduling.policy import Policies, QueuePolicy

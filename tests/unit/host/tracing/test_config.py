@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from host.options import Options, UsageError
+from host.options.options import Options, UsageError
 from host.tracing.config import TraceConfig
 
 HERE = str(Path(__file__).parent)

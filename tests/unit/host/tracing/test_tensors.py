@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from host.inference import Tensor
+from host.inference.request import Tensor
 from host.tracing.tensors import elements, tensor_json
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from host.errors import internal
-from host.inference import InferRequest, InferResponse, Times
+from host.inference.request import InferRequest, InferResponse, Times
 from host.tracing.context import Spans, extract
 from host.tracing.trace import Family, Trace
 

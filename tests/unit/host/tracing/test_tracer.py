@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from host.core import Core
-from host.inference import InferRequest, InferResponse
-from host.log import configure
-from host.log_settings import LogSettings
+from host.inference.request import InferRequest, InferResponse
+from host.logs.handler import configure
+from host.logs.settings import LogSettings
 from host.models.registry import Registry
-from host.options import Options
+from host.options.options import Options
 from host.tracing.config import TIMESTAMPS, TraceConfig
 from host.tracing.tracer import Tracer
 

@@ -1,0 +1,46 @@
+"""What the command lines of `pbhost check`, `config` and `run` have in common."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from host.errors import invalid_argument
+from host.options.options import Options
+
+
+def parser_of(subcommand: str, about: str, more: str) -> argparse.ArgumentParser:
+    """A parser that knows `--backend-directory`; its help is `about`, the arguments, and `more`.
+
+    A command line that is wrong ends the process with status 2.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"pbhost {subcommand}",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument_group("as for pbhost serve").add_argument(
+        "--backend-directory",
+        type=Path,
+        default=Path(Options().backend_directory),
+        metavar="DIR",
+        help="folder of Python-based backends (%(default)s)",
+    )
+    return parser
+
+
+def refuse_repository(directory: Path) -> None:
+    """Raises HostError for a folder of models where that of one is wanted."""
+    if _is_model(directory):
+        return
+    for path in sorted(directory.glob("*/")):
+        if _is_model(path):
+            raise invalid_argument(
+                f"'{directory}' is a folder of models, expected the folder of one: '{path}'"
+            )
+
+
+def _is_model(directory: Path) -> bool:
+    """Whether it looks like one; `glob` passes over what cannot be read."""
+    return any(directory.glob("config.pbtxt")) or any(directory.glob("[1-9]*/"))

@@ -1,0 +1,172 @@
+"""The host of bound functions: the child of a process that has them, and that it serves.
+
+`python .../host/cli/bound.py CALLER LAUNCHES CONTROL FLAG ...`: the pid of that process, two
+descriptors of sockets, and flags as of `pbhost serve`. Over `CONTROL` go lines of JSON
+(decision 16):
+
+* to the host `{"bind": CONFIG, "version": N}` for a model, `{"serve": true}` once the first ones
+  are told, `{"stop": true}`; but for the last, each has a `"number"`;
+* to the caller `{"serving": PORTS}` or `{"failed": TEXT}` in answer to that, and
+  `{"bound": NAME}` or `{"refused": TEXT}` for what is bound; `"to"` is the number of the question.
+"""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    # Started by path: no folder of the user's shadows anything, and none of ours.
+    _here = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") != _here]
+    sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
+
+import asyncio
+import json
+import shutil
+import signal
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from host.config.json_form import from_json
+from host.config.names import checked_load_name
+from host.config.pbtxt import to_pbtxt
+from host.errors import HostError, internal
+from host.instances.caller import CallerLauncher
+from host.options.command_line import parse
+from host.options.options import UsageError
+from host.server.server import Server
+from host.system.private_directory import PrivateFolder
+from host.system.standard_streams import open_standard_streams
+from stub.wire.heap import keep_freed_memory, spare_what_is_there
+
+_LONGEST = 1 << 24  # bytes of a line
+_PLACEHOLDER = "# The function is in the process that has bound it.\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve the caller until it says stop, or is gone; the exit status."""
+    open_standard_streams()
+    caller, launches, control = map(int, arguments[:3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the caller's, who then says stop
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        watched = os.pidfd_open(caller)
+    except ProcessLookupError:
+        return 1
+    if os.getppid() != caller:
+        return 1
+    folder = PrivateFolder()
+    sockets = [socket.socket(fileno=fd) for fd in (launches, control)]
+    try:
+        keep_freed_memory()
+        spare_what_is_there()
+        service = _Service(arguments[3:], folder.path / "models", *sockets)
+        return uvloop.run(service.run(watched))
+    finally:
+        for sock in sockets:
+            sock.close()
+        folder.close()
+
+
+class _Service:
+    """One caller's host, from the first model to the end. `models` is the repository to write."""
+
+    def __init__(
+        self, flags: Sequence[str], models: Path, launches: socket.socket, control: socket.socket
+    ) -> None:
+        self._flags = flags
+        self._models = models
+        self._launches = launches
+        self._control = control
+        self._server: Server | None = None
+
+    async def run(self, caller: int) -> int:
+        """`caller` is its pidfd. The exit status."""
+        self._models.mkdir()
+        reader, self._writer = await asyncio.open_connection(sock=self._control, limit=_LONGEST)
+        conversation = asyncio.ensure_future(self._converse(_lines(reader)))
+        loop = asyncio.get_running_loop()
+        loop.add_reader(caller, conversation.cancel)
+        loop.add_signal_handler(signal.SIGTERM, conversation.cancel)
+        try:
+            await conversation
+        except (asyncio.CancelledError, ConnectionError):
+            pass  # the caller has been killed, or everything is to end
+        finally:
+            loop.remove_reader(caller)
+            os.close(caller)
+            in_time = self._server is None or await self._server.stop()
+            self._writer.close()
+        return 0 if in_time else 1
+
+    async def _converse(self, lines: AsyncIterator[Mapping[str, Any]]) -> None:
+        async for told in lines:
+            if "stop" in told:
+                return
+            if "serve" in told:
+                news = await self._start()
+            else:
+                news = await self._bind(told["bind"], told["version"])
+            self._writer.write(json.dumps({**news, "to": told["number"]}).encode() + b"\n")
+
+    async def _start(self) -> Mapping[str, object]:
+        try:
+            options = parse(
+                [
+                    f"--model-repository={self._models}",
+                    "--model-control-mode=explicit",
+                    "--load-model=*",
+                    "--disable-auto-complete-config",
+                    *self._flags,
+                ]
+            )
+            server = Server(options, CallerLauncher(self._launches))
+            await server.start()
+        except UsageError as error:
+            return {"failed": error.detail}
+        except HostError as error:
+            return {"failed": error.message}
+        self._server = server
+        return {"serving": [server.grpc_port, server.http_port, server.metrics_port]}
+
+    async def _bind(self, config: Mapping[str, Any], version: int) -> Mapping[str, object]:
+        try:
+            name = checked_load_name(str(config["name"]))
+            folder = self._models / name
+            text = to_pbtxt(from_json(config))
+            try:
+                await asyncio.to_thread(_write, folder, version, text)
+                if self._server is not None:
+                    await self._server.core.load_model(name, {})
+            except HostError:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                raise
+        except HostError as error:
+            # The door's text about a model that is no good leaves out why.
+            why = error.__cause__ if isinstance(error.__cause__, HostError) else error
+            return {"refused": why.message}
+        return {"bound": name}
+
+
+def _write(folder: Path, version: int, config: str) -> None:
+    """A model for a repository. Raises HostError."""
+    code = folder / str(version) / "model.py"
+    try:
+        code.parent.mkdir(parents=True)
+        code.write_text(_PLACEHOLDER)
+        (folder / "config.pbtxt").write_text(config, encoding="utf-8")
+    except OSError as error:  # its disk is full, say: the models that are served go on
+        raise internal(f"cannot write model '{folder.name}': {error}") from error
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
+    """What the caller says, up to its end."""
+    while line := await reader.readline():
+        yield json.loads(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

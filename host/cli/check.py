@@ -1,0 +1,117 @@
+"""`pbhost check`: says all that is wrong with the models of repositories, and starts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from host.cli.arguments import parser_of
+from host.errors import HostError, invalid_argument
+from host.lint.ensembles import check_ensembles
+from host.lint.model import CheckedModel, Settings, check_model
+from host.lint.problem import Problem
+from host.models.backends import Backends
+from host.repository.repository import Repository, Scan
+
+_FINE, _PROBLEMS, _UNUSABLE = 0, 1, 2
+
+_ABOUT = """\
+Looks at every model of the repositories and says what would keep it from being served: all of it
+at once, for all models. Nothing is started and no model is imported; where a model may complete
+its configuration itself, what it may still say is left open."""
+
+_MORE = """\
+Problems are printed as PATH:LINE:COLUMN: error: FIELD: PROBLEM (SUGGESTION). What a server would
+log as a warning, and go on, is a warning in place of an error.
+
+examples:
+  pbhost check models
+  pbhost check models more_models --strict --format=json
+
+exit status: 0 nothing is wrong, or only warnings; 1 there are errors, or warnings with --strict;
+2 the command line is wrong, or names what is no repository"""
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Check, print, and exit with what CI wants to know."""
+    asked = _parser().parse_args(arguments)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd file names
+    try:
+        scan = _scan(asked.repository)
+    except HostError as error:
+        sys.stderr.write(f"pbhost check: {error.message}\n")
+        sys.exit(_UNUSABLE)
+    problems = _problems(scan, asked)
+    errors = sum(not problem.warning for problem in problems)
+    if asked.format == "json":
+        facts = [problem.facts for problem in problems]
+        counts = {"models": len(scan.models), "errors": errors, "warnings": len(facts) - errors}
+        sys.stdout.write(json.dumps({**counts, "problems": facts}, indent=2) + "\n")
+    else:
+        lines = [f"{problem.line}\n" for problem in problems]
+        counted = (
+            _counted(len(scan.models), "model"),
+            _counted(errors, "error"),
+            _counted(len(lines) - errors, "warning"),
+        )
+        sys.stdout.write("".join(lines) + "{}: {}, {}\n".format(*counted))
+    sys.exit(_PROBLEMS if errors else _FINE)
+
+
+def _scan(paths: Sequence[Path]) -> Scan:
+    """What there is to check. Raises HostError unless what was given are repositories."""
+    for path in paths:
+        if not path.is_dir():
+            what = "is a file, expected a folder of models" if path.exists() else "does not exist"
+            raise invalid_argument(f"'{path}' {what}")
+        if (path / "config.pbtxt").is_file():
+            raise invalid_argument(
+                f"'{path}' is the folder of a model, expected a folder of models:"
+                f" '{path.absolute().parent}'"
+            )
+    return Repository(paths).scan()
+
+
+def _problems(scan: Scan, asked: argparse.Namespace) -> list[Problem]:
+    """All there are, each once, sorted."""
+    settings = Settings(
+        Backends(asked.backend_directory),
+        strict=asked.disable_auto_complete_config,
+        config_name=asked.model_config_name,
+    )
+    problems = [Problem(path, failure.message) for path, failure in scan.failures.items()]
+    models: dict[str, CheckedModel] = {}
+    for name, directory in scan.models.items():
+        models[name] = check_model(directory, settings)
+        if directory.duplicated:
+            text = f"model '{name}' is not unique across all model repositories"
+            problems.append(Problem(directory.path, text))
+    check_ensembles(models)
+    problems += [problem for model in models.values() for problem in model.problems]
+    if asked.strict:
+        problems = [replace(problem, warning=False) for problem in problems]
+    return sorted(set(problems), key=lambda problem: problem.order)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("check", _ABOUT, _MORE)
+    add = parser.add_argument
+    add("repository", type=Path, nargs="+", metavar="REPOSITORY", help="a folder of models")
+    add("--strict", action="store_true", help="warnings are errors")
+    add("--format", choices=("text", "json"), default="text", help="(%(default)s)")
+    add(
+        "--disable-auto-complete-config",
+        action="store_true",
+        help="as for pbhost serve: configurations must be complete",
+    )
+    add("--model-config-name", metavar="NAME", help="as for pbhost serve")
+    return parser

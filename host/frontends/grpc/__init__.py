@@ -1,0 +1,1 @@
+"""Triton's gRPC service, without a gRPC library: handlers of message bytes, for either engine."""

@@ -1,0 +1,212 @@
+"""RPCs about the server and its models: everything but inference, as handlers of message bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from host.core import Core
+from host.errors import invalid_argument, unsupported
+from host.frontends.grpc.methods import Context, Method, UnaryHandler, UnaryMethod
+from host.inference.request import Parameter
+from host.logs.settings import GRPC
+from host.tracing.settings import Change
+from host.tracing.updates import NUMBERS, to_change
+
+
+def admin_methods(core: Core) -> list[Method]:
+    """The part of GRPCInferenceService that this module answers."""
+    admin = _Admin(core)
+    shm = "shared-memory"
+    answers: dict[Any, tuple[str, Callable[[Any], Awaitable[Any]]]] = {
+        pb.ServerLiveRequest: ("health", admin.server_live),
+        pb.ServerReadyRequest: ("health", admin.server_ready),
+        pb.ServerMetadataRequest: ("metadata", admin.server_metadata),
+        pb.ModelReadyRequest: ("health", admin.model_ready),
+        pb.ModelMetadataRequest: ("metadata", admin.model_metadata),
+        pb.ModelConfigRequest: ("model-config", admin.model_config),
+        pb.ModelStatisticsRequest: ("statistics", admin.model_statistics),
+        pb.RepositoryIndexRequest: ("model-repository", admin.repository_index),
+        pb.RepositoryModelLoadRequest: ("model-repository", admin.repository_model_load),
+        pb.RepositoryModelUnloadRequest: ("model-repository", admin.repository_model_unload),
+        pb.SystemSharedMemoryStatusRequest: (shm, admin.system_shared_memory_status),
+        pb.CudaSharedMemoryStatusRequest: (shm, admin.cuda_shared_memory_status),
+        pb.SystemSharedMemoryRegisterRequest: (shm, admin.system_shared_memory_register),
+        pb.SystemSharedMemoryUnregisterRequest: (shm, admin.system_shared_memory_unregister),
+        pb.CudaSharedMemoryRegisterRequest: (shm, admin.cuda_shared_memory_register),
+        pb.CudaSharedMemoryUnregisterRequest: (shm, admin.cuda_shared_memory_unregister),
+        pb.TraceSettingRequest: ("trace", admin.trace_setting),
+        pb.LogSettingsRequest: ("logging", admin.log_settings),
+    }
+    return [
+        UnaryMethod(
+            request.DESCRIPTOR.name.removesuffix("Request"), _of_bytes(request, answer), category
+        )
+        for request, (category, answer) in answers.items()
+    ]
+
+
+def _of_bytes(request_type: Any, answer: Callable[[Any], Awaitable[Any]]) -> UnaryHandler:
+    """A handler of bytes from one of messages."""
+
+    async def handle(data: bytes, context: Context) -> bytes:
+        try:
+            request = request_type.FromString(data)
+        except DecodeError as error:
+            name = request_type.DESCRIPTOR.name
+            raise invalid_argument(f"failed to parse the {name} message: {error}") from None
+        response: bytes = (await answer(request)).SerializeToString()
+        return response
+
+    return handle
+
+
+class _Admin:
+    """One method per RPC, from request message to response message.
+
+    The dataclasses of `host.inference.metadata` have the field names of the messages they become.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def server_live(self, request: Any) -> Any:
+        return pb.ServerLiveResponse(live=self._core.live())
+
+    async def server_ready(self, request: Any) -> Any:
+        return pb.ServerReadyResponse(ready=await self._core.ready())
+
+    async def server_metadata(self, request: Any) -> Any:
+        return pb.ServerMetadataResponse(**asdict(self._core.server_metadata()))
+
+    async def model_ready(self, request: Any) -> Any:
+        ready = await self._core.model_ready(request.name, request.version)
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def model_metadata(self, request: Any) -> Any:
+        metadata = self._core.model_metadata(request.name, request.version)
+        return pb.ModelMetadataResponse(**asdict(metadata))
+
+    async def model_config(self, request: Any) -> Any:
+        config = self._core.model_config(request.name, request.version)
+        return pb.ModelConfigResponse(config=config)
+
+    async def model_statistics(self, request: Any) -> Any:
+        statistics = self._core.statistics(request.name, request.version)
+        return pb.ModelStatisticsResponse(model_stats=[asdict(entry) for entry in statistics])
+
+    async def repository_index(self, request: Any) -> Any:
+        _refuse_repository_name(request)
+        entries = await self._core.repository_index(request.ready)
+        return pb.RepositoryIndexResponse(models=[asdict(entry) for entry in entries])
+
+    async def repository_model_load(self, request: Any) -> Any:
+        _refuse_repository_name(request)
+        if not request.model_name.strip():
+            raise invalid_argument(
+                "Model name cannot be empty. Please enter a valid name to deploy."
+            )
+        await self._core.load_model(request.model_name, _load_parameters(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def repository_model_unload(self, request: Any) -> Any:
+        _refuse_repository_name(request)
+        dependents = False
+        if "unload_dependents" in request.parameters:
+            value = request.parameters["unload_dependents"]
+            if value.WhichOneof("parameter_choice") != "bool_param":
+                raise invalid_argument(
+                    "invalid value type for 'unload_dependents' parameter, expected bool_param."
+                )
+            dependents = value.bool_param
+        await self._core.unload_model(request.model_name, dependents)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def system_shared_memory_status(self, request: Any) -> Any:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for status in self._core.regions.status(request.name):
+            region = response.regions[status.name]
+            region.name, region.key = status.name, status.key
+            region.offset, region.byte_size = status.offset, status.byte_size
+        return response
+
+    async def system_shared_memory_register(self, request: Any) -> Any:
+        self._core.regions.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def system_shared_memory_unregister(self, request: Any) -> Any:
+        self._core.regions.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_shared_memory_status(self, request: Any) -> Any:
+        self._core.regions.cuda_status(request.name)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def cuda_shared_memory_register(self, request: Any) -> Any:
+        self._core.regions.register_cuda(request.name)
+
+    async def cuda_shared_memory_unregister(self, request: Any) -> Any:
+        self._core.regions.refuse_if_off()  # none exist, and unregistering such is a success
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    async def trace_setting(self, request: Any) -> Any:
+        change = trace_change(request.settings) if request.settings else None
+        shown = self._core.trace_settings(request.model_name, change)
+        response = pb.TraceSettingResponse()
+        for name, value in shown.items():
+            response.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return response
+
+    async def log_settings(self, request: Any) -> Any:
+        given = {name: _setting(value) for name, value in request.settings.items()}
+        response = pb.LogSettingsResponse()
+        for name, value in self._core.log.update(given, GRPC).items():
+            kind = {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)]
+            setattr(response.settings[name], kind, value)
+        return response
+
+
+def _setting(value: Any) -> object:
+    """What a client has set; None, which no setting takes, if it has sent an empty value."""
+    kind = value.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(value, kind)
+
+
+def trace_change(settings: Mapping[str, Any]) -> Change:
+    """The change that a client asks for. Raises HostError."""
+    numbers: dict[str, str | None] = {}
+    for name in NUMBERS:
+        if name in settings:
+            values = settings[name].value
+            if len(values) > 1:
+                raise invalid_argument(f"expect only 1 value for '{name}'")
+            numbers[name] = values[0] if values else None
+    levels = list(settings["trace_level"].value) if "trace_level" in settings else None
+    return to_change(levels, numbers, file="trace_file" in settings, space=" ")
+
+
+def _refuse_repository_name(request: Any) -> None:
+    if request.repository_name:
+        raise unsupported("'repository_name' specification is not supported")
+
+
+def _load_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter | bytes]:
+    """Overrides of a model's files (protocol spec 1.5)."""
+    loaded: dict[str, Parameter | bytes] = {}
+    for key, value in parameters.items():
+        if key == "config":
+            expected = "string_param"
+        elif key.startswith("file:"):
+            expected = "bytes_param"
+        else:
+            raise invalid_argument(f"unrecognized load parameter '{key}'.")
+        if value.WhichOneof("parameter_choice") != expected:
+            raise invalid_argument(
+                f"invalid value type for load parameter '{key}', expected {expected}."
+            )
+        loaded[key] = getattr(value, expected)
+    return loaded

@@ -1,0 +1,249 @@
+"""The gRPC service carried by grpcio's asyncio server: the reference engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from host.errors import HostError, unavailable
+from host.frontends.forwarding import Header
+from host.frontends.grpc.methods import (
+    STATUS,
+    GrpcOptions,
+    Serving,
+    StreamMethod,
+    StreamStart,
+    UnaryHandler,
+    failure,
+)
+from host.frontends.grpc.service import GrpcService
+from host.frontends.sockets import listening_socket
+from host.frontends.tls import TlsFiles
+
+_INT_MAX = (1 << 31) - 1  # what grpcio can count: bytes of a message, milliseconds of a time
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+
+_STATUS = {
+    code: next(status for status in grpc.StatusCode if status.value[0] == number)
+    for code, number in STATUS.items()
+}
+
+
+class GrpcAioFrontend:
+    """A listening gRPC server. All methods belong to the thread of the running event loop."""
+
+    def __init__(
+        self,
+        service: GrpcService,
+        address: str = "0.0.0.0",
+        port: int = 8001,
+        options: GrpcOptions | None = None,
+    ) -> None:
+        self._service = service
+        self._address = address
+        self._port = port
+        self._options = options or GrpcOptions()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen, and return the port: a free one if 0 was asked for.
+
+        Raises HostError UNAVAILABLE if the port is taken.
+        """
+        server = grpc.aio.server(options=_channel_arguments(self._options))
+        for name, methods in self._service.services().items():
+            handlers = {
+                method.name: grpc.stream_stream_rpc_method_handler(_stream(method.start))
+                if isinstance(method, StreamMethod)
+                else grpc.unary_unary_rpc_method_handler(_unary(method.handler))
+                for method in methods
+            }
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        try:
+            port = self._bind(server)
+        except (RuntimeError, ValueError):  # without a word on what is wrong
+            await server.stop(None)
+            raise self._refusal() from None
+        await server.start()
+        self._server = server
+        return port
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        host = self._address.removeprefix("ipv6:").strip("[]")
+        target = f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+        tls = self._options.tls
+        if tls is None:
+            return server.add_insecure_port(target)
+        credentials = grpc.ssl_server_credentials(
+            [(tls.read_or_nothing("server-key"), tls.read_or_nothing("server-cert"))],
+            root_certificates=tls.read_or_nothing("root-cert") if tls.mutual else None,
+            require_client_auth=tls.mutual,
+        )
+        return server.add_secure_port(target, credentials)
+
+    def _refusal(self) -> HostError:
+        """Why there is no port, found out by trying again what gRPC has tried."""
+        try:
+            if self._options.tls is not None:
+                self._options.tls.context()
+            listening_socket(self._address, self._port, self._options.reuse_port).close()
+        except HostError as error:
+            return error
+        return unavailable(f"Socket '{self._address}:{self._port}' cannot be opened by gRPC")
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new inference requests, let open ones finish, and close: `grace` seconds in all.
+
+        What is still open then is cancelled. To keep answering health checks between draining and
+        closing, `drain` the service first.
+        """
+        if self._server is None:
+            return
+        deadline = time.monotonic() + grace
+        await self._service.drain(grace)
+        await self._server.stop(max(deadline - time.monotonic(), 0.0))
+        self._server = None
+
+
+def check_files(tls: TlsFiles) -> None:
+    """Raises HostError INVALID_ARG if there is no certificate or no key. Blocks.
+
+    What else grpcio would not take, only grpcio knows: OpenSSL, which could be asked, is stricter.
+    """
+    for name in ("server-cert", "server-key"):
+        if not tls.read_or_nothing(name):
+            tls.read(name)
+
+
+class _Context:
+    """An RPC's context as handlers see it. Metadata is read only when somebody asks."""
+
+    __slots__ = ("_rpc",)
+
+    def __init__(self, rpc: Any) -> None:
+        self._rpc = rpc
+
+    def metadata(self, key: str) -> str | None:
+        for name, value in self._rpc.invocation_metadata() or ():
+            if name == key:
+                return value if isinstance(value, str) else None
+        return None
+
+    def all_metadata(self) -> Sequence[Header]:
+        return list(self._rpc.invocation_metadata() or ())
+
+
+def _unary(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def serve(data: bytes, rpc: Any) -> bytes:
+        try:
+            return await handler(data, _Context(rpc))
+        except Exception as error:  # the top of a call: `failure` logs a defect, and it is answered
+            _fail(rpc, error)
+            return b""
+
+    return serve
+
+
+class _Client:
+    """A stream, carried by a coroutine that reads and one that writes."""
+
+    def __init__(self, rpc: Any) -> None:
+        self._rpc = rpc
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # at most a message, the end
+        self._error: BaseException | None = None
+        self._ended = False
+        self._may_read = asyncio.Event()
+
+    def write(self, message: bytes, more: bool) -> bool:
+        self._outgoing.put_nowait(message)
+        return False
+
+    def read_on(self) -> None:
+        self._may_read.set()
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._error, self._ended = error, True
+        self._outgoing.put_nowait(None)
+
+    async def carry(self, serving: Serving, requests: AsyncIterator[bytes]) -> None:
+        """Until the stream is ended; raises what ended it."""
+        reader = asyncio.ensure_future(self._read(serving, requests))
+        reader.add_done_callback(self._read_all)
+        try:
+            while (message := await self._outgoing.get()) is not None:
+                await self._rpc.write(message)
+                serving.write_on()
+        finally:
+            self._ended = True
+            reader.cancel()
+            serving.cancel()
+        if self._error is not None:
+            raise self._error
+
+    async def _read(self, serving: Serving, requests: AsyncIterator[bytes]) -> None:
+        async for data in requests:
+            if self._ended:
+                return
+            self._may_read.clear()
+            if not serving.received(data):
+                await self._may_read.wait()
+        if not self._ended:
+            serving.half_closed()
+
+    def _read_all(self, reader: asyncio.Future[None]) -> None:
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            self.end(error)
+
+
+def _stream(start: StreamStart) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+    async def serve(requests: AsyncIterator[bytes], rpc: Any) -> None:
+        try:
+            client = _Client(rpc)
+            await client.carry(start(client, _Context(rpc)), requests)
+        except grpc.aio.InternalError:
+            pass  # nothing can be written any more: the client has given the call up
+        except Exception as error:  # the top of a call, as above
+            _fail(rpc, error)
+
+    return serve
+
+
+def _fail(rpc: Any, error: Exception) -> None:
+    # Setting the status costs less than rpc.abort(), which raises through grpcio's layers.
+    told = failure(error)
+    rpc.set_code(_STATUS[told.code])
+    rpc.set_details(told.message.encode("utf-8", "replace").decode())
+
+
+def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
+    arguments = [
+        ("grpc.max_send_message_length", _INT_MAX),
+        ("grpc.max_receive_message_length", _INT_MAX),
+        ("grpc.server_handshake_timeout_ms", options.handshake_timeout),
+        ("grpc.keepalive_time_ms", options.keepalive_time),
+        ("grpc.keepalive_timeout_ms", options.keepalive_timeout),
+        # grpcio waits a minute for the answer to any ping, whatever the argument above says.
+        ("grpc.http2.ping_timeout_ms", options.keepalive_timeout),
+        ("grpc.keepalive_permit_without_calls", int(options.keepalive_permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", options.http2_max_pings_without_data),
+        (
+            "grpc.http2.min_ping_interval_without_data_ms",
+            options.http2_min_recv_ping_interval_without_data,
+        ),
+        ("grpc.http2.max_ping_strikes", options.http2_max_ping_strikes),
+        # grpcio's default would let a second server share the port unnoticed.
+        ("grpc.so_reuseport", int(options.reuse_port)),
+    ]
+    if options.max_connection_age:
+        arguments.append(("grpc.max_connection_age_ms", options.max_connection_age))
+    if options.max_connection_age_grace:
+        arguments.append(("grpc.max_connection_age_grace_ms", options.max_connection_age_grace))
+    level = COMPRESSION_LEVELS[options.compression_level]
+    if level:
+        # A level, unlike an algorithm, makes the core choose among what the client accepts.
+        arguments.append(("grpc.default_compression_level", level))
+    return [(name, min(value, _INT_MAX)) for name, value in arguments]

@@ -1,0 +1,246 @@
+"""Bytes of `ModelInferRequest` into `InferRequest`: a walk that leaves tensors where they are.
+
+Protobuf parses only small sub-messages here, and those are remembered, as one client's requests
+repeat the same descriptions of inputs and outputs. Compared with protobuf objects for everything,
+a request with a 64-byte tensor takes 9 instead of 14 µs, and one with 4 MiB 10 instead of 775 µs.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+from tritonclient.grpc import service_pb2 as pb
+
+from host.errors import invalid_argument
+from host.frontends.grpc.contents import contents_bytes
+from host.frontends.grpc.parameters import EMPTY_FINAL, apply_parameters, output_part, region_part
+from host.inference.request import Buffer, Classes, InferRequest, Tensor
+from host.instances.regions import RegionPart, Regions
+from host.models.registry import parse_version
+
+_REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
+_LENGTH_DELIMITED = 2
+VIEW_FROM = 8192  # bytes of a message; below that, copying a slice is cheaper than a memoryview
+_REMEMBER_UP_TO = 512  # bytes of a sub-message
+_REMEMBERED = 2048  # sub-messages of each kind
+
+
+def _tag(name: str) -> int:
+    return int(_REQUEST_FIELDS[name].number) << 3 | _LENGTH_DELIMITED
+
+
+_MODEL_NAME = _tag("model_name")
+_MODEL_VERSION = _tag("model_version")
+ID = _tag("id")
+_PARAMETERS = _tag("parameters")
+_INPUTS = _tag("inputs")
+_OUTPUTS = _tag("outputs")
+RAW = _tag("raw_input_contents")
+
+InputHead = tuple[str, str, tuple[int, ...], Any]
+"""Name, datatype, shape, and the InferInputTensor itself if it has parameters or contents."""
+
+OutputHead = tuple[str, Any]
+"""Name, and the InferRequestedOutputTensor itself if it has parameters."""
+
+
+@dataclass(slots=True)
+class InferMessage:
+    """A ModelInferRequest taken apart, with nothing interpreted yet.
+
+    `raw` holds one buffer per entry of `raw_input_contents`: views of the message if it is large.
+    """
+
+    model_name: str = ""
+    model_version: str = ""
+    id: str = ""
+    inputs: list[InputHead] = field(default_factory=list)
+    outputs: list[OutputHead] = field(default_factory=list)
+    parameters: dict[str, Any] = field(default_factory=dict)  # values: InferParameter
+    raw: list[Buffer] = field(default_factory=list)
+
+    @property
+    def wants_empty_final(self) -> bool:
+        """Whether a decoupled request without a last response is to be ended by an empty one."""
+        value = self.parameters.get(EMPTY_FINAL)
+        return value is not None and bool(value.bool_param)
+
+
+def parse_infer_request(data: bytes) -> InferMessage:
+    """Take a ModelInferRequest apart; large tensors are views of `data`.
+
+    Raises HostError INVALID_ARG if it is not one.
+    """
+    try:
+        return _walk(data)
+    except (LookupError, ValueError, DecodeError):
+        pass
+    # Not what our walk knows: an unknown field, an odd encoding, or rubbish. Protobuf decides, and
+    # what it accepts is walked in its canonical form.
+    try:
+        message = pb.ModelInferRequest.FromString(data)
+    except DecodeError as error:
+        raise invalid_argument(f"failed to parse the ModelInferRequest message: {error}") from None
+    message.DiscardUnknownFields()
+    return _walk(message.SerializeToString())
+
+
+def _walk(data: bytes) -> InferMessage:
+    """Top-level fields of `data`. Raises LookupError, ValueError or DecodeError for what it does
+    not expect."""
+    name = version = request_id = ""
+    inputs: list[InputHead] = []
+    outputs: list[OutputHead] = []
+    parameters: dict[str, Any] = {}
+    raw: list[Buffer] = []
+    view: Buffer = data if len(data) < VIEW_FROM else memoryview(data)
+    position, end = 0, len(data)
+    while position < end:
+        tag = data[position]
+        length = data[position + 1]
+        position += 2
+        if length > 127:  # a varint of more than one byte
+            length &= 127
+            shift = 7
+            while True:
+                byte = data[position]
+                position += 1
+                length |= (byte & 127) << shift
+                if byte < 128:
+                    break
+                shift += 7
+                if shift > 28:
+                    raise ValueError("a length of more than five bytes")
+        start = position
+        position += length
+        if position > end:
+            raise ValueError("a field runs past the end of the message")
+        if tag == RAW:
+            raw.append(view[start:position])
+        elif tag == _INPUTS:
+            inputs.append(_input_head(data[start:position]))
+        elif tag == _OUTPUTS:
+            outputs.append(_output_head(data[start:position]))
+        elif tag == _MODEL_NAME:
+            name = data[start:position].decode()
+        elif tag == _MODEL_VERSION:
+            version = data[start:position].decode()
+        elif tag == ID:
+            request_id = data[start:position].decode()
+        elif tag == _PARAMETERS:
+            entry = pb.ModelInferRequest.ParametersEntry.FromString(data[start:position])
+            if len(UnknownFieldSet(entry)):  # then protobuf drops the entry
+                raise LookupError(tag)
+            parameters[entry.key] = entry.value
+        else:
+            raise LookupError(tag)
+    return InferMessage(name, version, request_id, inputs, outputs, parameters, raw)
+
+
+def _input_head(data: bytes) -> InputHead:
+    # Typed contents travel inside of this sub-message: do not hoard tensors.
+    return _remembered_input(data) if len(data) <= _REMEMBER_UP_TO else _parsed_input(data)
+
+
+def _parsed_input(data: bytes) -> InputHead:
+    message = pb.ModelInferRequest.InferInputTensor.FromString(data)
+    special = message.HasField("contents") or len(message.parameters) > 0
+    return message.name, message.datatype, tuple(message.shape), message if special else None
+
+
+_remembered_input = functools.lru_cache(_REMEMBERED)(_parsed_input)
+
+
+def _output_head(data: bytes) -> OutputHead:
+    return _remembered_output(data) if len(data) <= _REMEMBER_UP_TO else _parsed_output(data)
+
+
+def _parsed_output(data: bytes) -> OutputHead:
+    message = pb.ModelInferRequest.InferRequestedOutputTensor.FromString(data)
+    return message.name, message if message.parameters else None
+
+
+_remembered_output = functools.lru_cache(_REMEMBERED)(_parsed_output)
+
+
+def to_request(message: InferMessage, regions: Regions) -> InferRequest:
+    """Interpret a message.
+
+    Raises HostError INVALID_ARG or UNSUPPORTED with the texts of protocol spec 2.2 and 2.3, or
+    NOT_FOUND for a shared-memory region. Checks go: version, parameters, duplicates, data, outputs;
+    whoever calls this answers for looking the model up between the first two.
+    """
+    version = parse_version(message.model_version) if message.model_version else -1
+    request = InferRequest(message.model_name, [], version, message.id)
+    if message.parameters:
+        apply_parameters(message.parameters, request)
+    if len(message.inputs) > 1:
+        _refuse_duplicates("input", [head[0] for head in message.inputs], message.id)
+    if message.outputs:
+        request.requested_outputs = [head[0] for head in message.outputs]
+        if len(message.outputs) > 1:
+            _refuse_duplicates("output", request.requested_outputs, message.id)
+    _add_inputs(message, request, regions)
+    for name, output in message.outputs:
+        if output is not None:
+            part, classes = output_part(name, output.parameters)
+            if part is not None:
+                request.slots = request.slots or {}
+                request.slots[name] = regions.find(*part)
+            if classes:
+                request.classes = request.classes or Classes({})
+                request.classes.counts[name] = classes
+    return request
+
+
+def _refuse_duplicates(kind: str, names: list[str], request_id: str) -> None:
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise invalid_argument(
+                f"[request id: {request_id or '<id_unknown>'}] "
+                f"{kind} '{name}' already exists in request"
+            )
+        seen.add(name)
+
+
+def _add_inputs(message: InferMessage, request: InferRequest, regions: Regions) -> None:
+    model, raw, taken = message.model_name, message.raw, 0
+    for name, datatype, shape, special in message.inputs:
+        if special is not None:
+            part = region_part(name, special.parameters)
+            if part is not None:
+                if special.HasField("contents"):
+                    raise invalid_argument(
+                        "unexpected 'content' provided when using shared memory for input tensor "
+                        f"'{name}' for model '{model}'"
+                    )
+                request.inputs.append(_shared_input(name, datatype, list(shape), part, regions))
+                continue
+            if special.HasField("contents"):
+                if raw:
+                    raise invalid_argument(
+                        "contents field must not be specified when using raw_input_contents for "
+                        f"'{name}' for model '{model}'"
+                    )
+                data = contents_bytes(special.contents, name, datatype, model)
+                request.inputs.append(Tensor(name, datatype, list(shape), data))
+                continue
+        if taken == len(raw):
+            raise invalid_argument(
+                f"unable to find data for input tensor '{name}' for model '{model}' in request."
+            )
+        request.inputs.append(Tensor(name, datatype, list(shape), raw[taken]))
+        taken += 1
+
+
+def _shared_input(
+    name: str, datatype: str, shape: list[int], part: RegionPart, regions: Regions
+) -> Tensor:
+    """An input that lies in a client's memory."""
+    block = regions.find(*part)
+    return Tensor(name, datatype, shape, block, block)

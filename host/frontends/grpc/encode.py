@@ -1,0 +1,221 @@
+"""`InferResponse` into bytes of `ModelInferResponse` and `ModelStreamInferResponse`.
+
+Protobuf messages can be concatenated from their fields, so a response is one join of remembered
+descriptions (model, outputs) and tensor bytes. Measured with one output: 64 bytes take 2 µs instead
+of 6 µs with protobuf objects, 4 MiB 0.2 ms instead of 16 ms; so there is no second path.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from host.errors import HostError, internal, invalid_argument
+from host.inference.request import Buffer, InferResponse, Parameter
+from host.inference.shared_memory_bytes import contents
+
+MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX, the limit of gRPC
+
+_LENGTH_DELIMITED = 2
+_REMEMBERED = 2048  # descriptions of each kind
+
+
+def _tag(message: Any, name: str) -> bytes:
+    return bytes((int(message.DESCRIPTOR.fields_by_name[name].number) << 3 | _LENGTH_DELIMITED,))
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _final_flag(value: bool) -> bytes:
+    final = pb.InferParameter(bool_param=value)
+    return _serialize(pb.ModelInferResponse(parameters={"triton_final_response": final}))
+
+
+_ID = _tag(pb.ModelInferResponse, "id")
+_RAW = _tag(pb.ModelInferResponse, "raw_output_contents")
+_ERROR_MESSAGE = _tag(pb.ModelStreamInferResponse, "error_message")
+_STREAMED = _tag(pb.ModelStreamInferResponse, "infer_response")
+_FINAL = {None: b"", False: _final_flag(False), True: _final_flag(True)}
+
+
+def encode_infer_response(response: InferResponse) -> bytes:
+    """Bytes of the ModelInferResponse: `raw_output_contents` has one entry per output, in order.
+
+    Raises HostError INVALID_ARG if that is more than gRPC can carry (protocol spec 2.4).
+    """
+    short = _short(response, b"")
+    if short is not None:
+        return short
+    parts, size = _response_parts(response)
+    _check_size(size)
+    return b"".join(parts)
+
+
+def encode_stream_response(response: InferResponse, final: bool) -> bytes:
+    """Bytes of a ModelStreamInferResponse with a response that has no error.
+
+    `final` becomes the response parameter `triton_final_response`. Raises HostError INVALID_ARG if
+    that is more than gRPC can carry.
+    """
+    flag = _FINAL[final]
+    short = _short(response, flag)
+    if short is not None:
+        return b"%b%b%b" % (_STREAMED, _varint(len(short)), short)
+    parts, size = _response_parts(response)
+    prefix = _STREAMED + _varint(size + len(flag)) + flag
+    _check_size(size + len(prefix))
+    parts.insert(0, prefix)
+    return b"".join(parts)
+
+
+def encode_stream_notice(
+    error_message: str,
+    request_id: str,
+    model_name: str = "",
+    model_version: str = "",
+    final: bool | None = None,
+) -> bytes:
+    """Bytes of a ModelStreamInferResponse without outputs: an error, or an empty last response.
+
+    An early error has the id only; other messages name model and version as the request wrote them
+    and carry `final` as `triton_final_response` (protocol spec 2.5). No text means no error.
+    """
+    answer = b"".join(
+        (_model_fields(model_name, model_version), _string(_ID, request_id), _FINAL[final])
+    )
+    return _string(_ERROR_MESSAGE, error_message) + _STREAMED + _varint(len(answer)) + answer
+
+
+def _short(response: InferResponse, flag: bytes) -> bytes | None:
+    """The short way for what most models answer; None for others, and for what is wrong."""
+    outputs = response.outputs
+    if len(outputs) != 1:
+        return None
+    tensor = outputs[0]
+    data = tensor.data
+    if type(data) is not bytes or len(data) > 127:
+        return None
+    try:
+        head = _head(
+            response.model_name,
+            response.model_version,
+            tensor.name,
+            tensor.datatype,
+            tuple(tensor.shape),
+        )
+        if response.parameters:
+            head += _parameters(response.parameters)
+    except (TypeError, ValueError):
+        return None  # the long way says what is wrong
+    number = _string(_ID, response.id) if response.id else b""
+    return b"%b%b%b%b%b%b" % (flag, head, number, _RAW, _BYTES[len(data)], data)
+
+
+def _response_parts(response: InferResponse) -> tuple[list[Buffer], int]:
+    """Pieces of a ModelInferResponse and how many bytes they are together."""
+    try:
+        return _pieces(response)
+    except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
+        raise internal(
+            f"response of model '{response.model_name}' cannot be sent: {error}"
+        ) from None
+
+
+def _pieces(response: InferResponse) -> tuple[list[Buffer], int]:
+    parts: list[Buffer] = [_model_fields(response.model_name, str(response.model_version))]
+    if response.id:
+        parts.append(_string(_ID, response.id))
+    if response.parameters:
+        parts.append(_parameters(response.parameters))
+    size = 0
+    raw: list[Buffer] = []
+    for tensor in response.outputs:
+        parts.append(_output_field(tensor.name, tensor.datatype, tuple(tensor.shape)))
+        data = contents(tensor.data)
+        length = len(data) if type(data) is bytes else memoryview(data).nbytes
+        raw.append(_RAW + _varint(length))
+        raw.append(data)
+        size += length - len(data)  # zero, but for views of items larger than a byte
+    parts += raw
+    return parts, size + sum(map(len, parts))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _head(model: str, version: int, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    return _model_fields(model, str(version)) + _output_field(name, datatype, shape)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _model_fields(name: str, version: str) -> bytes:
+    return _serialize(pb.ModelInferResponse(model_name=name, model_version=version))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _output_field(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    output = pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
+    return _serialize(pb.ModelInferResponse(outputs=[output]))
+
+
+def _parameters(parameters: dict[str, Parameter]) -> bytes:
+    return b"".join(
+        [
+            _parameter(key, value) if isinstance(value, str) else _remembered_parameter(key, value)
+            for key, value in parameters.items()
+        ]
+    )
+
+
+def _parameter(key: str, value: Parameter) -> bytes:
+    message = pb.ModelInferResponse()
+    entry = message.parameters[key]
+    if isinstance(value, bool):
+        entry.bool_param = value
+    elif isinstance(value, int):
+        entry.int64_param = value
+    elif isinstance(value, float):
+        entry.double_param = value
+    else:
+        entry.string_param = value
+    return _serialize(message)
+
+
+# True, 1 and 1.0 are equal. Texts are not remembered: they may be long.
+_remembered_parameter = functools.lru_cache(_REMEMBERED, typed=True)(_parameter)
+
+
+def _string(tag: bytes, text: str) -> bytes:
+    """A string field; half surrogates, which protobuf cannot carry, become question marks."""
+    data = text.encode("utf-8", "replace")
+    return tag + _varint(len(data)) + data if data else b""
+
+
+def _varint(value: int) -> bytes:
+    if value < 128:
+        return _BYTES[value]
+    if value < 16384:
+        return bytes((value & 127 | 128, value >> 7))
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_BYTES = tuple(bytes((value,)) for value in range(128))
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_MESSAGE_BYTES:
+        raise _too_big(size)
+
+
+def _too_big(size: int) -> HostError:
+    return invalid_argument(
+        f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}."
+    )

@@ -1,0 +1,132 @@
+"""The gRPC service carried by our own HTTP/2: the lean engine."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Protocol
+
+from host.frontends.grpc.h2.connection import Connection
+from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.route import Router
+from host.frontends.grpc.methods import GrpcOptions, Services
+from host.frontends.sockets import listening_socket
+from host.frontends.tls import TlsFiles
+from host.instances.busy_polling import Sources, nobody
+
+_LAST_SECONDS = 1.0  # for GOAWAY and the last answers to leave
+
+
+class Service(Protocol):
+    """What is carried."""
+
+    def services(self) -> Services:
+        """Methods by service."""
+
+    async def drain(self, timeout: float) -> bool:
+        """Refuse new work, and wait for what is open."""
+
+
+class H2Frontend:
+    """A listening gRPC server. All methods belong to the thread of the running event loop."""
+
+    def __init__(
+        self,
+        service: Service,
+        address: str = "0.0.0.0",
+        port: int = 8001,
+        options: GrpcOptions | None = None,
+        limits: Limits | None = None,
+        sources: Sources = nobody,
+    ) -> None:
+        self._service = service
+        self._sources = sources
+        self._address = address
+        self._port = port
+        self._options = options or GrpcOptions()
+        self._limits = limits or Limits()
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+        self._all_gone = asyncio.Event()
+        self._stopped = False
+
+    async def start(self) -> int:
+        """Listen, and return the port: a free one if 0 was asked for.
+
+        Raises HostError UNAVAILABLE if the port is taken, INVALID_ARG if a file for TLS is of no
+        use.
+        """
+        router = Router(self._service.services(), self._options, self._limits)
+
+        def connect() -> Connection:
+            return Connection(
+                router.route, self._options, self._limits, self._made, self._gone, self._sources()
+            )
+
+        tls, context = self._options.tls, None
+        if tls is not None:
+            context = await asyncio.to_thread(h2_context, tls)
+        listening = listening_socket(self._address, self._port, self._options.reuse_port)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                connect,
+                sock=listening,
+                ssl=context,
+                ssl_handshake_timeout=self._limits.handshake if context else None,
+            )
+        except BaseException:  # also if cancelled: nobody else would close it
+            listening.close()
+            raise
+        self._all_gone.set()
+        return int(listening.getsockname()[1])
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new inference requests, let open ones finish, and close: `grace` seconds in all.
+
+        What is still open then ends with UNAVAILABLE. To keep answering health checks between
+        draining and closing, `drain` the service first.
+        """
+        if self._server is None:
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace
+        server, self._server = self._server, None
+        await self._service.drain(grace)
+        self._stopped = True
+        server.close()
+        for connection in list(self._connections):
+            connection.drain()
+        await self._wait_gone(deadline - loop.time())
+        for connection in list(self._connections):
+            connection.close()
+        await self._wait_gone(_LAST_SECONDS)
+        for connection in list(self._connections):
+            connection.abort()
+        await self._all_gone.wait()
+
+    async def _wait_gone(self, seconds: float) -> None:
+        if seconds > 0:
+            try:
+                await asyncio.wait_for(self._all_gone.wait(), seconds)
+            except asyncio.TimeoutError:
+                pass  # the caller has other means
+
+    def _made(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self._all_gone.clear()
+        if self._stopped:  # it was accepted before that
+            connection.close()
+
+    def _gone(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_gone.set()
+
+
+def h2_context(tls: TlsFiles) -> ssl.SSLContext:
+    """TLS for HTTP/2. Raises HostError INVALID_ARG. Blocks."""
+    for name in ("server-cert", "server-key"):
+        tls.read_or_nothing(name)  # says so, before the context says that it cannot work
+    context = tls.context()
+    context.set_alpn_protocols(["h2"])
+    return context

@@ -1,0 +1,58 @@
+"""The metrics endpoint: GET /metrics (protocol spec 6)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from host.frontends.http1.cycle import Header, Message, Receive, Send
+from host.metrics.exposition import expose
+from host.metrics.family import Family
+
+_log = logging.getLogger("pbhost")
+
+_JSON = "application/json"
+
+
+class MetricsApp:
+    """An ASGI application; `families` is asked on every scrape."""
+
+    def __init__(self, families: Callable[[], Awaitable[Iterable[Family]]]) -> None:
+        self._families = families
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["path"] not in ("/metrics", "/metrics/"):
+            await _answer(send, 404, _JSON, _error(f"Not found: {scope['path']}. Try /metrics"))
+        elif scope["method"] != "GET":
+            body = _error("Method Not Allowed")
+            await _answer(send, 405, _JSON, body, [(b"allow", b"GET")])
+        else:
+            await self._scrape(scope, send)
+
+    async def _scrape(self, scope: Message, send: Send) -> None:
+        accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
+        try:
+            kind, body = expose(await self._families(), accept.decode("latin-1"))
+        except Exception as error:  # a defect: logged, and the scrape is answered
+            _log.error("unexpected failure of a scrape", exc_info=error)
+            text = f"unexpected failure: {type(error).__name__}"
+            await _answer(send, 500, _JSON, _error(text))
+            return
+        await _answer(send, 200, kind, body)
+
+
+def _error(text: str) -> bytes:
+    return json.dumps({"error": text}, separators=(",", ":")).encode()
+
+
+async def _answer(
+    send: Send, status: int, kind: str, body: bytes, more: list[Header] | None = None
+) -> None:
+    headers = [
+        (b"content-type", kind.encode()),
+        (b"content-length", str(len(body)).encode()),
+        *(more or []),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

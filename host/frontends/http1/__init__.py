@@ -1,0 +1,1 @@
+"""An HTTP/1.1 server for ASGI applications, with limits on size, time and memory."""

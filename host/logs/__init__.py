@@ -1,0 +1,1 @@
+"""The server's log: its line formats, its handler and its settings."""

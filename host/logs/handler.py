@@ -1,0 +1,209 @@
+"""The server's log, on the standard logger `pbhost`: what is written, and where to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol, TextIO
+
+from host.logs.formats import json_line, text_line, visible
+
+LOGGER = logging.getLogger("pbhost")
+
+_WIDTH = 500  # of a table that is not written to a terminal
+
+
+class LogOptions(Protocol):
+    """What `configure` reads; see the options of the same names."""
+
+    log_verbose: int
+    log_info: bool
+    log_warning: bool
+    log_error: bool
+    log_format: str
+    log_file: str
+
+
+def verbose(level: int) -> int:
+    """The logging level of verbose level 1, 2, ...: what is shown when `--log-verbose` is as high.
+
+    `LOGGER.debug` is verbose level 1.
+    """
+    return max(1, logging.DEBUG + 1 - level)
+
+
+class Log(logging.Handler):
+    """The log of a running server; its settings may change at any time, all but the file.
+
+    Records may carry, by `extra`: `instance`, a Label that stands before the message; `requests`,
+    the ids of those that it is about, and `trace_id`; `model` and `version` of a text that names
+    them itself; `source`, a `file:line` to show in place of the caller's; `table` for a text that
+    is to stay as it is; and `printed` for a line of a stub's output, which has no header.
+    """
+
+    def __init__(self, options: LogOptions) -> None:
+        """Raises OSError if the log file cannot be opened."""
+        super().__init__()
+        self.file = options.log_file
+        self._stream: TextIO | None = None
+        if self.file:
+            self._stream = open(self.file, "a", encoding="utf-8", errors="backslashreplace")
+        self.info = options.log_info
+        self.warning = options.log_warning
+        self.error = options.log_error
+        self.log_format = options.log_format
+        self._verbose_level = 0
+        self._complained = False  # that it cannot be written
+        self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
+        others = _open_logs()
+        self._before: tuple[int, bool] = (
+            others[0]._before if others else (LOGGER.level, LOGGER.propagate)
+        )
+        LOGGER.propagate = False
+        LOGGER.addHandler(self)
+        self.verbose_level = options.log_verbose
+
+    @property
+    def verbose_level(self) -> int:
+        """Verbose records up to this level are written."""
+        return self._verbose_level
+
+    @verbose_level.setter
+    def verbose_level(self, level: int) -> None:
+        self._verbose_level = level
+        _set_level()
+
+    def close(self) -> None:
+        """Leave the logger as it was, and close the file. A second call does nothing."""
+        if self in LOGGER.handlers:
+            LOGGER.removeHandler(self)
+            if _open_logs():
+                _set_level()
+            else:
+                level, LOGGER.propagate = self._before
+                LOGGER.setLevel(level)
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        super().close()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the switches let the record through."""
+        level = record.levelno
+        if hasattr(record, "printed"):
+            return True
+        if level >= logging.ERROR:
+            return self.error
+        if level >= logging.WARNING:
+            return self.warning
+        if level >= logging.INFO:
+            return self.info
+        return level >= verbose(self._verbose_level) and self._verbose_level > 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        try:
+            text = self.format(record) + "\n"
+            try:
+                self._write(text, record.levelno >= logging.WARNING)
+            except (OSError, ValueError) as error:  # nobody reads it, its disk is full
+                self._complain(error)
+        except Exception:  # as the standard handlers: a log that fails must not fail its writer
+            self.handleError(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of a record, as one or several lines."""
+        if self.log_format == "json":
+            return json_line(record)
+        return text_line(record, self.log_format, self._escape)
+
+    def _write(self, text: str, problem: bool) -> None:
+        # The standard streams are looked up each time: whoever embeds the host may replace them.
+        stream = self._stream or (sys.stderr if problem else sys.stdout)
+        if stream is None:
+            return  # a process without a console
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+
+    def _complain(self, error: Exception) -> None:
+        """Say once that records are lost, if there is still somebody to hear it."""
+        if self._complained or sys.stderr is None:
+            return
+        self._complained = True
+        where = f"to '{self.file}'" if self.file else "to the console"
+        reason = getattr(error, "strerror", None) or error
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"warning: the log cannot be written {where}: {reason}\n")
+            sys.stderr.flush()
+
+
+def configure(options: LogOptions) -> Log:
+    """Write what `pbhost` logs as the options say, until the returned log is closed.
+
+    Nothing but the logger `pbhost` is touched. Raises OSError if the log file cannot be opened.
+    """
+    return Log(options)
+
+
+def _open_logs() -> list[Log]:
+    return [handler for handler in LOGGER.handlers if isinstance(handler, Log)]
+
+
+def _set_level() -> None:
+    """Let the logger drop early what no log will write."""
+    most = max(log.verbose_level for log in _open_logs())
+    LOGGER.setLevel(verbose(most) if most > 0 else logging.INFO)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a record with `extra={"table": True}`: a newline, then bordered lines.
+
+    It is as wide as the terminal allows, or 500 columns; long cells wrap.
+    """
+    cells = [[visible(cell).split("\n") for cell in row] for row in [headers, *rows]]
+    columns = zip(*cells, strict=True)
+    widths = [max(1, *(len(line) for cell in column for line in cell)) for column in columns]
+    excess = sum(widths) + len(widths) * 3 + 1 - _terminal_width()
+    while excess > 0 and max(widths) > 1:
+        # The widest column gives way, down to the next one at a time.
+        *_, second, most = [1, *sorted(widths)]
+        less = max(min(second, most - 1), most - excess)
+        widths[widths.index(most)] = less
+        excess -= most - less
+    border = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    lines = ["", border, *_row(cells[0], widths), border]
+    for row in cells[1:]:
+        lines += _row(row, widths)
+    return "\n".join([*lines, border, ""])
+
+
+def _row(cells: list[list[str]], widths: list[int]) -> list[str]:
+    """One row of a table, as high as its highest cell."""
+    wrapped = [
+        [line[at : at + width] for line in cell for at in range(0, max(1, len(line)), width)]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    height = max(map(len, wrapped))
+    return [
+        "| "
+        + " | ".join(
+            (cell[index] if index < len(cell) else "").ljust(width)
+            for cell, width in zip(wrapped, widths, strict=True)
+        )
+        + " |"
+        for index in range(height)
+    ]
+
+
+def _terminal_width() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _WIDTH  # a container's may be 0
+    except (AttributeError, OSError, ValueError):
+        return _WIDTH

@@ -1,0 +1,89 @@
+"""What clients may read and change of the log while the server runs (protocol spec 7.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
+from host.logs.formats import FORMATS
+from host.logs.handler import Log
+
+Setting = bool | int | str
+
+_MOST_VERBOSE = 0xFFFFFFFF  # the other door has 32 bits for it
+_SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How a door complains of a value; each is told the setting's name, `unknown` the format."""
+
+    boolean: Callable[[str], HostError]
+    unsigned: Callable[[str], HostError]
+    string: Callable[[str], HostError]
+    unknown: Callable[[str], HostError]
+
+
+def _json(expected: str) -> Callable[[str], HostError]:
+    return lambda name: internal(f"attempt to access JSON non-{expected} as {expected}")
+
+
+HTTP = Wording(
+    _json("boolean"),
+    _json("unsigned-integer"),
+    _json("string"),
+    lambda name: unavailable(f"invalid argument for --log_format, got: {name}"),
+)
+GRPC = Wording(
+    lambda name: invalid_argument(f"expect boolean for '{name}'"),
+    lambda name: invalid_argument(f"expect int32 for '{name}'"),
+    lambda name: invalid_argument(f"expect string for '{name}'"),
+    lambda name: invalid_argument(f"invalid argument for log_format, got: {name}"),
+)
+
+
+class LogSettings:
+    """The settings of one log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def describe(self) -> dict[str, Setting]:
+        """All of them, by the names that clients know, in the order that they are shown in."""
+        log = self._log
+        return {
+            "log_file": log.file,
+            **{name: getattr(log, field) for name, field in _SWITCHES.items()},
+            "log_verbose_level": log.verbose_level,
+            "log_format": log.log_format,
+        }
+
+    def update(self, given: Mapping[str, object], wording: Wording) -> dict[str, Setting]:
+        """Change what is given, and return all settings. Unknown names are ignored.
+
+        The order is always that of `describe`. Raises HostError; what came before the value that
+        is no good stays changed.
+        """
+        log = self._log
+        if "log_file" in given:
+            raise unsupported("log file location can not be updated through network protocol")
+        for name, field in _SWITCHES.items():
+            if name in given:
+                switch = given[name]
+                if type(switch) is not bool:
+                    raise wording.boolean(name)
+                setattr(log, field, switch)
+        if "log_verbose_level" in given:
+            level = given["log_verbose_level"]
+            if type(level) is not int or not 0 <= level <= _MOST_VERBOSE:
+                raise wording.unsigned("log_verbose_level")
+            log.verbose_level = level
+        if "log_format" in given:
+            log_format = given["log_format"]
+            if type(log_format) is not str:
+                raise wording.string("log_format")
+            if log_format not in FORMATS:
+                raise wording.unknown(log_format)
+            log.log_format = log_format
+        return self.describe()

@@ -1,0 +1,207 @@
+"""Counts what one model version does, cheaply enough to do it on every request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from host.inference.metadata import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
+from host.inference.request import Call, FailureReason, Times
+
+
+class Latencies(Protocol):
+    """Whoever wants to know of each request how long it took."""
+
+    def answered(
+        self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
+    ) -> None:
+        """A request was answered by the model."""
+
+    def cached(self, queue_ns: int, lookup_ns: int) -> None:
+        """A request was answered from the response cache."""
+
+    def missed(self, lookup_and_insert_ns: int) -> None:
+        """An answered request was not in the response cache."""
+
+
+class Counters:
+    """The statistics of one model version since it was loaded (protocol spec 5.1, 5.2).
+
+    All methods belong to the event loop's thread. Requests that were refused before they were
+    queued are not to be reported at all.
+    """
+
+    __slots__ = (
+        "failures",
+        "latencies",
+        "_name",
+        "_version",
+        "_last_inference",
+        "_inferences",
+        "_executions",
+        "_success",
+        "_success_ns",
+        "_fail",
+        "_fail_ns",
+        "_queue_ns",
+        "_computed",
+        "_input_ns",
+        "_infer_ns",
+        "_output_ns",
+        "_hits",
+        "_hit_ns",
+        "_misses",
+        "_miss_ns",
+        "_batches",
+    )
+
+    def __init__(self, name: str, version: str) -> None:
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self.latencies: Latencies | None = None
+        self._name = name
+        self._version = version
+        self._last_inference = 0
+        self._inferences = self._executions = 0
+        self._success = self._success_ns = self._queue_ns = 0
+        self._fail = self._fail_ns = 0
+        self._computed = self._input_ns = self._infer_ns = self._output_ns = 0
+        self._hits = self._hit_ns = self._misses = self._miss_ns = 0
+        self._batches: dict[int, list[int]] = {}  # size: count, input, infer and output ns
+
+    def batch(self, calls: Sequence[Call], times: Times, late: int = 0) -> None:
+        """One execution has ended: count it, and those of its calls that did not fail.
+
+        Each of them bears the full times of the batch. Calls that failed are reported one by one,
+        with `failure`; those that are answered later, of `late` batch elements, with `answered`.
+        """
+        started = times.started
+        input_ns = times.inputs_ready - started
+        infer_ns = times.outputs_begin - times.inputs_ready
+        output_ns = times.ended - times.outputs_begin
+        now = time.monotonic_ns()
+        size = late
+        answered = inferences = total_ns = queue_ns = 0
+        for call in calls:
+            elements = call.request.batch_size
+            size += elements
+            if not call.failed:
+                answered += 1
+                inferences += elements
+                total_ns += now - call.received_ns
+                waited = started - (call.queued_ns or call.received_ns)
+                if waited > 0:
+                    queue_ns += waited
+                if self.latencies is not None:
+                    self.latencies.answered(
+                        now - call.received_ns, waited, input_ns, infer_ns, output_ns
+                    )
+        self._inferences += inferences
+        self._success += answered
+        self._success_ns += total_ns
+        self._queue_ns += queue_ns
+        self._computed += answered
+        self._input_ns += input_ns * answered
+        self._infer_ns += infer_ns * answered
+        self._output_ns += output_ns * answered
+        self.execution(size, input_ns, infer_ns, output_ns)
+
+    def execution(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """One execution of so many batch elements; it does not count its requests."""
+        self._executions += 1
+        self._last_inference = time.time_ns() // 1_000_000
+        batch = self._batches.get(batch_size)
+        if batch is None:
+            batch = self._batches[batch_size] = [0, 0, 0, 0]
+        batch[0] += 1
+        batch[1] += input_ns
+        batch[2] += infer_ns
+        batch[3] += output_ns
+
+    def success(
+        self,
+        batch_size: int,
+        total_ns: int,
+        queue_ns: int,
+        input_ns: int,
+        infer_ns: int,
+        output_ns: int,
+    ) -> None:
+        """A request was answered by the model."""
+        self._inferences += batch_size
+        self._success += 1
+        self._success_ns += total_ns
+        if queue_ns > 0:
+            self._queue_ns += queue_ns
+        self._computed += 1
+        self._input_ns += input_ns
+        self._infer_ns += infer_ns
+        self._output_ns += output_ns
+        if self.latencies is not None:
+            self.latencies.answered(total_ns, queue_ns, input_ns, infer_ns, output_ns)
+
+    def computed(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """A request that has been counted took this much more."""
+        self._input_ns += input_ns
+        self._infer_ns += infer_ns
+        self._output_ns += output_ns
+
+    def answered(self, call: Call, times: Times) -> None:
+        """A call has got its last answer after its execution had ended."""
+        self.success(
+            call.request.batch_size,
+            time.monotonic_ns() - call.received_ns,
+            times.started - (call.queued_ns or call.received_ns),
+            times.inputs_ready - times.started,
+            times.outputs_begin - times.inputs_ready,
+            times.ended - times.outputs_begin,
+        )
+
+    def failure(self, total_ns: int, reason: FailureReason = FailureReason.OTHER) -> None:
+        """A request that had been queued ended with an error."""
+        self.failures[reason] += 1
+        self._fail += 1
+        self._fail_ns += total_ns
+
+    def cache_hit(self, total_ns: int, queue_ns: int, lookup_ns: int) -> None:
+        """A request was answered from the response cache: a success without an inference."""
+        self._success += 1
+        self._success_ns += total_ns
+        self._queue_ns += queue_ns
+        self._hits += 1
+        self._hit_ns += lookup_ns
+        if self.latencies is not None:
+            self.latencies.cached(queue_ns, lookup_ns)
+
+    def cache_miss(self, lookup_and_insert_ns: int) -> None:
+        """A successful request was not in the cache: what looking and keeping took on top."""
+        self._misses += 1
+        self._miss_ns += lookup_and_insert_ns
+        self._success_ns += lookup_and_insert_ns
+        if self.latencies is not None:
+            self.latencies.missed(lookup_and_insert_ns)
+
+    def snapshot(self) -> ModelStatistics:
+        """The statistics as they are now; batch sizes in ascending order."""
+        computed = self._computed
+        return ModelStatistics(
+            name=self._name,
+            version=self._version,
+            last_inference=self._last_inference,
+            inference_count=self._inferences,
+            execution_count=self._executions,
+            inference_stats=InferenceStatistics(
+                success=Duration(self._success, self._success_ns),
+                fail=Duration(self._fail, self._fail_ns),
+                queue=Duration(self._success, self._queue_ns),
+                compute_input=Duration(computed, self._input_ns),
+                compute_infer=Duration(computed, self._infer_ns),
+                compute_output=Duration(computed, self._output_ns),
+                cache_hit=Duration(self._hits, self._hit_ns),
+                cache_miss=Duration(self._misses, self._miss_ns),
+            ),
+            batch_stats=[
+                BatchStatistics(size, *(Duration(count, ns) for ns in phases))
+                for size, (count, *phases) in sorted(self._batches.items())
+            ],
+        )

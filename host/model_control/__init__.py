@@ -1,0 +1,1 @@
+"""Loading and unloading: model control, the repository poller, and dependencies of ensembles."""

@@ -1,0 +1,154 @@
+"""Who is made of whom, and why each model is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from host.config.model_config import ModelConfig
+from host.config.schema import is_ensemble
+from host.ensembles.compatibility import check_members
+from host.errors import HostError, invalid_argument
+from host.models.loads import PollFailure, VersionFailure
+from host.models.registry import Registry, State
+from host.repository.override import Override
+from host.repository.qualified_name import identity
+
+
+class Membership:
+    """What ensembles are made of, as their configurations were read last."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._members: dict[str, dict[str, str]] = {}  # identities by names, of each ensemble
+        self.implicit: set[str] = set()
+        """Models that were loaded only because an ensemble is made of them."""
+        self.orphans: set[str] = set()
+        """Ensembles that have gone with a member, and come back with it."""
+        self.overrides: dict[str, Override] = {}
+        """Configurations that came with a load, of what is there because of it."""
+
+    def learn(self, name: str, config: ModelConfig, found: Mapping[str, str]) -> frozenset[str]:
+        """Remember what this one is made of; nothing, if it is not an ensemble.
+
+        `found`: the identities of what its steps name, which the steps are told.
+        """
+        self._members.pop(name, None)
+        if not is_ensemble(config):
+            return frozenset()
+        for step in config.ensemble_scheduling.step:
+            step.model_namespace = self._registry.namespace_of(found[step.model_name])
+        self._members[name] = dict(found)
+        return self.members(name)
+
+    def forget(self, name: str) -> None:
+        """There is no such model any more."""
+        self._members.pop(name, None)
+
+    def members(self, name: str) -> frozenset[str]:
+        """What a model is made of."""
+        return frozenset(self._members.get(name, {}).values())
+
+    def steps(self, name: str) -> list[str]:
+        """The names of what a model is made of."""
+        return list(self._members.get(name, {}))
+
+    def users(self, name: str, maybe: bool = False) -> list[str]:
+        """The ensembles that are made of this one, among others; `maybe`: or of a namesake."""
+        plain = self._registry.name_of(name)
+        return sorted(
+            user
+            for user, members in self._members.items()
+            if (plain in members if maybe else name in members.values())
+        )
+
+    def present(self, name: str) -> bool:
+        """Whether a version is served, or is about to be."""
+        versions = self._registry.versions(name).values()
+        return any(version.state in (State.READY, State.LOADING) for version in versions)
+
+    def needed(self, name: str) -> bool:
+        """Whether an ensemble that is there is made of this one."""
+        return any(self.present(user) for user in self.users(name))
+
+    def check(self, name: str, config: ModelConfig, failures: Mapping[str, HostError]) -> None:
+        """See whether an ensemble can be made of what is there; `failures` of members' loads.
+
+        Sets whether it is decoupled. Raises HostError INVALID_ARG (configuration spec 6.2).
+        """
+        last = self.last_before(name)
+        if last:
+            raise circular(name, last)
+        missing = [
+            self._registry.name_of(member)
+            for member in sorted(self.members(name))
+            if isinstance(failures.get(member), PollFailure) and not self.present(member)
+        ]
+        if missing:
+            raise not_available(name, missing)
+        steps = config.ensemble_scheduling.step
+        members = [self._member(name, step, failures) for step in steps]
+        config.model_transaction_policy.decoupled = check_members(config, members)
+
+    def last_before(self, name: str) -> str:
+        """The one that closes a circle which begins with `name`, "" if there is none."""
+        seen: set[str] = set()
+        todo = [name]
+        while todo:
+            current = todo.pop()
+            for member in sorted(self.members(current)):
+                if member == name:
+                    return current
+                if member not in seen:
+                    seen.add(member)
+                    todo.append(member)
+        return ""
+
+    def _member(self, ensemble: str, step: Any, failures: Mapping[str, HostError]) -> ModelConfig:
+        """The configuration of the version that a step asks for."""
+        name, number = step.model_name, step.model_version
+        known = identity(step.model_namespace, name)
+        depends = f"ensemble '{ensemble}' depends on '{name}'"
+        failure = failures.get(known)
+        ready = {
+            version.number: version.model
+            for version in self._registry.versions(known).values()
+            if version.state is State.READY and version.model is not None
+        }
+        if not ready:
+            if failure is None:
+                raise invalid_argument(f"{depends} which has no loaded version.")
+            if isinstance(failure, VersionFailure):
+                raise invalid_argument(
+                    f"{depends} which has no loaded version. Model '{name}' loading failed with"
+                    f" error: {failure.message}"
+                )
+            raise invalid_argument(
+                f"{depends} which is not valid. Model '{name}' failed with error: {failure.message}"
+            )
+        if number == -1:
+            number = max(ready)
+        if number not in ready:
+            raise not_loaded(ensemble, name, number)
+        return ready[number].config
+
+
+def circular(name: str, last: str) -> HostError:
+    """An ensemble is made of itself: `last` is what leads back to it."""
+    return invalid_argument(
+        f"circular dependency between ensembles: {name} -> ... -> {last} -> {name}"
+    )
+
+
+def not_available(name: str, missing: Sequence[str]) -> HostError:
+    """An ensemble is made of models that are not there."""
+    return invalid_argument(
+        f"ensemble {name} contains models that are not available or ambiguous: {', '.join(missing)}"
+    )
+
+
+def not_loaded(name: str, member: str, version: int) -> HostError:
+    """An ensemble is made of a version that is not served."""
+    return invalid_argument(
+        f"ensemble '{name}' depends on '{member}' whose required version {version} is not loaded."
+    )

@@ -1,0 +1,288 @@
+"""How the instances of one model version are made: at its load, and whenever one is missing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from host.config import model_config as configuration
+from host.config.json_form import to_json
+from host.config.model_config import InstanceSpec, ModelConfig
+from host.config.schema import ConfigPart
+from host.errors import HostError
+from host.instances.instance import Instance
+from host.instances.supervisor import Supervisor
+from host.instances.work import Flow
+from host.logs.formats import Label
+from host.models.python_model import PythonModel
+from host.models.updating import MAY_CHANGE
+from host.models.warmup import Warmup
+from host.options.host_policies import HostPolicies, HostPolicy, policy_for
+from host.scheduling.gate import LimitedGate
+from host.scheduling.queue import LaneQueue
+from host.scheduling.rate_limiter import Need, Permit, RateLimiter, Resource
+from host.scheduling.scheduler import Lane
+from host.scheduling.sequences.scheduler import SequenceScheduler
+from stub.wire.messages import Initialize, ModelSource
+
+Start = Callable[[str, Label], Awaitable[Instance]]
+"""Starts a stub of one model; its name, and what stands before its lines in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An instance that is to be, and its permit if executions are limited."""
+
+    spec: InstanceSpec
+    signature: bytes
+    policy: HostPolicy
+    permit: Permit | None = None
+
+    def close(self) -> None:
+        """It will not be."""
+        if self.permit is not None:
+            self.permit.close()
+
+
+class Workshop:
+    """Makes instances for `model`, out of stubs that `start` brings up.
+
+    With a `limiter`, whatever they do needs resources. `policies` say where they run.
+    """
+
+    def __init__(
+        self,
+        model: PythonModel,
+        start: Start,
+        source: ModelSource,
+        arguments: Arguments,
+        warmup: Warmup,
+        limiter: RateLimiter | None,
+        policies: HostPolicies,
+    ) -> None:
+        self._policies = policies
+        self._model = model
+        self._start = start
+        self._source = source
+        self._arguments = arguments
+        self._warmup = warmup
+        self._places: dict[Supervisor, Place] = {}
+        self._limiter = limiter
+        if limiter is not None and isinstance(model.scheduler, LaneQueue):
+            model.scheduler.gate = LimitedGate(_permit_of, model.scheduler.dispatch)
+        elif limiter is not None and isinstance(model.scheduler, SequenceScheduler):
+            model.scheduler.new_gate = lambda lane, again: LimitedGate(_permit_of, again)
+
+    def places(
+        self, specs: Iterable[InstanceSpec], config: ModelConfig | None = None
+    ) -> list[Place]:
+        """What is needed for these instances. Raises HostError if one of them could never run.
+
+        They are those of `config`, if it is not the model's.
+        """
+        groups = (config or self._model.config).instance_group
+        places: list[Place] = []
+        try:
+            for spec in specs:
+                limited = self._limiter is not None and not spec.passive
+                group = groups[spec.group]
+                permit = self._permit(spec, group) if limited else None
+                policy = policy_for(self._policies, spec.kind, spec.device_id, group.host_policy)
+                places.append(Place(spec, _signature(group, spec), policy, permit))
+        except HostError:
+            for place in places:
+                place.close()
+            raise
+        return places
+
+    def _permit(self, spec: InstanceSpec, group: ConfigPart) -> Permit:
+        assert self._limiter is not None
+        wanted = group.rate_limiter
+        resources = [Resource(r.name, r.count, getattr(r, "global")) for r in wanted.resources]
+        return self._limiter.permit(Need(resources, spec.device_id, wanted.priority))
+
+    async def furnish(
+        self, stub: Instance, place: Place, arguments: Arguments | None = None
+    ) -> None:
+        """Make a stub that instance: initialised and warmed up. Raises HostError."""
+        arguments = arguments or self._arguments
+        if place.permit is None:
+            await self._furnish(stub, place, arguments)
+            return
+        async with place.permit.held():
+            await self._furnish(stub, place, arguments)
+
+    async def _furnish(self, stub: Instance, place: Place, arguments: Arguments) -> None:
+        spec, policy = place.spec, place.policy
+        stub.name = spec.name
+        stub.label = Label(self._model.name, self._model.version, spec.name)
+        await stub.initialize(
+            Initialize(
+                spec.name,
+                self._source,
+                arguments.of(spec),
+                arguments.outputs,
+                arguments.decoupled,
+                arguments.overlap,
+                arguments.flow.window,
+                arguments.flow.seconds,
+                tuple(policy.cores),
+                policy.node,
+            )
+        )
+        signature = self._model.signature
+        if signature.reshapes_outputs:
+            stub.work.restore = signature.restore
+        if not spec.passive:
+            await self._warmup.run(stub, self._model.new_call, self._model.report)
+
+    def open(self, made: Iterable[tuple[Instance, Place]]) -> None:
+        """Have these instances take the model's work, unless they are passive."""
+        lanes = {self._lane(stub, place): place for stub, place in made}
+        self._model.lanes += lanes
+        self._places.update(lanes)
+        for lane in lanes:
+            lane.join()
+
+    async def change(self, wanted: ModelConfig, finalize: float) -> Change:
+        """Make the instances that are missing for the groups of `wanted`. Raises HostError."""
+        config = type(wanted)()
+        config.CopyFrom(self._model.config)
+        for name in MAY_CHANGE:
+            config.ClearField(name)
+            getattr(config, name).MergeFrom(getattr(wanted, name))
+        surplus = dict(self._places)
+        missing: list[InstanceSpec] = []
+        for spec in configuration.instances(config):
+            fitting = _signature(config.instance_group[spec.group], spec)
+            same = [lane for lane, place in surplus.items() if place.signature == fitting]
+            if same:  # the one of that name, if it is there
+                del surplus[min(same, key=lambda lane: surplus[lane].spec.name != spec.name)]
+            else:
+                missing.append(spec)
+        stay = {
+            (place.spec.name, place.spec.device_id)
+            for lane, place in self._places.items()
+            if lane not in surplus
+        }
+        arguments = self._arguments.of_config(config)
+        places = self.places([_renamed(spec, stay) for spec in missing], config)
+        change = Change(self, config, arguments, list(surplus), finalize)
+        try:
+            for place in places:
+                change.made.append((await self._launch(place, arguments), place))
+        except BaseException:  # also if cancelled: nobody else would end these processes
+            for place in places[len(change.made) :]:
+                place.close()
+            await change.discard()
+            raise
+        return change
+
+    def settle(self, change: Change) -> None:
+        """Let new instances take work, and those that are too many finish theirs."""
+        self._model.config = change.config
+        self._arguments = change.arguments
+        self.open(change.made)
+        for lane in change.surplus:
+            del self._places[lane]
+            self._model.retire(lane, change.finalize)
+
+    def _lane(self, stub: Instance, place: Place) -> Supervisor:
+        async def launch() -> Instance:
+            return await self._launch(place, self._arguments)
+
+        model = self._model
+        passive = place.spec.passive
+        return Supervisor(stub, launch, model.scheduler, model.report, passive, place.permit)
+
+    async def _launch(self, place: Place, arguments: Arguments) -> Instance:
+        label = Label(self._model.name, self._model.version, place.spec.name)
+        fresh = await self._start(place.spec.name, label)
+        try:
+            await self.furnish(fresh, place, arguments)
+        except BaseException:  # also if cancelled: nobody else would end this process
+            fresh.kill()
+            raise
+        return fresh
+
+
+@dataclass(slots=True)
+class Change:
+    """New instances of a model that serves, which take no work as yet, and those to be ended.
+
+    `finalize`: seconds that the latter get for that.
+    """
+
+    workshop: Workshop
+    config: ModelConfig
+    arguments: Arguments
+    surplus: list[Supervisor]
+    finalize: float
+    made: list[tuple[Instance, Place]] = field(default_factory=list)
+
+    def commit(self) -> None:
+        """Put the change into effect."""
+        self.workshop.settle(self)
+
+    async def discard(self) -> None:
+        """Leave everything as it was."""
+        for stub, place in self.made:
+            await stub.stop(0, self.finalize)
+            place.close()
+
+
+def _signature(group: ConfigPart, spec: InstanceSpec) -> bytes:
+    """Instances that have the same one can stand in for each other (configuration spec 3.1)."""
+    rest = type(group)()
+    rest.CopyFrom(group)
+    rest.ClearField("name")
+    rest.ClearField("count")
+    content: bytes = rest.SerializeToString(deterministic=True)
+    return content + b" %d" % spec.device_id
+
+
+def _renamed(spec: InstanceSpec, taken: set[tuple[str, int]]) -> InstanceSpec:
+    """The instance, by a name that no other one on its device has."""
+    names = (f"{spec.name}_{number}" for number in itertools.count())
+    device = spec.device_id
+    name = next(n for n in itertools.chain([spec.name], names) if (n, device) not in taken)
+    taken.add((name, device))
+    return replace(spec, name=name)
+
+
+def _permit_of(lane: Lane) -> Permit:
+    assert isinstance(lane, Supervisor) and lane.permit is not None
+    return lane.permit
+
+
+class Arguments:
+    """What `initialize` is called with (pb_utils spec 2.3)."""
+
+    def __init__(self, directory: Path, version: int, config: ModelConfig, flow: Flow) -> None:
+        self.outputs = [output.name for output in config.output]
+        self.decoupled = bool(config.model_transaction_policy.decoupled)
+        self.overlap = configuration.overlap(config)
+        self.flow = flow
+        self._common = {
+            "model_config": to_json(config),
+            "model_repository": str(directory),
+            "model_version": str(version),
+            "model_name": config.name,
+        }
+
+    def of_config(self, config: ModelConfig) -> Arguments:
+        """The same for another configuration of the model."""
+        common = self._common
+        path, version = Path(common["model_repository"]), int(common["model_version"])
+        return Arguments(path, version, config, self.flow)
+
+    def of(self, spec: InstanceSpec) -> dict[str, str]:
+        """The arguments of one instance."""
+        return {
+            **self._common,
+            "model_instance_kind": spec.kind,
+            "model_instance_name": spec.name,
+            "model_instance_device_id": str(spec.device_id),
+        }

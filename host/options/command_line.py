@@ -1,0 +1,58 @@
+"""The command line of `pbhost serve`, read as options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from host.options.deprecated_flags import DEPRECATED
+from host.options.flags import BadValue, CommandLine, collect
+from host.options.flags import usage as usage_text
+from host.options.options import FLAGS, Options, UsageError
+
+
+def usage() -> str:
+    """The text of `--help`."""
+    return usage_text("pbhost serve", FLAGS, DEPRECATED)
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """The options of a command line (without the program's name).
+
+    Raises UsageError, whose text is the usage followed by what is wrong (nothing for `--help`).
+    """
+    try:
+        line = collect(argv, FLAGS, DEPRECATED)
+        _check_given(line)
+        options = Options(**line.values)
+    except (BadValue, UsageError) as error:
+        detail = error.detail if isinstance(error, UsageError) else str(error)
+        raise UsageError(detail, usage(), error.advice) from None
+    options.warnings[:0] = [
+        f"'--{alias.name}' has been deprecated! {alias.help}" for alias in line.deprecated
+    ]
+    options.warnings += [
+        f"--model-repository: '{path}' has a config.pbtxt, as the folder of a model has; the"
+        f" repository is the folder around it: '{os.path.dirname(os.path.abspath(path))}'"
+        for path in line.values["model_repository"]
+        if os.path.isfile(os.path.join(path, "config.pbtxt"))
+    ]
+    return options
+
+
+def _check_given(line: CommandLine) -> None:
+    """What can be seen only on a command line."""
+    if {"response-cache-byte-size", "cache-config"} <= set(line.names):
+        raise UsageError(
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both"
+            " provided. Please provide one or the other."
+        )
+    if line.values.get("model_config_name") == "":
+        raise UsageError("Error: empty argument for --model-config-name")
+    repositories = line.values.get("model_repository", [])
+    if not repositories:
+        raise UsageError("--model-repository must be specified")
+    for path in repositories:
+        if not os.path.isdir(path):
+            why = f"'{path}' {'is a file' if os.path.exists(path) else 'does not exist'}"
+            raise UsageError("repository path is not a valid directory", advice=why)

@@ -1,0 +1,79 @@
+"""Where processes of instances run on this machine: `--host-policy` (configuration spec 3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from host.options.flags import BadValue
+
+_CORES = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
+_MOST = 1 << 16  # CPUs and NUMA nodes, far more than any machine has
+
+
+@dataclass(frozen=True, slots=True)
+class HostPolicy:
+    """The CPUs that a process may run on, none meaning any, and the NUMA node of its memory."""
+
+    name: str
+    cores: Sequence[int] = ()
+    node: int | None = None
+
+
+HostPolicies = Mapping[str, HostPolicy]
+"""By name."""
+
+
+def read_policies(settings: Sequence[str]) -> HostPolicies:
+    """From `<policy>,<setting>=<value>` each; of one setting the last one counts.
+
+    Raises BadValue.
+    """
+    policies: dict[str, HostPolicy] = {}
+    for text in settings:
+        name, comma, rest = text.partition(",")
+        setting, _, value = rest.partition("=")
+        if not (name and comma and setting and value):
+            raise BadValue(
+                f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}"
+            )
+        policy = policies.get(name, HostPolicy(name))
+        if setting == "cpu-cores":
+            policies[name] = replace(policy, cores=_read_cores(value))
+        elif setting == "numa-node":
+            policies[name] = replace(policy, node=_read_node(value))
+        else:
+            raise BadValue(
+                f"Unsupported host policy setting '{setting}' is specified, supported settings"
+                " are 'numa-node', 'cpu-cores'"
+            )
+    return policies
+
+
+def _read_cores(text: str) -> list[int]:
+    cores: set[int] = set()
+    for part in text.split(","):
+        lower, _, upper = part.partition("-")
+        fits = _CORES.fullmatch(part) is not None
+        if not fits or not int(lower) <= int(upper or lower) < _MOST:
+            raise BadValue(
+                "host policy setting 'cpu-cores' format is"
+                f" '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got {part}"
+            )
+        cores.update(range(int(lower), int(upper or lower) + 1))
+    return sorted(cores)
+
+
+def _read_node(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) >= _MOST:
+        raise BadValue(
+            f"host policy setting 'numa-node' must be the number of a NUMA node. Got {text}"
+        )
+    return int(text)
+
+
+def policy_for(policies: HostPolicies, kind: str, device: int, named: str) -> HostPolicy:
+    """That of an instance; `named` is what its group says, which by default follows its kind."""
+    name = named or (f"gpu_{device}" if kind == "GPU" else kind.lower())
+    return policies.get(name, HostPolicy(name))

@@ -1,0 +1,311 @@
+"""What the values of single flags must look like (protocol spec 8.2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from host.options.flags import BadValue, Kind, integer, one_of
+from host.tracing.config import BATCHING, LEVELS
+
+NAMES = (
+    "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace,"
+    " logging"
+)
+CATEGORIES = frozenset(NAMES.split(", "))
+"""What requests can be about, for restrictions."""
+
+_DEVICE = re.compile(r"[0-9]+:[0-9]+")
+_FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
+_RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_LONGEST = 1e8  # seconds; timers of event loops take no more than some years
+
+log_format = one_of("invalid argument for --log-format", "default", "ISO8601", "json")
+stub_start = one_of("invalid argument for --stub-start", "fork", "spawn")
+grpc_engine = one_of("invalid argument for --grpc-engine", "grpcio", "h2")
+rate_limit = one_of("invalid argument for --rate-limit", "off", "execution_count")
+compression_level = one_of(
+    "invalid argument for --grpc_infer_response_compression_level", "none", "low", "medium", "high"
+)
+
+
+def _read_verbosity(text: str) -> int:
+    level: int = {"true": 1, "false": 0}.get(text.lower(), -1)
+    return level if level >= 0 else _WHOLE.read(text)
+
+
+_WHOLE = integer()
+VERBOSITY = Kind("integer", _read_verbosity)
+
+
+def control_mode(mode: str) -> None:
+    """none, poll or explicit."""
+    one_of("invalid argument for --model-control-mode", "none", "poll", "explicit")(mode)
+
+
+def not_negative(number: float) -> None:
+    """Zero or more."""
+    if not number >= 0:
+        raise BadValue(f"Provided option value is out of bound. Got {number}")
+
+
+def seconds(number: float) -> None:
+    """A time that can be waited for."""
+    if not 0 < number <= _LONGEST:
+        raise BadValue(f"Provided option value is out of bound. Got {number}")
+
+
+def http_max_input_size(size: int) -> None:
+    """At least one byte."""
+    if size <= 0:
+        raise BadValue("Error: --http-max-input-size must be greater than 0.")
+
+
+def grpc_threads(count: int) -> None:
+    """2 to 128."""
+    if not 2 <= count <= 128:
+        raise BadValue(
+            "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
+        )
+
+
+def grpc_response_pool(size: int) -> None:
+    """At least one response."""
+    if size <= 0:
+        raise BadValue("Error: --grpc-max-response-pool-size must be greater than 0.")
+
+
+def _restricted(flag: str, what: str) -> Callable[[Sequence[str]], dict[str, tuple[str, str]]]:
+    def read(settings: Sequence[str]) -> dict[str, tuple[str, str]]:
+        restricted: dict[str, tuple[str, str]] = {}
+        for setting in settings:
+            names, colon, rest = setting.partition(":")
+            key, equals, value = rest.partition("=")
+            if not (names and colon and key and equals and value):
+                raise BadValue(
+                    f"--{flag} option format is '<config name>:<setting>=<value>'. Got {setting}"
+                )
+            for name in names.split(","):
+                if name not in CATEGORIES:
+                    raise BadValue(f"unknown restricted {what} '{name}' ")
+                if name in restricted:
+                    raise BadValue(
+                        f"restricted {what} '{name}' can not be specified in multiple config groups"
+                    )
+                restricted[name] = key, value
+        return restricted
+
+    return read
+
+
+http_restriction = _restricted("http-restricted-api", "api")
+"""Header and value that each restricted category asks for. Raises BadValue."""
+
+grpc_restriction = _restricted("grpc-restricted-protocol", "protocol")
+"""The same of gRPC; the metadata key lacks its prefix."""
+
+
+def header_pattern(pattern: str) -> Any:
+    """Compiles a pattern of header names; its `search` takes a name. Raises BadValue.
+
+    RE2 has no backtracking: a search takes time in proportion to the name, whatever the pattern
+    is, and a pattern whose program takes more than 1 MiB is refused here.
+    """
+    import re2  # is a megabyte that few servers need
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = 1 << 20
+    try:
+        return re2.compile(f"(?i){pattern}", options)
+    except re2.error as error:
+        reason = error.args[0]
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        raise BadValue(
+            f"invalid regular expression: {text}. Got {pattern}; the syntax is that of RE2"
+        ) from None
+
+
+def header_forward_pattern(pattern: str) -> None:
+    """A pattern that can be compiled, or none."""
+    if pattern:
+        header_pattern(pattern)
+
+
+def _split(text: str) -> tuple[str, str, str] | None:
+    """The parts of `[<name>,]<setting>=<value>`; None if it is not that."""
+    name, comma, rest = text.partition(",")
+    setting, _, value = (rest if comma else text).partition("=")
+    return (name if comma else "", setting, value) if setting and value else None
+
+
+def metrics_config(settings: Sequence[str]) -> None:
+    """`<setting>=<value>` each."""
+    for text in settings:
+        setting, _, value = text.partition("=")  # only the value may have commas
+        if not setting or not value or "," in setting:
+            raise BadValue(f"--metrics-config option format is <setting>=<value>. Got {text}")
+
+
+def cache_config(settings: Sequence[str]) -> None:
+    """`<cache>,<setting>=<value>` each, of one cache."""
+    names = set()
+    for text in settings:
+        parts = _split(text)
+        if parts is None or not parts[0]:
+            raise BadValue(
+                f"{'' if parts is None else 'No cache specified. '}--cache-config option format is"
+                f" '<cache name>,<setting>=<value>'. Got {text}"
+            )
+        names.add(parts[0])
+    if len(names) > 1:
+        raise BadValue(
+            "found multiple cache configurations, but only a single cache is currently supported"
+        )
+
+
+def cache_settings(settings: Sequence[str]) -> tuple[str, dict[str, str]] | None:
+    """The name of the cache and what is set for it, from texts that have been checked."""
+    parts = [given for text in settings if (given := _split(text))]
+    if not parts:
+        return None
+    return parts[0][0], {setting: value for _, setting, value in parts}
+
+
+def rate_resource(settings: Sequence[str]) -> None:
+    """`<name>:<count>[:<device>]` each."""
+    for text in settings:
+        if not _RESOURCE.fullmatch(text):
+            raise BadValue(
+                "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or"
+                f" '<resource_name>:<count>'. Got {text}"
+            )
+
+
+def read_resource(text: str) -> tuple[str, int, int | None]:
+    """Name, count and device of a text that has been checked."""
+    name, count, *device = text.split(":")
+    return name, int(count), int(device[0]) if device else None
+
+
+def device_sizes(flag: str) -> Callable[[Sequence[str]], None]:
+    """A check for `<device>:<bytes>` each."""
+
+    def check(settings: Sequence[str]) -> None:
+        for text in settings:
+            if not _DEVICE.fullmatch(text):
+                raise BadValue(f"--{flag} option format is '<device>:<bytes>'. Got {text}")
+
+    return check
+
+
+def gpu_limit(settings: Sequence[str]) -> None:
+    """`<device>:<fraction>` each."""
+    for text in settings:
+        if not _FRACTION.fullmatch(text):
+            raise BadValue(
+                f"--model-load-gpu-limit option format is '<device>:<fraction>'. Got {text}"
+            )
+
+
+def trace_config(settings: Sequence[str]) -> None:
+    """`[<mode>,]<setting>=<value>` each, with known modes and levels."""
+    for text in settings:
+        parts = _split(text)
+        if parts is None:
+            raise BadValue(
+                f"--trace-config option format is '<mode>,<setting>=<value>'. Got {text}"
+            )
+        name, setting, value = parts
+        if not name and setting == "level" and value.lower() not in LEVELS:
+            raise BadValue(f"invalid value for trace level option: {value}")
+        mode = name or (value if setting == "mode" else "triton")
+        if mode not in ("triton", "opentelemetry"):
+            raise BadValue(
+                f"invalid value for trace mode option: {mode}. Available options are"
+                ' "triton" and "opentelemetry"'
+            )
+        if number := _TRACE_NUMBERS.get((name, setting)):
+            number.read(value)
+
+
+def trace_settings(settings: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Mode or "", setting and value of each text; they have been checked."""
+    return [parts for text in settings if (parts := _split(text)) is not None]
+
+
+_TRACE_NUMBERS = {
+    ("", "rate"): integer(0, 2**32 - 1),
+    ("", "count"): integer(-1),
+    ("triton", "log-frequency"): integer(0, 2**32 - 1),
+    **{("opentelemetry", setting): integer(1) for setting in BATCHING},
+}
+
+
+def _stol(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise BadValue("stol")
+    return int(text)
+
+
+def _read_backend(text: str) -> tuple[str, str, str]:
+    parts = _split(text)
+    if parts is None:
+        raise BadValue(
+            f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}"
+        )
+    return parts
+
+
+def _add_backend(
+    backends: dict[str, dict[str, str]], given: tuple[str, str, str]
+) -> dict[str, dict[str, str]]:
+    name, setting, value = given
+    return {**backends, name: {**backends.get(name, {}), setting: value}}
+
+
+BACKEND_CONFIG = Kind("string", _read_backend, _add_backend)
+
+
+def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
+    """The Python backend's settings must be usable (pb_utils spec 6.1)."""
+    given = backends.get("python", {})
+    numbers = {key: _stol(text) for key, text in given.items() if key in _PYTHON_NUMBERS}
+    for key, (least, complaint) in _PYTHON_LEAST.items():
+        if numbers.get(key, least) < least:
+            raise BadValue(complaint)
+    if given.get(_PYTHON_PREFIX) == "":
+        raise BadValue("shm-region-prefix-name must at least contain one character.")
+
+
+_PYTHON_LEAST = {  # in bytes, threads and seconds; the texts are Triton's, the first limit is 1 MiB
+    "shm-default-byte-size": (1 << 20, "shm-default-byte-size can't be smaller than 4 MiBs"),
+    "shm-growth-byte-size": (1, "shm-growth-byte-size can't be smaller than or equal to zero."),
+    "thread-pool-size": (1, "thread-pool-size can't be less than 1."),
+    "stub-timeout-seconds": (1, "stub-timeout-seconds can't be smaller than or equal to zero."),
+}
+_PYTHON_NUMBERS = (*_PYTHON_LEAST, "shm_message_queue_size")
+_PYTHON_PREFIX = "shm-region-prefix-name"
+
+
+_ONNX_KEYS = ("default-max-batch-size", "intra_op_thread_count", "inter_op_thread_count")
+_KEYS_OF_BACKENDS: dict[str, Collection[str]] = {
+    "": ("default-max-batch-size",),
+    "python": (*_PYTHON_NUMBERS, _PYTHON_PREFIX),
+    "onnxruntime": _ONNX_KEYS,
+    "pytorch": ("default-max-batch-size",),
+    "tensorflow": ("default-max-batch-size",),
+}
+
+
+def unused_settings(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Warnings about settings that nothing reads."""
+    return [
+        f"--backend-config: setting '{key}' of {f'backend {name!r}' if name else 'all backends'}"
+        " is not used by this version"
+        for name, settings in backends.items()
+        for key in settings
+        if key not in _KEYS_OF_BACKENDS.get(name, ())
+    ]

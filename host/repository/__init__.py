@@ -1,0 +1,1 @@
+"""Model repositories on disk: the models, their versions, their files and what overrides them."""

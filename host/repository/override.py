@@ -1,0 +1,145 @@
+"""What a load may bring along: a configuration, and files that stand in for the repository's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from host.errors import internal, invalid_argument
+from host.inference.request import Parameter
+from host.system.private_directory import PrivateFolder
+
+_FILE = "file:"
+_TYPES: dict[type, str] = {bool: "BOOL", int: "INT", float: "DOUBLE", str: "STRING", bytes: "BYTES"}
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """`config` is JSON. `files` are all that the model has, by their paths in its directory; if
+    there are none, those in the repository count.
+    """
+
+    config: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def parse_override(parameters: Mapping[str, Parameter | bytes]) -> Override | None:
+    """What the parameters of a load ask for: `config` (str) and `file:<path>` (bytes).
+
+    Raises HostError INVALID_ARG (configuration spec 8.6).
+    """
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in parameters.items():
+        if key == "config":
+            if not isinstance(value, str):
+                raise invalid_argument(
+                    "Config parameter 'config' must have string type for its value"
+                )
+            config = value
+        elif key.startswith(_FILE):
+            if not isinstance(value, bytes):
+                raise invalid_argument(f"File parameter '{key}' must have bytes type for its value")
+            path = _inside(key)
+            if path in files:
+                raise invalid_argument(f"Invalid file parameter '{key}', '{path}' is given twice")
+            files[path] = value
+        else:
+            raise invalid_argument(
+                f"Unrecognized load parameter '{key}' with type '{_TYPES[type(value)]}'"
+            )
+    for path in files:
+        if any(str(parent) in files for parent in PurePosixPath(path).parents):
+            raise invalid_argument(
+                f"Invalid file parameter '{_FILE}{path}', directory has been created as a file"
+            )
+    if config is None:
+        if files:
+            raise invalid_argument(
+                "Load parameter 'config' must be specified for model file override"
+            )
+        return None
+    return Override(config, files)
+
+
+def _inside(key: str) -> str:
+    """The path of a file parameter, in its shortest form. Raises HostError if it leads outside."""
+    path = os.path.normpath(key.removeprefix(_FILE))
+    if path.startswith("/") or path in (".", "..") or path.startswith("../") or "\0" in path:
+        raise invalid_argument(
+            f"Invalid file parameter '{key}' with normalized path '{path}' must stay within model"
+            " directory."
+        )
+    return path
+
+
+class Uploads:
+    """Model directories made of files that came with loads; nobody but this user can enter them.
+
+    A directory that its server could not remove is removed by the next one that needs any.
+    """
+
+    def __init__(self) -> None:
+        self._folder: PrivateFolder | None = None
+        self._lock = threading.Lock()
+
+    def write(self, files: Mapping[str, bytes]) -> Path:
+        """A new model directory. Blocks; any thread may call. Raises HostError INTERNAL."""
+        with self._lock:
+            try:
+                self._folder = self._folder or PrivateFolder()
+                directory = Path(tempfile.mkdtemp(prefix="model-", dir=self._folder.path))
+            except OSError as error:
+                raise internal(
+                    f"failed to create a directory for the files of a load: {error}"
+                ) from error
+        for relative, content in files.items():
+            path = directory / relative
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            except (OSError, UnicodeEncodeError) as error:
+                self.remove(directory)
+                raise internal(f"failed to open binary file for write {path}: {error}") from error
+        return directory
+
+    def remove(self, directory: Path) -> None:
+        """Remove a directory that nobody uses any more. Blocks; any thread may call."""
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove what is left. Blocks."""
+        with self._lock:
+            if self._folder is not None:
+                self._folder.close()
+                self._folder = None
+
+
+class Files:
+    """The directory that versions of a model are loaded from. An uploaded one goes with its last
+    user; who makes this object is the first.
+    """
+
+    def __init__(self, path: Path, uploads: Uploads | None = None) -> None:
+        self.path = path
+        self._uploads = uploads
+        self._users = 1
+
+    def hold(self) -> None:
+        """There is one more user."""
+        self._users += 1
+
+    def release(self) -> bool:
+        """A user has gone; whether `remove` is due."""
+        self._users -= 1
+        return self._uploads is not None and not self._users
+
+    def remove(self) -> None:
+        """Remove the directory. Blocks."""
+        if self._uploads is not None:
+            self._uploads.remove(self.path)

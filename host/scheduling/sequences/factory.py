@@ -1,0 +1,64 @@
+"""The sequence scheduler that a configuration asks for (configuration spec 5.4, 5.5)."""
+
+from __future__ import annotations
+
+from host.config.schema import ModelConfig
+from host.scheduling.clock import Clock, LoopClock
+from host.scheduling.dynamic import Compatible, DynamicScheduler, hold_from_environment
+from host.scheduling.sequences.controls import Controls
+from host.scheduling.sequences.scheduler import (
+    SequenceScheduler,
+    Shape,
+    backlog_hold_from_environment,
+)
+from host.scheduling.sequences.sequence_batch import Direct, Oldest
+from host.scheduling.sequences.states import States
+
+
+def sequence_scheduler(
+    config: ModelConfig,
+    compatible: Compatible,
+    states: States | None = None,
+    clock: Clock | None = None,
+) -> SequenceScheduler:
+    """What `sequence_batching` says, as a scheduler. Raises HostError.
+
+    Which strategy makes batches also says what TRITONSERVER_DELAY_SCHEDULER counts: requests in
+    slots, or those that an instance's own batcher has.
+    """
+    clock = LoopClock() if clock is None else clock
+    batcher = config.sequence_batching
+    slots = max(1, config.max_batch_size)
+    hold = hold_from_environment()
+    strategy: Direct | Oldest
+    if batcher.HasField("oldest"):
+        oldest, inner_hold, hold = batcher.oldest, hold, 0
+        slots = oldest.max_candidate_sequences if oldest.max_candidate_sequences > 0 else slots
+        strategy = Oldest(
+            lambda: DynamicScheduler(
+                config.max_batch_size,
+                oldest.max_queue_delay_microseconds / 1e6,
+                compatible,
+                preferred=oldest.preferred_batch_size,
+                keep_order=oldest.preserve_ordering,
+                hold=inner_hold,
+                clock=clock,
+            )
+        )
+    else:
+        direct = batcher.direct
+        delay = direct.max_queue_delay_microseconds * 1000
+        strategy = Direct(compatible, direct.minimum_slot_utilization, delay)
+    shape = Shape(
+        model=config.name,
+        slots=slots,
+        idle=batcher.max_sequence_idle_microseconds * 1000,
+        strategy=strategy,
+        controls=Controls(batcher, config.max_batch_size > 0),
+        iterative=batcher.iterative_sequence,
+        outputs=tuple(output.name for output in config.output),
+        states=states,
+        hold=hold,
+        backlog_hold=backlog_hold_from_environment() if isinstance(strategy, Direct) else 0,
+    )
+    return SequenceScheduler(shape, clock)

@@ -1,0 +1,1 @@
+"""One server, put together from its options: endpoints, metrics, and calls in-process."""

@@ -1,0 +1,143 @@
+"""The server for code that does not await: scripts and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from host.errors import unavailable
+from host.options.options import Options
+from host.server.in_process import Arrays, Result
+from host.server.server import Server
+
+_Result = TypeVar("_Result")
+
+
+class BlockingServer:
+    """A `Server` whose event loop runs in a thread of its own.
+
+    `with BlockingServer(Options(model_repository=["models"])) as server: ...`
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._server = Server(options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="pbhost-loop", daemon=True
+        )
+        self._work: set[asyncio.Task[Any]] = set()
+        self._process = 0  # the one that has started it
+        self._running = False
+        self._changing = threading.Lock()  # nothing is handed to a loop that is about to end
+
+    @property
+    def grpc_port(self) -> int:
+        """Where gRPC clients find it; 0 before the start."""
+        return self._server.grpc_port
+
+    @property
+    def metrics_port(self) -> int:
+        """Where the metrics are; 0 before the start."""
+        return self._server.metrics_port
+
+    def start(self) -> BlockingServer:
+        """As `Server.start`; a server starts once. Raises HostError."""
+        with self._changing:
+            if self._thread.ident is not None:
+                raise unavailable("this server has been started before; make another one")
+            self._thread.start()
+            self._process, self._running = os.getpid(), True
+        try:
+            self._run(self._server.start())
+        except BaseException:  # Ctrl-C strikes here, and not in the thread of the loop
+            self._end_loop()
+            raise
+        return self
+
+    def infer(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        version: int = -1,
+        request_id: str = "",
+        outputs: Sequence[str] = (),
+        parameters: dict[str, bool | int | float | str] | None = None,
+    ) -> Result:
+        """As `Server.infer`; any thread may call. Raises HostError."""
+        return self._run(
+            self._server.infer(
+                model,
+                inputs,
+                version=version,
+                request_id=request_id,
+                outputs=outputs,
+                parameters=parameters,
+            )
+        )
+
+    def stop(self) -> bool:
+        """As `Server.stop`. One that does not run, or runs in another process, is left as it is."""
+        if not self._running or os.getpid() != self._process:
+            return True
+        try:
+            return self._run(self._server.stop())
+        finally:
+            self._end_loop()
+
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        with self._changing:
+            if not self._running or os.getpid() != self._process:
+                work.close()
+                raise unavailable("this server does not run in this process: start it, or make one")
+            future = asyncio.run_coroutine_threadsafe(self._noted(work), self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C: nobody waits any more; a failure is over anyway
+            future.cancel()
+            raise
+
+    async def _noted(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        task = asyncio.current_task()
+        assert task is not None
+        self._work.add(task)
+        try:
+            return await work
+        finally:
+            self._work.discard(task)
+
+    async def _settle(self) -> None:
+        """Let what was begun clean up after itself, then end what nobody waits for."""
+        if self._work:
+            await asyncio.wait(self._work)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest)
+        await self._loop.shutdown_default_executor()
+
+    def _end_loop(self) -> None:
+        with self._changing:
+            if not self._running:
+                return  # another thread has stopped it
+            self._running = False
+        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> BlockingServer:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

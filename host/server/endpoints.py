@@ -1,0 +1,275 @@
+"""The doors of a server: opened as its options say, drained together, and closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from host.core import Core
+from host.errors import HostError
+from host.frontends.forwarding import Forwarding
+from host.frontends.grpc.aio import GrpcAioFrontend, check_files
+from host.frontends.grpc.h2.frontend import H2Frontend, h2_context
+from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.methods import GrpcOptions
+from host.frontends.grpc.service import GrpcService
+from host.frontends.http.app import HttpApp
+from host.frontends.http.metrics_app import MetricsApp
+from host.frontends.http1.connection import Patience
+from host.frontends.http1.listener import HttpListener
+from host.frontends.restrictions import Restrictions
+from host.frontends.sockets import check_place
+from host.frontends.tls import TlsFiles
+from host.instances.busy_polling import Sources
+from host.metrics.family import Family
+from host.options.options import Options
+from host.options.validators import grpc_restriction, http_restriction
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger("pbhost")
+
+_GRPC_PREFIX = "triton-grpc-protocol-"  # of metadata that open what is restricted
+
+
+class Doors:
+    """What clients reach a server by. Belongs to the event loop; ports are 0 until opened.
+
+    `families` are the metrics of models.
+    """
+
+    def __init__(
+        self, core: Core, options: Options, families: Callable[[], Iterable[Family]]
+    ) -> None:
+        self._core = core
+        self._options = options
+        self._families = families
+        self.grpc_port = 0
+        self.http_port = 0
+        self.metrics_port = 0
+        self._grpc_service: GrpcService | None = None
+        self._grpc: GrpcAioFrontend | H2Frontend | None = None
+        self._http_app: HttpApp | None = None
+        self._http: HttpListener | None = None
+        self._metrics: HttpListener | None = None
+        self._http_tls: ssl.SSLContext | None = None
+        self._patience = Patience(
+            headers=options.http_header_timeout_secs,
+            pause=options.http_body_timeout_secs,
+            idle=options.http_idle_timeout_secs,
+        )
+
+    async def prepare(self) -> None:
+        """Find out now what would end the start when all models have loaded.
+
+        Nobody listens yet. Raises HostError if a certificate is of no use, or a port is taken.
+        """
+        options = self._options
+        if options.allow_grpc:
+            await _start("GRPC", _check_grpc_tls(options))
+            _check_place(
+                "GRPC", "grpc", options.grpc_address, options.grpc_port, options.reuse_grpc_port
+            )
+        if options.allow_http:
+            self._http_tls = await _start("HTTP", _http_tls(options))
+            _check_place(
+                "HTTP", "http", options.http_address, options.http_port, options.reuse_http_port
+            )
+        if options.allow_metrics:
+            _check_place("Metrics", "metrics", options.metrics_host, options.metrics_port)
+
+    async def open(self, sources: Sources) -> None:
+        """Open the doors to models. `sources` makes what tells of requests, for each connection.
+
+        Raises HostError if a port or a certificate is of no use.
+        """
+        if self._options.allow_grpc:
+            await self._open_grpc(sources)
+        if self._options.allow_http:
+            await self._open_http(sources)
+
+    async def _open_grpc(self, sources: Sources) -> None:
+        options = self._options
+        service = self._grpc_service = GrpcService(
+            self._core,
+            Restrictions(grpc_restriction(options.grpc_restricted_protocol), _GRPC_PREFIX),
+            Forwarding(options.grpc_header_forward_pattern),
+        )
+        settings = _grpc_options(options)
+        address, port = options.grpc_address, options.grpc_port
+        if options.grpc_engine == "h2":
+            limits = Limits(
+                handshake=options.grpc_handshake_timeout_secs, pause=options.grpc_body_timeout_secs
+            )
+            self._grpc = H2Frontend(service, address, port, settings, limits, sources)
+        else:
+            self._grpc = GrpcAioFrontend(service, address, port, settings)
+        self.grpc_port = await _start("GRPC", self._grpc.start())
+        _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
+
+    async def _open_http(self, sources: Sources) -> None:
+        options = self._options
+        app = self._http_app = HttpApp(
+            self._core,
+            options.http_max_input_size,
+            Restrictions(http_restriction(options.http_restricted_api)),
+            Forwarding(options.http_header_forward_pattern),
+            self._families,
+            options.http_api_page,
+        )
+        self._http = HttpListener(
+            app,
+            options.http_address,
+            options.http_port,
+            reuse_port=options.reuse_http_port,
+            tls=self._http_tls,
+            patience=self._patience,
+            starter=app.starter,
+            sources=sources,
+        )
+        self.http_port = await _start("HTTP", self._http.start())
+        _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)
+
+    async def open_metrics(self, families: Callable[[], Awaitable[Iterable[Family]]]) -> None:
+        """Open the port of metrics. Raises HostError if that is not possible."""
+        address = self._options.metrics_host
+        self._metrics = HttpListener(
+            MetricsApp(families), address, self._options.metrics_port, patience=self._patience
+        )
+        self.metrics_port = await _start("Metrics", self._metrics.start())
+        _log.info("Started Metrics Service at %s:%d", address, self.metrics_port)
+
+    async def drain(self, deadline: float) -> bool:
+        """Refuse new requests at every door, and wait for open ones until `deadline` (loop time).
+
+        Returns whether all have been answered. Health is still told.
+        """
+        services: list[tuple[str, GrpcService | HttpApp]] = []
+        if self._http_app is not None:
+            services.append(("HTTP service connections", self._http_app))
+        if self._grpc_service is not None:
+            what = "gRPC service connections and inference handlers"
+            services.append((what, self._grpc_service))
+
+        def report(left: float) -> None:
+            for what, service in services:
+                _log.info("Timeout %d: Found %d %s", left, service.open_requests, what)
+
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        draining = asyncio.gather(*(service.drain(left) for _, service in services))
+        await wait_reporting(draining, deadline, report)
+        return all(await draining)
+
+    async def close(self, deadline: float) -> None:
+        """Close all but the port of metrics, by `deadline`; what is still open is cut off."""
+        grpc, self._grpc, self._grpc_service = self._grpc, None, None
+        http, self._http, self._http_app = self._http, None, None
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        await asyncio.gather(*(door.stop(left) for door in (http, grpc) if door is not None))
+
+    async def close_metrics(self, grace: float) -> None:
+        """Close the port of metrics, the last one."""
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            await metrics.stop(grace)
+
+
+async def wait_reporting(
+    work: asyncio.Future[Any],
+    deadline: float,
+    report: Callable[[float], None],
+) -> bool:
+    """Wait until `deadline` (loop time), and every second report with the seconds that are left.
+
+    Returns whether the work has ended; if not, it goes on.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        left = deadline - loop.time()
+        done, _ = await asyncio.wait([work], timeout=max(0.0, min(1.0, left)))
+        if done:
+            return True
+        if left <= 0.0:
+            return False
+        report(left)
+
+
+async def _start(service: str, starting: Awaitable[_T]) -> _T:
+    try:
+        return await starting
+    except HostError as error:
+        _log_failure(service, error)
+        raise
+
+
+def _log_failure(service: str, error: HostError) -> None:
+    _log.error("failed to start %s service: %s - %s", service, error.code.value, error.message)
+
+
+def _check_place(
+    service: str, door: str, address: str, port: int, reuse_port: bool = False
+) -> None:
+    try:
+        check_place(address, port, reuse_port)
+    except HostError as error:
+        _log_failure(service, error)
+        _log.error(
+            "--%s-address=%s --%s-port=%d: this must be an address of this machine, and a port that"
+            " nobody else listens on; port 0 is a free one",
+            door, address, door, port,
+        )  # fmt: skip
+        raise
+
+
+async def _check_grpc_tls(options: Options) -> None:
+    files = _grpc_tls(options)
+    if files is not None:
+        check = h2_context if options.grpc_engine == "h2" else check_files
+        await asyncio.to_thread(check, files)
+
+
+def _grpc_options(options: Options) -> GrpcOptions:
+    return GrpcOptions(
+        keepalive_time=options.grpc_keepalive_time,
+        keepalive_timeout=options.grpc_keepalive_timeout,
+        keepalive_permit_without_calls=options.grpc_keepalive_permit_without_calls,
+        http2_max_pings_without_data=options.grpc_http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data=(
+            options.grpc_http2_min_recv_ping_interval_without_data
+        ),
+        http2_max_ping_strikes=options.grpc_http2_max_ping_strikes,
+        max_connection_age=options.grpc_max_connection_age,
+        max_connection_age_grace=options.grpc_max_connection_age_grace,
+        reuse_port=options.reuse_grpc_port,
+        compression_level=options.grpc_infer_response_compression_level,
+        handshake_timeout=round(1000 * options.grpc_handshake_timeout_secs),
+        tls=_grpc_tls(options),
+    )
+
+
+async def _http_tls(options: Options) -> ssl.SSLContext | None:
+    if not (options.http_use_ssl or options.http_use_ssl_mutual):
+        return None
+    files = TlsFiles(
+        "http",
+        options.http_server_cert,
+        options.http_server_key,
+        options.http_root_cert,
+        options.http_use_ssl_mutual,
+    )
+    return await asyncio.to_thread(files.context)
+
+
+def _grpc_tls(options: Options) -> TlsFiles | None:
+    if not (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
+        return None
+    return TlsFiles(
+        "grpc",
+        options.grpc_server_cert,
+        options.grpc_server_key,
+        options.grpc_root_cert,
+        options.grpc_use_ssl_mutual,
+    )

@@ -1,0 +1,396 @@
+"""The composition root: one server from its options, started, asked in-process, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import TracebackType
+
+from host.cache.opening import open_store
+from host.cache.store import Store
+from host.core import Core
+from host.ensembles.loader import EnsembleLoader
+from host.environments.environments import Environments
+from host.errors import internal, invalid_argument, unavailable
+from host.inference.request import InferRequest, InferResponse
+from host.instances.gpus import find_gpus
+from host.instances.launchers import ForkLauncher, SpawnLauncher
+from host.instances.pool import StubPool
+from host.instances.process import Launcher
+from host.instances.terminal import has_terminal
+from host.instances.work import Flow
+from host.logs.handler import Log, configure, table
+from host.logs.settings import LogSettings
+from host.metrics.custom import CustomMetrics
+from host.metrics.machine import Machine
+from host.model_control.control import Control
+from host.model_control.dependencies import Families
+from host.model_control.lifecycle import Lifecycle
+from host.model_control.poller import Poller
+from host.models.backends import Backends
+from host.models.loader import Loader
+from host.models.loads import LoadSettings
+from host.models.registry import Registry, State
+from host.options.host_policies import read_policies
+from host.options.options import Options
+from host.options.table import option_rows
+from host.repository.repository import Repository
+from host.scheduling.rate_limiter import Allowance, RateLimiter
+from host.server.endpoints import Doors, wait_reporting
+from host.server.in_process import Arrays, Result, to_request, to_result
+from host.server.metrics_collector import Scrape
+from host.server.progress import Progress
+from host.system.cpus import usable
+from host.tracing.tracer import Tracer
+from stub.wire.ring import AWAKE_SECONDS
+
+_log = logging.getLogger("pbhost")
+
+_LAST_SECONDS = 5.0  # for `finalize` of idle models when the exit timeout is over
+
+
+class Server:
+    """A host in this process. Everything belongs to the event loop that `start` runs in.
+
+    `launcher` starts stubs in a way of its own; without one, the options say how.
+
+    `async with Server(Options(model_repository=["models"])) as server: ...`
+    """
+
+    def __init__(self, options: Options, launcher: Launcher | None = None) -> None:
+        self.options = options
+        self._launcher = launcher
+        self._registry = Registry(options.model_namespacing)
+        self.core = Core(options.id, self._registry, options.strict_readiness)
+        self._pool: StubPool | None = None
+        self._environments: Environments | None = None
+        self._lifecycle: Lifecycle | None = None
+        self._poller: Poller | None = None
+        self._custom_metrics = CustomMetrics()
+        self._doors = Doors(self.core, options, self._custom_metrics.collect)
+        self._store: Store | None = None
+        self._scrape: Scrape | None = None
+        self._log: Log | None = None
+        self._tracer: Tracer | None = None
+        self._up = False  # whether it has started, and nobody has told it to stop
+
+    @property
+    def grpc_port(self) -> int:
+        """Where gRPC is served, 0 if it is not."""
+        return self._doors.grpc_port
+
+    @property
+    def http_port(self) -> int:
+        """Where HTTP is served, 0 if it is not."""
+        return self._doors.http_port
+
+    @property
+    def metrics_port(self) -> int:
+        """Where metrics are served, 0 if they are not."""
+        return self._doors.metrics_port
+
+    async def start(self) -> Server:
+        """Load the models, then open the ports.
+
+        Raises HostError if a model does not load (with `exit_on_error`), a port is taken, or the
+        log file cannot be written; what had been started is stopped again.
+        """
+        options = self.options
+        try:
+            self._log = configure(options)
+        except OSError as error:
+            raise invalid_argument(
+                f"cannot write the log to '{options.log_file}': {error}"
+            ) from error
+        try:
+            for warning in options.warnings:
+                _log.warning(warning)
+            tracer = self._tracer = Tracer(options.tracing)
+            self.core.connect_logs(tracer, LogSettings(self._log))
+            await self._doors.prepare()
+            await self._load()
+            self.core.start()
+            rows = option_rows(self.core.server_metadata(), options)
+            _log.info("%s", table(["Option", "Value"], rows), extra={"table": True})
+            assert self._pool is not None
+            await self._doors.open(self._pool.attention.source)
+            if options.allow_metrics:
+                await self._open_metrics()
+        except BaseException:  # a cancelled start (Ctrl-C) must not leave processes behind either
+            await self.stop()
+            raise
+        self._up = True
+        return self
+
+    async def _load(self) -> None:
+        options = self.options
+        repository = Repository(map(Path, options.model_repository), options.model_namespacing)
+        usual = ForkLauncher if options.stub_start == "fork" else SpawnLauncher
+        try:
+            pool = self._pool = StubPool(
+                self._launcher or usual(),
+                options.arena_limit,
+                self.core,
+                self._custom_metrics,
+                options.allow_client_shm,
+            )
+        except OSError as failure:
+            if failure.errno != errno.ENOMEM:
+                raise
+            raise internal(
+                f"no address space for {options.arena_limit} bytes of tensors: {failure.strerror};"
+                " set --arena-byte-size to less, or allow this process more (ulimit -v)"
+            ) from failure
+        # On less than two cores, whoever is waited for needs the one that waits.
+        if options.stay_awake and usable() >= 2.0:
+            pool.attention.seconds = AWAKE_SECONDS
+        pool.load_seconds = options.stub_load_timeout_secs or None
+        self.core.connect_regions(pool.regions)
+        environments = self._environments = Environments(
+            options.environment_cache, options.environment_timeout_secs
+        )
+        if options.cache_settings is not None:
+            self._store = await open_store(*options.cache_settings, options.cache_directory)
+        python = Loader(
+            pool,
+            Backends(Path(options.backend_directory), options.backend_config),
+            environments,
+            auto_complete=not options.disable_auto_complete_config,
+            flow=Flow(
+                min(Flow.window, options.grpc_max_response_pool_size),
+                options.response_send_timeout_secs,
+            ),
+            debugged=options.debug_model,
+            metrics=options.metrics_settings,
+            store=self._store,
+            limiter=_limiter(options),
+            policies=read_policies(options.host_policy),
+        )
+        lifecycle = self._lifecycle = Lifecycle(
+            self._registry,
+            repository,
+            EnsembleLoader(
+                python,
+                self._registry,
+                pool.arenas,
+                metrics=options.metrics_settings,
+                store=self._store,
+            ),
+            LoadSettings(
+                strict=options.disable_auto_complete_config,
+                threads=options.model_load_thread_count,
+                retries=options.model_load_retry_count,
+                grace=options.stub_grace_secs,
+                finalize=max(1.0, float(options.exit_timeout_secs)),
+                gpus=await find_gpus(options.min_supported_compute_capability),
+                least_capability=options.min_supported_compute_capability,
+                config_name=options.model_config_name or None,
+                agents=options.repoagent_directory,
+            ),
+        )
+        families = Families(self._registry, lifecycle)
+        pool.control = control = Control(
+            self._registry,
+            repository,
+            families,
+            explicit=options.model_control_mode == "explicit",
+            serving=lambda: self.core.serving,
+        )
+        self.core.connect(control)
+        names, sound = await self._startup_models(repository)
+        if options.debug_model:
+            _warn_debugging(options.debug_model, names)
+        # A line that is painted anew would run over what a debugger asks.
+        with nullcontext() if options.debug_model else Progress(self._registry, names):
+            sound = await families.load_all(names) and sound
+        _log.info("%s", self.model_table(), extra={"table": True})
+        if not sound:
+            error = internal("failed to load all models")
+            if options.exit_on_error:
+                raise error
+            _log.error("%s", error.status_string)
+        if options.model_control_mode == "poll":
+            self._poller = Poller(
+                self._registry, repository, families, options.repository_poll_secs
+            )
+
+    async def _startup_models(self, repository: Repository) -> tuple[list[str], bool]:
+        """What is to be loaded at the start, and whether every repository could be read."""
+        options = self.options
+        if options.model_control_mode == "explicit" and "*" not in options.load_model:
+            asked = list(dict.fromkeys(options.load_model))
+            known = await asyncio.to_thread(lambda: list(map(repository.identities, asked)))
+            return [
+                one for name, found in zip(asked, known, strict=True) for one in found or [name]
+            ], True
+        scan = await asyncio.to_thread(repository.scan)
+        for text in scan.complaints:
+            _log.error("%s", text)
+        if options.model_repository and not (scan.models or scan.failures):
+            paths = ", ".join(f"'{path}'" for path in options.model_repository)
+            _log.warning("no models in %s: a model is a folder there, as NAME/1/model.py", paths)
+        names = [name for name, directory in scan.models.items() if not directory.duplicated]
+        return names, not scan.failures
+
+    async def _open_metrics(self) -> None:
+        options = self.options
+        assert self._pool is not None
+        scrape = self._scrape = Scrape(
+            self._registry,
+            self._pool,
+            self._custom_metrics,
+            machine=Machine() if options.allow_cpu_metrics else None,
+            interval=options.metrics_interval_ms / 1000,
+            pinned=options.pinned_memory_pool_byte_size,
+            store=self._store,
+        )
+        await self._doors.open_metrics(scrape.complete)
+
+    def model_table(self) -> str:
+        """Every known version, with READY or the reason why not."""
+        rows: list[list[str]] = []
+        for name, failure in self._registry.failures.items():
+            rows.append([name, "-", f"Not loaded: {failure.reason}"])
+        for name, entry in self._registry.items():
+            if not entry.versions:
+                rows.append([name, "-", f"Not loaded: {entry.reason}"])
+            for number, version in sorted(entry.versions.items()):
+                status = version.state.value
+                if version.state is not State.READY and version.reason:
+                    status += f": {version.reason}"
+                rows.append([name, str(number), status])
+        rows.sort(key=lambda row: row[0])
+        return table(["Model", "Version", "Status"], rows)
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        version: int = -1,
+        request_id: str = "",
+        outputs: Sequence[str] = (),
+        parameters: dict[str, bool | int | float | str] | None = None,
+    ) -> Result:
+        """Ask a model with numpy arrays (any shape and dtype that it takes; strings as objects).
+
+        Raises HostError as a client would see it.
+        """
+        request = to_request(model, inputs, version, request_id, outputs, parameters or {})
+        return to_result(await self.ask(request))
+
+    async def ask(self, request: InferRequest) -> InferResponse:
+        """The response to a request in the host's own form. Raises HostError."""
+        return await self.core.infer(request)
+
+    async def stop(self) -> bool:
+        """Refuse new work, finish what runs, finalize the models, give everything back.
+
+        Returns whether all work ended within the exit timeout.
+        """
+        self.core.begin_exit()
+        try:
+            if self._poller is not None:
+                await self._poller.close()
+            if self._up:
+                self._up = False
+                await self._serve_on()
+            deadline = asyncio.get_running_loop().time() + self.options.exit_timeout_secs
+            in_time = await self._doors.drain(deadline)
+            await self._doors.close(deadline)
+            if self._lifecycle is not None:
+                in_time = await self._unload(self._lifecycle, deadline, in_time)
+        finally:  # also if this is cancelled: no process outlives the server
+            await self._give_back()
+        return in_time
+
+    async def _serve_on(self) -> None:
+        """Give those who watch health the time to send requests elsewhere."""
+        delay = self.options.exit_delay_secs
+        if delay > 0:
+            _log.info("Not ready any more; requests are still taken for %g s", delay)
+            await asyncio.sleep(delay)
+
+    async def _give_back(self) -> None:
+        """End what is left, and keep no reference to it: a stopped server holds no memory."""
+        self.core.connect(None)
+        pool, lifecycle, log = self._pool, self._lifecycle, self._log
+        environments, self._environments = self._environments, None
+        scrape, self._scrape = self._scrape, None
+        store, self._store = self._store, None
+        tracer, self._tracer = self._tracer, None
+        self._poller = self._lifecycle = self._pool = self._log = None
+        await self._doors.close(0.0)  # if this end was cut short
+        await self._doors.close_metrics(_LAST_SECONDS)
+        if scrape is not None:
+            scrape.close()
+        if pool is not None:
+            await pool.close()
+        if environments is not None:
+            await environments.close()
+        if store is not None:
+            await store.close()
+        if lifecycle is not None:
+            await asyncio.to_thread(lifecycle.close)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
+        if log is not None:
+            log.close()
+
+    async def _unload(self, lifecycle: Lifecycle, deadline: float, in_time: bool) -> bool:
+        _log.info("Waiting for in-flight requests to complete.")
+        unload = asyncio.ensure_future(lifecycle.unload_all())
+        if await wait_reporting(unload, deadline, lambda left: _log_busy(lifecycle, left)):
+            unload.result()
+            if in_time:
+                return True
+        _log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
+        lifecycle.abort_all(unavailable("the server stops and its exit timeout has expired"))
+        await asyncio.wait([unload], timeout=_LAST_SECONDS)
+        unload.cancel()
+        await asyncio.wait([unload])
+        return False
+
+    async def __aenter__(self) -> Server:
+        return await self.start()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+
+def _limiter(options: Options) -> RateLimiter | None:
+    if options.rate_limit == "off":
+        return None
+    return RateLimiter(Allowance(*given) for given in options.rate_limiter_resources)
+
+
+def _warn_debugging(model: str, names: Sequence[str]) -> None:
+    if not has_terminal():
+        _log.warning(
+            "--debug-model: stdin is not a terminal, so a debugger in '%s' finds nobody to ask and"
+            " quits; start pbhost at a terminal (in a container: docker run -it)",
+            model,
+        )
+    if model not in names:
+        _log.warning("--debug-model: '%s' is none of the models that are loaded now", model)
+
+
+def _log_busy(lifecycle: Lifecycle, left: float) -> None:
+    busy = [model for model in lifecycle.models() if model.in_flight]
+    _log.info("Timeout %d: Found %d model versions that have in-flight inferences", left, len(busy))
+    for model in busy:
+        _log.info(
+            "Model '%s' (version %d) has %d in-flight inferences",
+            model.name,
+            model.version,
+            model.in_flight,
+        )

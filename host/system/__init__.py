@@ -1,0 +1,1 @@
+"""The operating system: CPUs, private directories, regular files, standard streams."""

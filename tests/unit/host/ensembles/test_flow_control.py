@@ -1,0 +1,107 @@
+"""When a decoupled member hears that its response was taken."""
+
+from __future__ import annotations
+
+from host.ensembles.flow_control import Lease, Pace
+from host.inference.request import Call, InferRequest, InferResponse, Tensor
+
+
+class Sent:
+    """Responses of one member, in the order in which it hears that they were taken."""
+
+    def __init__(self, limited: bool = False, window: int = 0) -> None:
+        self.steps: set[int] = set()
+        self.pace = Pace(InferRequest("e", [], window=window), limited, self.steps)
+        self.taken: list[str] = []
+        self._call = Call(InferRequest("m", []))
+        self._call.on_taken = lambda response: self.taken.append(response.id)
+
+    def send(self, name: str, uses: int = 1, waits: bool = False) -> Lease:
+        lease = Lease(self.pace, self._call, InferResponse("m", 1, name), uses)
+        if waits:
+            self.pace.wait()
+        self.pace.sent_on(lease, uses > 0)
+        return lease
+
+    def give(self, size: int = 1) -> InferResponse:
+        response = InferResponse("e", 1)
+        response.outputs = [Tensor("a", "INT8", [size], bytes(size))]
+        self.pace.give(response)
+        return response
+
+
+def test_without_a_limit_a_response_is_taken_when_the_last_who_uses_it_is_done() -> None:
+    sent = Sent()
+    lease = sent.send("a", uses=3)
+    lease.end()
+    lease.end()
+    assert not sent.taken and sent.pace.window == 0
+    lease.end()
+    assert sent.taken == ["a"]
+
+
+def test_what_nobody_uses_is_taken_at_once() -> None:
+    sent = Sent()
+    sent.send("a", uses=0)
+    assert sent.taken == ["a"]
+
+
+def test_with_a_limit_it_is_taken_unless_a_step_waits() -> None:
+    sent = Sent(limited=True)
+    first = sent.send("a")
+    second = sent.send("b", waits=True)
+    third = sent.send("c", uses=0)
+    assert sent.taken == ["a"] and sent.pace.window == 1
+    for lease in (first, second):
+        lease.end()  # that is known already, or of no account
+    assert sent.taken == ["a"]
+    sent.pace.turn()
+    assert sent.taken == ["a", "b", "c"]
+    del third
+
+
+def test_members_are_held_up_by_responses_that_the_asker_has_not_taken() -> None:
+    sent = Sent()
+    given = [sent.give() for _ in range(128)]
+    sent.send("a").end()
+    assert not sent.taken
+    sent.pace.taken(given[0])
+    assert sent.taken == ["a"]
+
+
+def test_members_are_held_up_by_their_bytes() -> None:
+    sent = Sent()
+    large = sent.give(4 << 20)
+    sent.send("a").end()
+    assert not sent.taken
+    sent.pace.taken(large)
+    assert sent.taken == ["a"]
+
+
+def test_an_asker_with_a_window_holds_members_up_by_that() -> None:
+    sent = Sent(window=1)
+    sent.send("a")
+    assert sent.taken == ["a"] and sent.pace.window == 1
+    given = sent.give()
+    sent.send("b")
+    assert sent.taken == ["a"]
+    sent.pace.taken(given)
+    assert sent.taken == ["a", "b"]
+
+
+def test_members_are_held_up_by_steps_further_on() -> None:
+    sent = Sent()
+    sent.steps.update(range(257))
+    sent.send("a").end()
+    assert not sent.taken
+    sent.steps.pop()
+    sent.pace.go_on()
+    assert sent.taken == ["a"]
+
+
+def test_after_a_failure_nobody_is_held_up() -> None:
+    sent = Sent(limited=True)
+    sent.send("a", waits=True)
+    sent.pace.let_go()
+    sent.send("b", waits=True)
+    assert sent.taken == ["a", "b"]

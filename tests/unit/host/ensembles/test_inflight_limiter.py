@@ -1,0 +1,97 @@
+"""Starts of a step that wait for their turn."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import pytest
+
+from host.ensembles.inflight_limiter import Limiter, Ticket
+from tests.unit.host.scheduling.lanes import TICK, Clock
+
+PATIENCE = 300 * 10**9 // TICK
+
+
+class Starts:
+    """What has been started, in order."""
+
+    def __init__(self, most: int) -> None:
+        self.clock = Clock()
+        self.limiter = Limiter("e", most, self.clock)
+        self.made: list[int] = []
+
+    def enter(self, number: int, step: int = 0) -> Ticket:
+        ticket = Ticket(step, partial(self.made.append, number))
+        self.limiter.enter(ticket)
+        return ticket
+
+
+def test_no_more_than_allowed_are_under_way_and_the_first_to_come_is_next() -> None:
+    starts = Starts(2)
+    tickets = [starts.enter(number) for number in range(5)]
+    assert starts.made == [0, 1]
+    starts.limiter.leave(tickets[1])
+    assert starts.made == [0, 1, 2]
+    starts.limiter.leave(tickets[0])
+    starts.limiter.leave(tickets[2])
+    assert starts.made == [0, 1, 2, 3, 4]
+    for ticket in tickets[3:]:
+        starts.limiter.leave(ticket)
+    starts.enter(5)
+    assert starts.made[-1] == 5
+    assert starts.clock.armed == 0
+
+
+def test_each_step_has_its_own_limit() -> None:
+    starts = Starts(1)
+    starts.enter(0, step=0)
+    starts.enter(1, step=1)
+    starts.enter(2, step=0)
+    assert starts.made == [0, 1]
+
+
+def test_one_that_is_given_up_while_it_waits_is_never_started() -> None:
+    starts = Starts(1)
+    first, second, third = (starts.enter(number) for number in range(3))
+    starts.limiter.leave(second)
+    starts.limiter.leave(first)
+    assert starts.made == [0, 2]
+    starts.limiter.leave(third)
+    assert starts.clock.armed == 0
+
+
+def test_thousands_that_fail_at_once_do_not_pile_up() -> None:
+    starts = Starts(1)
+    first = starts.enter(-1)
+    tickets: list[Ticket] = []
+
+    def fail(number: int) -> None:
+        starts.made.append(number)
+        starts.limiter.leave(tickets[number])
+
+    for number in range(5000):
+        tickets.append(Ticket(0, partial(fail, number)))
+        starts.limiter.enter(tickets[-1])
+    starts.limiter.leave(first)
+    assert starts.made == [-1, *range(5000)]
+
+
+def test_after_five_minutes_one_goes_ahead_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    starts = Starts(1)
+    starts.enter(0)
+    starts.clock.advance(5)
+    waiting = starts.enter(1)
+    with caplog.at_level(logging.ERROR, "pbhost"):
+        starts.clock.ticks += PATIENCE - 1
+        starts.clock.run_due()
+        assert starts.made == [0]
+        starts.clock.ticks += 1
+        starts.clock.run_due()
+    assert starts.made == [0, 1]
+    assert "ensemble 'e': a request of step 0 has waited 300 s" in caplog.text
+    starts.enter(2)
+    starts.limiter.leave(waiting)
+    assert starts.made == [0, 1]  # the one that does not end is still under way

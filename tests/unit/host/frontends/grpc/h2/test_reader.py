@@ -1,0 +1,211 @@
+"""The frame decoder and whole connections, fed with anything in any pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import hpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from host.frontends.grpc.h2.connection import Connection
+from host.frontends.grpc.h2.frames import ConnectionFault, ErrorCode
+from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.reader import FrameReader, Piece
+from host.frontends.grpc.h2.route import Router
+from host.frontends.grpc.h2.token_bucket import Budget
+from host.frontends.grpc.methods import GrpcOptions
+from host.instances.busy_polling import nobody
+from tests.memory_transport import MemoryTransport
+from tests.unit.host.frontends.grpc.h2.h2_peer import PREFACE, TestService, grpc_message
+
+LIMITS = Limits(max_frame=16384, idle_frames=(1 << 30, 1), resets=(1 << 30, 1))
+
+
+class Recorded:
+    """Fulfils FrameEvents; pieces of one DATA frame are put together again."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
+        last = self.events[-1] if self.events else ()
+        if last[:2] == ("data", stream) and not last[4]:
+            self.events[-1] = ("data", stream, last[2] + bytes(piece), last[3] + size, end)
+        elif piece or end or size:
+            self.events.append(("data", stream, bytes(piece), size, end))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.events.append((name, *arguments))
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    length = len(payload)
+    return struct.pack(">HBBBI", length >> 8, length & 255, kind, flags, stream) + payload
+
+
+frames = st.builds(
+    frame,
+    st.integers(0, 11) | st.integers(0, 255),
+    st.sampled_from([0, 1, 4, 5, 8, 9, 12, 0x20, 0x24, 0x2D]) | st.integers(0, 255),
+    st.sampled_from([0, 1, 3, 5]) | st.integers(0, (1 << 32) - 1),
+    st.binary(max_size=40)
+    | st.sampled_from([bytes(4), bytes(8), b"\0\4\0\0\0\5", hpack.Encoder().encode([("a", "b")])]),
+)
+SETTINGS = frame(4, 0, 0, b"")
+streams_of_frames = st.lists(frames, max_size=30).map(
+    lambda many: PREFACE + SETTINGS + b"".join(many)
+)
+anything = (
+    streams_of_frames | st.binary(max_size=200) | st.binary(max_size=200).map(PREFACE.__add__)
+)
+
+
+def split(data: bytes, cuts: list[int]) -> Iterator[bytes]:
+    places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
+    for start, stop in zip(places, places[1:], strict=False):
+        yield data[start:stop]
+
+
+def read(pieces: Iterator[bytes] | list[bytes]) -> tuple[list[Any], ErrorCode | None]:
+    recorded = Recorded()
+    reader = FrameReader(recorded, LIMITS)  # type: ignore[arg-type]
+    try:
+        for piece in pieces:
+            reader.feed(piece)
+    except ConnectionFault as fault:
+        return recorded.events, fault.code
+    return recorded.events, None
+
+
+@given(anything, st.lists(st.integers(0, 10000), max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_frames_do_not_depend_on_how_they_arrive(data: bytes, cuts: list[int]) -> None:
+    whole = read([data])
+    assert read(split(data, cuts)) == whole
+    assert read(data[i : i + 1] for i in range(len(data))) == whole
+
+
+def connection(limits: Limits = LIMITS) -> tuple[Connection, MemoryTransport]:
+    router = Router(TestService().services(), GrpcOptions(), limits)
+    made = Connection(router.route, GrpcOptions(), limits, lambda _: None, lambda _: None, nobody())
+    sink = MemoryTransport()
+    made.connection_made(sink)
+    return made, sink
+
+
+REQUEST = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/test.Test/EchoStream"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
+REQUEST_BLOCK = hpack.Encoder().encode(REQUEST)
+sensible = st.sampled_from(
+    [
+        frame(1, 4, 1, REQUEST_BLOCK),
+        frame(1, 5, 3, REQUEST_BLOCK),
+        frame(0, 0, 1, grpc_message(b"hello")),
+        frame(0, 1, 1, grpc_message(b"hello")),
+        frame(0, 0, 1, b"\0\0\0\0\x09he"),
+        frame(3, 0, 1, bytes(4)),
+        frame(8, 0, 0, b"\0\0\1\0"),
+        frame(8, 0, 1, b"\0\0\1\0"),
+        frame(4, 0, 0, struct.pack(">HI", 4, 0)),
+        frame(4, 0, 0, struct.pack(">HI", 4, 100000)),
+    ]
+)
+conversations = st.lists(sensible | frames, max_size=40).map(
+    lambda many: PREFACE + SETTINGS + b"".join(many)
+)
+
+
+@given(conversations | anything, st.lists(st.integers(0, 10000), max_size=5), st.booleans())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_connection_raises_nothing_whatever_it_is_fed(
+    data: bytes, cuts: list[int], lost: bool
+) -> None:
+    async def run() -> None:
+        problems: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
+        made, sink = connection()
+        for piece in split(data, cuts):
+            made.data_received(piece)
+            await asyncio.sleep(0)
+        if lost:
+            made.connection_lost(None)
+        made.close()
+        made.connection_lost(None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not problems
+        assert not made.streams
+        assert b"unexpected failure" not in sink.data
+
+    asyncio.run(run())
+
+
+def test_a_client_that_sends_much_and_finishes_nothing_takes_little_memory() -> None:
+    """A stream of messages that its handler does not take: windows end before memory does."""
+    limits = Limits(stream_window=1 << 20, connection_window=4 << 20)
+
+    async def run() -> int:
+        made, sink = connection(limits)
+        made.data_received(PREFACE + SETTINGS)
+        block = hpack.Encoder().encode(
+            [(k, v if k != ":path" else "/test.Test/Sink") for k, v in REQUEST]
+        )
+        body = grpc_message(bytes(16379))
+        tracemalloc.start()
+        for number in range(1, 2001, 2):
+            made.data_received(frame(1, 4, number, block))
+            for _ in range(60):
+                made.data_received(frame(0, 0, number, body))
+            if sink.closed:
+                break
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert sink.closed, "a gigabyte has been taken"
+        assert b"granted" in sink.data
+        made.connection_lost(None)
+        await asyncio.sleep(0)
+        return peak
+
+    assert asyncio.run(run()) < 16 << 20
+
+
+def test_large_frames_are_not_copied_over_and_over() -> None:
+    """Bytes copied while a frame of one MiB arrives in pieces of 64 KiB: by their peak."""
+    recorded = Recorded()
+    reader = FrameReader(recorded, Limits())  # type: ignore[arg-type]
+    payload = bytes(1 << 20)
+    data = PREFACE + SETTINGS + frame(0, 1, 1, payload)
+    pieces: list[int] = []
+    recorded.data = lambda stream, piece, size, end: pieces.append(size)  # type: ignore[method-assign]
+    for start in range(0, len(data), 65536):
+        reader.feed(data[start : start + 65536])
+    assert sum(pieces) == len(payload) and len(pieces) == 17
+
+
+def test_a_budget_refills() -> None:
+    clock = [0.0]
+    budget = Budget(3, 2, lambda: clock[0])
+    assert [budget.spend() for _ in range(4)] == [True, True, True, False]
+    clock[0] = 1.0
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+    clock[0] = 1000.0
+    assert [budget.spend() for _ in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("most", [100, 16384])
+def test_frames_may_be_as_large_as_the_limit_and_no_larger(most: int) -> None:
+    reader = FrameReader(Recorded(), Limits(max_frame=most))  # type: ignore[arg-type]
+    reader.feed(PREFACE + SETTINGS + frame(0, 0, 1, bytes(most)))
+    with pytest.raises(ConnectionFault):
+        reader.feed(frame(0, 0, 1, bytes(most + 1)))

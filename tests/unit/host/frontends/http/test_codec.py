@@ -1,0 +1,393 @@
+"""The HTTP codec against tritonclient's own, and against whatever bytes there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.http as httpclient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from tritonclient.grpc import model_config_pb2
+from tritonclient.http._utils import _get_inference_request
+from tritonclient.utils import np_to_triton_dtype
+
+from host.errors import HostError
+from host.frontends.http import generate_schema, json_reader, json_text
+from host.frontends.http.compression import chosen_encoding, compress, decompress
+from host.frontends.http.exchange import Exchange
+from host.frontends.http.infer_head import HeadReader
+from host.frontends.http.infer_request import raw_request, to_request
+from host.frontends.http.infer_response import encode_infer_response
+from host.frontends.http.routes import find_route
+from host.frontends.http.settings import trace_change
+from host.frontends.http.tensors import JsonLimit
+from host.inference.request import InferRequest, InferResponse, Tensor
+from host.instances.regions import Regions
+
+MOST = 1 << 20
+NO_REGIONS = Regions(None)
+
+NUMBERS = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
+AS_JSON = [kind for kind in NUMBERS if kind != "f2"]
+
+Array = npt.NDArray[Any]
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
+
+
+def shapes(least: int = 0) -> st.SearchStrategy[tuple[int, ...]]:
+    return arrays.array_shapes(min_dims=1, max_dims=3, min_side=least, max_side=4)
+
+
+def of_numbers(kinds: list[str], least: int = 0) -> st.SearchStrategy[Array]:
+    return st.sampled_from(kinds).flatmap(lambda kind: arrays.arrays(kind, shapes(least)))
+
+
+def of_strings(elements: st.SearchStrategy[Any], least: int = 0) -> st.SearchStrategy[Array]:
+    return arrays.arrays(np.object_, shapes(least), elements=elements, fill=st.nothing())
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=8)
+in_json = of_numbers(AS_JSON, 1) | of_strings(texts, 1)
+in_bytes = of_numbers(NUMBERS) | of_strings(st.binary(max_size=8))
+
+
+def decode(body: bytes, length: int | None = None) -> InferRequest:
+    """What the codec makes of a body whose JSON part has this length."""
+    begin = len(body) if length is None else length
+    head = HeadReader(JsonLimit(MOST)).read(body[:begin])
+    return to_request(head, "m", 1, body, begin, NO_REGIONS)
+
+
+def array_of(tensor: Tensor) -> Array:
+    """The array that a tensor's bytes are."""
+    data = bytes(tensor.data)
+    if tensor.datatype == "BYTES":
+        elements, at = [], 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 4], "little")
+            elements.append(data[at + 4 : at + 4 + size])
+            at += 4 + size
+        array: Array = np.empty(len(elements), np.object_)
+        array[:] = elements
+        return array.reshape(tensor.shape)
+    kind = {"BOOL": "bool", "FP16": "f2", "FP32": "f4", "FP64": "f8"}.get(tensor.datatype)
+    return np.frombuffer(data, kind or tensor.datatype.lower()).reshape(tensor.shape)
+
+
+def as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def assert_same(found: Array, expected: Array) -> None:
+    assert found.shape == expected.shape
+    if expected.dtype == np.object_:
+        assert [as_bytes(e) for e in found.ravel()] == [as_bytes(e) for e in expected.ravel()]
+    else:
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+# Requests as the official client writes them
+
+sent = st.tuples(in_json, st.just(False)) | st.tuples(in_bytes, st.just(True))
+
+
+def written(inputs: list[tuple[Array, bool]], **options: Any) -> tuple[bytes, int | None]:
+    """What tritonclient sends for arrays that travel as bytes or not, and the JSON's length."""
+    tensors = []
+    for index, (array, binary) in enumerate(inputs):
+        tensor = httpclient.InferInput(str(index), array.shape, np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array, binary_data=binary)
+        tensors.append(tensor)
+    defaults = {
+        "outputs": None,
+        "request_id": "",
+        "sequence_id": 0,
+        "sequence_start": False,
+        "sequence_end": False,
+        "priority": 0,
+        "timeout": None,
+        "custom_parameters": None,
+    }
+    body, length = _get_inference_request(inputs=tensors, **{**defaults, **options})
+    return body if isinstance(body, bytes) else body.encode(), length
+
+
+@given(st.lists(sent, max_size=4))
+def test_arrays_that_the_client_sends_arrive(inputs: list[tuple[Array, bool]]) -> None:
+    request = decode(*written(inputs))
+    assert [tensor.name for tensor in request.inputs] == [str(i) for i in range(len(inputs))]
+    for tensor, (array, _) in zip(request.inputs, inputs, strict=True):
+        assert tensor.datatype == np_to_triton_dtype(array.dtype)
+        assert_same(array_of(tensor), array)
+
+
+@given(
+    texts,
+    st.integers(0, 2**64 - 1) | texts.filter(bool),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 2**63 - 1),
+    st.integers(1, 2**63 - 1),
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=3),
+        texts | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False),
+        max_size=3,
+    ),
+)
+def test_what_the_client_says_beside_arrays_arrives(
+    id: str,
+    sequence: int | str,
+    start: bool,
+    end: bool,
+    priority: int,
+    timeout: int,
+    custom: dict[str, Any],
+) -> None:
+    body, length = written(
+        [(np.ones(1, np.float32), True)],
+        request_id=id,
+        sequence_id=sequence,
+        sequence_start=start,
+        sequence_end=end,
+        priority=priority,
+        timeout=timeout,
+        custom_parameters=custom,
+    )
+    request = decode(body, length)
+    assert request.id == id
+    flags = (1 * start) | (2 * end) if sequence not in (0, "") else 0  # the client leaves them out
+    assert (request.correlation_id, request.flags) == (sequence, flags)
+    assert (request.priority, request.timeout_us) == (priority, timeout)
+    assert request.parameters == custom
+
+
+# Requests as anybody may write them
+
+
+@st.composite
+def nested(draw: st.DrawFn, values: list[Any]) -> list[Any]:
+    """The values in this order, in arrays of arrays of any form."""
+    if not values or draw(st.integers(0, 3)) == 0:
+        return values
+    parts: list[Any] = []
+    at = 0
+    while at < len(values):
+        size = draw(st.integers(1, len(values) - at))
+        part = values[at : at + size]
+        parts += part if draw(st.booleans()) else [draw(nested(part)) if size > 1 else part]
+        at += size
+    return parts
+
+
+@given(in_json, st.data())
+def test_json_arrays_may_be_nested_in_any_way(array: Array, data: st.DataObject) -> None:
+    values = data.draw(nested(array.ravel().tolist()))
+    entry = {"shape": list(array.shape), "data": values}
+    entry |= {"name": "x", "datatype": np_to_triton_dtype(array.dtype)}
+    indent = data.draw(st.sampled_from([None, 0, 2]))
+    ascii_only = data.draw(st.booleans())
+    body = json.dumps({"inputs": [entry]}, indent=indent, ensure_ascii=ascii_only).encode()
+    (tensor,) = decode(body).inputs
+    assert_same(array_of(tensor), array)
+
+
+@given(of_numbers(NUMBERS, 1), st.integers(0, 2), st.booleans())
+def test_a_body_that_is_one_tensor_gets_its_shape(array: Array, variable: int, batch: bool) -> None:
+    dims = list(array.shape)
+    dims[min(variable, len(dims) - 1)] = -1
+    kind = model_config_pb2.DataType.Value(f"TYPE_{np_to_triton_dtype(array.dtype)}")
+    config = model_config_pb2.ModelConfig(name="m", max_batch_size=int(batch))
+    config.input.add(name="x", data_type=kind, dims=dims)
+    (tensor,) = raw_request(config, 1, array.tobytes(), JsonLimit(MOST)).inputs
+    assert tensor.shape == [1] * batch + list(array.shape)
+    assert_same(array_of(tensor), array.reshape(tensor.shape))
+
+
+# Responses as the official client reads them
+
+
+@given(
+    st.lists(sent, max_size=4),
+    texts,
+    st.dictionaries(st.text("abc"), texts | st.booleans() | st.integers(-(2**63), 2**63 - 1)),
+)
+def test_the_client_reads_the_arrays_that_were_answered(
+    outputs: list[tuple[Array, bool]], id: str, parameters: dict[str, Any]
+) -> None:
+    made = decode(*written([(array, True) for array, _ in outputs])).inputs
+    binary = [str(index) for index, (_, as_binary) in enumerate(outputs) if as_binary]
+    response = InferResponse("m", 3, id, made, parameters=parameters)
+    head, chunks = encode_infer_response(response, binary, ())
+    body = b"".join([head, *chunks])
+    # The length is sent only if bytes follow.
+    length = len(head) if chunks else None
+    result = httpclient.InferResult.from_response_body(body, False, length)
+    about = result.get_response()
+    assert (about["model_name"], about["model_version"]) == ("m", "3")
+    assert (about.get("id", ""), about.get("parameters", {})) == (id, parameters)
+    for index, (array, _) in enumerate(outputs):
+        if chunks or array.size:  # without any bytes the client looks for none
+            assert_same(result.as_numpy(str(index)), array)
+
+
+# Whatever bytes there are
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=4)
+    | st.sampled_from(["FP32", "BYTES", "INT8", "FP16", "x", "inputs"])
+)
+documents = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                "id inputs outputs parameters name shape datatype data binary_data_size binary_data"
+                " classification shared_memory_region shared_memory_offset sequence_id priority"
+                " binary_data_output triton_x x".split()
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=12,
+)
+valid = st.lists(sent, min_size=1, max_size=2).map(written)
+
+
+def decoded_or_refused(body: bytes, length: int | None = None) -> None:
+    """A documented error is fine; any other exception fails the test."""
+    try:
+        assert isinstance(decode(body, length), InferRequest)
+    except HostError as error:
+        assert error.message
+        error.message.encode()
+
+
+@given(documents)
+def test_any_document_is_a_request_or_refused(document: Any) -> None:
+    decoded_or_refused(json.dumps(document).encode())
+    decoded_or_refused(json.dumps({"inputs": [document]}).encode())
+
+
+@given(st.fixed_dictionaries({"name": st.just("x")}, optional={
+    "shape": documents, "datatype": documents, "data": documents, "parameters": documents,
+}), documents, documents)  # fmt: skip
+def test_any_member_is_taken_or_refused(entry: Any, outputs: Any, parameters: Any) -> None:
+    document = {"inputs": [entry], "outputs": [{"name": "y", "parameters": outputs}]}
+    decoded_or_refused(json.dumps(document | {"parameters": parameters}).encode())
+
+
+@given(valid, st.data())
+def test_a_damaged_request_is_a_request_or_refused(
+    request: tuple[bytes, int | None], data: st.DataObject
+) -> None:
+    body, length = request
+    damaged = bytearray(body)
+    for _ in range(data.draw(st.integers(0, 4))):
+        place = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
+    for some in (bytes(damaged), cut, cut + b"\0" * 5):
+        at = length if length is None else min(length, len(some))
+        decoded_or_refused(some, at)
+        decoded_or_refused(some, data.draw(st.integers(1, max(1, len(some)))))
+
+
+@given(st.binary(max_size=50))
+def test_any_bytes_are_a_request_or_refused(body: bytes) -> None:
+    decoded_or_refused(body)
+
+
+flat = model_config_pb2.ModelConfig(name="m", max_batch_size=4)
+for _name, _kind in (("x", "FP32"), ("data", "STRING"), ("name", "INT8"), ("shape", "FP16")):
+    flat.input.add(name=_name, data_type=f"TYPE_{_kind}", dims=[-1])
+
+
+@given(documents, st.binary(max_size=20))
+def test_generating_takes_any_document_or_refuses_it(document: Any, rubbish: bytes) -> None:
+    for text in (json.dumps(document).encode(), rubbish):
+        try:
+            assert isinstance(generate_schema.to_request(flat, 1, text, MOST), InferRequest)
+        except HostError as error:
+            error.message.encode()
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["trace_level", "trace_rate", "trace_count", "log_frequency"]),
+        documents | st.text("0123456789-+_ ٢", max_size=12),
+    )
+)
+def test_trace_settings_are_taken_or_refused(document: dict[str, Any]) -> None:
+    try:
+        trace_change(document)
+    except HostError as error:
+        error.message.encode()
+
+
+# JSON
+
+
+of_64_bits = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | texts
+exact = st.recursive(
+    of_64_bits, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=20
+)
+
+
+@given(exact)
+def test_both_readers_read_what_python_reads(document: Any) -> None:
+    text = json.dumps(document).encode()
+    expected = repr(json.loads(text))  # NaN is no equal of itself
+    assert repr(json_text.parse(text)) == expected
+    assert repr(json_reader.read(text)) == expected
+
+
+# Everything around it
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"/v2/models/", b"/v2/", b""]))
+def test_any_path_leads_somewhere_or_nowhere(path: bytes, beginning: bytes) -> None:
+    route = find_route(beginning + path)
+    if route is not None:
+        route.subject.encode()
+        assert not route.version or int(route.version) >= 0
+
+
+@given(st.binary(max_size=30) | st.integers().map(lambda number: b"%d" % number))
+def test_any_length_is_a_number_or_refused(value: bytes) -> None:
+    scope = {"method": "POST", "headers": [(b"content-length", value)]}
+    exchange = Exchange(scope, None, None)  # type: ignore[arg-type]
+    try:
+        length = exchange.declared_length()
+    except HostError as error:
+        assert error.message.startswith("Unable to parse Content-Length, ")
+    else:
+        assert length == int(value.decode("latin-1"))
+
+
+@given(
+    st.binary(max_size=40) | st.from_regex(rb"(gzip|deflate|\*|;|q=|[0-9.,; ])*", fullmatch=True)
+)
+def test_any_accepted_encodings_have_a_best_one(value: bytes) -> None:
+    assert chosen_encoding(value) in ("", "gzip", "deflate")
+
+
+@settings(max_examples=30)
+@given(st.lists(st.binary(max_size=300)), st.sampled_from(["gzip", "deflate"]))
+def test_what_is_compressed_is_the_same_afterwards(parts: list[bytes], encoding: str) -> None:
+    async def both() -> bytes:
+        return await decompress(await compress(parts, encoding), 1 << 20)
+
+    assert asyncio.run(both()) == b"".join(parts)

@@ -1,0 +1,350 @@
+"""Requests with a known head: answered without a task, or the usual way, but always the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from host.frontends.http1.connection import Patience
+from host.frontends.http1.cycle import Header, Message
+from host.frontends.http1.header_cache import Done
+from host.frontends.http1.listener import HttpListener
+from host.instances.busy_polling import Sources, nobody
+from tests.conftest import DEADLINE
+
+HEAD = b"POST /quick HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+
+Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class _Held:
+    """A request that is answered when the test says so, or with 503 when it is cancelled."""
+
+    def __init__(self, body: bytes, done: Done) -> None:
+        self.body = body
+        self._done = done
+        self.cancelled = asyncio.Event()
+
+    def answer(self, text: bytes = b"prompt ") -> None:
+        parts = (text, self.body)
+        size = sum(map(len, parts))
+        self._done(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n" % size, parts)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self._done(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n", ())
+
+
+class Application:
+    """Echoes bodies, those of `/quick` promptly unless it is told to `decline`, `hold` or `fail`.
+
+    It says in the body which way a request went.
+    """
+
+    def __init__(self) -> None:
+        self.decline = self.hold = self.fail = False
+        self.heads: list[tuple[str, bytes, list[Header]]] = []
+        self.understood = asyncio.Event()
+        self.held: asyncio.Queue[_Held] = asyncio.Queue()
+
+    def starter(
+        self, method: str, url: bytes, headers: Sequence[Header]
+    ) -> Callable[[bytes, Done], _Held | None] | None:
+        self.heads.append((method, url, list(headers)))
+        self.understood.set()
+        return self._start if url == b"/quick" else None
+
+    def _start(self, body: bytes, done: Done) -> _Held | None:
+        if self.decline:
+            return None
+        if self.fail:
+            raise ValueError("a defect")
+        held = _Held(body, done)
+        if self.hold:
+            self.held.put_nowait(held)
+        else:
+            held.answer()
+        return held
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        body = b"usual "
+        more = True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        length = (b"content-length", b"%d" % len(body))
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": body})
+
+
+def served(
+    app: Application,
+    client: Client,
+    patience: Patience | None = None,
+    sources: Sources = nobody,
+) -> None:
+    async def main() -> None:
+        listener = HttpListener(
+            app, "127.0.0.1", 0, patience=patience, starter=app.starter, sources=sources
+        )
+        port = await listener.start()
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                await client(reader, writer)
+            finally:
+                writer.close()
+        finally:
+            await listener.stop(DEADLINE)
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE))
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    """The body of the next response, which keeps the connection open."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close" not in head
+    length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+    return await reader.readexactly(length)
+
+
+async def closing_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Status line and body of the last response of a connection."""
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head
+    return head.split(b"\r\n")[0], body
+
+
+def test_a_head_is_understood_once() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for body in (b"abcd", b"efgh", b"ijkl"):
+            writer.write(HEAD + body)
+            assert await answer(reader) == b"prompt " + body
+
+    app = Application()
+    served(app, client)
+    assert app.heads == [("POST", b"/quick", [(b"host", b"x"), (b"content-length", b"4")])]
+
+
+@pytest.mark.parametrize("head", [HEAD, HEAD.replace(b"/quick", b"/usual")])
+def test_stubs_are_told_of_a_request_once_however_it_comes(head: bytes) -> None:
+    heard: list[int] = []
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for number in range(1, 4):
+            for part in (head, b"ab", b"cd"):
+                writer.write(part)
+                await writer.drain()
+                await turns()
+            assert (await answer(reader)).endswith(b" abcd")
+            assert sum(heard) == number
+
+    served(Application(), client, sources=lambda: lambda: heard.append(1))
+
+
+def test_a_body_may_come_after_its_head() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for body in (b"abcd", b"efgh"):
+            writer.write(HEAD)
+            await writer.drain()
+            await turns()
+            writer.write(body)
+            assert await answer(reader) == b"prompt " + body
+
+    app = Application()
+    served(app, client)
+
+
+async def turns() -> None:
+    """Let the server, which is in the same loop, read what was sent: most likely by itself."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_body_in_many_parts_goes_the_usual_way() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = HEAD.replace(b" 4\r", b" 6000\r")
+        writer.write(head)
+        await turns()
+        for _ in range(6):
+            writer.write(b"x" * 1000)
+            await writer.drain()
+            await turns()
+        assert (await answer(reader))[-6000:] == b"x" * 6000
+        writer.write(HEAD + b"abcd")
+        assert await answer(reader) == b"prompt abcd"
+
+    app = Application()
+    served(app, client)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD.replace(b"quick", b"other"),
+        HEAD.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"host", b"connection: keep-alive\r\nhost"),
+        HEAD.replace(b"host: x", b"connection: close"),
+        HEAD.replace(b"host: x", b"expect: 100-continue"),
+        HEAD.replace(b"host: x", b"connection: upgrade\r\nupgrade: h2c"),
+        HEAD.replace(b"host: x", b"x-long: " + b"x" * 3000),
+    ],
+    ids=["other", "http/1.0", "close", "expect", "upgrade", "long"],
+)
+def test_whatever_is_out_of_the_ordinary_goes_the_usual_way(head: bytes) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head + b"abcd")
+        writer.write_eof()
+        assert (await reader.read()).endswith(b"usual abcd")
+
+    served(Application(), client)
+
+
+def test_a_chunked_body_goes_the_usual_way() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = HEAD.replace(b"content-length: 4", b"transfer-encoding: chunked")
+        writer.write(head + b"4\r\nabcd\r\n0\r\n\r\n")
+        assert await answer(reader) == b"usual abcd"
+
+    served(Application(), client)
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"1111" + HEAD + b"2222")
+        assert await answer(reader) == b"usual 1111"
+        assert await answer(reader) == b"usual 2222"
+        app.hold = True
+        writer.write(HEAD + b"3333")
+        held = await app.held.get()
+        writer.write(HEAD + b"4444")
+        await writer.drain()
+        await turns()
+        held.answer()
+        assert await answer(reader) == b"prompt 3333"
+        assert (await answer(reader))[-4:] == b"4444"
+
+    app = Application()
+    served(app, client)
+
+
+def test_what_declines_a_request_leaves_it_to_the_usual_way() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        app.decline = True
+        writer.write(HEAD + b"abcd")
+        assert await answer(reader) == b"usual abcd"
+        app.decline = False
+        writer.write(HEAD + b"abcd")
+        assert await answer(reader) == b"prompt abcd"
+
+    app = Application()
+    served(app, client)
+
+
+def test_a_large_answer_is_whole() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        app.hold = True
+        writer.write(HEAD + b"abcd")
+        text = bytes(range(256)) * 4096
+        (await app.held.get()).answer(text)
+        assert await answer(reader) == text + b"abcd"
+
+    app = Application()
+    served(app, client)
+
+
+def test_a_defect_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        app.fail = True
+        writer.write(HEAD + b"abcd")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+        assert await reader.readexactly(30) == b'{"error":"unexpected failure"}'
+        app.fail = False
+        writer.write(HEAD + b"abcd")
+        assert await answer(reader) == b"prompt abcd"
+
+    app = Application()
+    served(app, client)
+    assert "a defect" in caplog.text
+
+
+def test_a_client_that_goes_cancels_its_request() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        app.hold = True
+        writer.write(HEAD + b"abcd")
+        held = await app.held.get()
+        writer.close()
+        await held.cancelled.wait()
+
+    app = Application()
+    served(app, client)
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"ab")
+        status, body = await closing_answer(reader)
+        assert status == b"HTTP/1.1 408 Request Timeout"
+        assert body == b'{"error":"The request did not arrive in time"}'
+
+    served(Application(), client, Patience(pause=0.05))
+
+
+def test_stopping_lets_a_request_end_and_closes_its_connection() -> None:
+    async def main() -> None:
+        app = Application()
+        app.hold = True
+        listener = HttpListener(app, "127.0.0.1", 0, starter=app.starter)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await listener.start())
+        writer.write(HEAD + b"abcd")
+        held = await app.held.get()
+        stopping = asyncio.create_task(listener.stop(DEADLINE))
+        await asyncio.sleep(0)
+        held.answer()
+        assert await closing_answer(reader) == (b"HTTP/1.1 200 OK", b"prompt abcd")
+        await stopping
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE))
+
+
+def test_a_request_that_outlives_the_grace_of_stopping_is_told() -> None:
+    async def main() -> None:
+        app = Application()
+        app.hold = True
+        listener = HttpListener(app, "127.0.0.1", 0, starter=app.starter)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await listener.start())
+        writer.write(HEAD + b"abcd")
+        held = await app.held.get()
+        await listener.stop(0.0)
+        assert held.cancelled.is_set()
+        assert await closing_answer(reader) == (b"HTTP/1.1 503 Service Unavailable", b"")
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE))
+
+
+def test_stopping_answers_a_request_whose_body_is_still_to_come() -> None:
+    async def main() -> None:
+        app = Application()
+        listener = HttpListener(app, "127.0.0.1", 0, starter=app.starter)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await listener.start())
+        writer.write(HEAD + b"ab")
+        await app.understood.wait()
+        stopping = asyncio.create_task(listener.stop(DEADLINE))
+        await asyncio.sleep(0)
+        writer.write(b"cd")
+        assert await closing_answer(reader) == (b"HTTP/1.1 200 OK", b"usual abcd")
+        await stopping
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE))

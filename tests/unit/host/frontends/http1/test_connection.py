@@ -1,0 +1,186 @@
+"""How long an HTTP connection may take: clients that dawdle, on purpose or not, are let go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from host.frontends.http1.connection import Patience
+from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.http1.listener import HttpListener
+from host.frontends.sockets import unsent
+from tests.conftest import DEADLINE
+from tests.waiting import Clock
+
+_Result = TypeVar("_Result")
+
+SOON = 0.05
+"""Seconds of patience of the kind that a test is about; there is plenty of the others."""
+
+Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[_Result]]
+
+
+def served(app: App, patience: Patience, client: Client[_Result]) -> _Result:
+    """What a client returns who is connected to this application."""
+
+    async def main() -> _Result:
+        listener = HttpListener(app, "127.0.0.1", 0, patience=patience)
+        port = await listener.start()
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                await turns(lambda: bool(listener._connections))
+                return await client(reader, writer)
+            finally:
+                writer.close()
+        finally:
+            await listener.stop(DEADLINE)
+
+    loop = Clock()
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+async def passes(writer: asyncio.StreamWriter, seconds: float) -> None:
+    """Let everything arrive that was sent, then so much time pass, and what that causes arrive."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Clock)
+    await turns(lambda: not unsent(writer.transport))
+    await loop.passes(seconds)
+    await turns()
+
+
+async def turns(arrived: Callable[[], bool] = lambda: True) -> None:
+    """Let the loop turn, without any of its time, until this is so, and then some more."""
+    until = time.monotonic() + DEADLINE
+    while not arrived():
+        assert time.monotonic() < until
+        await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class Application:
+    """Reads the body and answers with so many bytes; knows whether it was cancelled."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.size = size
+        self.asked = 0
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.asked += 1
+        try:
+            while (await receive()).get("more_body"):
+                pass
+            length = (b"content-length", b"%d" % self.size)
+            await send({"type": "http.response.start", "status": 200, "headers": [length]})
+            left = self.size
+            while left:
+                part = min(left, 1 << 20)
+                left -= part
+                await send(
+                    {"type": "http.response.body", "body": b"x" * part, "more_body": left > 0}
+                )
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+HEADERS = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"G", b"POST / HTTP/1.1\r\n", HEADERS], ids=["1", "17", "50"])
+def test_headers_that_do_not_end_are_waited_for_a_while(sent: bytes) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(sent)
+        await passes(writer, SOON)
+        return await reader.read()
+
+    app = Application()
+    answer = served(app, Patience(headers=SOON), client)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert b"\r\nconnection: close\r\n" in answer
+    assert answer.endswith(b'{"error":"The request did not arrive in time"}')
+    assert not app.asked
+
+
+def test_bytes_that_trickle_in_do_not_buy_time() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        answer = asyncio.create_task(reader.read())
+        writer.write(HEADERS + b"x-a: ")
+        while not answer.done():
+            writer.write(b"b")
+            await passes(writer, SOON / 10)
+        return answer.result()
+
+    assert served(Application(), Patience(headers=SOON), client).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_connection_without_a_request_is_closed_after_a_while() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        await passes(writer, SOON)
+        return await reader.read()
+
+    assert served(Application(), Patience(headers=SOON), client) == b""
+
+
+def test_a_body_that_comes_too_slowly_is_given_up() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(HEADERS + b"\r\nthe beginning")
+        await passes(writer, SOON)
+        return await reader.read()
+
+    app = Application()
+    answer = served(app, Patience(pause=SOON), client)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert app.asked and app.cancelled.is_set()
+
+
+def test_a_client_that_takes_nothing_is_given_up() -> None:
+    app = Application(1 << 30)
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        while not app.cancelled.is_set():
+            await passes(writer, SOON)
+
+    served(app, Patience(pause=SOON), client)
+
+
+def test_an_idle_connection_is_closed_after_a_while() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\nxx")
+        await passes(writer, 5 * SOON)  # when it looks for the first time
+        return await reader.read()
+
+    assert served(Application(), Patience(headers=5 * SOON, idle=SOON), client) == b""
+
+
+def test_who_waits_for_an_answer_is_not_idle() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Message, receive: object, send: Callable[..., Awaitable[None]]) -> None:
+        await go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"at last"})
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = asyncio.create_task(reader.readuntil(b"at last"))
+        for _ in range(10):  # what could end it has its chance meanwhile
+            await passes(writer, SOON)
+        assert not answer.done()
+        go_on.set()
+        return await answer
+
+    patience = Patience(headers=5 * SOON, pause=SOON, idle=SOON)
+    assert served(app, patience, client).startswith(b"HTTP/1.1 200 ")

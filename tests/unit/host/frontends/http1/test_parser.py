@@ -1,0 +1,107 @@
+"""Requests out of bytes: what clients write into the first line that few others do."""
+
+from __future__ import annotations
+
+import pytest
+
+from host.frontends.http1.parser import Head, Malformed, RequestParser
+
+
+class Heard:
+    """What the parser has told, in short."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.heads: list[Head] = []
+        self.ended = 0
+        self.content = b""
+
+    def begin(self) -> None:
+        pass
+
+    def head(self, head: Head) -> None:
+        self.heads.append(head)
+
+    def chunk(self) -> None:
+        pass
+
+    def body(self, part: bytes) -> None:
+        self.content += part
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def parsed(*parts: bytes) -> Heard:
+    heard = Heard()
+    parser = RequestParser(heard)
+    for part in parts:
+        parser.feed(part)
+    return heard
+
+
+def request(method: bytes, target: bytes, body: bytes = b"") -> bytes:
+    return b"%b %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
+        method, target, len(body), body,
+    )  # fmt: skip
+
+
+def only(heard: Heard) -> tuple[str, tuple[bytes, bytes]]:
+    (head,) = heard.heads
+    assert heard.ended == 1
+    return head.method, head.split_url()
+
+
+def test_a_byte_that_is_not_ascii_means_its_percent_form() -> None:
+    heard = parsed(request(b"GET", b"/v2/mod\xc3\xa8le?n=\xe9"))
+    assert only(heard) == ("GET", (b"/v2/mod%C3%A8le", b"n=%E9"))
+
+
+def test_a_fragment_is_part_of_the_path() -> None:
+    assert only(parsed(request(b"GET", b"/a#b/c?d#e"))) == ("GET", (b"/a#b/c", b"d#e"))
+
+
+@pytest.mark.parametrize("method", ["FOO", "PROPFIND", "get", "DESCRIBE", "PATCH", "A" * 60])
+def test_a_method_that_is_never_served_is_read_as_one_of_them(method: str) -> None:
+    assert only(parsed(request(method.encode(), b"/\xff", b"{}"))) == ("PATCH", (b"/%FF", b""))
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"])
+def test_other_methods_keep_their_names(method: str) -> None:
+    assert only(parsed(request(method.encode(), b"/"))) == (method, (b"/", b""))
+
+
+def test_a_first_line_may_come_byte_by_byte() -> None:
+    data = request(b"POST", b"/\xc3\xa9", b"\xc3\xa9")
+    heard = parsed(*(data[at : at + 1] for at in range(len(data))))
+    assert only(heard) == ("POST", (b"/%C3%A9", b""))
+    assert heard.content == b"\xc3\xa9"
+
+
+@pytest.mark.parametrize("split", range(1, 90))
+def test_only_the_first_line_is_changed(split: int) -> None:
+    body = b"FOO /\xc3\xa9 HTTP/1.1\r\n\r\n"
+    data = b"POST /\xc3\xa9 HTTP/1.1\r\nname: \xc3\xa9\r\ncontent-length: %d\r\n\r\n" % len(body)
+    data += body
+    heard = parsed(data[:split], data[split:])
+    assert heard.heads[0].headers[0] == (b"name", b"\xc3\xa9")
+    assert (heard.heads[0].url, heard.content, heard.ended) == (b"/%C3%A9", body, 1)
+
+
+def test_every_request_of_a_connection_is_read_so() -> None:
+    first, second = request(b"FOO", b"/\xc3\xa9", b"\xff"), request(b"POST", b"/\xc3\xa8", b"x")
+    heard = parsed(first, second)
+    assert [(head.method, head.url) for head in heard.heads] == [
+        ("PATCH", b"/%C3%A9"),
+        ("POST", b"/%C3%A8"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x16\x03\x01 hello\r\n\r\n", b"G\xc3T / HTTP/1.1\r\n\r\n", b"\xc3 / HTTP/1.1\r\n\r\n"],
+    ids=["tls", "inside", "alone"],
+)
+def test_what_is_no_method_is_refused(data: bytes) -> None:
+    with pytest.raises(Malformed, match="Invalid method"):
+        parsed(data)

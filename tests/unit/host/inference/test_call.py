@@ -1,0 +1,298 @@
+"""A call on its way: awaited, iterated, subscribed to, cancelled, taken away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from host.errors import ErrorCode, HostError, internal, unavailable
+from host.inference.request import Call, FailureReason, InferRequest, InferResponse
+
+
+def new_call() -> Call:
+    return Call(InferRequest("m", [], id="7"))
+
+
+def answer(text: str = "") -> InferResponse:
+    return InferResponse("m", 1, text)
+
+
+def cancelled(text: str) -> HostError:
+    return HostError(ErrorCode.CANCELLED, text)
+
+
+async def turn() -> None:
+    """Let everybody who can go on do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Recorder:
+    """Notes what a call tells its server."""
+
+    def __init__(self, call: Call) -> None:
+        self.events: list[str] = []
+        call.on_cancel = lambda _: self.events.append("cancel")
+        call.on_finish = lambda _: self.events.append("finish")
+
+
+async def single(call: Call) -> InferResponse:
+    return await call
+
+
+def test_awaiting_gives_the_only_response_whether_it_was_early_or_late() -> None:
+    async def main() -> None:
+        early = new_call()
+        response = answer()
+        early.respond(response)
+        assert await early is response
+        late = new_call()
+        task = asyncio.create_task(single(late))
+        await turn()
+        assert not task.done()
+        late.respond(response)
+        assert await task is response
+
+    asyncio.run(main())
+
+
+def test_awaiting_raises_the_error_of_the_response() -> None:
+    async def main() -> None:
+        call = new_call()
+        error = unavailable("gone")
+        call.fail(error)
+        with pytest.raises(HostError) as caught:
+            await call
+        assert caught.value is error
+        assert call.failed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("responses", "count"), [([None], 0), ([answer(), answer()], 2)])
+def test_awaiting_a_call_without_exactly_one_response_is_an_error(
+    responses: list[InferResponse | None], count: int
+) -> None:
+    async def main() -> None:
+        call = new_call()
+        for number, response in enumerate(responses):
+            call.respond(response, final=number == len(responses) - 1)
+        with pytest.raises(HostError, match=f"expected a single response, got {count}") as caught:
+            await call
+        assert caught.value.code is ErrorCode.INTERNAL
+
+    asyncio.run(main())
+
+
+def test_awaiting_a_stream_cancels_it() -> None:
+    async def main() -> None:
+        call = new_call()
+        recorder = Recorder(call)
+        call.respond(answer(), final=False)
+        with pytest.raises(HostError, match="expected a single response"):
+            await call
+        assert call.cancelled
+        assert sorted(recorder.events) == ["cancel", "finish"]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_waiter_cancels_the_call() -> None:
+    async def main() -> None:
+        call = new_call()
+        recorder = Recorder(call)
+        task = asyncio.create_task(single(call))
+        await turn()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert call.cancelled
+        assert call.finished
+        assert sorted(recorder.events) == ["cancel", "finish"]
+
+    asyncio.run(main())
+
+
+async def collect(call: Call) -> list[InferResponse]:
+    return [response async for response in call]
+
+
+def test_iterating_gives_every_response_in_order() -> None:
+    async def main() -> None:
+        call = new_call()
+        responses = [answer(str(number)) for number in range(5)]
+        call.respond(responses[0], final=False)
+        call.respond(responses[1], final=False)
+        task = asyncio.create_task(collect(call))
+        await turn()
+        for response in responses[2:4]:
+            call.respond(response, final=False)
+            await turn()
+        call.respond(responses[4], final=True)
+        assert await task == responses
+        assert not call.cancelled
+
+    asyncio.run(main())
+
+
+def test_iterating_ends_with_a_bare_completion_and_shows_errors_as_responses() -> None:
+    async def main() -> None:
+        call = new_call()
+        broken = InferResponse("m", 1, error=internal("this one"))
+        call.respond(answer(), final=False)
+        call.respond(broken, final=False)
+        call.respond(None, final=True)
+        collected = await collect(call)
+        assert collected[1] is broken
+        assert len(collected) == 2
+        assert call.failed
+        assert not call.cancelled
+
+    asyncio.run(main())
+
+
+def test_leaving_an_iteration_early_cancels_the_call() -> None:
+    async def main() -> None:
+        call = new_call()
+        recorder = Recorder(call)
+        call.respond(answer(), final=False)
+        iterator = call.__aiter__()
+        await iterator.__anext__()
+        assert recorder.events == []
+        await iterator.aclose()  # type: ignore[attr-defined]
+        assert call.cancelled
+        assert recorder.events == ["cancel", "finish"]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_iteration_cancels_the_call() -> None:
+    async def main() -> None:
+        call = new_call()
+        task = asyncio.create_task(collect(call))
+        await turn()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert call.cancelled
+
+    asyncio.run(main())
+
+
+def test_a_subscriber_gets_what_came_before_and_what_follows() -> None:
+    call = new_call()
+    seen: list[tuple[Any, bool]] = []
+    first, second, third = answer("1"), answer("2"), answer("3")
+    call.respond(first, final=False)
+    call.respond(second, final=False)
+    call.subscribe(lambda response, final: seen.append((response, final)))
+    call.respond(third)
+    assert seen == [(first, False), (second, False), (third, True)]
+
+
+def test_what_comes_after_the_end_is_dropped() -> None:
+    call = new_call()
+    recorder = Recorder(call)
+    seen: list[InferResponse | None] = []
+    call.subscribe(lambda response, final: seen.append(response))
+    response = answer()
+    call.respond(response)
+    call.respond(answer("late"))
+    call.fail(internal("late"))
+    call.cancel()
+    assert seen == [response]
+    assert not call.failed
+    assert not call.cancelled
+    assert recorder.events == ["finish"]
+
+
+def test_cancelling_tells_the_server_once_and_ends_the_call() -> None:
+    async def main() -> None:
+        call = new_call()
+        recorder = Recorder(call)
+        call.cancel()
+        call.cancel()
+        assert recorder.events == ["cancel", "finish"]
+        with pytest.raises(HostError) as caught:
+            await call
+        assert caught.value.code is ErrorCode.CANCELLED
+
+    asyncio.run(main())
+
+
+def test_abandoning_takes_the_call_away_with_an_error_of_its_own() -> None:
+    async def main() -> None:
+        call = new_call()
+        recorder = Recorder(call)
+        call.abandon(unavailable("the server stops"))
+        assert recorder.events == ["cancel", "finish"]
+        with pytest.raises(HostError, match="the server stops"):
+            await call
+
+    asyncio.run(main())
+
+
+def test_what_a_model_still_responds_to_a_withdrawn_call_arrives() -> None:
+    call = new_call()
+    told: list[Call] = []
+    seen: list[tuple[HostError | None, bool]] = []
+    call.subscribe(lambda response, final: seen.append((response and response.error, final)))
+
+    def tell(call: Call) -> bool:
+        told.append(call)
+        return True
+
+    call.on_cancel = tell
+    for _ in range(2):
+        call.withdraw(cancelled("enough"))
+    assert told == [call]
+    call.respond(answer(), False)
+    call.respond(answer())
+    assert seen == [(None, False), (None, True)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_withdrawn_call_that_no_model_has_ends(waits: bool) -> None:
+    call = new_call()
+    recorder = Recorder(call)
+    seen: list[HostError | None] = []
+    call.subscribe(lambda response, _: seen.append(response and response.error))
+    if not waits:
+        call.on_cancel = None
+    call.withdraw(cancelled("enough"))
+    call.withdraw(cancelled("more than enough"))
+    assert recorder.events == ["cancel"] * waits + ["finish"]
+    assert [error.message for error in seen if error] == ["enough"]
+    assert call.reason is FailureReason.CANCELED
+
+
+def test_a_withdrawn_call_can_still_be_cancelled() -> None:
+    call = new_call()
+    seen: list[HostError | None] = []
+    call.subscribe(lambda response, _: seen.append(response and response.error))
+    call.on_cancel = lambda _: True
+    call.withdraw(cancelled("enough"))
+    call.abandon(cancelled("the asker has died"))
+    assert [error.message for error in seen if error] == ["the asker has died"]
+
+
+def test_a_server_that_answers_a_cancellation_at_once_has_the_last_word() -> None:
+    call = new_call()
+    seen: list[HostError | None] = []
+    call.subscribe(lambda response, _: seen.append(response.error if response else None))
+    call.on_cancel = lambda which: which.fail(internal("first"))
+    call.cancel()
+    assert [error.message for error in seen if error] == ["first"]
+
+
+def test_a_failure_carries_what_the_request_was() -> None:
+    call = new_call()
+    seen: list[InferResponse | None] = []
+    call.subscribe(lambda response, _: seen.append(response))
+    call.fail(internal("x"))
+    response = seen[0]
+    assert response is not None
+    assert (response.model_name, response.model_version, response.id) == ("m", -1, "7")
+    assert response.outputs == []

@@ -1,0 +1,402 @@
+"""The server's log: line formats, switches, labels, tables, and leaving no trace behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from host.logs import handler as log
+from host.logs.formats import Label, about
+
+Configure = Callable[..., log.Log]
+HEAD = "I0203 04:05:06.750000 42 core.py:7] "
+
+
+@pytest.fixture
+def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
+    monkeypatch.delenv("TRITON_SERVER_ESCAPE_LOG_MESSAGES", raising=False)
+    opened: list[log.Log] = []
+
+    def make(**settings: Any) -> log.Log:
+        options = SimpleNamespace(
+            log_verbose=0,
+            log_info=True,
+            log_warning=True,
+            log_error=True,
+            log_format="default",
+            log_file="",
+        )
+        options.__dict__.update(settings)
+        opened.append(log.configure(options))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def record(level: int, message: str, **extra: object) -> logging.LogRecord:
+    """A record of 3 February 2021, 04:05:06.750000 UTC, from line 7 of core.py in process 42."""
+    made = logging.LogRecord("pbhost", level, "/x/core.py", 7, message, (), None)
+    made.created, made.process = 1612325106.75, 42
+    made.__dict__.update(extra)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("level", "letter"),
+    [(logging.ERROR, "E"), (logging.WARNING, "W"), (logging.INFO, "I"), (log.verbose(2), "I")],
+)
+def test_default_line(configure: Configure, level: int, letter: str) -> None:
+    assert configure().format(record(level, "loading: m:1")) == (
+        f'{letter}0203 04:05:06.750000 42 core.py:7] "loading: m:1"'
+    )
+
+
+def test_iso8601_line(configure: Configure) -> None:
+    line = configure(log_format="ISO8601").format(record(logging.WARNING, "hot"))
+    assert line == '2021-02-03T04:05:06Z W 42 core.py:7] "hot"'
+
+
+def test_format_can_be_changed_while_running(configure: Configure) -> None:
+    running = configure()
+    running.log_format = "ISO8601"
+    assert running.format(record(logging.INFO, "x")).startswith("2021-02-03T04:05:06Z I ")
+
+
+def test_message_is_a_json_string(configure: Configure) -> None:
+    assert configure().format(record(logging.INFO, 'a "b" \\ \t ü \x1b[31m')) == (
+        HEAD + r'"a \"b\" \\ \t ü \u001b[31m"'
+    )
+
+
+def test_escaping_can_be_switched_off_at_start(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = configure()
+    monkeypatch.setenv("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "0")
+    line = record(logging.INFO, 'a "b"\nc')
+    assert configure().format(line) == HEAD + 'a "b"\nc'
+    assert before.format(line) != HEAD + 'a "b"\nc'
+
+
+def test_lines_that_follow_stay_readable_but_cannot_pass_for_the_log(configure: Configure) -> None:
+    text = configure().format(record(logging.INFO, f'failed\n  File "m.py"\n{HEAD}forged\r\x1b[2J'))
+    assert text.split("\n") == [
+        HEAD + '"failed"',
+        '    File "m.py"',
+        f"  {HEAD}forged\\r\\x1b[2J",
+    ]
+
+
+def test_exception_is_written_as_a_readable_traceback(configure: Configure) -> None:
+    made = record(logging.ERROR, "broken")
+    try:
+        raise ValueError('say "why"')
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    lines = configure().format(made).split("\n")
+    assert lines[0].endswith('] "broken"')
+    assert lines[1] == "  Traceback (most recent call last):"
+    assert lines[-1] == '  ValueError: say "why"'
+
+
+def test_instance_label_stands_before_the_message(configure: Configure) -> None:
+    line = configure().format(record(logging.INFO, "text", instance="m_0_0"))
+    assert line == HEAD + '"[m_0_0] text"'
+
+
+def test_models_own_line_shows_where_the_model_logged_it(configure: Configure) -> None:
+    line = configure().format(record(logging.INFO, "x", instance="m_0_0", source="model.py:31"))
+    assert line == HEAD.replace("core.py:7", "model.py:31") + '"[m_0_0] x"'
+
+
+def test_printed_line_is_passed_on_without_a_header(configure: Configure) -> None:
+    line = configure().format(record(logging.INFO, 'a "b"', instance="m_0_0", printed=True))
+    assert line == '[m_0_0] a "b"'
+
+
+def test_table_stays_as_it_is(configure: Configure) -> None:
+    text = log.table(["A"], [["1"]])
+    assert configure().format(record(logging.INFO, text, table=True)) == HEAD + text
+
+
+def test_info_goes_to_stdout_and_problems_to_stderr(
+    configure: Configure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(log_verbose=1)
+    log.LOGGER.debug("detail")
+    log.LOGGER.info("news")
+    log.LOGGER.warning("hot")
+    log.LOGGER.error("burnt")
+    out, err = capsys.readouterr()
+    assert [line.split("] ")[1] for line in out.splitlines()] == ['"detail"', '"news"']
+    assert [line.split("] ")[1] for line in err.splitlines()] == ['"hot"', '"burnt"']
+
+
+def test_line_names_its_caller(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    configure()
+    log.LOGGER.info("x")
+    out = capsys.readouterr().out
+    assert f" {os.getpid()} test_handler.py:" in out
+
+
+@pytest.mark.parametrize("switch", ["info", "warning", "error"])
+def test_each_level_has_a_switch(
+    configure: Configure, capsys: pytest.CaptureFixture[str], switch: str
+) -> None:
+    running = configure(**{f"log_{switch}": False})
+    shown = {"info", "warning", "error"} - {switch}
+    write_all()
+    out = "".join(capsys.readouterr())
+    assert {name for name in ("info", "warning", "error") if f'"{name}"' in out} == shown
+    setattr(running, switch, True)
+    write_all()
+    assert f'"{switch}"' in "".join(capsys.readouterr())
+
+
+def write_all() -> None:
+    log.LOGGER.info("info")
+    log.LOGGER.warning("warning")
+    log.LOGGER.error("error")
+
+
+def test_prints_of_a_model_do_not_depend_on_the_switches(
+    configure: Configure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(log_info=False, log_warning=False, log_error=False)
+    extra = {"instance": "m", "printed": True}
+    log.LOGGER.info("hello", extra=extra)
+    log.LOGGER.warning("trouble", extra=extra)
+    assert capsys.readouterr() == ("[m] hello\n", "[m] trouble\n")
+
+
+@pytest.mark.parametrize(("level", "shown"), [(0, []), (1, [1]), (2, [1, 2]), (9, [1, 2, 3])])
+def test_verbose_level_shows_what_is_not_above_it(
+    configure: Configure, capsys: pytest.CaptureFixture[str], level: int, shown: list[int]
+) -> None:
+    configure(log_verbose=level)
+    for number in (1, 2, 3):
+        log.LOGGER.log(log.verbose(number), str(number))
+    out = capsys.readouterr().out
+    assert [number for number in (1, 2, 3) if f'"{number}"' in out] == shown
+
+
+def test_verbose_level_can_be_changed_while_running(configure: Configure) -> None:
+    running = configure()
+    assert not log.LOGGER.isEnabledFor(log.verbose(1))
+    running.verbose_level = 2
+    assert log.LOGGER.isEnabledFor(log.verbose(2))
+    running.verbose_level = 0
+    assert not log.LOGGER.isEnabledFor(log.verbose(1))
+
+
+def test_log_file_takes_everything_and_is_appended_to(
+    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    configure(log_file=str(path))
+    write_all()
+    lines = path.read_text().splitlines()
+    assert lines[0] == "before"
+    assert [line.split("] ")[1] for line in lines[1:]] == ['"info"', '"warning"', '"error"']
+    assert capsys.readouterr() == ("", "")
+
+
+def test_log_file_that_cannot_be_opened_is_an_error_and_leaves_nothing(
+    configure: Configure, tmp_path: Path
+) -> None:
+    before = list(log.LOGGER.handlers)
+    with pytest.raises(OSError):
+        configure(log_file=str(tmp_path / "no" / "log"))
+    assert log.LOGGER.handlers == before
+
+
+def test_text_that_the_console_cannot_show_is_written_as_escapes(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", console)
+    configure()
+    log.LOGGER.info("naïve \udc80")
+    console.seek(0)
+    assert "na\\xefve \\udc80" in console.read()
+
+
+def test_process_without_console_logs_nowhere(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    configure()
+    log.LOGGER.info("x")
+
+
+def state() -> tuple[object, ...]:
+    root = logging.getLogger()
+    logger = log.LOGGER
+    return (root.level, root.handlers[:], logger.level, logger.propagate, logger.handlers[:])
+
+
+def test_closing_leaves_the_loggers_as_they_were(configure: Configure) -> None:
+    before = state()
+    running = configure(log_verbose=3)
+    running.close()
+    running.close()
+    assert state() == before
+
+
+def test_closing_one_of_two_logs_leaves_the_other(
+    configure: Configure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = state()
+    first = configure(log_verbose=1)
+    second = configure()
+    first.close()
+    assert not log.LOGGER.isEnabledFor(log.verbose(1))
+    log.LOGGER.info("still")
+    assert capsys.readouterr().out.count("still") == 1
+    second.close()
+    assert state() == before
+
+
+def test_roots_handlers_do_not_see_the_log(
+    configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+    configure()
+    log.LOGGER.info("mine")
+    assert caplog.records == []
+
+
+def test_table() -> None:
+    assert log.table(["Model", "Status"], [["m", "READY"], ["long name", ""]]) == (
+        "\n"
+        "+-----------+--------+\n"
+        "| Model     | Status |\n"
+        "+-----------+--------+\n"
+        "| m         | READY  |\n"
+        "| long name |        |\n"
+        "+-----------+--------+\n"
+    )
+
+
+def test_table_without_rows() -> None:
+    assert log.table(["A", ""], []) == "\n+---+---+\n| A |   |\n+---+---+\n+---+---+\n"
+
+
+def test_cells_of_several_lines_stay_within_their_column() -> None:
+    assert log.table(["A", "B"], [["1", "x\nyz\x1b"]]).splitlines()[4:6] == [
+        "| 1 | x      |",
+        "|   | yz\\x1b |",
+    ]
+
+
+def test_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = os.terminal_size((20, 10))
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: size)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
+    lines = log.table(["Model", "Status"], [["m", "0123456789abcdefghijkl"]]).splitlines()
+    assert lines[1:] == [
+        "+-------+----------+",
+        "| Model | Status   |",
+        "+-------+----------+",
+        "| m     | 01234567 |",
+        "|       | 89abcdef |",
+        "|       | ghijkl   |",
+        "+-------+----------+",
+    ]
+
+
+def test_a_terminal_without_a_size_does_not_narrow_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((0, 0)))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
+    assert "| Model | Status |" in log.table(["Model", "Status"], [["m", "READY"]])
+
+
+def test_table_that_is_not_shown_on_a_terminal_is_at_most_500_wide() -> None:
+    lines = log.table(["A", "B"], [["x" * 900, "y" * 900]]).splitlines()
+    assert {len(line) for line in lines[1:]} == {500}
+    assert sum(line.count("x") for line in lines) == sum(line.count("y") for line in lines) == 900
+
+
+def test_label_has_as_much_as_is_known(configure: Configure) -> None:
+    running = configure()
+    for label, shown in (
+        (Label("m", 3, "m_0"), "[m:3/m_0] text"),
+        (Label("m", 3), "[m:3] text"),
+        (Label("m"), "[m] text"),
+    ):
+        assert running.format(record(logging.INFO, "text", instance=label)) == f'{HEAD}"{shown}"'
+
+
+def test_requests_stand_behind_the_label(configure: Configure) -> None:
+    running = configure()
+
+    def line(*requests: str) -> str:
+        extra = {"instance": Label("m", 1, "m_0"), "requests": requests}
+        return running.format(record(logging.INFO, "text", **extra))
+
+    assert line() == HEAD + '"[m:1/m_0] text"'
+    assert line("a b") == HEAD + '"[m:1/m_0 a b] text"'
+    assert line("a", "b", "c") == HEAD + '"[m:1/m_0 a +2] text"'
+    assert "\n" not in line("a\nb\x1b")
+
+
+def shown_as_json(configure: Configure, level: int, message: str, **extra: object) -> object:
+    line = configure(log_format="json").format(record(level, message, **extra))
+    assert "\n" not in line
+    return json.loads(line)
+
+
+def test_json_line(configure: Configure) -> None:
+    extra = {
+        "instance": Label("m", 1, "m_0"),
+        "requests": ["r"],
+        "trace_id": "7",
+        "source": "model.py:3",
+    }
+    assert shown_as_json(configure, logging.WARNING, "ü\n", **extra) == {
+        "time": "2021-02-03T04:05:06.750000Z",
+        "level": "WARNING",
+        "pid": 42,
+        "source": "model.py:3",
+        "model": "m",
+        "version": 1,
+        "instance": "m_0",
+        "request_id": "r",
+        "trace_id": "7",
+        "message": "ü",
+    }
+
+
+def test_json_line_of_a_text_that_names_its_model(configure: Configure) -> None:
+    shown = shown_as_json(configure, log.verbose(2), "loading: m:1", **about("m", 1))
+    assert shown == {
+        "time": "2021-02-03T04:05:06.750000Z",
+        "level": "VERBOSE",
+        "pid": 42,
+        "source": "core.py:7",
+        "model": "m",
+        "version": 1,
+        "message": "loading: m:1",
+    }
+
+
+def test_json_line_of_an_exception(configure: Configure) -> None:
+    made = record(logging.ERROR, "broken")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    shown = json.loads(configure(log_format="json").format(made))
+    assert shown["message"] == "broken"
+    assert shown["exception"].endswith("ValueError: why")

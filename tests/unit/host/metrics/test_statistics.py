@@ -1,0 +1,132 @@
+"""What is counted for a model version, and what is not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from host.errors import internal
+from host.inference.metadata import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
+from host.inference.request import Call, InferRequest, InferResponse, Times
+from host.metrics.statistics import Counters
+
+TIMES = Times(started=1_100, inputs_ready=1_110, outputs_begin=1_310, ended=1_315)
+
+
+@pytest.fixture(autouse=True)
+def clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time stands still at 2,000 ns, and at 77 ms since the epoch."""
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 2_000)
+    monkeypatch.setattr(time, "time_ns", lambda: 77_654_321)
+
+
+def call(batch_size: int = 1, received: int = 1_000, failed: bool = False) -> Call:
+    made = Call(InferRequest("m", [], batch_size=batch_size))
+    made.received_ns = received
+    made.queued_ns = received + 20
+    if failed:
+        made.fail(internal("no"))
+    else:
+        made.respond(InferResponse("m", 1))
+    return made
+
+
+def test_nothing_has_happened_at_first() -> None:
+    assert Counters("m", "3").snapshot() == ModelStatistics("m", "3")
+
+
+def test_every_request_bears_the_full_times_of_its_batch() -> None:
+    counters = Counters("m", "1")
+    counters.batch([call(2), call(3, received=1_010)], TIMES)
+    assert counters.snapshot() == ModelStatistics(
+        name="m",
+        version="1",
+        last_inference=77,
+        inference_count=5,
+        execution_count=1,
+        inference_stats=InferenceStatistics(
+            success=Duration(2, 1_000 + 990),
+            queue=Duration(2, 80 + 70),
+            compute_input=Duration(2, 20),
+            compute_infer=Duration(2, 400),
+            compute_output=Duration(2, 10),
+        ),
+        batch_stats=[BatchStatistics(5, Duration(1, 10), Duration(1, 200), Duration(1, 5))],
+    )
+
+
+def test_batch_sizes_are_listed_in_ascending_order() -> None:
+    counters = Counters("m", "1")
+    for size in (4, 1, 4):
+        counters.batch([call(size)], TIMES)
+    stats = counters.snapshot()
+    assert [(b.batch_size, b.compute_infer) for b in stats.batch_stats] == [
+        (1, Duration(1, 200)),
+        (4, Duration(2, 400)),
+    ]
+    assert (stats.inference_count, stats.execution_count) == (9, 3)
+
+
+def test_failed_calls_of_a_batch_are_no_successes_but_were_executed() -> None:
+    counters = Counters("m", "1")
+    counters.batch([call(2), call(3, failed=True)], TIMES)
+    counters.failure(900)
+    stats = counters.snapshot()
+    assert (stats.inference_count, stats.execution_count) == (2, 1)
+    assert stats.inference_stats.success.count == 1
+    assert stats.inference_stats.fail == Duration(1, 900)
+    assert [batch.batch_size for batch in stats.batch_stats] == [5]
+
+
+def test_failure_in_the_queue_counts_nothing_else() -> None:
+    counters = Counters("m", "1")
+    counters.failure(5)
+    counters.failure(6)
+    assert counters.snapshot() == ModelStatistics(
+        "m", "1", inference_stats=InferenceStatistics(fail=Duration(2, 11))
+    )
+
+
+def test_call_that_was_not_queued_waited_since_it_was_received() -> None:
+    counters = Counters("m", "1")
+    direct = call()
+    direct.queued_ns = 0
+    counters.batch([direct], TIMES)
+    assert counters.snapshot().inference_stats.queue == Duration(1, 100)
+
+
+def test_queue_time_is_never_negative() -> None:
+    counters = Counters("m", "1")
+    counters.success(1, 10, -3, 1, 2, 3)
+    assert counters.snapshot().inference_stats.queue == Duration(1, 0)
+
+
+def test_cache_hit_is_a_success_without_inference_or_compute() -> None:
+    counters = Counters("m", "1")
+    counters.cache_hit(total_ns=50, queue_ns=10, lookup_ns=7)
+    assert counters.snapshot() == ModelStatistics(
+        "m",
+        "1",
+        inference_stats=InferenceStatistics(
+            success=Duration(1, 50), queue=Duration(1, 10), cache_hit=Duration(1, 7)
+        ),
+    )
+
+
+def test_cache_miss_lengthens_the_success_it_belongs_to() -> None:
+    counters = Counters("m", "1")
+    counters.success(1, 100, 1, 2, 3, 4)
+    counters.cache_miss(9)
+    stats = counters.snapshot().inference_stats
+    assert stats.success == Duration(1, 109)
+    assert stats.cache_miss == Duration(1, 9)
+
+
+def test_snapshot_does_not_change_afterwards() -> None:
+    counters = Counters("m", "1")
+    counters.batch([call()], TIMES)
+    before = counters.snapshot()
+    counters.batch([call()], TIMES)
+    assert before.execution_count == 1
+    assert before.batch_stats[0].compute_infer.count == 1

@@ -1,0 +1,139 @@
+"""How many loads run at a time, and which waits are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from host.errors import HostError
+from host.model_control.load_limiter import Slots
+from tests.conftest import DEADLINE
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, DEADLINE))
+
+
+async def turns() -> None:
+    """Let everything that can go on do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Load:
+    """A load that holds a slot until told to end."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.running = False
+        self.end = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._run(slots))
+
+    async def _run(self, slots: Slots) -> None:
+        async with slots:
+            self.running = True
+            await self.end.wait()
+        self.running = False
+
+
+def test_no_more_than_the_given_number_run_and_all_get_their_turn() -> None:
+    async def work() -> None:
+        slots = Slots(2)
+        loads = [Load(slots) for _ in range(5)]
+        while any(not load.task.done() for load in loads):
+            await turns()
+            running = [load for load in loads if load.running]
+            assert 1 <= len(running) <= 2
+            running[0].end.set()
+            await turns()
+
+    run(work())
+
+
+def test_a_cancelled_load_does_not_take_a_turn_with_it() -> None:
+    async def work() -> None:
+        slots = Slots(1)
+        first, second, third = (Load(slots) for _ in range(3))
+        await turns()
+        first.end.set()
+        await asyncio.sleep(0)  # the second one has been woken, and is cancelled before it runs
+        second.task.cancel()
+        await turns()
+        assert third.running
+        third.end.set()
+        await third.task
+
+    run(work())
+
+
+def test_a_load_that_waits_for_another_one_does_not_count() -> None:
+    async def work() -> None:
+        slots = Slots(1)
+        outer = Load(slots)
+        await turns()
+        with slots.lent("outer", "inner"):
+            inner, late = Load(slots), Load(slots)
+            await turns()
+            assert inner.running and not late.running
+            inner.end.set()
+            await inner.task
+        outer.end.set()
+        await turns()
+        assert late.running
+        late.end.set()
+        await late.task
+
+    run(work())
+
+
+def test_slots_are_not_overbooked_for_long_after_an_answer() -> None:
+    async def work() -> None:
+        slots = Slots(1)
+        outer = Load(slots)
+        await turns()
+        with slots.lent("outer", "inner"):
+            inner = Load(slots)
+            await turns()
+        late = Load(slots)
+        inner.end.set()
+        await turns()
+        assert not late.running, "the outer load has its slot back"
+        outer.end.set()
+        await turns()
+        assert late.running
+        late.end.set()
+        await late.task
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("waits", "last", "chain"),
+    [
+        ([], ("a", "a"), "a -> a"),
+        ([("a", "b")], ("b", "a"), "b -> a -> b"),
+        ([("a", "b"), ("b", "c")], ("c", "a"), "c -> a -> b -> c"),
+        ([("a", "b"), ("a", "c"), ("c", "d")], ("d", "a"), "d -> a -> c -> d"),
+    ],
+)
+def test_a_wait_that_closes_a_circle_is_refused(
+    waits: list[tuple[str, str]], last: tuple[str, str], chain: str
+) -> None:
+    slots = Slots(1)
+    with ExitStack() as stack:
+        for wait in waits:
+            stack.enter_context(slots.lent(*wait))
+        with pytest.raises(HostError, match=f": {chain}\\. Load one"):
+            stack.enter_context(slots.lent(*last))
+    with slots.lent(*last) if last[0] != last[1] else ExitStack():
+        pass  # what has ended closes no circle
+
+
+def test_waits_that_meet_are_no_circle() -> None:
+    slots = Slots(1)
+    with ExitStack() as stack:
+        for wait in (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("a", "b")):
+            stack.enter_context(slots.lent(*wait))

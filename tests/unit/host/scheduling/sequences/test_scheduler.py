@@ -1,0 +1,449 @@
+"""Sequences under arbitrary events: their order, their slots, their limits, and their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from host.config.schema import pb
+from host.errors import ErrorCode, HostError, unavailable
+from host.inference.request import Call, InferRequest, InferResponse, Tensor
+from host.scheduling.sequences.call import END, START, Padding, SequenceCall
+from host.scheduling.sequences.factory import sequence_scheduler
+from host.scheduling.sequences.scheduler import SequenceScheduler
+from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, error_of
+
+US_PER_TICK = TICK // 1000
+UNKNOWN = "must specify the START flag on the first request of the sequence"
+EXPIRED = "timeout of the corresponding sequence has been expired"
+
+
+def scheduler_of(
+    clock: Clock, text: str = "direct {}", largest: int = 3, idle: int = 1000
+) -> SequenceScheduler:
+    """`idle` in ticks."""
+    config = pb.ModelConfig(name="m", max_batch_size=largest)
+    text_format.Parse(f"sequence_batching {{ {text} }}", config)
+    config.sequence_batching.max_sequence_idle_microseconds = idle * US_PER_TICK
+    return sequence_scheduler(config, lambda first, other: True, clock=clock)
+
+
+def call_of(clock: Clock, id: int | str, flags: int = 0, timeout: int = 0) -> SequenceCall:
+    inputs = [Tensor("X", "INT32", [1, 1], bytes(4))]
+    request = InferRequest(
+        "m", inputs, correlation_id=id, flags=flags, timeout_us=timeout * US_PER_TICK
+    )
+    call = SequenceCall(request)
+    call.received_ns = call.queued_ns = clock.now()
+    return call
+
+
+def submit(
+    scheduler: SequenceScheduler, clock: Clock, id: int | str, flags: int = 0, timeout: int = 0
+) -> SequenceCall:
+    call = call_of(clock, id, flags, timeout)
+    scheduler.submit(call)
+    return call
+
+
+class Lane(FakeLane):
+    """Knows which of its rows belong to requests."""
+
+    may_wait_for: Sequence[Sequence[Call]] = ()
+
+    def requests(self) -> list[SequenceCall]:
+        return [call for call in self.running if isinstance(call, SequenceCall)]
+
+
+class Machine(RuleBasedStateMachine):
+    """The reference: which calls each sequence was given, in order, and where they ran."""
+
+    text = "direct {}"
+    largest = 3
+    slots = 3
+    idle = 15
+    rows_are_slots = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock(early=1)
+        self.scheduler = scheduler_of(self.clock, self.text, self.largest, self.idle)
+        self.lanes: list[Lane] = []
+        self.calls: list[SequenceCall] = []
+        self.answers: dict[Call, int] = {}
+        self.ran: list[SequenceCall] = []
+        self.places: dict[Any, tuple[Lane, int]] = {}
+        self.seen: dict[Lane, list[Call]] = {}
+        self.retired: dict[Lane, list[Any]] = {}  # and the sequences that they had then
+        self.empty: list[Lane] = []  # retired ones whose sequences have all ended
+        self.open: set[int] = set()  # ids of which nothing has happened that could end them
+
+    @rule(
+        id=st.integers(1, 6),
+        flags=st.sampled_from([0, 0, 0, START, START, END, START | END]),
+        timeout=st.sampled_from([0, 0, 6]),
+    )
+    def request_comes(self, id: int, flags: int, timeout: int) -> None:
+        call = call_of(self.clock, id, flags, timeout)
+        try:
+            self.scheduler.submit(call)
+        except HostError as error:
+            assert error.code is ErrorCode.INVALID_ARG
+            assert UNKNOWN in error.message
+            assert not flags & START
+            assert id not in self.open
+            return
+        if flags & END:
+            self.open.discard(id)
+        else:
+            self.open.add(id)
+        self.calls.append(call)
+        self.answers[call] = 0
+
+        def hear(response: InferResponse | None, final: bool) -> None:
+            self.answers[call] += 1
+
+        call.subscribe(hear)
+
+    @precondition(lambda self: len(self.lanes) - len(self.retired) < 2)
+    @rule()
+    def lane_joins(self) -> None:
+        lane = Lane(self.scheduler)
+        self.lanes.append(lane)
+        self.scheduler.lane_free(lane)
+
+    @precondition(lambda self: any(lane.running for lane in self.lanes))
+    @rule(data=st.data())
+    def batch_ends(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from([lane for lane in self.lanes if lane.running])).finish()
+
+    @precondition(lambda self: self.lanes)
+    @rule(data=st.data())
+    def lane_dies(self, data: st.DataObject) -> None:
+        self.open.clear()
+        lane = data.draw(st.sampled_from(self.lanes))
+        queued = [call for call in self.calls if not call.finished and self.lane_of(call) is lane]
+        self.lanes.remove(lane)
+        lane.die()
+        assert all(call.finished for call in queued)
+        if self.retired.pop(lane, None) is not None:
+            self.empty.remove(lane)  # whoever waited for that has been told
+
+    @precondition(lambda self: len(self.lanes) > len(self.retired))
+    @rule(data=st.data())
+    def lane_is_retired(self, data: st.DataObject) -> None:
+        lane = data.draw(st.sampled_from([x for x in self.lanes if x not in self.retired]))
+        self.retired[lane] = self.sequences_of(lane)
+        self.scheduler.retire(lane, lambda: self.empty.append(lane))
+
+    @precondition(lambda self: self.empty)
+    @rule()
+    def retired_lane_ends(self) -> None:
+        lane = self.empty.pop()
+        assert not lane.running
+        assert not self.sequences_of(lane)
+        del self.retired[lane]
+        self.lanes.remove(lane)
+        self.scheduler.lane_gone(lane)
+
+    def sequences_of(self, lane: Lane) -> list[Any]:
+        return [s for s in self.scheduler._cells[lane].slots if s is not None]
+
+    @invariant()
+    def retired_lanes_get_no_new_sequences(self) -> None:
+        for lane, before in self.retired.items():
+            assert set(map(id, self.sequences_of(lane))) <= set(map(id, before))
+            assert (
+                self.sequences_of(lane)
+                or lane.running
+                or self.flying(lane)
+                or (self.empty.count(lane) == 1)
+            )
+
+    def flying(self, lane: Lane) -> bool:
+        return bool(getattr(self.scheduler._cells[lane], "_flying", ()))
+
+    def lane_of(self, call: SequenceCall) -> Any:
+        cell: Any = call.sequence.cell if call.sequence is not None else None
+        return None if cell is None else cell.lane
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.open.clear()
+        call = data.draw(st.sampled_from(self.calls))
+        call.cancel()
+        assert call.finished
+
+    @rule(ticks=st.integers(1, 20))
+    def time_passes(self, ticks: int) -> None:
+        self.open.clear()
+        self.clock.advance(ticks)
+
+    @rule()
+    def everything_queued_fails(self) -> None:
+        self.open.clear()
+        self.scheduler.fail_queued(unavailable("no more"))
+        assert self.scheduler.queued == 0
+
+    @invariant()
+    def batches_keep_to_the_rules(self) -> None:
+        for lane in self.lanes:
+            if not lane.running or self.seen.get(lane) == lane.running:
+                continue
+            self.seen[lane] = list(lane.running)
+            assert len(lane.running) <= self.largest
+            sequences = [call.sequence for call in lane.requests()]
+            assert len(set(map(id, sequences))) == len(sequences), "two of one sequence"
+            for row, call in enumerate(lane.running):
+                if not isinstance(call, SequenceCall):
+                    assert self.rows_are_slots
+                    assert row < len(lane.running) - 1, "padding at the end"
+                    continue
+                self.ran.append(call)
+                place = lane, row if self.rows_are_slots else 0
+                assert self.places.setdefault(call.sequence, place) == place, "it has moved"
+
+    @invariant()
+    def a_slot_has_one_sequence(self) -> None:
+        cells = list(self.scheduler._cells.values())
+        assert {id(cell.lane) for cell in cells} == {id(lane) for lane in self.lanes}
+        held = [sequence for cell in cells for sequence in cell.slots if sequence is not None]
+        assert len(held) == len(set(map(id, held)))
+        assert all(len(cell.slots) == self.slots for cell in cells)
+        if self.scheduler._backlog:
+            others = [cell for cell in cells if cell.lane not in self.retired]
+            assert all(None not in cell.slots for cell in others), "it waits beside a free slot"
+
+    @invariant()
+    def sequences_keep_their_order(self) -> None:
+        numbers: dict[Any, int] = {}
+        for call in self.ran:
+            number = self.calls.index(call)
+            assert numbers.get(call.sequence, -1) < number
+            numbers[call.sequence] = number
+
+    @invariant()
+    def no_call_is_lost_or_answered_twice(self) -> None:
+        running = {call for lane in self.lanes for call in lane.running}
+        waiting = [c for c in self.calls if not c.finished and c not in running]
+        assert self.scheduler.queued == len(waiting)
+        assert all(self.answers[call] == call.finished for call in self.calls)
+
+    @invariant()
+    def nothing_waits_beside_a_free_lane(self) -> None:
+        for cell in self.scheduler._cells.values():
+            if not any(lane is cell.lane and lane.running for lane in self.lanes):
+                assert not any(s is not None and s.calls for s in cell.slots)
+
+    def teardown(self) -> None:
+        if len(self.lanes) == len(self.retired):
+            self.lane_joins()
+        for _ in range(2000):
+            running = [lane for lane in self.lanes if lane.running]
+            if not running and not self.scheduler.queued:
+                break
+            for lane in running:
+                lane.finish()
+            if not running:
+                self.clock.advance(1)
+        assert all(self.answers[call] == 1 for call in self.calls)
+
+
+class OldestMachine(Machine):
+    text = "oldest { max_candidate_sequences: 4 preserve_ordering: false }"
+    slots = 4
+    rows_are_slots = False
+
+
+class OneSlot(Machine):
+    largest = slots = 1
+
+
+def case(machine: type[Machine], examples: int) -> Any:
+    test = machine.TestCase
+    test.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
+    return test
+
+
+TestDirect = case(Machine, 60)
+TestOldest = case(OldestMachine, 60)
+TestOneSlot = case(OneSlot, 30)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def with_lane(scheduler: SequenceScheduler) -> Lane:
+    lane = Lane(scheduler)
+    scheduler.lane_free(lane)
+    return lane
+
+
+def test_new_sequences_fill_lanes_evenly(clock: Clock) -> None:
+    scheduler = scheduler_of(clock)
+    lanes = [with_lane(scheduler) for _ in range(2)]
+    for number in (1, 2, 3):
+        submit(scheduler, clock, number, START)
+    assert [len(lane.requests()) for lane in lanes] == [1, 1]
+    lanes[0].finish()
+    assert [call.request.correlation_id for call in lanes[0].requests()] == [3]
+
+
+def test_numbers_and_strings_are_different_ids(clock: Clock) -> None:
+    scheduler = scheduler_of(clock)
+    submit(scheduler, clock, 5, START)
+    with pytest.raises(HostError, match=UNKNOWN):
+        submit(scheduler, clock, "5")
+
+
+def test_a_used_slot_gets_the_oldest_of_the_backlog_with_all_its_requests(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, largest=1)
+    lane = with_lane(scheduler)
+    submit(scheduler, clock, 1, START)
+    waiting = [submit(scheduler, clock, 2, START), submit(scheduler, clock, 2)]
+    submit(scheduler, clock, 3, START)
+    submit(scheduler, clock, 1, END)
+    order = []
+    for _ in range(4):
+        order += lane.requests()
+        lane.finish()
+    assert order[2:] == waiting
+
+
+def test_the_backlog_waits_as_long_as_its_least_patient_request(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, largest=1)
+    with_lane(scheduler)
+    submit(scheduler, clock, 1, START)
+    calls = [submit(scheduler, clock, 2, START), submit(scheduler, clock, 2, timeout=5)]
+    clock.advance(5)
+    assert not any(call.finished for call in calls)
+    clock.advance(1)
+    for call in calls:
+        error = error_of(call)
+        assert error is not None and error.message == EXPIRED
+        assert error.code is ErrorCode.UNAVAILABLE
+    with pytest.raises(HostError, match=UNKNOWN):
+        submit(scheduler, clock, 2)
+
+
+def test_idle_sequences_lose_their_slots_and_those_in_the_backlog_wait(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, largest=1, idle=10)
+    lane = with_lane(scheduler)
+    submit(scheduler, clock, 1, START)
+    waiting = submit(scheduler, clock, 2, START)
+    lane.finish()
+    clock.advance(9)
+    assert not lane.running
+    clock.advance(1)
+    assert lane.requests() == [waiting]
+
+
+def test_a_cancelled_head_ends_its_sequence(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, largest=1)
+    lane = with_lane(scheduler)
+    submit(scheduler, clock, 1, START)
+    head, behind = submit(scheduler, clock, 1), submit(scheduler, clock, 1)
+    head.cancel()
+    assert behind.cancelled
+    other = submit(scheduler, clock, 2, START)
+    lane.finish()
+    assert lane.requests() == [other]
+
+
+def test_direct_batches_can_wait_for_a_share_of_the_slots(clock: Clock) -> None:
+    text = "direct { minimum_slot_utilization: 0.6 max_queue_delay_microseconds: 4000 }"
+    scheduler = scheduler_of(clock, text)
+    lane = with_lane(scheduler)
+    submit(scheduler, clock, 1, START)
+    assert not lane.running
+    submit(scheduler, clock, 2, START)
+    assert len(lane.requests()) == 2
+    lane.finish()
+    submit(scheduler, clock, 2)
+    clock.advance(3)
+    assert not lane.running
+    clock.advance(1)
+    assert [isinstance(call, Padding) for call in lane.running] == [True, False]
+
+
+def test_oldest_batches_wait_for_a_preferred_size_until_their_delay_is_over(clock: Clock) -> None:
+    text = "oldest { preferred_batch_size: 2 max_queue_delay_microseconds: 4000 }"
+    scheduler = scheduler_of(clock, text)
+    lane = with_lane(scheduler)
+    submit(scheduler, clock, 1, START)
+    assert not lane.running
+    submit(scheduler, clock, 2, START)
+    assert len(lane.requests()) == 2
+    lane.finish()
+    late = submit(scheduler, clock, 2)
+    clock.advance(3)
+    assert not lane.running
+    clock.advance(1)
+    assert lane.requests() == [late]
+
+
+def test_oldest_batches_keep_the_order_of_responses_if_asked(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, "oldest { preserve_ordering: true }", largest=1)
+    lanes = [with_lane(scheduler)]
+    first = submit(scheduler, clock, 1, START | END)
+    second = submit(scheduler, clock, 2, START | END)
+    assert lanes[0].requests() == [first]
+    lanes[0].let_go()
+    assert lanes[0].requests() == [second]
+    second.respond(InferResponse("m", 1))
+    assert not second.finished
+    first.respond(InferResponse("m", 1))
+    assert second.finished
+
+
+@pytest.mark.parametrize("backlog", [0, 2])
+def test_the_first_batch_can_be_held_back(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, backlog: int
+) -> None:
+    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "2")
+    monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", str(backlog))
+    scheduler = scheduler_of(clock, largest=1)
+    lane = with_lane(scheduler)
+    submit(scheduler, clock, 1, START)
+    assert not lane.running
+    submit(scheduler, clock, 1)
+    assert bool(lane.running) == (backlog == 0)
+    submit(scheduler, clock, 2, START)
+    submit(scheduler, clock, 2)
+    assert lane.running
+
+
+def test_requests_that_run_again_go_together(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, "iterative_sequence: true")
+    lane = with_lane(scheduler)
+    calls = [submit(scheduler, clock, 0) for _ in range(3)]
+    lane.finish()
+    assert [call.request.correlation_id for call in calls] == [1, 2, 3]
+    again = lane.requests()
+    assert again == calls[1:]
+    assert all(call.reschedule() for call in again)
+    lane.running = []
+    scheduler.lane_free(lane)
+    assert lane.requests() == again
+    assert [call.request.flags for call in again] == [0, 0]
+
+
+def test_a_request_whose_sequence_was_idle_cannot_run_again(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, "iterative_sequence: true", idle=5)
+    lane = with_lane(scheduler)
+    call = submit(scheduler, clock, 0)
+    clock.advance(6)
+    assert call.reschedule()
+    lane.running = []
+    scheduler.lane_free(lane)
+    error = error_of(call)
+    assert error is not None and UNKNOWN in error.message

@@ -1,0 +1,395 @@
+"""Which calls could only go on after themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from host.errors import ErrorCode, HostError
+from host.inference.request import Call, InferRequest, InferResponse
+from host.scheduling.deadlock_detector import CircleWatch, _Graph
+from host.scheduling.ordering import OrderedCall, Ordering
+from tests.unit.host.scheduling.lanes import TICK, Clock
+
+SECOND = 1_000_000_000 // TICK
+
+
+class Lane:
+    """Runs a call that may wait for others."""
+
+    def __init__(self, *waiting_for: Call) -> None:
+        self.waiting_for: Sequence[Call] = waiting_for
+        self.may_wait_for: Sequence[Sequence[Call]] = ()
+
+
+class Queue:
+    """Where calls wait for one of its lanes."""
+
+    def __init__(self, *lanes: Lane) -> None:
+        self.lanes = list(lanes)
+        self.returning = False
+
+    def lane_returns(self) -> bool:
+        return self.returning
+
+
+def call_at(place: object) -> Call:
+    call = Call(InferRequest("m", []))
+    call.place = place
+    return call
+
+
+def is_stuck(call: Call) -> bool:
+    return id(call) in _Graph([call], ()).stuck
+
+
+def test_a_call_that_nobody_has_taken_yet_is_not_stuck() -> None:
+    assert not is_stuck(call_at(None))
+
+
+def test_a_call_that_runs_is_not_stuck() -> None:
+    assert not is_stuck(call_at(Lane()))
+
+
+def test_a_call_queued_behind_work_that_goes_on_is_not_stuck() -> None:
+    assert not is_stuck(call_at(Queue(Lane(), Lane())))
+
+
+def test_a_call_without_any_lane_waits_for_one_to_come_back() -> None:
+    assert not is_stuck(call_at(Queue()))
+
+
+def test_a_model_with_one_lane_that_asks_itself_is_stuck() -> None:
+    lane = Lane()
+    call = call_at(Queue(lane))
+    lane.waiting_for = [call]
+    assert is_stuck(call)
+
+
+def test_one_free_lane_is_enough() -> None:
+    busy, free = Lane(), Lane()
+    call = call_at(Queue(busy, free))
+    busy.waiting_for = [call]
+    assert not is_stuck(call)
+
+
+def test_a_circle_of_two_models_is_stuck_on_either_side() -> None:
+    first, second = Lane(), Lane()
+    to_first, to_second = call_at(Queue(first)), call_at(Queue(second))
+    first.waiting_for, second.waiting_for = [to_second], [to_first]
+    assert is_stuck(to_first)
+    assert is_stuck(to_second)
+
+
+def test_a_call_queued_behind_a_circle_is_stuck_too() -> None:
+    lane = Lane()
+    queue = Queue(lane)
+    lane.waiting_for = [call_at(queue)]
+    assert is_stuck(call_at(queue))
+
+
+def test_a_finished_call_holds_nobody_up() -> None:
+    lane = Lane()
+    call = call_at(Queue(lane))
+    done = call_at(Queue(lane))
+    done.respond(None)
+    lane.waiting_for = [done]
+    assert not is_stuck(call)
+    assert not is_stuck(done)
+
+
+def test_a_circle_through_a_running_call_is_stuck() -> None:
+    """The call that runs waits for one in its own model's queue."""
+    lane = Lane()
+    outer = call_at(lane)
+    inner = call_at(Queue(lane))
+    lane.waiting_for = [inner]
+    assert is_stuck(inner)
+    assert is_stuck(outer)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_chains_may_be_long(closed: bool) -> None:
+    first = lane = Lane()
+    for _ in range(5000):
+        call = call_at(Queue(lane))
+        lane = Lane(call)
+    last = call_at(Queue(lane))
+    if closed:
+        first.waiting_for = [last]
+    assert is_stuck(last) == closed
+
+
+def test_a_lane_that_is_on_its_way_back_is_a_way_out() -> None:
+    lane = Lane()
+    queue = Queue(lane)
+    call = call_at(queue)
+    lane.waiting_for = [call]
+    queue.returning = True
+    assert not is_stuck(call)
+
+
+def test_a_call_whose_response_has_to_wait_for_that_of_a_stuck_one_is_stuck() -> None:
+    """Two lanes, one of which is free: the order of the responses is what closes the circle."""
+    asks, free = Lane(), Lane()
+    order = Ordering()
+    first, second = OrderedCall(InferRequest("m", [])), OrderedCall(InferRequest("m", []))
+    for call, lane in ((first, asks), (second, free)):
+        order.enter(call)
+        call.place = lane
+    assert not is_stuck(second)
+    asks.waiting_for = [second]
+    assert is_stuck(second)
+    second.respond(None)
+    assert is_stuck(second)
+    first.cancel()
+    assert not is_stuck(second)
+
+
+def test_two_lanes_that_wait_for_the_same_busy_model_are_not_stuck() -> None:
+    """A diamond: both ways lead to one lane, which goes on."""
+    bottom = Queue(Lane())
+    top = Queue(Lane(call_at(bottom)), Lane(call_at(bottom)))
+    assert not is_stuck(call_at(top))
+
+
+def test_two_lanes_that_wait_for_the_same_circle_are_stuck() -> None:
+    lane = Lane()
+    bottom = Queue(lane)
+    lane.waiting_for = [call_at(bottom)]
+    top = Queue(Lane(call_at(bottom)), Lane(call_at(bottom)))
+    assert is_stuck(call_at(top))
+
+
+def test_a_way_out_deep_in_the_graph_is_found() -> None:
+    first, second, free = Lane(), Lane(), Lane()
+    to_first = call_at(Queue(first))
+    to_second = call_at(Queue(second, free))
+    first.waiting_for, second.waiting_for = [to_second], [to_first]
+    assert not is_stuck(to_first)
+    free.waiting_for = [to_first]
+    assert is_stuck(to_first)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[Call]:
+    """Models with lanes, each of which runs something that waits for at most one call."""
+    queues = [
+        Queue(*(Lane() for _ in range(draw(st.integers(0, 3)))))
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    lanes = [lane for queue in queues for lane in queue.lanes]
+    places = [*queues, *lanes]
+    calls = [
+        call_at(draw(st.sampled_from(places))) for _ in range(draw(st.integers(1, len(lanes) + 1)))
+    ]
+    for call in calls:
+        if draw(st.integers(0, 9)) == 0:
+            call.respond(None)
+    for lane in lanes:
+        if draw(st.integers(0, 3)):
+            lane.waiting_for = [draw(st.sampled_from(calls))]
+    return calls
+
+
+def stuck_calls(calls: list[Call]) -> set[int]:
+    """The largest set of calls of which none can end unless another one of it does."""
+    stuck = {id(call) for call in calls if not call.finished}
+    while True:
+
+        def holds(lane: Lane) -> bool:
+            return any(id(call) in stuck for call in lane.waiting_for)  # noqa: B023
+
+        kept = set()
+        for call in calls:
+            place = call.place
+            if isinstance(place, Queue):
+                held = bool(place.lanes) and all(map(holds, place.lanes))
+            else:
+                assert isinstance(place, Lane)
+                held = holds(place)
+            if id(call) in stuck and held:
+                kept.add(id(call))
+        if kept == stuck:
+            return stuck
+        stuck = kept
+
+
+@given(graphs())
+@settings(max_examples=400, deadline=None)
+def test_it_agrees_with_the_definition_on_any_graph(calls: list[Call]) -> None:
+    expected = stuck_calls(calls)
+    for call in calls:
+        assert is_stuck(call) == (id(call) in expected)
+
+
+def failure_of(call: Call) -> list[HostError]:
+    """The error with which the call ends, when it does."""
+    errors: list[HostError] = []
+
+    def hear(response: InferResponse | None, final: bool) -> None:
+        assert response is not None and response.error is not None
+        errors.append(response.error)
+
+    call.subscribe(hear)
+    return errors
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(clock: Clock) -> CircleWatch:
+    return CircleWatch(clock)
+
+
+TEXT = (
+    "Model m - Error when running inference: the request waits for itself: every instance of"
+    " model 'm' is busy with a request that waits for this one. Raise the instance_group count of"
+    " 'm', or do not call it from a model that it calls"
+)
+ORDER_TEXT = (
+    "Model m - Error when running inference: the request waits for itself: model 'm' keeps the"
+    " order of its responses, and an earlier request waits for this one. Do without"
+    " 'preserve_ordering', or do not call 'm' from a model that it calls"
+)
+
+
+def test_the_call_that_closes_a_circle_fails_at_once(watch: CircleWatch, clock: Clock) -> None:
+    lane = Lane()
+    call = call_at(Queue(lane))
+    lane.waiting_for = [call]
+    errors = failure_of(call)
+    watch.add(call)
+    assert [(error.code, error.message) for error in errors] == [(ErrorCode.INTERNAL, TEXT)]
+    assert clock.armed == 0
+
+
+def test_a_circle_of_ordered_responses_is_explained(watch: CircleWatch) -> None:
+    asks = Lane()
+    order = Ordering()
+    first, second = OrderedCall(InferRequest("m", [])), OrderedCall(InferRequest("m", []))
+    for call, lane in ((first, asks), (second, Lane())):
+        order.enter(call)
+        call.place = lane
+    asks.waiting_for = [second]
+    errors = failure_of(second)
+    watch.add(second)
+    assert [error.message for error in errors] == [ORDER_TEXT]
+    assert not first.finished
+
+
+def test_a_call_that_hangs_on_somebody_elses_circle_is_left_alone(watch: CircleWatch) -> None:
+    lane = Lane()
+    queue = Queue(lane)
+    lane.waiting_for = [call_at(queue)]
+    outside = call_at(queue)
+    assert is_stuck(outside)
+    watch.add(outside)
+    assert not outside.finished
+
+
+def test_a_circle_that_closes_later_is_found(watch: CircleWatch, clock: Clock) -> None:
+    """The lane that was the way out is given up."""
+    lane, other = Lane(), Lane()
+    queue = Queue(lane, other)
+    call = call_at(queue)
+    lane.waiting_for = [call]
+    errors = failure_of(call)
+    watch.add(call)
+    clock.advance(3 * SECOND)
+    assert not errors
+    queue.lanes.remove(other)
+    queue.returning = True
+    clock.advance(3 * SECOND)
+    assert not errors
+    queue.returning = False
+    clock.advance(SECOND)
+    assert [error.message for error in errors] == [TEXT]
+    clock.advance(2 * SECOND)
+    assert clock.armed == 0
+
+
+def test_only_one_call_of_a_circle_fails_and_it_is_the_newest(
+    watch: CircleWatch, clock: Clock
+) -> None:
+    first, second, free = Lane(), Lane(), Lane()
+    queue = Queue(second, free)
+    to_first, to_second = call_at(Queue(first)), call_at(queue)
+    first.waiting_for, second.waiting_for = [to_second], [to_first]
+    hangs_on = call_at(queue)
+    for call in (to_first, to_second, hangs_on):
+        watch.add(call)
+    queue.lanes.remove(free)
+    clock.advance(SECOND)
+    assert [call.finished for call in (to_first, to_second, hangs_on)] == [False, True, False]
+    clock.advance(5 * SECOND)
+    assert [call.finished for call in (to_first, to_second, hangs_on)] == [False, True, False]
+
+
+def test_every_circle_loses_a_call(watch: CircleWatch, clock: Clock) -> None:
+    calls = []
+    for _ in range(3):
+        lane = Lane()
+        queue = Queue(lane, Lane())
+        calls.append(call_at(queue))
+        lane.waiting_for = [calls[-1]]
+        watch.add(calls[-1])
+        queue.lanes.pop()
+    clock.advance(SECOND)
+    assert all(call.finished for call in calls)
+
+
+def test_what_a_batch_may_wait_for_counts_when_it_has_been_open_for_a_while(
+    watch: CircleWatch, clock: Clock
+) -> None:
+    """It was not asked in a way that holds the batch up, but the batch does not end without it."""
+    lane = Lane()
+    call = call_at(Queue(lane))
+    lane.may_wait_for = [[call]]
+    watch.add(call)
+    clock.advance(SECOND)
+    assert not call.finished
+    clock.advance(SECOND)
+    assert call.finished
+
+
+def test_a_batch_that_can_end_without_its_questions_is_a_way_out(
+    watch: CircleWatch, clock: Clock
+) -> None:
+    """Of the batches that overlap on a lane, one asks nobody."""
+    lane = Lane()
+    call = call_at(Queue(lane))
+    lane.may_wait_for = [[call], []]
+    watch.add(call)
+    clock.advance(5 * SECOND)
+    assert not call.finished
+    lane.may_wait_for = [[call], [call]]
+    clock.advance(SECOND)
+    assert call.finished
+
+
+def test_nobody_is_watched_when_no_call_is_open(watch: CircleWatch, clock: Clock) -> None:
+    calls = [call_at(Queue(Lane())) for _ in range(3)]
+    for call in calls:
+        watch.add(call)
+    assert clock.armed == 1
+    for call in calls:
+        call.respond(None)
+    clock.advance(SECOND)
+    assert clock.armed == 0
+    watch.add(call_at(Queue(Lane())))
+    assert clock.armed == 1
+
+
+def test_calls_that_have_ended_are_not_kept_until_the_next_look(watch: CircleWatch) -> None:
+    for _ in range(1000):
+        call = call_at(Queue(Lane()))
+        watch.add(call)
+        call.respond(None)
+    assert len(watch._open) <= 64

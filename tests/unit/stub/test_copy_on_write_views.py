@@ -1,0 +1,698 @@
+"""Arrays over blocks that become copies page by page: what a model sees must never change."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import pb_utils
+import stub.copy_on_write_views
+from pb_utils import _copying
+from pb_utils._storage import address_of
+from stub.convert import tensor_from, tensor_to
+from stub.copy_on_write_mapping import PrivateMapping
+from stub.memory import Memory
+from stub.wire.arena import Arena, Block, create_file
+from stub.wire.messages import OpenArena
+from stub.wire.payload import WireTensor
+from stub.wire.shared_file import PAGE
+
+SIZE = 1 << 18  # bytes: the smallest that is shown
+LIMIT = 64 * SIZE
+REGION = 5  # number of a client's memory
+
+
+def is_possible() -> bool:
+    fd = create_file("pbhost-test", PAGE)
+    try:
+        PrivateMapping(fd, PAGE, 0, False)
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+pytestmark = pytest.mark.skipif(
+    not is_possible(), reason="needs Linux 5.14 or later, overcommit, and no limit of addresses"
+)
+
+
+class Bench:
+    """A stub's memory, with the host's arena and a client's memory beside it."""
+
+    def __init__(self) -> None:
+        self.fds = [create_file("pbhost-test", LIMIT) for _ in range(3)]
+        self.host = Arena(0, self.fds[0], LIMIT)
+        self.wakes = 0
+        self.memory = Memory(Arena(1, self.fds[1], LIMIT), self.wake)
+        self.memory.add(0, self.fds[0], LIMIT)
+        self.memory.add(1, self.fds[1], LIMIT)
+        path = f"/proc/self/fd/{self.fds[2]}"
+        self.memory.open(OpenArena(REGION, path, LIMIT, region=True))
+        self.snapshots = self.memory.snapshots
+        _copying.show_by(self.snapshots.show)
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def close(self) -> None:
+        _copying.show_by(_copying._shows_nothing)
+        for fd in self.fds:
+            os.close(fd)
+
+    def lend(self, value: int, size: int = SIZE) -> tuple[Block, WireTensor]:
+        """A tensor in the host's arena."""
+        block = self.host.write(memoryview(bytes([value]) * size))
+        return block, WireTensor("x", 2, [size], None, 0, block.offset, size)
+
+    def take(self, wire: WireTensor) -> npt.NDArray[np.uint8]:
+        """What a model gets of it."""
+        return tensor_from(wire, self.memory).as_numpy()
+
+    def write_region(self, value: int, offset: int = 0, size: int = SIZE) -> WireTensor:
+        """A tensor in the client's memory."""
+        os.pwrite(self.fds[2], bytes([value]) * size, offset)
+        return WireTensor("x", 2, [size], None, REGION, offset, size)
+
+    def is_shown(self, array: npt.NDArray[np.uint8]) -> bool:
+        """Whether no bytes were copied."""
+        return any(span.address == address_of(array) for span in self.snapshots._live)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    bench.snapshots.begin(regions=True)
+    yield bench
+    bench.close()
+
+
+def test_an_array_is_shown_without_a_copy(bench: Bench) -> None:
+    _, wire = bench.lend(3)
+    array = bench.take(wire)
+    assert bench.is_shown(array)
+    assert array.flags.writeable and array.flags.aligned and not array.flags.owndata
+    assert (array == 3).all()
+
+
+def test_what_a_model_writes_nobody_else_sees(bench: Bench) -> None:
+    block, wire = bench.lend(3)
+    array = bench.take(wire)
+    array[:] = 4
+    assert (array == 4).all()
+    assert bytes(block.data) == bytes([3]) * SIZE
+
+
+def test_pages_that_a_model_wrote_to_do_not_show_up_again(bench: Bench) -> None:
+    _, wire = bench.lend(3)
+    bench.take(wire)[5000] = 4
+    for _ in range(65):
+        array = bench.take(wire)
+        assert (array == 3).all()
+    assert bench.is_shown(array)
+
+
+def test_a_model_that_writes_gets_copies_for_a_while_and_each_time_for_longer(
+    bench: Bench,
+) -> None:
+    _, wire = bench.lend(3)
+    waits = []
+    for _ in range(3):
+        array = bench.take(wire)
+        assert bench.is_shown(array)
+        array[0] = 4
+        del array
+        copies = 0
+        while not bench.is_shown(bench.take(wire)):
+            copies += 1
+        waits.append(copies)
+    assert waits == [64, 128, 256]
+
+
+def test_a_model_that_only_reads_for_as_long_is_trusted_anew(bench: Bench) -> None:
+    _, wire = bench.lend(3)
+    for _ in range(2):
+        bench.take(wire)[0] = 4
+        for _ in range(64):
+            assert not bench.is_shown(bench.take(wire))
+        for _ in range(128):
+            assert bench.is_shown(bench.take(wire))
+
+
+def test_what_a_model_keeps_stays_as_it_was(bench: Bench) -> None:
+    block, wire = bench.lend(3)
+    array = bench.take(wire)
+    bench.snapshots.end()
+    offset = block.offset
+    del block  # and others may use it
+    ended = bench.memory.ended()
+    assert ended is not None and ended.grants == [(0, offset, 1)]  # although the array is alive
+    other, _ = bench.lend(9)
+    assert other.offset == offset
+    assert (array == 3).all()
+
+
+def test_what_gets_an_array_that_goes_returns_its_loan(bench: Bench) -> None:
+    _, wire = bench.lend(3)
+    array = bench.take(wire)
+    assert bench.memory.ended() is None
+    del array
+    ended = bench.memory.ended()
+    assert ended is not None and len(ended.grants) == 1
+
+
+def test_two_arrays_of_one_block_are_independent(bench: Bench) -> None:
+    _, wire = bench.lend(3)
+    first, second = bench.take(wire), bench.take(wire)
+    first[:] = 4
+    assert bench.is_shown(first) and not bench.is_shown(second)
+    assert (second == 3).all()
+
+
+def test_tensors_that_share_a_page_are_independent(bench: Bench) -> None:
+    bench.write_region(1, 0)
+    bench.write_region(2, SIZE + 64)
+    first = bench.take(WireTensor("x", 2, [SIZE + 64], None, REGION, 0, SIZE + 64))
+    second = bench.take(WireTensor("y", 2, [SIZE], None, REGION, SIZE + 64, SIZE))
+    first[:] = 7
+    assert bench.is_shown(first)
+    assert (second == 2).all()
+
+
+def test_a_clients_memory_is_shown_and_the_client_may_write_there_after_the_batch(
+    bench: Bench,
+) -> None:
+    array = bench.take(bench.write_region(3))
+    assert bench.is_shown(array)
+    bench.snapshots.end()
+    bench.write_region(9)
+    assert (array == 3).all()
+
+
+def test_a_clients_memory_is_not_shown_if_it_may_be_answered_earlier(bench: Bench) -> None:
+    bench.snapshots.begin(regions=False)
+    array = bench.take(bench.write_region(3))
+    bench.write_region(9)
+    assert (array == 3).all()
+    _, wire = bench.lend(3)
+    assert bench.is_shown(bench.take(wire))
+
+
+def test_an_early_answer_gives_arrays_in_clients_memory_pages_of_their_own(bench: Bench) -> None:
+    array = bench.take(bench.write_region(3))
+    bench.snapshots.part_from_regions()
+    bench.write_region(9)
+    assert (array == 3).all()
+    later = bench.take(bench.write_region(5, SIZE))
+    bench.write_region(9, SIZE)
+    assert (later == 5).all()
+
+
+@pytest.mark.parametrize("offset", [0, PAGE, -PAGE, SIZE // 2, 1 - SIZE, SIZE - 1])
+def test_an_output_may_overwrite_an_input_in_the_clients_memory(bench: Bench, offset: int) -> None:
+    place = 4 * SIZE
+    array = bench.take(bench.write_region(3, place))
+    room = bench.memory.room(SIZE, (REGION, place + offset, SIZE))
+    assert room is not None
+    room[:] = bytes([8]) * SIZE
+    assert (array == 3).all()
+
+
+def test_an_output_may_overwrite_an_input_that_was_registered_by_another_name(
+    bench: Bench,
+) -> None:
+    path = f"/proc/self/fd/{bench.fds[2]}"
+    bench.memory.open(OpenArena(REGION + 1, path, LIMIT - 2 * PAGE, 2 * PAGE, True))
+    array = bench.take(bench.write_region(3))
+    assert bench.memory.room(SIZE, (REGION + 1, 2 * SIZE, SIZE)) is not None
+    assert bench.snapshots.block_of(array) is None  # it lies in the client's memory
+    room = bench.memory.room(SIZE, (REGION + 1, 0, SIZE))
+    assert room is not None
+    room[:] = bytes([8]) * SIZE
+    assert (array == 3).all()
+
+
+def test_an_unchanged_array_is_sent_by_reference(bench: Bench) -> None:
+    block, wire = bench.lend(3)
+    tensor = pb_utils.Tensor("y", bench.take(wire).reshape(4, -1))
+    placed: list[Block] = []
+    sent = tensor_to(tensor, bench.memory, placed)
+    assert (sent.arena, sent.offset, sent.size) == (0, block.offset, SIZE)
+    assert sent.shape == [4, SIZE // 4]
+    assert bench.memory.own.used == 0
+
+
+@pytest.mark.parametrize("change", ["written", "part", "reversed", "client"])
+def test_any_other_array_is_sent_as_it_is(bench: Bench, change: str) -> None:
+    _, wire = bench.lend(3)
+    if change == "client":
+        wire = bench.write_region(3)
+    array = bench.take(wire)
+    if change == "written":
+        array[-1] = 4
+    elif change == "part":
+        array = array[PAGE:]
+    elif change == "reversed":
+        array = array[::-1]
+    expected = array.tobytes()
+    sent = tensor_to(pb_utils.Tensor("y", array), bench.memory, [])
+    assert sent.arena == 1
+    reader = bench.memory._readers[1]
+    assert bytes(reader.slice(sent.offset, sent.size)) == expected
+
+
+def test_another_thread_gets_a_copy(bench: Bench) -> None:
+    _, wire = bench.lend(3)
+    got: list[npt.NDArray[np.uint8]] = []
+    thread = threading.Thread(target=lambda: got.append(bench.take(wire)))
+    thread.start()
+    thread.join()
+    assert not bench.is_shown(got[0])
+
+
+def test_between_batches_there_are_copies(bench: Bench) -> None:
+    bench.snapshots.end()
+    _, wire = bench.lend(3)
+    assert not bench.is_shown(bench.take(wire))
+
+
+def test_a_fork_sees_what_its_parent_saw(bench: Bench) -> None:
+    block, wire = bench.lend(3)
+    array = bench.take(wire)
+    bench.snapshots.provide_for_forks()
+    go_read, go_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(go_read, 1)
+        copied = not bench.is_shown(bench.take(wire))
+        os._exit(0 if (array == 3).all() and copied else 1)
+    del array
+    offset = block.offset
+    del block
+    bench.snapshots.tidy()
+    other, _ = bench.lend(9)
+    assert other.offset == offset
+    os.write(go_write, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(go_read)
+    os.close(go_write)
+
+
+def test_consumers_of_dlpack_write_to_pages_of_their_own(bench: Bench) -> None:
+    torch = pytest.importorskip("torch")
+    block, wire = bench.lend(3)
+    tensor = tensor_from(wire, bench.memory)
+    array = torch.from_dlpack(tensor)
+    assert bench.is_shown(array.numpy())
+    array[:] = 4
+    placed: list[Block] = []
+    sent = tensor_to(tensor, bench.memory, placed)
+    assert bytes(placed[0].data) == bytes([4]) * SIZE and sent.arena == 1
+    assert bytes(block.data) == bytes([3]) * SIZE
+
+
+def test_an_arena_that_has_gone_is_readable_to_the_end(bench: Bench) -> None:
+    _, wire = bench.lend(3)
+    array = bench.take(wire)
+    bench.memory.close(0)
+    assert (array == 3).all()
+
+
+def test_a_descriptor_that_is_another_file_now_is_not_mapped(bench: Bench) -> None:
+    bench.memory.open(OpenArena(7, f"/proc/self/fd/{bench.fds[0]}", LIMIT))
+    os.dup2(bench.fds[1], bench.fds[0])
+    block, _ = bench.lend(3)
+    array = bench.take(WireTensor("x", 2, [SIZE], None, 7, block.offset, SIZE))
+    assert not bench.is_shown(array)
+
+
+def test_where_the_kernel_cannot_do_it_there_are_copies(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stub.copy_on_write_mapping._POPULATE_WRITE", 9999)
+    _, wire = bench.lend(3)
+    array = bench.take(wire)
+    assert not bench.is_shown(array)
+    assert (array == 3).all()
+
+
+def test_what_dlpack_wrote_is_sent_also_after_as_numpy(bench: Bench) -> None:
+    torch = pytest.importorskip("torch")
+    _, wire = bench.lend(3)
+    tensor = tensor_from(wire, bench.memory)
+    array = tensor.as_numpy()
+    torch.from_dlpack(tensor).mul_(2)
+    placed: list[Block] = []
+    tensor_to(tensor, bench.memory, placed)
+    assert bytes(placed[0].data) == bytes([6]) * SIZE
+    assert bench.is_shown(array)
+
+
+def test_texts_over_an_input_are_sent_as_texts(bench: Bench) -> None:
+    _, wire = bench.lend(ord("x"))
+    array = bench.take(wire).view("S4")
+    placed: list[Block] = []
+    tensor_to(pb_utils.Tensor("y", array), bench.memory, placed)
+    assert bytes(placed[0].data) == b"\x04\0\0\0xxxx" * (SIZE // 4)
+
+
+class Region:
+    """A client's memory whose size may change."""
+
+    def __init__(self, bench: Bench, size: int = 4 * SIZE) -> None:
+        self.bench = bench
+        self.fd = os.memfd_create("region")
+        os.ftruncate(self.fd, size)
+        path = f"/proc/self/fd/{self.fd}"
+        bench.memory.open(OpenArena(REGION + 2, path, size, region=True))
+
+    def take(self, value: int, offset: int = 0) -> npt.NDArray[np.uint8]:
+        os.pwrite(self.fd, bytes([value]) * SIZE, offset)
+        return self.bench.take(WireTensor("x", 2, [SIZE], None, REGION + 2, offset, SIZE))
+
+    def mapped(self) -> int:
+        """Bytes of it that this process has mapped."""
+        inode = str(os.fstat(self.fd).st_ino)
+        total = 0
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                where, _, _, _, number, *path = line.split()
+                if number == inode and "memfd:region" in "".join(path):
+                    start, end = (int(side, 16) for side in where.split("-"))
+                    total += end - start
+        return total
+
+
+@pytest.fixture
+def region(bench: Bench) -> Iterator[Region]:
+    region = Region(bench)
+    yield region
+    os.close(region.fd)
+
+
+def test_what_a_model_keeps_stays_although_the_client_makes_its_memory_smaller(
+    bench: Bench, region: Region
+) -> None:
+    array = region.take(3)
+    bench.snapshots.end()
+    os.ftruncate(region.fd, 0)
+    os.ftruncate(region.fd, 4 * SIZE)
+    os.pwrite(region.fd, bytes([9]) * SIZE, 0)
+    assert (array == 3).all()
+
+
+def test_the_place_of_what_was_kept_of_a_clients_memory_is_shown_again_once_it_is_gone(
+    bench: Bench, region: Region
+) -> None:
+    for _ in range(3):
+        array, other = region.take(3), region.take(4, SIZE)
+        assert bench.is_shown(array) and bench.is_shown(other)
+        bench.snapshots.end()
+        del array
+        bench.snapshots.begin(regions=True)
+        bench.snapshots.tidy()
+        bench.snapshots._rest = 0
+        for value in range(80):
+            assert (region.take(value) == value).all()
+        assert (other == 4).all()
+        del other
+        bench.snapshots.tidy()
+        bench.snapshots._rest = 0
+    assert not bench.snapshots._live
+
+
+def test_what_a_thread_writes_while_its_array_gets_its_own_pages_is_not_lost(
+    bench: Bench, region: Region
+) -> None:
+    array = region.take(0)
+    rounds = 200
+    begun = threading.Event()
+
+    def write() -> None:
+        for _ in range(rounds):
+            np.add(array, 1, out=array)
+            begun.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    begun.wait(60)
+    bench.snapshots.part_from_regions()
+    thread.join()
+    assert (array == rounds).all()
+
+
+def test_a_client_that_takes_its_memory_away_does_not_stop_the_batch(
+    bench: Bench, region: Region
+) -> None:
+    _, wire = bench.lend(3)
+    array, other = region.take(3), bench.take(wire)
+    os.ftruncate(region.fd, 0)
+    bench.snapshots.end()
+    assert (other == 3).all()
+    ended = bench.memory.ended()
+    assert ended is not None and ended.grants[0][0] == 0
+    del array
+    bench.snapshots.tidy()
+
+
+def test_a_kept_array_does_not_keep_the_rest_of_a_clients_memory(
+    bench: Bench, region: Region
+) -> None:
+    array = region.take(3, SIZE)
+    bench.snapshots.end()
+    assert region.mapped() > 0
+    bench.memory.close(REGION + 2)
+    assert region.mapped() == 0
+    assert (array == 3).all()
+    del array
+    bench.snapshots.tidy()
+    assert not bench.snapshots._live
+
+
+def test_a_region_may_be_closed_while_the_model_reads_it(bench: Bench, region: Region) -> None:
+    array = region.take(3, SIZE)
+    bench.memory.close(REGION + 2)
+    assert region.mapped() >= SIZE
+    assert (array == 3).all()
+    bench.snapshots.end()
+    os.ftruncate(region.fd, 0)
+    assert (array == 3).all()
+
+
+def test_a_tensor_of_a_request_that_was_answered_is_copied(bench: Bench) -> None:
+    tensor = tensor_from(bench.write_region(3), bench.memory)
+    bench.snapshots.end()
+    bench.snapshots.begin(regions=True)
+    array = tensor.as_numpy()
+    bench.write_region(9)
+    assert (array == 3).all()
+
+
+def test_a_batch_that_writes_to_many_tires_once(bench: Bench) -> None:
+    lent = [bench.lend(3) for _ in range(16)]
+    for array in [bench.take(wire) for _, wire in lent]:
+        array[0] = 4
+    del array
+    bench.snapshots.tidy()
+    assert sum(not bench.is_shown(bench.take(lent[0][1])) for _ in range(65)) == 64
+
+
+def test_a_model_that_keeps_its_inputs_gets_copies(bench: Bench) -> None:
+    kept = []
+    for _ in range(2):
+        _, wire = bench.lend(3)
+        kept.append(bench.take(wire))
+        bench.snapshots.end()
+        bench.snapshots.begin(regions=True)
+    assert [bench.is_shown(array) for array in kept] == [True, False]
+
+
+def test_pages_of_an_array_that_goes_between_batches_are_given_back_soon(bench: Bench) -> None:
+    _, wire = bench.lend(3)
+    array = bench.take(wire)
+    bench.snapshots.end()
+    before = bench.wakes
+    del array
+    assert bench.wakes > before
+    bench.snapshots.tidy()
+    assert not bench.snapshots._live
+
+
+@pytest.mark.parametrize("place", ["overlaps", "part", "is_changed", "recover", "borrow"])
+@pytest.mark.parametrize("regions", [False, True])
+def test_a_finaliser_may_do_anything_in_the_middle_of_anything(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, regions: bool
+) -> None:
+    """Where memory is allocated, Python may collect garbage, whose finalisers are the model's."""
+    lent = [bench.lend(value) for value in range(3)]
+    inside: list[bool] = []
+    intrusions: list[npt.NDArray[np.uint8]] = []
+    owner: Any = stub.copy_on_write_views if place == "borrow" else stub.copy_on_write_views._Span
+    original = getattr(owner, place)
+
+    def finaliser() -> None:
+        inner = bench.take(lent[0][1])
+        inner[0] = 9
+        intrusions.append(inner)
+        bench.snapshots.block_of(inner)
+        bench.snapshots.part_from_regions()
+        if len(intrusions) % 2:
+            bench.snapshots.part()
+            intrusions.clear()
+        bench.snapshots.tidy()
+
+    def intruded(*arguments: Any, **options: Any) -> Any:
+        if not inside:
+            inside.append(True)
+            finaliser()
+            inside.pop()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, place, intruded)
+    done: list[bool] = []
+
+    def work() -> None:
+        for round in range(20):
+            bench.snapshots.begin(regions)
+            for value, (_, wire) in enumerate(lent):
+                if regions:
+                    wire = bench.write_region(value, value * SIZE)
+                bench.snapshots._rest = 0
+                array = bench.take(wire)
+                assert (array == value).all()
+                array[round] = 7
+                tensor_to(pb_utils.Tensor("y", array), bench.memory, [])
+                kept = bench.take(wire)
+                array[round] = 8
+                assert (kept == value).all()
+            bench.snapshots.end()
+            del array, kept
+            bench.snapshots.tidy()
+        done.append(True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done
+
+
+def test_where_addresses_are_limited_there_are_copies(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stub.copy_on_write_mapping._MOST_MAPPED", 0)
+    _, wire = bench.lend(3)
+    assert not bench.is_shown(bench.take(wire))
+
+
+class Model(RuleBasedStateMachine):
+    """Anything that a model, the host and a client may do; each array must stay what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.values = iter(range(1 << 30))
+        self.expected: list[tuple[npt.NDArray[np.uint8], bytes]] = []
+        self.lent: list[tuple[Block, WireTensor]] = []
+        self.open = self.answered = False
+
+    def teardown(self) -> None:
+        self.expected.clear()
+        self.bench.close()
+
+    def next_value(self) -> int:
+        return next(self.values) % 251
+
+    @precondition(lambda self: not self.open)
+    @rule(regions=st.booleans())
+    def begin(self, regions: bool) -> None:
+        self.bench.snapshots.begin(regions)
+        self.open = True
+        self.answered = not regions
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def answer_early(self) -> None:
+        self.bench.snapshots.part_from_regions()
+        self.answered = True
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def end(self) -> None:
+        self.bench.snapshots.end()
+        self.open = False
+        self.lent.clear()
+        self.bench.snapshots.tidy()
+
+    @rule(pages=st.integers(0, 2), odd=st.sampled_from([0, 16, 17]))
+    def take_block(self, pages: int, odd: int) -> None:
+        lent = self.bench.lend(self.next_value(), SIZE + pages * PAGE + odd)
+        self.lent.append(lent)
+        self.keep(self.bench.take(lent[1]), bytes(lent[0].data))
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def take_again(self, data: st.DataObject) -> None:
+        block, wire = data.draw(st.sampled_from(self.lent))
+        self.keep(self.bench.take(wire), bytes(block.data))
+
+    @precondition(lambda self: self.open)
+    @rule(place=st.integers(0, 40), odd=st.sampled_from([0, 16, 17]))
+    def take_from_client(self, place: int, odd: int) -> None:
+        offset = place * PAGE + odd
+        array = self.bench.take(WireTensor("x", 2, [SIZE], None, REGION, offset, SIZE))
+        self.keep(array, os.pread(self.bench.fds[2], SIZE, offset))
+
+    @precondition(lambda self: not self.open or self.answered)
+    @rule(place=st.integers(0, 80))
+    def client_writes(self, place: int) -> None:
+        self.bench.write_region(self.next_value(), place * PAGE)
+
+    @rule(place=st.integers(0, 80), odd=st.integers(0, 100))
+    def output_is_written(self, place: int, odd: int) -> None:
+        room = self.bench.memory.room(SIZE, (REGION, place * PAGE + odd, SIZE))
+        assert room is not None
+        room[:] = bytes([self.next_value()]) * SIZE
+
+    def keep(self, array: npt.NDArray[np.uint8], content: bytes) -> None:
+        self.bench.snapshots._rest = 0  # or nearly all would be copies
+        self.expected.append((array, content))
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), where=st.integers(0, SIZE - 1), count=st.integers(1, 2 * PAGE))
+    def model_writes(self, data: st.DataObject, where: int, count: int) -> None:
+        index = data.draw(st.integers(0, len(self.expected) - 1))
+        array = self.expected[index][0]
+        array[where : where + count] = self.next_value()
+        self.expected[index] = array, array.tobytes()
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def model_sends(self, data: st.DataObject) -> None:
+        array, content = data.draw(st.sampled_from(self.expected))
+        placed: list[Block] = []
+        tensor_to(pb_utils.Tensor("y", array), self.bench.memory, placed)
+        assert bytes(placed[0].data) == content
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def model_drops(self, data: st.DataObject) -> None:
+        self.expected.pop(data.draw(st.integers(0, len(self.expected) - 1)))
+
+    @invariant()
+    def nothing_has_changed(self) -> None:
+        for array, content in self.expected:
+            assert array.tobytes() == content
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
