@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo serve test test-backends test-tensorflow venv check bench bench-rivals bench-memory clean
+.PHONY: demo serve test test-backends test-tensorflow venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -12,6 +12,10 @@ $(VENV)/base.stamp: pyproject.toml
 
 $(VENV)/test.stamp: $(VENV)/base.stamp
 	$(BIN)/python -m pip install -q -e '.[test]'
+	touch $@
+
+$(VENV)/docs.stamp: $(VENV)/base.stamp
+	$(BIN)/python -m pip install -q -e '.[docs]'
 	touch $@
 
 venv: $(VENV)/test.stamp  ## everything the tests need
@@ -28,11 +32,25 @@ check: $(VENV)/test.stamp  ## lint and types
 	$(BIN)/mypy
 	$(BIN)/basedpyright
 
-# Thousands of tests with real processes and sockets share two cores, and one of them may come too
-# late. It gets one more try, and the summary tells of it. What is left behind gets none.
 test: check  ## lint, types and all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -raR --reruns 1 \
-	  --rerun-except 'no traces; left|to close its descriptors'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -raR
+
+coverage: $(VENV)/test.stamp  ## unit and integration tests, measured in every process
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q --cov --cov-report= tests/unit tests/integration
+	$(BIN)/coverage report
+
+docs: $(VENV)/docs.stamp  ## the documentation site, into build/site
+	$(BIN)/mkdocs build --strict
+
+package: $(VENV)/base.stamp  ## sdist and wheel, and a server from the wheel in an empty environment
+	rm -rf dist build/wheel
+	$(BIN)/python -m pip install -q build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install -q dist/*.whl
+	mkdir build/wheel/work
+	cd build/wheel/work && ../bin/python ../../../tests/packaging/serve_wheel.py
 
 test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes minutes to compile
 	$(BIN)/python -m pip install -q -e '.[test,transformers]'
@@ -45,7 +63,7 @@ test-tensorflow:  ## the backend of that name, in an environment of its own: the
 	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' 'tritonclient[http]' pytest pytest-timeout psutil
 	.venv-tensorflow/bin/python -m pytest tests/integration/test_backend_tensorflow.py
 
-bench: $(VENV)/test.stamp  ## side by side with a real Triton, into docs/performance.md and .svg
+bench: $(VENV)/test.stamp  ## side by side with a real Triton, into docs/explanation/performance.md and .svg
 	$(BIN)/python -m benchmarks --keep
 
 bench-rivals: $(VENV)/test.stamp  ## side by side with MLServer and LitServe, into the same page
@@ -55,4 +73,4 @@ bench-memory: $(VENV)/test.stamp  ## memory and descriptors over ten minutes of 
 	$(BIN)/python -m benchmarks.memory --minutes 10
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist $(VENV) .venv-tensorflow .mypy_cache .ruff_cache .pytest_cache .hypothesis

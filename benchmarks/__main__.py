@@ -5,7 +5,7 @@
 
 The first compares with a real Triton, the second with MLServer and LitServe. Servers run all the
 time and are loaded in turns, so that what disturbs one disturbs all. `--keep` writes each row into
-docs/performance.md as it is measured, and draws docs/performance.svg anew.
+docs/explanation/performance.md as it is measured, and draws docs/explanation/performance.svg anew.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2, help="of each of a round's 3 windows")
     parser.add_argument("--only", default="", help="only rows whose name contains this")
     parser.add_argument("--engine", default="h2", help="the gRPC engine of our host")
-    parser.add_argument("--keep", action="store_true", help="write rows into docs/performance.md")
+    parser.add_argument(
+        "--keep", action="store_true", help="write rows into docs/explanation/performance.md"
+    )
     arguments = parser.parse_args()
     report = Report(arguments.keep)
     if arguments.rivals:

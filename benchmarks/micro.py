@@ -22,15 +22,15 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.frontends.grpc.codec import parse_infer_request, to_request
 from host.frontends.grpc.encode import encode_infer_response
-from host.frontends.grpc.request_cache import Recurring
+from host.frontends.grpc.request_cache import RequestCache
 from host.inference.request import Call, InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
 from stub.wire import messages as m
-from stub.wire.arena import Arena, span_of
+from stub.wire.arena import Arena, file_size
 from stub.wire.payload import WireRequest, WireTensor
-from stub.wire.ring import RingReader, RingWriter, create_file, map_file
+from stub.wire.ring import RingReader, RingWriter, create_ring_file, map_rings
 
 Operation = Callable[[], object]
 
@@ -54,10 +54,10 @@ def _decode() -> Operation:
 
 
 def _recognise() -> Operation:
-    data, recurring = _message(_SMALL), Recurring()
+    data, request_cache = _message(_SMALL), RequestCache()
     message = parse_infer_request(data)
-    recurring.learn(data, message, to_request(message, _NO_REGIONS))
-    return lambda: recurring.request(data)
+    request_cache.remember(data, message, to_request(message, _NO_REGIONS))
+    return lambda: request_cache.lookup(data)
 
 
 def _encode() -> Operation:
@@ -71,13 +71,13 @@ def _frame() -> Operation:
 
 
 def _ring() -> Operation:
-    memory = map_file(create_file("pbhost-benchmark"))[0]
+    memory = map_rings(create_ring_file("pbhost-benchmark"))[0]
     writer, reader = RingWriter(memory), RingReader(memory)
     frame = bytes(200)
 
     def pass_on() -> None:
-        writer.put(frame)
-        reader.take()
+        writer.try_write(frame)
+        reader.read_frame()
 
     return pass_on
 
@@ -85,7 +85,7 @@ def _ring() -> Operation:
 def _arena() -> Operation:
     limit = 64 << 20
     fd = os.memfd_create("pbhost-benchmark", os.MFD_CLOEXEC)
-    os.truncate(fd, span_of(limit))
+    os.truncate(fd, file_size(limit))
     arena, data = Arena(1, fd, limit), memoryview(_LARGE)
     return lambda: arena.write(data)
 
@@ -99,7 +99,7 @@ class _Lane(SimpleNamespace):
     def cancel(self, call: Call) -> None:
         """Nobody does that here."""
 
-    def takes_ahead(self, call: Call) -> bool:
+    def accepts_prefetch(self, call: Call) -> bool:
         return False
 
     def finish(self) -> None:

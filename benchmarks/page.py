@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md: what was measured is read from them and written into them."""
+"""The tables of docs/explanation/performance.md: what was measured is read from them and written into them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "performance.md"
 
 
 def line(cells: Sequence[str]) -> str:

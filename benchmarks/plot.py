@@ -1,4 +1,4 @@
-"""Draws docs/performance.svg: a bar for each rate in the page's tables, as a ratio to the peer's.
+"""Draws docs/explanation/performance.svg: a bar for each rate in the page's tables, as a ratio to the peer's.
 
 python -m benchmarks.plot
 """

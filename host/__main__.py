@@ -20,7 +20,7 @@ from host.options.command_line import parse
 from host.options.options import Options, UsageError
 from host.server.server import Server
 from host.system.standard_streams import open_standard_streams
-from stub.wire.heap import keep_freed_memory, spare_what_is_there
+from stub.wire.heap import freeze_gc, tune_malloc
 
 _USAGE = """\
 Usage: pbhost serve --model-repository=DIR [options]
@@ -35,7 +35,7 @@ Usage: pbhost serve --model-repository=DIR [options]
        pbhost --version
 """
 
-_OTHERS = {"run": foreground.main, "check": lint.main, "config": config_command.main}
+_SUBCOMMANDS = {"run": foreground.main, "check": lint.main, "config": config_command.main}
 """The commands that do not serve."""
 
 
@@ -43,8 +43,8 @@ def main() -> None:
     """Run `pbhost <command> ...`; exits with 0, or 1 after a message on stderr."""
     open_standard_streams()
     arguments = sys.argv[1:]
-    if arguments and arguments[0] in _OTHERS:
-        _OTHERS[arguments[0]](arguments[1:])
+    if arguments and arguments[0] in _SUBCOMMANDS:
+        _SUBCOMMANDS[arguments[0]](arguments[1:])
     if arguments[:1] in (["--help"], ["-h"]):
         sys.stdout.write(_USAGE)
         sys.exit(0)
@@ -54,7 +54,7 @@ def main() -> None:
         sys.stdout.write(f"pbhost {importlib.metadata.version('pbhost')} (as Triton {VERSION})\n")
         sys.exit(0)
     if arguments[:1] != ["serve"]:
-        sys.stderr.write(f"{_USAGE}\n{_no_command(arguments)}\n")
+        sys.stderr.write(f"{_USAGE}\n{_without_command(arguments)}\n")
         sys.exit(1)
     try:
         options = parse(arguments[1:])
@@ -62,18 +62,18 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
     _raise_file_limit()
-    keep_freed_memory()
-    spare_what_is_there()
+    tune_malloc()
+    freeze_gc()
     sys.exit(uvloop.run(serve(options)))
 
 
-def _no_command(arguments: list[str]) -> str:
+def _without_command(arguments: list[str]) -> str:
     """What is wrong with a command line that does not begin with a command."""
     if not arguments:
         return "a command must be given"
     if arguments[0].startswith("-"):
         return f"a command must come first: pbhost serve {shlex.join(arguments)}"
-    close = difflib.get_close_matches(arguments[0], ["serve", *_OTHERS], n=1)
+    close = difflib.get_close_matches(arguments[0], ["serve", *_SUBCOMMANDS], n=1)
     hint = f", did you mean '{close[0]}'?" if close else ""
     return f"unknown command '{arguments[0]}'{hint}"
 
@@ -87,7 +87,7 @@ def _raise_file_limit() -> None:
 async def serve(options: Options) -> int:
     """Serve until SIGINT or SIGTERM; the exit status."""
     stop = asyncio.Event()
-    _on_signals(stop)
+    _install_signal_handlers(stop)
     server = Server(options)
     starting = asyncio.ensure_future(server.start())
     stopping = asyncio.ensure_future(stop.wait())
@@ -110,7 +110,7 @@ async def serve(options: Options) -> int:
     return 0 if await server.stop() else 1
 
 
-def _on_signals(stop: asyncio.Event) -> None:
+def _install_signal_handlers(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
 
     def received(number: int) -> None:

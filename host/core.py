@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping
 
 from host.config.model_config import ModelConfig
 from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
-from host.inference.correlation_id import correlation_text
+from host.inference.correlation_id import checked_correlation_text
 from host.inference.metadata import (
     IndexEntry,
     ModelMetadata,
@@ -17,12 +17,12 @@ from host.inference.metadata import (
 )
 from host.inference.request import Call, InferRequest, Parameter, RequestTrace
 from host.instances.regions import Regions
-from host.logs.formats import about
+from host.logs.formats import model_fields
 from host.logs.settings import LogSettings
 from host.model_control.control import Control
 from host.models.registry import UNLOADED, Model, Registry, State, Version, parse_version
 from host.scheduling.deadlock_detector import CircleWatch
-from host.tracing.settings import Change, Shown
+from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
 from stub.wire.payload import TraceLink
 
@@ -54,27 +54,27 @@ class Core:
     def __init__(self, name: str, registry: Registry, strict_readiness: bool) -> None:
         self._name = name
         self._registry = registry
-        self._strict = strict_readiness
+        self._strict_readiness = strict_readiness
         self._control: Control | None = None
         self._started = False
         self._exiting = False
-        self._circles = CircleWatch()
+        self._deadlocks = CircleWatch()
         self._regions: Regions | None = None
         self._tracer: Tracer | None = None
         self._log: LogSettings | None = None
-        self.tracing: Tracer | None = None
+        self.request_tracer: Tracer | None = None
         """What decides which requests are traced; None while none is."""
 
-    def connect(self, control: Control | None) -> None:
+    def connect_model_control(self, control: Control | None) -> None:
         """Model control is there (it needs the core for BLS, so it comes second), or gone."""
         self._control = control
 
     def connect_logs(self, tracer: Tracer, log: LogSettings) -> None:
         """Traces and the log are there; doors open after that."""
         self._tracer, self._log = tracer, log
-        self.tracing = tracer if tracer.on else None
+        self.request_tracer = tracer if tracer.enabled else None
 
-    def connect_regions(self, regions: Regions) -> None:
+    def connect_shared_memory(self, regions: Regions) -> None:
         """Clients' shared memory is there; doors open after that."""
         self._regions = regions
 
@@ -84,16 +84,16 @@ class Core:
         assert self._regions is not None
         return self._regions
 
-    def start(self) -> None:
+    def finish_startup(self) -> None:
         """Start-up is over: requests are served."""
         self._started = True
 
     @property
-    def serving(self) -> bool:
+    def accepts_requests(self) -> bool:
         """Whether requests are served: start-up is over, and the end has not begun."""
         return self._started and not self._exiting
 
-    def begin_exit(self) -> None:
+    def start_exit(self) -> None:
         """From now on the server says that it is leaving."""
         self._exiting = True
 
@@ -111,33 +111,33 @@ class Core:
             raise unsupported(
                 "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
-        if request.classes is not None:
-            request.classes.labels = model.labels
-            request.classes.batched = model.config.max_batch_size > 0
+        if request.classification is not None:
+            request.classification.labels = model.labels
+            request.classification.batched = model.config.max_batch_size > 0
         return model.infer(request)
 
-    def check(self, request: InferRequest) -> Awaitable[None] | None:
+    def check_bls_target(self, request: InferRequest) -> Awaitable[None] | None:
         """What a model that asks another one (BLS) must await first, if that has a say.
 
         Raises HostError (pb_utils spec 5.3), at once or when awaited.
         """
         try:
-            model = self._find_for_model(request)
+            model = self._find_bls_target(request)
         except HostError as error:
-            raise _not_asked(request, error) from error
-        return self._check_say(request, model) if model.has_say else None
+            raise _bls_error(request, error) from error
+        return self._check_target_ready(request, model) if model.has_say else None
 
-    async def _check_say(self, request: InferRequest, model: Model) -> None:
+    async def _check_target_ready(self, request: InferRequest, model: Model) -> None:
         reason = await model.why_not_ready()
         if reason:
             _log_not_ready(model, reason)
-            raise _not_asked(request, _not_ready(request.model_name))
+            raise _bls_error(request, _model_not_ready_error(request.model_name))
 
-    def ask(self, request: InferRequest, decoupled: bool) -> Call:
+    def infer_for_bls(self, request: InferRequest, decoupled: bool) -> Call:
         """Start a request of a model (BLS). Raises HostError (pb_utils spec 5.3)."""
         name = request.model_name
         try:
-            model = self._find_for_model(request)
+            model = self._find_bls_target(request)
             if not decoupled and model.config.model_transaction_policy.decoupled:
                 raise internal(
                     f"Model {name} is using the decoupled. The current BLS request call doesn't"
@@ -146,29 +146,29 @@ class Core:
                     " models.'"
                 )
             if isinstance(request.correlation_id, str):
-                correlation_text(request.correlation_id)
+                checked_correlation_text(request.correlation_id)
             return model.infer(request)
         except HostError as error:
-            raise _not_asked(request, error) from error
+            raise _bls_error(request, error) from error
 
-    def _find_for_model(self, request: InferRequest) -> Model:
+    def _find_bls_target(self, request: InferRequest) -> Model:
         if not self._started:
             raise unavailable("Server not ready")
         model = self._registry.find(request.model_name, request.model_version)
         if not model.ready:
-            raise _not_ready(request.model_name)
+            raise _model_not_ready_error(request.model_name)
         return model
 
-    def child_trace(self, link: TraceLink | None) -> RequestTrace | None:
+    def create_child_trace(self, link: TraceLink | None) -> RequestTrace | None:
         """The trace of a request of a model; None if what it is made for has none any more."""
         if link is None or self._tracer is None:
             return None
-        above = self._tracer.find(link.number)
-        return None if above is None else above.child()
+        above = self._tracer.find_trace(link.number)
+        return None if above is None else above.create_child()
 
-    def break_circle(self, call: Call) -> None:
+    def break_deadlock(self, call: Call) -> None:
         """Fail a BLS call that could only go on after itself, now or when it turns out so."""
-        self._circles.add(call)
+        self._deadlocks.add(call)
 
     # Health
 
@@ -185,7 +185,7 @@ class Core:
         self._refuse_exiting()
         if not self._started:
             return False
-        if not self._strict:
+        if not self._strict_readiness:
             return True
         if any(failure.counts for failure in self._registry.failures.values()):
             return False
@@ -193,7 +193,7 @@ class Core:
             if not entry.versions:
                 return False
             for version in list(entry.versions.values()):
-                if not await _is_fine(version):
+                if not await _is_version_healthy(version):
                     return False
         return True
 
@@ -206,7 +206,7 @@ class Core:
             self._registry.find(name, number)  # says what is not known
         for known in versions.values():
             if number in (-1, known.number) and known.state is State.READY:
-                if await _can_be_asked(known.model):
+                if await _is_model_ready(known.model):
                     return True
         return False
 
@@ -220,7 +220,7 @@ class Core:
         """Who this is."""
         return ServerMetadata(self._name, VERSION, list(EXTENSIONS))
 
-    def ready_versions(self) -> list[tuple[str, int]]:
+    def list_ready_versions(self) -> list[tuple[str, int]]:
         """Every version of a model that can be asked; in order of names, and of versions."""
         return self._registry.named()
 
@@ -237,8 +237,8 @@ class Core:
             name=name,
             versions=[str(number) for number in versions],
             platform=config.platform or config.backend,
-            inputs=_tensors(config, config.input),
-            outputs=_tensors(config, config.output),
+            inputs=_tensor_metadata(config, config.input),
+            outputs=_tensor_metadata(config, config.output),
         )
 
     def model_config(self, name: str, version: str) -> ModelConfig:
@@ -280,7 +280,7 @@ class Core:
 
     # Traces and the log
 
-    def trace_settings(self, model: str, change: Change | None = None) -> Shown:
+    def trace_settings(self, model: str, change: SettingChanges | None = None) -> DescribedSettings:
         """Change trace settings if asked so, and return them: those of a model, or the global ones.
 
         Raises HostError, and has then changed nothing.
@@ -295,9 +295,9 @@ class Core:
             if not any(version.state is State.READY for version in versions.values()):
                 raise invalid_argument(f"Request for unknown model : {model}")
         if change is not None:
-            tracer.update(model, change)
-            self.tracing = tracer if tracer.on else None
-        return tracer.describe(model)
+            tracer.update_settings(model, change)
+            self.request_tracer = tracer if tracer.enabled else None
+        return tracer.describe_settings(model)
 
     @property
     def log(self) -> LogSettings:
@@ -313,30 +313,30 @@ class Core:
 
         Raises HostError.
         """
-        return await self._controlled().index(ready)
+        return await self._require_control().index(ready)
 
     async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         """Load or reload a model. Raises HostError (configuration spec 8.6)."""
-        await self._controlled().load_in_turn(name, parameters)
+        await self._require_control().load_in_turn(name, parameters)
 
     async def unload_model(self, name: str, unload_dependents: bool) -> None:
         """Begin to unload a model. Raises HostError (configuration spec 8.7)."""
-        await self._controlled().unload_in_turn(name, unload_dependents)
+        await self._require_control().unload_in_turn(name, unload_dependents)
 
-    def _controlled(self) -> Control:
+    def _require_control(self) -> Control:
         if self._control is None:
             raise unavailable("Server not ready")
         return self._control
 
 
-async def _is_fine(version: Version) -> bool:
+async def _is_version_healthy(version: Version) -> bool:
     """Whether a version does not keep a strict server from being ready."""
     if version.state is State.READY:
-        return await _can_be_asked(version.model)
+        return await _is_model_ready(version.model)
     return version.state is State.UNAVAILABLE and version.reason == UNLOADED
 
 
-async def _can_be_asked(model: Model | None) -> bool:
+async def _is_model_ready(model: Model | None) -> bool:
     if model is None:
         return False
     if model.ready and not model.has_say:
@@ -351,19 +351,19 @@ def _log_not_ready(model: Model, reason: str) -> None:
     name, number = model.name, model.version
     _log.debug(
         "Model '%s' version %d is not ready: %s",
-        name, number, reason, extra=about(name, number),
+        name, number, reason, extra=model_fields(name, number),
     )  # fmt: skip
 
 
-def _not_ready(name: str) -> HostError:
+def _model_not_ready_error(name: str) -> HostError:
     return internal(f"Failed for execute the inference request. Model '{name}' is not ready.")
 
 
-def _not_asked(request: InferRequest, error: HostError) -> HostError:
+def _bls_error(request: InferRequest, error: HostError) -> HostError:
     return internal(f"Model {request.model_name} - Error when running inference: {error.message}")
 
 
-def _tensors(config: ModelConfig, tensors: object) -> list[TensorMetadata]:
+def _tensor_metadata(config: ModelConfig, tensors: object) -> list[TensorMetadata]:
     from tritonclient.grpc import model_config_pb2
 
     batch = [-1] if config.max_batch_size > 0 else []

@@ -16,7 +16,7 @@ MISSING: Any = object()
 """Stands for an argument that must be given although ones before it may be left out."""
 
 
-def checked(function: _F) -> _F:
+def with_argument_errors(function: _F) -> _F:
     """Give a call that does not fit the signature at all the same wording as a wrong argument."""
 
     @functools.wraps(function)
@@ -26,39 +26,41 @@ def checked(function: _F) -> _F:
         except TypeError as error:
             trace = error.__traceback__
             if trace is not None and trace.tb_next is None:  # the function was never entered
-                raise TypeError(f"{_opening(function.__name__)} {error}") from None
+                raise TypeError(f"{_error_prefix(function.__name__)} {error}") from None
             raise
 
     return cast("_F", call)
 
 
-def mismatch(function: str, argument: str, expected: str, value: object) -> TypeError:
+def type_error(function: str, argument: str, expected: str, value: object) -> TypeError:
     """Return the error for a value that an argument does not accept."""
     if value is MISSING:
-        return TypeError(f"{_opening(function)} Missing required argument '{argument}'.")
+        return TypeError(f"{_error_prefix(function)} Missing required argument '{argument}'.")
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return TypeError(
-        f"{_opening(function)} Argument '{argument}' must be {expected}, got {shown} "
+        f"{_error_prefix(function)} Argument '{argument}' must be {expected}, got {shown} "
         f"of {type(value)}."
     )
 
 
-def text(function: str, argument: str, value: object) -> str:
+def check_text(function: str, argument: str, value: object) -> str:
     """Take str, bytes or bytearray; raise TypeError, or UnicodeDecodeError for broken UTF-8."""
     if isinstance(value, str):
         if not value.isascii():  # the common case needs no second look
             try:
                 value.encode("utf-8")
             except UnicodeEncodeError:
-                raise mismatch(function, argument, "text without lone surrogates", value) from None
+                raise type_error(
+                    function, argument, "text without lone surrogates", value
+                ) from None
         return str(value)
     if isinstance(value, (bytes, bytearray)):
         return value.decode("utf-8")
-    raise mismatch(function, argument, "str, bytes or bytearray", value)
+    raise type_error(function, argument, "str, bytes or bytearray", value)
 
 
-def message(function: str, argument: str, value: object) -> str:
+def check_message(function: str, argument: str, value: object) -> str:
     r"""Take a text meant for people: what is not valid UTF-8 is kept readable as ``\x..``."""
     if isinstance(value, str):
         if value.isascii():
@@ -66,50 +68,52 @@ def message(function: str, argument: str, value: object) -> str:
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, (bytes, bytearray)):
         return value.decode("utf-8", "backslashreplace")
-    raise mismatch(function, argument, "str, bytes or bytearray", value)
+    raise type_error(function, argument, "str, bytes or bytearray", value)
 
 
-def integer(function: str, argument: str, value: object, bits: int, signed: bool = False) -> int:
+def check_integer(
+    function: str, argument: str, value: object, bits: int, signed: bool = False
+) -> int:
     """Take an int or anything with ``__index__`` that fits the given width; raise TypeError."""
     low = -(1 << (bits - 1)) if signed else 0
     high = (1 << (bits - 1 if signed else bits)) - 1
     try:
         number = operator.index(cast("Any", value))
     except TypeError:
-        raise mismatch(function, argument, "an integer", value) from None
+        raise type_error(function, argument, "an integer", value) from None
     if not low <= number <= high:
-        raise mismatch(function, argument, f"an integer between {low} and {high}", value)
+        raise type_error(function, argument, f"an integer between {low} and {high}", value)
     return number
 
 
-def real(function: str, argument: str, value: object) -> float:
+def check_number(function: str, argument: str, value: object) -> float:
     """Take a number or anything with ``__float__``; raise TypeError."""
     if hasattr(type(value), "__float__") or hasattr(type(value), "__index__"):
         try:
             return float(cast("Any", value))
         except (TypeError, ValueError, OverflowError):
             pass  # an array of several numbers, an integer beyond all floats
-    raise mismatch(function, argument, "a number", value)
+    raise type_error(function, argument, "a number", value)
 
 
-def seconds(function: str, argument: str, value: object) -> float | None:
+def check_seconds(function: str, argument: str, value: object) -> float | None:
     """Take a duration above 0, or None; raise TypeError."""
     if value is None:
         return None
-    number = real(function, argument, value)
+    number = check_number(function, argument, value)
     if not number > 0:
-        raise mismatch(function, argument, "a number of seconds above 0, or None", value)
+        raise type_error(function, argument, "a number of seconds above 0, or None", value)
     return number
 
 
-def truth(function: str, argument: str, value: object) -> bool:
+def check_boolean(function: str, argument: str, value: object) -> bool:
     """Take a bool or any object with ``__bool__`` other than None; raise TypeError."""
     if value is None or not hasattr(type(value), "__bool__"):
-        raise mismatch(function, argument, "a bool", value)
+        raise type_error(function, argument, "a bool", value)
     return bool(value)
 
 
-def sequence(function: str, argument: str, value: Any, of: str) -> list[Any]:
+def check_sequence(function: str, argument: str, value: Any, of: str) -> list[Any]:
     """Take any sequence but text and bytes, as a new list; raise TypeError."""
     if isinstance(value, (list, tuple)):
         return list(value)
@@ -117,26 +121,26 @@ def sequence(function: str, argument: str, value: Any, of: str) -> list[Any]:
         value, (str, bytes, bytearray, memoryview, Mapping)
     ):
         return list(value)
-    raise mismatch(function, argument, f"a sequence of {of}", value)
+    raise type_error(function, argument, f"a sequence of {of}", value)
 
 
-def elements(function: str, argument: str, value: Any, kind: type[_T]) -> list[_T | None]:
+def check_elements(function: str, argument: str, value: Any, kind: type[_T]) -> list[_T | None]:
     """Take any sequence of objects of this type or None, as a new list; raise TypeError."""
-    items = sequence(function, argument, value, kind.__name__)
+    items = check_sequence(function, argument, value, kind.__name__)
     for item in items:
         if not isinstance(item, kind) and item is not None:
-            raise mismatch(function, argument, f"a sequence of {kind.__name__}", value)
+            raise type_error(function, argument, f"a sequence of {kind.__name__}", value)
     return items
 
 
-def instance(function: str, argument: str, value: object, kind: type[_T]) -> _T:
+def check_instance(function: str, argument: str, value: object, kind: type[_T]) -> _T:
     """Take an object of exactly this type or a subclass; raise TypeError."""
     if isinstance(value, kind):
         return value
-    raise mismatch(function, argument, f"a {kind.__qualname__}", value)
+    raise type_error(function, argument, f"a {kind.__qualname__}", value)
 
 
-def parameters(value: object) -> dict[str, bool | int | str]:
+def check_parameters(value: object) -> dict[str, bool | int | str]:
     """Take None or a dict of str to bool, int or str, as a new dict.
 
     Raises:
@@ -158,6 +162,6 @@ def parameters(value: object) -> dict[str, bool | int | str]:
     return dict(value)
 
 
-def _opening(function: str) -> str:
+def _error_prefix(function: str) -> str:
     kind = "constructor" if function == "__init__" else "function"
     return f"{function}(): incompatible {kind} arguments."

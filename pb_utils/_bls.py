@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pb_utils import _runtime
 from pb_utils._iterator import ResponseIterator
 from pb_utils._model_exception import TritonModelException
-from pb_utils._stream import Stream, call_on
+from pb_utils._stream import ResponseStream, call_soon_on
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pb_utils._response import InferenceResponse
 
 
-def ask_and_wait(
+def exec_and_wait(
     request: InferenceRequest, decoupled: bool, execution_timeout: float | None
 ) -> InferenceResponse | ResponseIterator:
     """Return the only response, or an iterator as soon as there is a first one.
@@ -26,18 +26,20 @@ def ask_and_wait(
     """
     if not decoupled and execution_timeout is None:
         return _runtime.current().exec(request)
-    stream = Stream.ask(request, decoupled, execution_timeout)
-    iterator = ResponseIterator._of(stream)  # gives the stream up if the wait is interrupted
+    stream = ResponseStream.send_request(request, decoupled, execution_timeout)
+    iterator = ResponseIterator._from_stream(
+        stream
+    )  # gives the stream up if the wait is interrupted
     if not decoupled:
         return next(iterator)
-    stream.wait()
+    stream.wait_for_response()
     return iterator
 
 
-def ask_on_loop(
+def exec_on_event_loop(
     request: InferenceRequest, decoupled: bool, execution_timeout: float | None
 ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
-    """Return a future, on the running event loop, of what ``ask_and_wait`` returns.
+    """Return a future, on the running event loop, of what ``exec_and_wait`` returns.
 
     Raises:
         RuntimeError: no event loop is running.
@@ -47,21 +49,25 @@ def ask_on_loop(
     loop = asyncio.get_running_loop()
     future: asyncio.Future[InferenceResponse | ResponseIterator | None] = loop.create_future()
     try:
-        stream = Stream.ask(request, decoupled, execution_timeout)
+        stream = ResponseStream.send_request(request, decoupled, execution_timeout)
     except TritonModelException as error:
         future.set_exception(error)
         return future  # type: ignore[return-value]
 
-    iterator = ResponseIterator._of(stream)  # gives the stream up with the last of these closures
+    iterator = ResponseIterator._from_stream(
+        stream
+    )  # gives the stream up with the last of these closures
 
-    def settle() -> None:
+    def set_result() -> None:
         if not future.done():
-            future.set_result(iterator if decoupled else stream.poll())
+            future.set_result(iterator if decoupled else stream.next_response_nowait())
 
-    def settled(future: asyncio.Future[InferenceResponse | ResponseIterator | None]) -> None:
+    def discard_if_cancelled(
+        future: asyncio.Future[InferenceResponse | ResponseIterator | None],
+    ) -> None:
         if future.cancelled():
-            stream.abandon()
+            stream.discard()
 
-    future.add_done_callback(settled)
-    stream.watch(lambda: call_on(loop, settle))
+    future.add_done_callback(discard_if_cancelled)
+    stream.add_waiter(lambda: call_soon_on(loop, set_result))
     return future  # type: ignore[return-value]

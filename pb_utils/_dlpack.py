@@ -11,7 +11,7 @@ import numpy as np
 
 from pb_utils import _datatypes, _gpu
 from pb_utils._model_exception import TritonModelException
-from pb_utils._storage import address_of, borrow
+from pb_utils._storage import address_of, array_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,9 @@ _CPU, _CUDA_HOST = 1, 3
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
 _READ_ONLY = 1
 _LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
-_USED = ctypes.create_string_buffer(b"used_dlpack")  # capsules keep the pointer: must not move
+_CONSUMED_NAME = ctypes.create_string_buffer(
+    b"used_dlpack"
+)  # capsules keep the pointer: must not move
 
 _CODES = {
     (_BOOL, 8): _datatypes.BOOL,
@@ -33,7 +35,10 @@ _CODES = {
     **{(_FLOAT, 16 << i): 10 + i for i in range(3)},
     (_BFLOAT, 16): _datatypes.BF16,
 }
-_RELABELLED = {_datatypes.BOOL: _BOOL, _datatypes.BF16: _BFLOAT}  # exported as integers by numpy
+_EXPORT_TYPE_CODES = {
+    _datatypes.BOOL: _BOOL,
+    _datatypes.BF16: _BFLOAT,
+}  # exported as integers by numpy
 
 
 _TENSOR = "PiiiBBHPPQ"  # the fields of _DLTensor
@@ -58,7 +63,7 @@ _set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_voi
 _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # called with the GIL held
 
 
-class Received(NamedTuple):
+class ReceivedTensor(NamedTuple):
     """What a capsule held: an array over the producer's memory, which lives as long as it.
 
     If that memory is on a GPU, ``array`` is a region instead.
@@ -66,7 +71,7 @@ class Received(NamedTuple):
 
     code: int
     shape: list[int]
-    array: npt.NDArray[Any] | _gpu.Region
+    array: npt.NDArray[Any] | _gpu.DeviceMemory
 
 
 def export(owner: object, storage: npt.NDArray[Any], code: int, shape: list[int]) -> Any:
@@ -78,7 +83,7 @@ def export(owner: object, storage: npt.NDArray[Any], code: int, shape: list[int]
     return _capsule(address_of(storage), (owner, storage), code, shape)
 
 
-def export_from_gpu(owner: object, region: _gpu.Region, code: int, shape: list[int]) -> Any:
+def export_from_gpu(owner: object, region: _gpu.DeviceMemory, code: int, shape: list[int]) -> Any:
     """Return a capsule as ``export`` does. numpy never looks at what lies at the address."""
     capsule = _capsule(region.address, (owner, region), code, shape)
     address = _get_pointer(capsule, _LEGACY) + _DEVICE_OFFSET
@@ -88,39 +93,39 @@ def export_from_gpu(owner: object, region: _gpu.Region, code: int, shape: list[i
 
 def _capsule(address: int, owner: object, code: int, shape: list[int]) -> Any:
     dtype = np.dtype(np.uint8) if code == _datatypes.BOOL else _datatypes.STORAGE[code]
-    capsule = borrow(address, dtype, shape, owner, writable=True).__dlpack__()
-    if code in _RELABELLED:
+    capsule = array_at(address, dtype, shape, owner, writable=True).__dlpack__()
+    if code in _EXPORT_TYPE_CODES:
         place = _get_pointer(capsule, _LEGACY) + _DTYPE_CODE_OFFSET
-        ctypes.c_uint8.from_address(place).value = _RELABELLED[code]
+        ctypes.c_uint8.from_address(place).value = _EXPORT_TYPE_CODES[code]
     return capsule
 
 
-def receive(obj: Any) -> Received:
+def receive(obj: Any) -> ReceivedTensor:
     """Take over the memory behind a capsule or a producer.
 
     Raises:
         TritonModelException: not a producer, no memory of the CPU or of a usable GPU, no data
             type of Triton, not contiguous in C order, or a capsule that was consumed before.
     """
-    capsule = obj if type(obj).__name__ == "PyCapsule" else _ask(obj)
+    capsule = obj if type(obj).__name__ == "PyCapsule" else _request_capsule(obj)
     name = next((name for name in (_LEGACY, _VERSIONED) if _is_valid(capsule, name)), None)
     if name is None:
         raise TritonModelException(
             "Provided DLPack capsule holds no tensor, or has already been consumed."
         )
     address = _get_pointer(capsule, name)
-    tensor, deleter, writable = _read(address, versioned=name == _VERSIONED)
+    tensor, deleter, writable = _read_capsule(address, versioned=name == _VERSIONED)
     _check_device(tensor.device_type)
     shape = _integers(tensor.shape, tensor.ndim)
     strides = _integers(tensor.strides, tensor.ndim) if tensor.strides else None
     _check_contiguous(shape, strides, tensor.device_type)
     code = _code_of(tensor)
-    _set_name(capsule, ctypes.addressof(_USED))
+    _set_name(capsule, ctypes.addressof(_CONSUMED_NAME))
     _set_destructor(capsule, None)
-    keeper = _Keeper(address, deleter)
+    keeper = _TensorDeleter(address, deleter)
     if tensor.device_type == CUDA:
-        return Received(code, shape, _as_region(tensor, code, shape, strides, keeper))
-    return Received(code, shape, _as_array(tensor, code, shape, strides, keeper, writable))
+        return ReceivedTensor(code, shape, _as_region(tensor, code, shape, strides, keeper))
+    return ReceivedTensor(code, shape, _as_array(tensor, code, shape, strides, keeper, writable))
 
 
 class _DLTensor(NamedTuple):
@@ -136,7 +141,7 @@ class _DLTensor(NamedTuple):
     byte_offset: int
 
 
-class _Keeper:
+class _TensorDeleter:
     """Owns a managed tensor: the producer gets it back when the last array over it is gone."""
 
     __slots__ = ("_address", "_deleter")
@@ -150,7 +155,7 @@ class _Keeper:
             self._deleter(self._address)
 
 
-def _read(address: int, versioned: bool) -> tuple[_DLTensor, int, bool]:
+def _read_capsule(address: int, versioned: bool) -> tuple[_DLTensor, int, bool]:
     """Return what lies at the address of a managed tensor: itself, deleter, whether writable."""
     if not versioned:
         *tensor, _, deleter = _MANAGED.unpack(ctypes.string_at(address, _MANAGED.size))
@@ -166,7 +171,7 @@ def _integers(address: int, count: int) -> list[int]:
     return list(struct.unpack(f"@{count}q", ctypes.string_at(address, 8 * count))) if count else []
 
 
-def _ask(producer: Any) -> Any:
+def _request_capsule(producer: Any) -> Any:
     if not (hasattr(producer, "__dlpack__") and hasattr(producer, "__dlpack_device__")):
         raise TritonModelException(
             "Provided tensor is not supported. Tensor must be a DLPack capsule"
@@ -174,21 +179,23 @@ def _ask(producer: Any) -> Any:
         )
     kind, device = map(int, producer.__dlpack_device__())
     _check_device(kind)
-    return _ask_on_gpu(producer, device) if kind == CUDA else _call(producer, None)
+    return (
+        _request_capsule_on_gpu(producer, device) if kind == CUDA else _call_dlpack(producer, None)
+    )
 
 
-def _ask_on_gpu(producer: Any, device: int) -> Any:
+def _request_capsule_on_gpu(producer: Any, device: int) -> Any:
     """Let the producer make its memory ready for a stream of ours, and wait until it is.
 
     The producer's GPU is the current one meanwhile: libraries look for pending work there.
     """
     with _failing_as("Failed to get current CUDA device id."):
-        gpu = _gpu.gpu(device)
+        gpu = _gpu.open_gpu(device)
         gpu.__enter__()
     try:
         with _failing_as("Failed to create a CUDA stream for a DLPack call."):
             stream = gpu.stream
-        capsule = _call(producer, stream)
+        capsule = _call_dlpack(producer, stream)
         with _failing_as(f"Failed to synchronize CUDA device with id {device}"):
             gpu.synchronise()
     finally:
@@ -196,7 +203,7 @@ def _ask_on_gpu(producer: Any, device: int) -> Any:
     return capsule
 
 
-def _call(producer: Any, stream: int | None) -> Any:
+def _call_dlpack(producer: Any, stream: int | None) -> Any:
     try:
         return producer.__dlpack__(stream=stream)
     except BufferError as refusal:  # read-only memory needs the newer protocol's flag
@@ -215,7 +222,7 @@ def _failing_as(text: str) -> Iterator[None]:
 
 
 def _check_device(kind: int) -> None:
-    if kind == CUDA and not _gpu.count():
+    if kind == CUDA and not _gpu.device_count():
         raise TritonModelException(
             "DLPack capsule passed pointer to memory allocated on GPU device,"
             "           when GPU is not available"
@@ -256,13 +263,13 @@ def _as_array(
     code: int,
     shape: list[int],
     strides: list[int] | None,
-    keeper: _Keeper,
+    keeper: _TensorDeleter,
     writable: bool,
 ) -> npt.NDArray[Any]:
     dtype = _datatypes.STORAGE[code]
     if 0 in shape:
         return np.empty(shape, dtype)
-    array = borrow(
+    array = array_at(
         tensor.data + tensor.byte_offset,
         dtype,
         shape,
@@ -274,19 +281,23 @@ def _as_array(
 
 
 def _as_region(
-    tensor: _DLTensor, code: int, shape: list[int], strides: list[int] | None, keeper: _Keeper
-) -> _gpu.Region:
+    tensor: _DLTensor,
+    code: int,
+    shape: list[int],
+    strides: list[int] | None,
+    keeper: _TensorDeleter,
+) -> _gpu.DeviceMemory:
     size = _datatypes.STORAGE[code].itemsize
     address = tensor.data + tensor.byte_offset
     for length in shape:
         size *= length
     if not size:
-        return _gpu.Region(tensor.device_id, 0, 0, None)
+        return _gpu.DeviceMemory(tensor.device_id, 0, 0, None)
     if not strides or shape[0] == 1:
-        return _gpu.Region(tensor.device_id, address, size, keeper)
+        return _gpu.DeviceMemory(tensor.device_id, address, size, keeper)
     row, pitch = size // shape[0], strides[0] * _datatypes.STORAGE[code].itemsize
     if row == pitch:
-        return _gpu.Region(tensor.device_id, address, size, keeper)
+        return _gpu.DeviceMemory(tensor.device_id, address, size, keeper)
     try:
         return _gpu.gather(tensor.device_id, address, shape[0], row, pitch)
     except _gpu.CudaError as error:

@@ -37,7 +37,7 @@ class TritonError:
     ALREADY_EXISTS: ClassVar[ErrorCode] = ErrorCode.ALREADY_EXISTS
     CANCELLED: ClassVar[ErrorCode] = ErrorCode.CANCELLED
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def __init__(
         self, message: str | bytes | bytearray, code: ErrorCode = ErrorCode.INTERNAL
     ) -> None:
@@ -46,8 +46,8 @@ class TritonError:
         Raises:
             TypeError: ``message`` is no text, or ``code`` is not one of the codes of this class.
         """
-        self._message = _arguments.message("__init__", "message", message)
-        self._code = _arguments.instance("__init__", "code", code, TritonError.ErrorCode)
+        self._message = _arguments.check_message("__init__", "message", message)
+        self._code = _arguments.check_instance("__init__", "code", code, TritonError.ErrorCode)
 
     def message(self) -> str:
         """Return the text."""

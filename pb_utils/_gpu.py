@@ -108,15 +108,15 @@ def is_installed() -> bool:
     return True
 
 
-def count() -> int:
+def device_count() -> int:
     """Return how many GPUs this process can use, 0 without a driver. Initialises CUDA."""
     try:
-        return _count()
+        return _device_count()
     except CudaError:
         return 0
 
 
-def _count() -> int:
+def _device_count() -> int:
     number = _int()
     _driver().call("cuDeviceGetCount", ctypes.byref(number))
     return number.value
@@ -129,7 +129,7 @@ def capabilities() -> dict[int, tuple[int, int]]:
         CudaError: the driver is not there or does not work. No GPU is no error.
     """
     try:
-        found = range(_count())
+        found = range(_device_count())
     except CudaError as error:
         if error.status == _NO_DEVICE:
             return {}
@@ -181,14 +181,14 @@ class Gpu:
         with self:
             self._driver.call("cuStreamSynchronize", self.stream)
 
-    def allocate(self, nbytes: int) -> Region:
+    def allocate(self, nbytes: int) -> DeviceMemory:
         """Return new memory with arbitrary content."""
         address = _address()
         if not nbytes:  # the driver refuses to allocate nothing
-            return Region(self.number, 0, 0, None)
+            return DeviceMemory(self.number, 0, 0, None)
         with self:
             self._driver.call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
-        return Region(self.number, address.value, nbytes, _Allocation(self, address.value))
+        return DeviceMemory(self.number, address.value, nbytes, _Allocation(self, address.value))
 
     def free(self, address: int) -> None:
         """Give back what was allocated."""
@@ -203,7 +203,7 @@ class Gpu:
 
 
 @functools.lru_cache
-def gpu(number: int) -> Gpu:
+def open_gpu(number: int) -> Gpu:
     """Return the GPU of that number; using it costs the context that other libraries use too.
 
     Raises:
@@ -212,7 +212,7 @@ def gpu(number: int) -> Gpu:
     return Gpu(number)
 
 
-class Region:
+class DeviceMemory:
     """Bytes on a GPU; ``keeper`` lives as long as this object, and the memory as long as it.
 
     All methods raise CudaError, and return when what they do is done.
@@ -229,13 +229,13 @@ class Region:
     def copy_to_host(self, address: int) -> None:
         """Write the content to host memory."""
         if self.nbytes:
-            gpu(self.device).copy("cuMemcpyDtoH_v2", address, self.address, self.nbytes)
+            open_gpu(self.device).copy("cuMemcpyDtoH_v2", address, self.address, self.nbytes)
 
-    def duplicate(self) -> Region:
+    def duplicate(self) -> DeviceMemory:
         """Return a copy of the content on the same GPU."""
-        copied = gpu(self.device).allocate(self.nbytes)
+        copied = open_gpu(self.device).allocate(self.nbytes)
         if self.nbytes:
-            gpu(self.device).copy("cuMemcpyDtoD_v2", copied.address, self.address, self.nbytes)
+            open_gpu(self.device).copy("cuMemcpyDtoD_v2", copied.address, self.address, self.nbytes)
         return copied
 
 
@@ -255,17 +255,17 @@ class _Allocation:
             pass  # at the end of the process the driver may go first, and takes all memory along
 
 
-def upload(device: int, address: int, nbytes: int) -> Region:
+def upload(device: int, address: int, nbytes: int) -> DeviceMemory:
     """Return a copy, on a GPU, of host memory."""
-    region = gpu(device).allocate(nbytes)
+    region = open_gpu(device).allocate(nbytes)
     if nbytes:
-        gpu(device).copy("cuMemcpyHtoD_v2", region.address, address, nbytes)
+        open_gpu(device).copy("cuMemcpyHtoD_v2", region.address, address, nbytes)
     return region
 
 
-def gather(device: int, address: int, rows: int, width: int, pitch: int) -> Region:
+def gather(device: int, address: int, rows: int, width: int, pitch: int) -> DeviceMemory:
     """Return a copy without gaps of rows of ``width`` bytes, ``pitch`` bytes from each other."""
-    region = gpu(device).allocate(rows * width)
+    region = open_gpu(device).allocate(rows * width)
     copy = _Copy2D(
         source_memory_type=_DEVICE_MEMORY,
         source_device=address,
@@ -276,7 +276,7 @@ def gather(device: int, address: int, rows: int, width: int, pitch: int) -> Regi
         width=width,
         height=rows,
     )
-    gpu(device).copy("cuMemcpy2D_v2", ctypes.byref(copy))
+    open_gpu(device).copy("cuMemcpy2D_v2", ctypes.byref(copy))
     return region
 
 

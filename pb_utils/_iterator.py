@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 from pb_utils._response import InferenceResponse
-from pb_utils._stream import NothingYet, Stream, call_on
+from pb_utils._stream import NoResponseYet, ResponseStream, call_soon_on
 
 
 class ResponseIterator:
@@ -18,7 +18,7 @@ class ResponseIterator:
 
     __slots__ = ("__weakref__", "_stream")
 
-    _stream: Stream
+    _stream: ResponseStream
 
     def __init__(self) -> None:
         """Refuse: an iterator comes from ``InferenceRequest.exec(decoupled=True)``.
@@ -29,10 +29,10 @@ class ResponseIterator:
         raise TypeError("c_python_backend_utils.ResponseIterator: No constructor defined!")
 
     @classmethod
-    def _of(cls, stream: Stream) -> ResponseIterator:
+    def _from_stream(cls, stream: ResponseStream) -> ResponseIterator:
         iterator = cls.__new__(cls)
         iterator._stream = stream
-        weakref.finalize(iterator, stream.abandon).atexit = False
+        weakref.finalize(iterator, stream.discard).atexit = False
         return iterator
 
     def __iter__(self) -> ResponseIterator:
@@ -48,7 +48,7 @@ class ResponseIterator:
         Raises:
             StopIteration: that was the last one.
         """
-        response = self._stream.take()
+        response = self._stream.next_response()
         if response is None:
             raise StopIteration("Iteration is done for the responses.")
         return response
@@ -69,18 +69,18 @@ class ResponseIterator:
         more = asyncio.Event()
 
         def tell() -> None:
-            call_on(loop, more.set)
+            call_soon_on(loop, more.set)
 
         while True:
             try:
-                response = self._stream.poll()
-            except NothingYet:
+                response = self._stream.next_response_nowait()
+            except NoResponseYet:
                 more.clear()
-                self._stream.watch(tell)
+                self._stream.add_waiter(tell)
                 try:
                     await more.wait()
                 finally:
-                    self._stream.unwatch(tell)
+                    self._stream.remove_waiter(tell)
                 continue
             if response is None:
                 raise StopAsyncIteration("Iteration is done for the responses.")
@@ -91,4 +91,4 @@ class ResponseIterator:
 
         Nothing happens if all has come, or if it was told before.
         """
-        self._stream.cancel()
+        self._stream.cancel_request()

@@ -40,18 +40,18 @@ class Logger:
         raise TypeError("c_python_backend_utils.Logger: No constructor defined!")
 
     @staticmethod
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def log(message: str | bytes | bytearray, level: LogLevel = LogLevel.INFO) -> None:
         """Write a message at a level, one of ``Logger.INFO``, ``WARNING``, ``ERROR``, ``VERBOSE``.
 
         Raises:
             TypeError: ``message`` is no text, or ``level`` is no level (a plain number is none).
         """
-        _arguments.instance("log", "level", level, Logger.LogLevel)
+        _arguments.check_instance("log", "level", level, Logger.LogLevel)
         _emit("log", level, message, sys._getframe(2))
 
     @staticmethod
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def log_info(message: str | bytes | bytearray) -> None:
         """Write a message at level INFO.
 
@@ -61,7 +61,7 @@ class Logger:
         _emit("log_info", Logger.INFO, message, sys._getframe(2))
 
     @staticmethod
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def log_warn(message: str | bytes | bytearray) -> None:
         """Write a message at level WARNING.
 
@@ -71,7 +71,7 @@ class Logger:
         _emit("log_warn", Logger.WARNING, message, sys._getframe(2))
 
     @staticmethod
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def log_error(message: str | bytes | bytearray) -> None:
         """Write a message at level ERROR.
 
@@ -81,7 +81,7 @@ class Logger:
         _emit("log_error", Logger.ERROR, message, sys._getframe(2))
 
     @staticmethod
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def log_verbose(message: str | bytes | bytearray) -> None:
         """Write a message at level VERBOSE, shown if the server's ``log_verbose_level`` is set.
 
@@ -92,6 +92,6 @@ class Logger:
 
 
 def _emit(function: str, level: Logger.LogLevel, message: object, caller: FrameType) -> None:
-    text = _arguments.message(function, "message", message)
+    text = _arguments.check_message(function, "message", message)
     filename = os.path.basename(caller.f_code.co_filename)
     _runtime.current().log(int(level), filename, caller.f_lineno, text)

@@ -25,17 +25,17 @@ class PreferredMemory:
     _type: MemoryType | None
     _device_id: int
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
         """Prefer ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``, and a device.
 
         Raises:
             TypeError: the type is none of the two (a plain number is not), or the id no integer.
         """
-        self._type = _arguments.instance(
+        self._type = _arguments.check_instance(
             "__init__", "preferred_memory_type", preferred_memory_type, MemoryType
         )
-        self._device_id = _arguments.integer(
+        self._device_id = _arguments.check_integer(
             "__init__", "preferred_device_id", preferred_device_id, bits=64, signed=True
         )
 

@@ -31,7 +31,7 @@ _UNSUPPORTED = {
 }
 
 
-class _Family:
+class _FamilyState:
     """A registered family: what it shares with its metrics, which do not keep it alive."""
 
     __slots__ = ("deleted", "kind", "lock", "metrics", "number", "runtime")
@@ -55,7 +55,7 @@ class Metric:
 
     __slots__ = ("__weakref__", "_family", "_number")
 
-    _family: _Family
+    _family: _FamilyState
     _number: int
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class Metric:
         raise TypeError("c_python_backend_utils.Metric: No constructor defined!")
 
     @classmethod
-    def _of(cls, family: _Family, number: int) -> Metric:
+    def _create(cls, family: _FamilyState, number: int) -> Metric:
         metric = cls.__new__(cls)
         metric._family = family
         metric._number = number
         return metric
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def increment(self, value: float) -> None:
         """Add to a counter (0 or more) or a gauge.
 
@@ -83,7 +83,7 @@ class Metric:
         """
         self._change("increment", value)
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def set(self, value: float) -> None:
         """Set a gauge.
 
@@ -93,7 +93,7 @@ class Metric:
         """
         self._change("set", value)
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def observe(self, value: float) -> None:
         """Count a value in a histogram.
 
@@ -109,27 +109,27 @@ class Metric:
         Raises:
             TritonModelException: it is a histogram, or the family is gone.
         """
-        self._check("get", "value")
+        self._check_allowed("get", "value")
         try:
             return self._family.runtime.read_metric(self._number)
         except TritonModelException as error:
             raise _failed("get", str(error)) from None
 
     def _change(self, change: str, value: object) -> None:
-        number = _arguments.real(change, "value", value)
-        self._check(change, change)
+        number = _arguments.check_number(change, "value", value)
+        self._check_allowed(change, change)
         if self._family.kind is MetricKind.COUNTER and number < 0:
             text = (
                 "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by "
                 "non-negative values."
             )
-            raise _failed(change, self._family.runtime.refusal(text))
+            raise _failed(change, self._family.runtime.error_message(text))
         try:
             self._family.runtime.change_metric(self._number, change, number)
         except TritonModelException as error:
             raise _failed(change, str(error)) from None
 
-    def _check(self, verb: str, operation: str) -> None:
+    def _check_allowed(self, verb: str, operation: str) -> None:
         family = self._family
         if family.deleted:
             text = (
@@ -143,7 +143,7 @@ class Metric:
                 f"TRITONSERVER_METRIC_KIND_{family.kind.name} does not support "
                 f"{operation.capitalize()}"
             )
-            raise _failed(verb, family.runtime.refusal(text))
+            raise _failed(verb, family.runtime.error_message(text))
 
 
 _Metric = Metric  # within the family, its method has that name
@@ -162,7 +162,7 @@ class MetricFamily:
     GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
     HISTOGRAM: ClassVar[MetricKind] = MetricKind.HISTOGRAM
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def __init__(
         self,
         name: str | bytes | bytearray,
@@ -180,17 +180,17 @@ class MetricFamily:
             TypeError: an argument has another type.
             TritonModelException: the server refuses it.
         """
-        name = _arguments.text("__init__", "name", name)
-        description = _arguments.text("__init__", "description", description)
-        kind = _arguments.instance("__init__", "kind", kind, MetricKind)
+        name = _arguments.check_text("__init__", "name", name)
+        description = _arguments.check_text("__init__", "description", description)
+        kind = _arguments.check_instance("__init__", "kind", kind, MetricKind)
         runtime = _runtime.current()
         number = _created(
             "MetricFamily", lambda: runtime.new_metric_family(name, description, int(kind))
         )
-        self._family = _Family(runtime, number, kind)
+        self._family = _FamilyState(runtime, number, kind)
         weakref.finalize(self, self._family.delete).atexit = False
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def Metric(
         self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
     ) -> _Metric:
@@ -220,7 +220,7 @@ class MetricFamily:
                     lambda: family.runtime.new_metric(family.number, json.loads(text), bounds),
                 )
                 family.metrics[text, bounds] = number
-        return _Metric._of(family, number)
+        return _Metric._create(family, number)
 
 
 def _bounds(kind: MetricKind, buckets: object) -> tuple[float, ...]:
@@ -228,7 +228,7 @@ def _bounds(kind: MetricKind, buckets: object) -> tuple[float, ...]:
         raise TritonModelException("Failed to create metric. Buckets must be a list.")
     if kind is not MetricKind.HISTOGRAM:
         raise TritonModelException("Failed to create metric. Unexpected buckets found.")
-    return tuple(_arguments.real("Metric", "buckets", bound) for bound in buckets)
+    return tuple(_arguments.check_number("Metric", "buckets", bound) for bound in buckets)
 
 
 def _created(what: str, create: Callable[[], int]) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _PREFIX = "file:"
 
 
-@_arguments.checked
+@_arguments.with_argument_errors
 def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | None = None) -> None:
     """Load a model, or load it again, and wait for it.
 
@@ -28,8 +28,8 @@ def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | No
         TritonModelException: ``files`` is no dict, or the model cannot be loaded. What was loaded
             before serves on.
     """
-    name = _arguments.text("load_model", "model_name", model_name)
-    text = _arguments.text("load_model", "config", config)
+    name = _arguments.check_text("load_model", "model_name", model_name)
+    text = _arguments.check_text("load_model", "config", config)
     if files is not None and not isinstance(files, dict):
         raise TritonModelException(
             f"failed to load model '{name}', files should be a dictionary of file paths and file "
@@ -42,7 +42,7 @@ def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | No
         raise TritonModelException(f"Failed to load model: {error}") from None
 
 
-@_arguments.checked
+@_arguments.with_argument_errors
 def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
     """Begin to unload a model: it is not ready any more, and ends its requests first.
 
@@ -54,15 +54,15 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
         TypeError: an argument has another type.
         TritonModelException: it cannot be unloaded.
     """
-    name = _arguments.text("unload_model", "model_name", model_name)
-    dependents = _arguments.truth("unload_model", "unload_dependents", unload_dependents)
+    name = _arguments.check_text("unload_model", "model_name", model_name)
+    dependents = _arguments.check_boolean("unload_model", "unload_dependents", unload_dependents)
     try:
         _runtime.current().unload_model(name, dependents)
     except TritonModelException as error:
         raise TritonModelException(f"Failed to unload model: {error}") from None
 
 
-@_arguments.checked
+@_arguments.with_argument_errors
 def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
     """Return whether a model takes requests.
 
@@ -74,8 +74,8 @@ def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
         TypeError: an argument has another type; a version is no number here.
         TritonModelException: there is no such model or version.
     """
-    name = _arguments.text("is_model_ready", "model_name", model_name)
-    version = _arguments.text("is_model_ready", "model_version", model_version)
+    name = _arguments.check_text("is_model_ready", "model_name", model_name)
+    version = _arguments.check_text("is_model_ready", "model_version", model_version)
     try:
         return _runtime.current().is_model_ready(name, version)
     except TritonModelException as error:
@@ -83,7 +83,7 @@ def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
 
 
 def _path(name: str, key: object) -> str:
-    text = _arguments.text("load_model", "files", key)
+    text = _arguments.check_text("load_model", "files", key)
     if not text.startswith(_PREFIX):
         raise TritonModelException(
             f"Failed to load model: the files of model '{name}' must have names of the form "
@@ -97,4 +97,4 @@ def _content(value: object) -> bytes:
         return value.encode("utf-8")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise _arguments.mismatch("load_model", "files", "a dict of str to bytes", value)
+    raise _arguments.type_error("load_model", "files", "a dict of str to bytes", value)

@@ -11,7 +11,7 @@ from pb_utils._iterator import ResponseIterator
 from pb_utils._memory import PreferredMemory
 from pb_utils._model_exception import TritonModelException
 from pb_utils._response import InferenceResponse
-from pb_utils._sender import Exchange, InferenceResponseSender
+from pb_utils._sender import InferenceResponseSender, Responder
 from pb_utils._tensor import Tensor
 from pb_utils._trace import NO_TRACE, InferenceTrace
 
@@ -67,7 +67,7 @@ class InferenceRequest:
     _parameters: Mapping[str, object]
     _preferred_memory: PreferredMemory
     _trace: InferenceTrace
-    _handle: Exchange | None
+    _handle: Responder | None
     _sender: InferenceResponseSender | None
     _release_flags: int
     _cancelled: bool
@@ -105,7 +105,7 @@ class InferenceRequest:
         parameters: Parameters | None = None,
     ) -> None: ...
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def __init__(
         self,
         request_id: Text = "",
@@ -142,20 +142,24 @@ class InferenceRequest:
                 output name is empty, or ``parameters`` is no dict of str to bool, int or str.
         """
         take = "__init__"
-        self._request_id = _arguments.text(take, "request_id", request_id)
-        tensors = _arguments.elements(take, "inputs", inputs, Tensor)
-        names = _arguments.sequence(take, "requested_output_names", requested_output_names, "str")
-        names = [_arguments.text(take, "requested_output_names", name) for name in names]
-        self._model_name = _arguments.text(take, "model_name", model_name)
-        self._model_version = _arguments.integer(take, "model_version", model_version, 64, True)
-        self._flags = _arguments.integer(take, "flags", flags, 32)
-        self._timeout = _arguments.integer(take, "timeout", timeout, 64)
-        self._preferred_memory = _arguments.instance(
+        self._request_id = _arguments.check_text(take, "request_id", request_id)
+        tensors = _arguments.check_elements(take, "inputs", inputs, Tensor)
+        names = _arguments.check_sequence(
+            take, "requested_output_names", requested_output_names, "str"
+        )
+        names = [_arguments.check_text(take, "requested_output_names", name) for name in names]
+        self._model_name = _arguments.check_text(take, "model_name", model_name)
+        self._model_version = _arguments.check_integer(
+            take, "model_version", model_version, 64, True
+        )
+        self._flags = _arguments.check_integer(take, "flags", flags, 32)
+        self._timeout = _arguments.check_integer(take, "timeout", timeout, 64)
+        self._preferred_memory = _arguments.check_instance(
             take, "preferred_memory", preferred_memory, PreferredMemory
         )
-        self._trace = _arguments.instance(take, "trace", trace, InferenceTrace)
+        self._trace = _arguments.check_instance(take, "trace", trace, InferenceTrace)
         self._correlation_id = _checked_correlation_id(correlation_id)
-        self._parameters = _arguments.parameters(parameters)
+        self._parameters = _arguments.check_parameters(parameters)
         self._inputs = [tensor for tensor in tensors if tensor is not None]
         self._requested_output_names = list(dict.fromkeys(names))
         if len(self._inputs) != len(tensors):
@@ -181,7 +185,7 @@ class InferenceRequest:
         timeout: int = 0,
         parameters: Mapping[str, object] = _NO_PARAMETERS,
         trace: InferenceTrace = NO_TRACE,
-        handle: Exchange,
+        handle: Responder,
     ) -> InferenceRequest:
         """Make an incoming request. Nothing is checked, and nothing computed ahead of its use."""
         request = cls.__new__(cls)
@@ -218,16 +222,16 @@ class InferenceRequest:
         """Return the sequence flags, ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_...`` or-ed."""
         return self._flags
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def set_flags(self, flags: int) -> None:
         """Replace the sequence flags.
 
         Raises:
             TypeError: ``flags`` is no integer of 32 bits without sign.
         """
-        self._flags = _arguments.integer("set_flags", "flags", flags, 32)
+        self._flags = _arguments.check_integer("set_flags", "flags", flags, 32)
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def set_release_flags(self, flags: int) -> None:
         """Say what becomes of an incoming request after ``execute`` has returned.
 
@@ -238,7 +242,7 @@ class InferenceRequest:
             TypeError: ``flags`` is no integer of 32 bits without sign.
             TritonModelException: the model made this request itself.
         """
-        checked = _arguments.integer("set_release_flags", "flags", flags, 32)
+        checked = _arguments.check_integer("set_release_flags", "flags", flags, 32)
         self._incoming("set_release_flags()")
         self._release_flags = checked
 
@@ -279,7 +283,7 @@ class InferenceRequest:
         cannot send.
         """
         if self._sender is None:
-            self._sender = InferenceResponseSender._of(self._handle)
+            self._sender = InferenceResponseSender._from_responder(self._handle)
         return self._sender
 
     @overload
@@ -297,7 +301,7 @@ class InferenceRequest:
         self, decoupled: bool, *, execution_timeout: float | None = None
     ) -> InferenceResponse | ResponseIterator: ...
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def exec(
         self, decoupled: bool = False, *, execution_timeout: float | None = None
     ) -> InferenceResponse | ResponseIterator:
@@ -317,9 +321,9 @@ class InferenceRequest:
             TypeError: ``decoupled`` is no bool, or ``execution_timeout`` no number above 0.
             TritonModelException: called outside of ``execute``.
         """
-        several = _arguments.truth("exec", "decoupled", decoupled)
-        seconds = _arguments.seconds("exec", "execution_timeout", execution_timeout)
-        return _asking.ask_and_wait(self, several, seconds)
+        several = _arguments.check_boolean("exec", "decoupled", decoupled)
+        seconds = _arguments.check_seconds("exec", "execution_timeout", execution_timeout)
+        return _asking.exec_and_wait(self, several, seconds)
 
     @overload
     def async_exec(
@@ -336,7 +340,7 @@ class InferenceRequest:
         self, decoupled: bool, *, execution_timeout: float | None = None
     ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]: ...
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def async_exec(
         self, decoupled: bool = False, *, execution_timeout: float | None = None
     ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
@@ -350,9 +354,9 @@ class InferenceRequest:
             RuntimeError: no event loop is running.
             TritonModelException: raised by the future: called outside of ``execute``.
         """
-        several = _arguments.truth("async_exec", "decoupled", decoupled)
-        seconds = _arguments.seconds("async_exec", "execution_timeout", execution_timeout)
-        return _asking.ask_on_loop(self, several, seconds)
+        several = _arguments.check_boolean("async_exec", "decoupled", decoupled)
+        seconds = _arguments.check_seconds("async_exec", "execution_timeout", execution_timeout)
+        return _asking.exec_on_event_loop(self, several, seconds)
 
     def __repr__(self) -> str:
         """Show id, model and inputs."""
@@ -367,7 +371,7 @@ class InferenceRequest:
             f"'{self._model_name}' should not be empty."
         )
 
-    def _incoming(self, call: str) -> Exchange:
+    def _incoming(self, call: str) -> Responder:
         if self._handle is None:
             raise TritonModelException(
                 f"{call} is only supported on requests that were passed to 'execute'."
@@ -385,9 +389,9 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 def _checked_correlation_id(value: object) -> int | str:
     if value is None:
-        raise _arguments.mismatch("__init__", "correlation_id", "an int or str", value)
+        raise _arguments.type_error("__init__", "correlation_id", "an int or str", value)
     if isinstance(value, str):
-        return _arguments.text("__init__", "correlation_id", value)
+        return _arguments.check_text("__init__", "correlation_id", value)
     if not isinstance(value, int):
         raise TritonModelException("Correlation ID must be integer or string")
     if not 0 <= value < 1 << 64:

@@ -21,7 +21,7 @@ class InferenceResponse:
     _error: TritonError | None
     _parameters: Mapping[str, object] | None
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def __init__(
         self,
         output_tensors: Sequence[Tensor] = (),
@@ -40,10 +40,10 @@ class InferenceResponse:
             TritonModelException: an output tensor is None, or ``parameters`` is no dict of str to
                 bool, int or str.
         """
-        tensors = _arguments.elements("__init__", "output_tensors", output_tensors, Tensor)
+        tensors = _arguments.check_elements("__init__", "output_tensors", output_tensors, Tensor)
         if error is not None:
-            _arguments.instance("__init__", "error", error, TritonError)
-        self._parameters = _arguments.parameters(parameters)
+            _arguments.check_instance("__init__", "error", error, TritonError)
+        self._parameters = _arguments.check_parameters(parameters)
         self._output_tensors = [tensor for tensor in tensors if tensor is not None]
         if len(self._output_tensors) != len(tensors):
             raise TritonModelException("Output tensor for inference response should not be empty.")

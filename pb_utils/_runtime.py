@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pb_utils._response import InferenceResponse
 
 
-Receive = Callable[["InferenceResponse | None", bool], None]
+ResponseReceiver = Callable[["InferenceResponse | None", bool], None]
 """Takes a response, None for a last one that is only an end, and whether it is the last one.
 
 Called from a thread of the runtime's, where it must not wait.
@@ -43,8 +43,8 @@ class Runtime(Protocol):
         """
         ...
 
-    def ask(
-        self, request: InferenceRequest, decoupled: bool, receive: Receive
+    def send_request(
+        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         """Send a request to another model and do not wait; return what cancels it.
 
@@ -126,12 +126,12 @@ class Runtime(Protocol):
         """Let go of metrics; called by finalisers, so it neither waits nor takes a lock."""
         ...
 
-    def refusal(self, text: str) -> str:
+    def error_message(self, text: str) -> str:
         """Return the server's text about a request of this model that it refused."""
         ...
 
 
-class NoHost:
+class NoHostRuntime:
     """Stands in while a model is imported by an ordinary Python: it can log, and nothing else."""
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
@@ -148,8 +148,8 @@ class NoHost:
         """Refuse."""
         raise self._unsupported("A request to another model (BLS)")
 
-    def ask(
-        self, request: InferenceRequest, decoupled: bool, receive: Receive
+    def send_request(
+        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         """Refuse."""
         raise self._unsupported("A request to another model (BLS)")
@@ -195,7 +195,7 @@ class NoHost:
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
         """Do nothing: whoever made them has gone, or is another process."""
 
-    def refusal(self, text: str) -> str:
+    def error_message(self, text: str) -> str:
         """Return the text as it is."""
         return text
 
@@ -206,8 +206,10 @@ class NoHost:
         )
 
 
-_installed: Runtime = NoHost()
-_lent: Runtime | None = None  # to threads, which do not know the context that started them
+_installed: Runtime = NoHostRuntime()
+_thread_runtime: Runtime | None = (
+    None  # to threads, which do not know the context that started them
+)
 _override: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar(
     "pb_utils_runtime", default=None
 )
@@ -221,7 +223,7 @@ def install(runtime: Runtime) -> None:
 
 def current() -> Runtime:
     """Return the runtime that answers here: the one in use in this context, or the process's."""
-    return _override.get() or _lent or _installed
+    return _override.get() or _thread_runtime or _installed
 
 
 @contextmanager
@@ -231,24 +233,24 @@ def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
     Threads that are started inside have contexts of their own. Without a host they see the
     runtime of the outermost block; if it is ``lasting``, also after the block, until ``forget``.
     """
-    global _lent
-    before = _lent
-    if isinstance(_installed, NoHost) and _override.get() is None:
-        _lent = runtime
+    global _thread_runtime
+    before = _thread_runtime
+    if isinstance(_installed, NoHostRuntime) and _override.get() is None:
+        _thread_runtime = runtime
     token = _override.set(runtime)
     try:
         yield
     finally:
         _override.reset(token)
         if not lasting:
-            _lent = before
+            _thread_runtime = before
 
 
-def forget(runtime: Runtime) -> None:
+def stop_using(runtime: Runtime) -> None:
     """Let ``runtime`` answer no thread of an earlier block any more."""
-    global _lent
-    if _lent is runtime:
-        _lent = None
+    global _thread_runtime
+    if _thread_runtime is runtime:
+        _thread_runtime = None
 
 
 def get_model_dir() -> str:

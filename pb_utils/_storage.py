@@ -33,7 +33,7 @@ def address_of(array: npt.NDArray[Any]) -> int:
     return address
 
 
-class _Lender:
+class _ArrayInterface:
     """Shows memory to numpy and keeps its owner alive: it is the ``base`` of the arrays."""
 
     __slots__ = ("__array_interface__", "_owner")
@@ -43,7 +43,7 @@ class _Lender:
         self._owner = owner
 
 
-def borrow(
+def array_at(
     address: int,
     dtype: np.dtype[Any],
     shape: Sequence[int],
@@ -63,11 +63,11 @@ def borrow(
         "strides": None if strides is None else tuple(strides),
         "data": (address, not writable),
     }
-    array: npt.NDArray[Any] = np.asarray(_Lender(interface, owner))
+    array: npt.NDArray[Any] = np.asarray(_ArrayInterface(interface, owner))
     return array
 
 
-class _Held(_Array):
+class _OwningBase(_Array):
     """The ``base`` of a view: numpy keeps it alive, and it keeps the owner of the memory alive."""
 
     owner: object
@@ -77,7 +77,7 @@ def read_only_view(
     data: memoryview | bytes, dtype: np.dtype[Any], shape: Sequence[int], owner: object
 ) -> npt.NDArray[Any]:
     """Return an array over bytes that keeps ``owner`` alive and that nobody can write to."""
-    held = _Held(tuple(shape), dtype, memoryview(data).toreadonly())
+    held = _OwningBase(tuple(shape), dtype, memoryview(data).toreadonly())
     held.owner = owner
     view: npt.NDArray[Any] = held.view(np.ndarray)
     return view

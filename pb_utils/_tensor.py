@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pb_utils import _arguments, _bytes_codec, _dlpack, _gpu
-from pb_utils._copying import copy_of, private_array
+from pb_utils._copying import copy_array, copy_from_shared_memory
 from pb_utils._datatypes import BF16, BYTES, INVALID, NAMES, STORAGE, code_of
 from pb_utils._model_exception import TritonModelException
 from pb_utils._storage import address_of, byte_view, read_only_view
@@ -52,9 +52,9 @@ class Tensor:
     _data: memoryview | bytes | None
     _owner: object
     _received: tuple[memoryview | bytes, object] | None
-    _on_gpu: _gpu.Region | int | None
+    _on_gpu: _gpu.DeviceMemory | int | None
 
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def __init__(self, name: str | bytes | bytearray, numpy_array: npt.NDArray[Any]) -> None:
         """Make a tensor of an array of any shape, sharing its memory until it is first sent.
 
@@ -69,7 +69,7 @@ class Tensor:
             TritonModelException: the name is empty, or the dtype has no data type of Triton.
         """
         if not isinstance(numpy_array, np.ndarray):
-            raise _arguments.mismatch("__init__", "numpy_array", "a numpy.ndarray", numpy_array)
+            raise _arguments.type_error("__init__", "numpy_array", "a numpy.ndarray", numpy_array)
         self._name = _checked_name("__init__", name)
         self._code = code_of(numpy_array.dtype)
         if self._code == INVALID:
@@ -96,7 +96,7 @@ class Tensor:
         return tensor
 
     @staticmethod
-    @_arguments.checked
+    @_arguments.with_argument_errors
     def from_dlpack(name: str | bytes | bytearray, obj: object) -> Tensor:
         """Make a tensor over the memory of another library, which is held until the tensor dies.
 
@@ -123,12 +123,12 @@ class Tensor:
         tensor._code = received.code
         tensor._shape = received.shape
         tensor._data = tensor._owner = tensor._array = tensor._received = tensor._on_gpu = None
-        if isinstance(memory, _gpu.Region):
+        if isinstance(memory, _gpu.DeviceMemory):
             tensor._on_gpu = memory
             return tensor
         tensor._data = byte_view(memory)
         if received.code != BF16:
-            tensor._array = copy_of(memory)  # as_numpy() shows the content as it is now
+            tensor._array = copy_array(memory)  # as_numpy() shows the content as it is now
         return tensor
 
     def name(self) -> str:
@@ -165,7 +165,7 @@ class Tensor:
                 "from_dlpack() instead."
             )
         if copy or self._code == BYTES:
-            return self._copied()
+            return self._own_array()
         if self._data is None:
             assert self._array is not None
             view: npt.NDArray[Any] = self._array.view()
@@ -190,7 +190,7 @@ class Tensor:
                 "as_bfloat16() needs the package ml_dtypes: pip install ml_dtypes"
             ) from error
         if self._array is None:
-            self._array = self._copied().view(bfloat16)
+            self._array = self._own_array().view(bfloat16)
         return self._array
 
     def to_dlpack(self) -> Any:
@@ -204,7 +204,7 @@ class Tensor:
                 content was wished for.
         """
         if self._on_gpu is not None:
-            return _dlpack.export_from_gpu(self, self._region(), self._code, self._shape)
+            return _dlpack.export_from_gpu(self, self._device_memory(), self._code, self._shape)
         return _dlpack.export(self, self._writable_storage(), self._code, self._shape)
 
     def __dlpack__(
@@ -233,15 +233,15 @@ class Tensor:
             return self.to_dlpack()
         self._check_exportable()
         if wanted == here and self._on_gpu is not None:
-            with self._saying("copied on"):
-                region = self._region().duplicate()
+            with self._raise_cuda_errors("copied on"):
+                region = self._device_memory().duplicate()
             return _dlpack.export_from_gpu(region, region, self._code, self._shape)
         if wanted != _dlpack.CPU_DEVICE or (wanted != here and copy is False):
             raise BufferError(
                 f"The tensor is in {'host memory' if self.is_cpu() else 'memory of a GPU'} and "
                 "cannot be exported elsewhere" + (" without a copy." if copy is False else ".")
             )
-        storage = copy_of(np.frombuffer(self._wire_data(), np.uint8))
+        storage = copy_array(np.frombuffer(self._wire_data(), np.uint8))
         return _dlpack.export(storage, storage, self._code, self._shape)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -260,35 +260,35 @@ class Tensor:
             return self._data
         if self._array is not None:
             return byte_view(self._array)
-        region = self._uncaptured()
+        region = self._unsent_device_memory()
         assert region is not None
         room: npt.NDArray[Any] = np.empty(region.nbytes, np.uint8)
-        self._fetch(room.data)
+        self._copy_to_host(room.data)
         return room.data
 
-    def _uncaptured(self) -> _gpu.Region | None:
+    def _unsent_device_memory(self) -> _gpu.DeviceMemory | None:
         """Return the memory of a GPU that holds what is to be sent, if nothing else does."""
-        if self._data is None and isinstance(self._on_gpu, _gpu.Region):
+        if self._data is None and isinstance(self._on_gpu, _gpu.DeviceMemory):
             return self._on_gpu
         return None
 
-    def _fetch(self, room: memoryview) -> None:
+    def _copy_to_host(self, room: memoryview) -> None:
         """Copy the content from the GPU into host memory. Raises TritonModelException."""
-        with self._saying("copied from"):
-            self._region().copy_to_host(address_of(np.frombuffer(room, np.uint8)))
+        with self._raise_cuda_errors("copied from"):
+            self._device_memory().copy_to_host(address_of(np.frombuffer(room, np.uint8)))
 
     def _prefer_gpu(self, device: int) -> None:
         """Let received content be on a GPU, if there is that GPU; it is copied when exported."""
-        if self._code != BYTES and 0 <= device < _gpu.count():
+        if self._code != BYTES and 0 <= device < _gpu.device_count():
             self._on_gpu = device
 
-    def _region(self) -> _gpu.Region:
+    def _device_memory(self) -> _gpu.DeviceMemory:
         """Return the content as memory of the GPU; what is written there is sent from now on."""
         data, place = self._data, self._on_gpu
         if not isinstance(place, int):
             assert place is not None
             return place
-        with self._saying("copied to"):
+        with self._raise_cuda_errors("copied to"):
             source = np.frombuffer(data or b"", np.uint8)
             region = _gpu.upload(place, address_of(source), source.nbytes)
         self._on_gpu = region  # before the data goes: another thread may be here, too
@@ -296,7 +296,7 @@ class Tensor:
         return region
 
     @contextmanager
-    def _saying(self, done: str) -> Iterator[None]:
+    def _raise_cuda_errors(self, done: str) -> Iterator[None]:
         try:
             yield
         except _gpu.CudaError as error:
@@ -305,12 +305,12 @@ class Tensor:
                 f"Tensor '{self._name}' cannot be {done} GPU {device}: {error}"
             ) from error
 
-    def _adopt(self, data: memoryview, owner: object) -> None:
+    def _set_wire_data(self, data: memoryview, owner: object) -> None:
         """Let bytes captured by a first send be what later sends carry."""
         self._data = data.toreadonly()
         self._owner = owner
 
-    def _copied(self) -> npt.NDArray[Any]:
+    def _own_array(self) -> npt.NDArray[Any]:
         """Return the array that belongs to the tensor, made on the first call."""
         if self._array is None:
             assert self._data is not None
@@ -319,7 +319,9 @@ class Tensor:
                 self._array = _bytes_codec.decode(data).reshape(self._shape)
             else:
                 array = np.ndarray(self._shape, STORAGE[self._code], data)
-                self._array = private_array(array, owner)[...]  # a view: models may rely on that
+                self._array = copy_from_shared_memory(array, owner)[
+                    ...
+                ]  # a view: models may rely on that
             self._received = None
         return self._array
 
@@ -332,7 +334,7 @@ class Tensor:
         data = self._wire_data()
         view = memoryview(data)
         if view.readonly or self._owner is not None:
-            private = private_array(np.frombuffer(data, np.uint8), self._owner)
+            private = copy_from_shared_memory(np.frombuffer(data, np.uint8), self._owner)
             if self._array is None:
                 self._received = (data, self._owner)
             self._data, self._owner = private.data, None
@@ -349,7 +351,7 @@ class Tensor:
 
 
 def _checked_name(function: str, name: object) -> str:
-    checked = _arguments.text(function, "name", name)
+    checked = _arguments.check_text(function, "name", name)
     if not checked:
         raise TritonModelException("Tensor name cannot be an empty string.")
     return checked

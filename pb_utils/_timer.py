@@ -12,7 +12,7 @@ from collections.abc import Callable
 _LONGEST_WAIT = 3600.0  # a condition takes no endless time
 
 
-class Alarm:
+class TimerHandle:
     """A call that is due at a time."""
 
     __slots__ = ("_call",)
@@ -21,17 +21,17 @@ class Alarm:
         """Be made by a timer only."""
         self._call: Callable[[], None] | None = call
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         """Make the call no more. Finalisers may do this: it takes no lock."""
         self._call = None
 
-    def ring(self) -> None:
+    def run(self) -> None:
         """Make the call unless it was stopped."""
         call, self._call = self._call, None
         if call is not None:
             call()
 
-    def is_stopped(self) -> bool:
+    def is_done(self) -> bool:
         """Return whether the call was made or stopped."""
         return self._call is None
 
@@ -42,26 +42,26 @@ class Timer:
     def __init__(self) -> None:
         """Begin without a thread."""
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Alarm]] = []
+        self._due: list[tuple[float, int, TimerHandle]] = []
         self._numbers = itertools.count()
-        self._worth_clearing = 64
+        self._clear_at = 64
         self._thread: threading.Thread | None = None
 
-    def after(self, seconds: float, call: Callable[[], None]) -> Alarm:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> TimerHandle:
         """Make a call in so many seconds, on the timer's thread, where it must not wait."""
-        alarm = Alarm(call)
+        handle = TimerHandle(call)
         with self._changed:
-            if len(self._due) >= self._worth_clearing:
-                self._due = [entry for entry in self._due if not entry[2].is_stopped()]
+            if len(self._due) >= self._clear_at:
+                self._due = [entry for entry in self._due if not entry[2].is_done()]
                 heapq.heapify(self._due)
-                self._worth_clearing = 64 + 2 * len(self._due)
-            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), alarm))
-            if self._due[0][2] is alarm:
+                self._clear_at = 64 + 2 * len(self._due)
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), handle))
+            if self._due[0][2] is handle:
                 self._changed.notify()
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="pbhost-timer", daemon=True)
                 self._thread.start()
-        return alarm
+        return handle
 
     def __len__(self) -> int:
         """Return how many calls are kept, those that were stopped and not yet cleared included."""
@@ -69,9 +69,9 @@ class Timer:
 
     def _run(self) -> None:
         while True:
-            self._next().ring()
+            self._wait_for_next().run()
 
-    def _next(self) -> Alarm:
+    def _wait_for_next(self) -> TimerHandle:
         """Wait for the next call that is due."""
         with self._changed:
             while True:
@@ -84,15 +84,15 @@ class Timer:
 _timer = Timer()
 
 
-def after(seconds: float, call: Callable[[], None]) -> Alarm:
+def call_later(seconds: float, call: Callable[[], None]) -> TimerHandle:
     """Make a call in so many seconds, on the one thread for that, where it must not wait."""
-    return _timer.after(seconds, call)
+    return _timer.call_later(seconds, call)
 
 
-def _start_anew() -> None:
+def _reset_after_fork() -> None:
     """Forget the thread, which a forked child does not have, and its lock."""
     global _timer
     _timer = Timer()
 
 
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

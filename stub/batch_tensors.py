@@ -70,13 +70,13 @@ class BatchTensors:
             self._dims[output["name"]] = [-1] * self._lead + [int(size) for size in dims]
 
     @classmethod
-    def of(cls, model_config: str) -> "Optional[BatchTensors]":
+    def from_config(cls, model_config: str) -> "Optional[BatchTensors]":
         """From the configuration as JSON; None if it asks for no such tensors."""
         config = json.loads(model_config)
         asked = config.get("batch_input") or config.get("batch_output")
         return cls(config) if asked else None
 
-    def add(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
+    def add_batch_inputs(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         """Give each request the tensors about its batch, as further inputs.
 
         Raises BatchTensorError.
@@ -90,7 +90,7 @@ class BatchTensors:
                 for request in requests:
                     request._inputs.append(pb_utils.Tensor(name, values))
 
-    def scatter(
+    def scatter_batch_outputs(
         self,
         requests: Sequence[pb_utils.InferenceRequest],
         returned: Sequence[Optional[pb_utils.InferenceResponse]],
@@ -105,7 +105,7 @@ class BatchTensors:
             source = setting["source_input"][0]
             shapes = _source_shapes(source, requests)
             for name in setting["target_name"]:
-                pieces = [_piece(self._dims[name], shape, name, source) for shape in shapes]
+                pieces = [_piece_shape(self._dims[name], shape, name, source) for shape in shapes]
                 _scatter(name, pieces, responses)
         return responses
 
@@ -122,7 +122,7 @@ def _source_shapes(source: str, requests: Sequence[pb_utils.InferenceRequest]) -
     return shapes
 
 
-def _piece(dims: Sequence[int], shape: Sequence[int], name: str, source: str) -> List[int]:
+def _piece_shape(dims: Sequence[int], shape: Sequence[int], name: str, source: str) -> List[int]:
     if any(size == -1 and index >= len(shape) for index, size in enumerate(dims)):
         raise BatchTensorError(
             f"output '{name}' of shape {list(dims)} takes what is -1 from input '{source}', whose"
@@ -153,7 +153,7 @@ def _scatter(
         if flat.size == sum(sizes):
             ends = np.cumsum(sizes)
             for index, piece in enumerate(np.split(flat, ends[:-1])):
-                _put(responses, index, name, piece.reshape(pieces[index]))
+                _replace_output(responses, index, name, piece.reshape(pieces[index]))
             return
     for index, tensor in enumerate(found):
         if tensor is None:
@@ -164,10 +164,10 @@ def _scatter(
                 f"output '{name}' of request {index} has {array.size} elements, but its input gives"
                 f" it the shape {list(pieces[index])}"
             )
-        _put(responses, index, name, array.reshape(pieces[index]))
+        _replace_output(responses, index, name, array.reshape(pieces[index]))
 
 
-def _put(
+def _replace_output(
     responses: List[Optional[pb_utils.InferenceResponse]],
     index: int,
     name: str,

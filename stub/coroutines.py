@@ -16,12 +16,12 @@ current_batch: "contextvars.ContextVar[int]" = contextvars.ContextVar("pbhost_ba
 """The batch on whose behalf a coroutine, and every task that it makes, runs."""
 
 
-class Coroutines:
+class CoroutineRunner:
     """A loop in a daemon thread; neither exists before the first coroutine."""
 
     def __init__(self, started: Callable[[int], None]) -> None:
         """`started` is called once with the identity of the loop's thread."""
-        self._started = started
+        self._on_start = started
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._thread: Optional[threading.Thread] = None
         self._lock = threading.Lock()
@@ -32,13 +32,13 @@ class Coroutines:
 
         context = contextvars.copy_context()
         context.run(current_batch.set, batch)
-        loop = self._running_loop()
-        ended = context.run(asyncio.run_coroutine_threadsafe, _contained(coroutine), loop)
+        loop = self._get_loop()
+        ended = context.run(asyncio.run_coroutine_threadsafe, _catch_exit(coroutine), loop)
         result: Future[Any] = type(ended)()
-        ended.add_done_callback(lambda done: _pass_on(done, result))
+        ended.add_done_callback(lambda done: _copy_outcome(done, result))
         return result
 
-    def _running_loop(self) -> "asyncio.AbstractEventLoop":
+    def _get_loop(self) -> "asyncio.AbstractEventLoop":
         import asyncio
 
         with self._lock:
@@ -53,7 +53,7 @@ class Coroutines:
     def _run(self, loop: "asyncio.AbstractEventLoop") -> None:
         import asyncio
 
-        self._started(threading.get_ident())
+        self._on_start(threading.get_ident())
         asyncio.set_event_loop(loop)
         while True:
             try:
@@ -79,29 +79,29 @@ class Coroutines:
         thread.join(_STOP_SECONDS)
 
 
-class _Left:
+class _ExitRaised:
     """What a coroutine has raised to end its process, which it cannot."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
-async def _contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def _catch_exit(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run it; what a loop would let through, and end for, is a result."""
     try:
         return await coroutine
     except (SystemExit, KeyboardInterrupt) as error:
-        return _Left(error)
+        return _ExitRaised(error)
 
 
-def _pass_on(done: "Future[Any]", result: "Future[Any]") -> None:
+def _copy_outcome(done: "Future[Any]", result: "Future[Any]") -> None:
     if done.cancelled():
         result.cancel()
         result.set_running_or_notify_cancel()
         return
     error = done.exception()
     returned = None if error is not None else done.result()
-    if isinstance(returned, _Left):
+    if isinstance(returned, _ExitRaised):
         error = returned.error
     if error is not None:
         result.set_exception(error)

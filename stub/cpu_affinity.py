@@ -11,15 +11,15 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_BIND = 2
 
 
-class BindingFailure(Exception):
+class BindingError(Exception):
     """This machine does not have what the policy asks for. `str()` says what."""
 
 
-def bind(cores: Sequence[int], node: Optional[int]) -> str:
+def bind_process(cores: Sequence[int], node: Optional[int]) -> str:
     """Have all threads run on these CPUs, if there are any, and this one take memory of that node.
 
     Threads and processes that this thread starts later do the same. What the system does not allow
-    is returned as a warning. Raises BindingFailure.
+    is returned as a warning. Raises BindingError.
     """
     if cores:
         _bind_threads(cores)
@@ -35,7 +35,7 @@ def _bind_threads(cores: Sequence[int]) -> None:
         missing = set(cores) - os.sched_getaffinity(0)
     if missing:
         numbers = ", ".join(map(str, sorted(missing)))
-        raise BindingFailure(f"'cpu-cores' names CPUs that it cannot use: {numbers}")
+        raise BindingError(f"'cpu-cores' names CPUs that it cannot use: {numbers}")
     for thread in map(int, os.listdir("/proc/self/task")):  # libraries may have started some
         try:
             os.sched_setaffinity(thread, cores)
@@ -45,7 +45,7 @@ def _bind_threads(cores: Sequence[int]) -> None:
 
 def _bind_memory(node: int) -> str:
     if not os.path.isdir(f"/sys/devices/system/node/node{node}"):
-        raise BindingFailure(f"'numa-node' names node {node}, which is not there")
+        raise BindingError(f"'numa-node' names node {node}, which is not there")
     number = _SET_MEMPOLICY.get(platform.machine())
     error = f"it is not known how on {platform.machine()}"
     if number is not None:

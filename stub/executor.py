@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, Sequ
 
 import pb_utils
 from pb_utils._sender import MORE_THAN_ONE
-from stub import span
+from stub import opentelemetry_context
 from stub.batch_tensors import BatchTensorError, BatchTensors
-from stub.convert import failed, request_from
-from stub.coroutines import Coroutines, is_coroutine
-from stub.memory import Memory, MemoryGone
-from stub.replies import Replies, StubExchange
+from stub.conversion import error_response, request_from_wire
+from stub.coroutines import CoroutineRunner, is_coroutine
+from stub.memory import SharedMemoryUnavailable, StubMemory
+from stub.responders import ResponderRegistry, StubResponder
 from stub.user_model import UserModel, describe_exception
 from stub.wire.arena import Block
 from stub.wire.messages import (
     BatchDone,
     Execute,
     Initialize,
+    InstanceReleased,
     LogLine,
-    Released,
-    Respond,
+    Response,
     ToHost,
 )
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 _RESCHEDULE = pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
 
-class BadReturn(Exception):
+class InvalidReturnValue(Exception):
     """`execute` returned something that cannot be sent."""
 
 
-class Running:
+class RunningBatch:
     """A batch on its way through the model."""
 
     __slots__ = (
         "context",
-        "exchanges",
+        "responders",
         "inputs_ready",
         "number",
-        "placed",
+        "exported",
         "requests",
         "started",
     )
@@ -52,8 +52,8 @@ class Running:
         self.number = batch.batch
         self.started = self.inputs_ready = time.monotonic_ns()
         self.requests: List[pb_utils.InferenceRequest] = []
-        self.exchanges: List[StubExchange] = []
-        self.placed: List[Block] = []  # what its answers refer to; lives until they are sent
+        self.responders: List[StubResponder] = []
+        self.exported: List[Block] = []  # what its answers refer to; lives until they are sent
         self.context: Optional[str] = None  # of the first request that is part of a trace
 
 
@@ -66,67 +66,67 @@ class Executor:
     def __init__(
         self,
         model: UserModel,
-        become: Initialize,
-        memory: Memory,
-        replies: Replies,
-        coroutines: Coroutines,
+        initialize: Initialize,
+        memory: StubMemory,
+        registry: ResponderRegistry,
+        coroutines: CoroutineRunner,
         send: Callable[[Sequence[ToHost]], None],
     ) -> None:
         self._model = model
-        self._name = become.instance_name
-        self._outputs = become.outputs
-        self._decoupled = become.decoupled
+        self._name = initialize.instance_name
+        self._outputs = initialize.outputs
+        self._decoupled = initialize.decoupled
         self._memory = memory
-        self._replies = replies
+        self._registry = registry
         self._coroutines = coroutines
         self._send = send
-        self._overlap = max(1, become.overlap)
-        self._slots = threading.Semaphore(self._overlap)
-        self._unsent: List[Block] = []
-        self._batch_tensors = BatchTensors.of(become.args["model_config"])
+        self._max_concurrent_batches = max(1, initialize.max_concurrent_batches)
+        self._free_batches = threading.Semaphore(self._max_concurrent_batches)
+        self._unsent_blocks: List[Block] = []
+        self._batch_tensors = BatchTensors.from_config(initialize.args["model_config"])
 
-    def run(self, batch: Execute) -> List[ToHost]:
+    def run_batch(self, batch: Execute) -> List[ToHost]:
         """What the host is told when the main thread is free again."""
-        snapshots = self._memory.snapshots
-        snapshots.begin(regions=not self._decoupled)
-        messages = self._run(batch)
-        snapshots.end()  # what is still alive belongs to the model alone: it has kept it
+        views = self._memory.views
+        views.begin_batch(regions=not self._decoupled)
+        messages = self._run_requests(batch)
+        views.end_batch()  # what is still alive belongs to the model alone: it has kept it
         return messages
 
-    def _run(self, batch: Execute) -> List[ToHost]:
-        running = Running(batch)
+    def _run_requests(self, batch: Execute) -> List[ToHost]:
+        running = RunningBatch(batch)
         token: Any = None
         try:
-            self._receive(running, batch)
-            if all(exchange.cancelled for exchange in running.exchanges):
-                return self._skip(running)
+            self._receive_requests(running, batch)
+            if all(responder.cancelled for responder in running.responders):
+                return self._skip_cancelled_batch(running)
             if running.context is not None:
-                token = span.enter(running.context)
-            self._unsent = running.placed
-            returned = self._call(running)
+                token = opentelemetry_context.attach(running.context)
+            self._unsent_blocks = running.exported
+            returned = self._call_execute(running)
             if is_coroutine(returned):
-                if self._decoupled or self._overlap > 1:
-                    return self._leave_running(running, returned)
+                if self._decoupled or self._max_concurrent_batches > 1:
+                    return self._continue_in_background(running, returned)
                 returned = self._coroutines.submit(returned, running.number).result()
-            self._memory.leave_batch()
-            return self._finish(running, returned)
+            self._memory.execute_returned()
+            return self._finish_batch(running, returned)
         except BaseException as error:  # whatever it raised, SystemExit too, is the answer
-            self._memory.leave_batch()
-            return self._fail(running, error)
+            self._memory.execute_returned()
+            return self._fail_batch(running, error)
         finally:
-            span.leave(token)
+            opentelemetry_context.detach(token)
 
-    def sent(self) -> None:
+    def release_sent_blocks(self) -> None:
         """What `run` returned has been sent."""
-        self._unsent = []
+        self._unsent_blocks = []
 
-    def give_up(self, unsendable: Sequence[ToHost], error: Exception) -> List[ToHost]:
+    def replace_unsendable(self, unsendable: Sequence[ToHost], error: Exception) -> List[ToHost]:
         """What the host is told in place of answers that no message can carry."""
         text = f"the answers of model '{self._name}' cannot be sent: {error!r}"
         messages: List[ToHost] = []
         for message in unsendable:
-            if isinstance(message, Respond):
-                message = Respond(message.batch, message.index, failed(text))
+            if isinstance(message, Response):
+                message = Response(message.batch, message.index, error_response(text))
             elif isinstance(message, BatchDone):
                 message.failure = text
             elif isinstance(message, LogLine):
@@ -134,141 +134,157 @@ class Executor:
             messages.append(message)
         return messages
 
-    def _skip(self, running: Running) -> List[ToHost]:
+    def _skip_cancelled_batch(self, running: RunningBatch) -> List[ToHost]:
         """Nobody waits for the batch: it was cancelled before it began."""
-        for exchange in running.exchanges:
-            exchange.close()
-        self._memory.leave_batch()
-        self._replies.end(running.exchanges)
+        for responder in running.responders:
+            responder.close()
+        self._memory.execute_returned()
+        self._registry.end_batch(running.responders)
         return [BatchDone(running.number, 0, 0, 0, 0)]
 
-    def _receive(self, running: Running, batch: Execute) -> None:
-        replies, number = self._replies, batch.batch
+    def _receive_requests(self, running: RunningBatch, batch: Execute) -> None:
+        registry, number = self._registry, batch.batch
         for wire in batch.requests:
-            index = len(running.exchanges)
+            index = len(running.responders)
             wanted = wire.outputs or self._outputs
-            exchange = StubExchange(
-                replies, number, index, self._decoupled, wanted, wire.slots, wire.window
+            responder = StubResponder(
+                registry,
+                number,
+                index,
+                self._decoupled,
+                wanted,
+                wire.output_placement,
+                wire.max_outstanding_responses,
             )
-            running.exchanges.append(exchange)
+            running.responders.append(responder)
             if wire.trace is not None and running.context is None:
                 running.context = wire.trace.context
-        replies.begin(number, running.exchanges)
-        gone: List[Tuple[StubExchange, MemoryGone]] = []
-        for wire, exchange in zip(batch.requests, running.exchanges):
+        registry.begin_batch(number, running.responders)
+        gone: List[Tuple[StubResponder, SharedMemoryUnavailable]] = []
+        for wire, responder in zip(batch.requests, running.responders):
             try:
-                request = request_from(wire, self._memory, exchange, exchange.outputs)
-            except MemoryGone as error:
-                gone.append((exchange, error))
+                request = request_from_wire(
+                    wire, self._memory, responder, responder.requested_outputs
+                )
+            except SharedMemoryUnavailable as error:
+                gone.append((responder, error))
             else:
                 running.requests.append(request)
         if gone:
-            self._refuse(running, gone)
+            self._fail_requests(running, gone)
         if self._batch_tensors is not None:
-            self._batch_tensors.add(running.requests)
+            self._batch_tensors.add_batch_inputs(running.requests)
         running.inputs_ready = time.monotonic_ns()
 
-    def _refuse(self, running: Running, gone: Sequence[Tuple[StubExchange, MemoryGone]]) -> None:
+    def _fail_requests(
+        self, running: RunningBatch, gone: Sequence[Tuple[StubResponder, SharedMemoryUnavailable]]
+    ) -> None:
         """A client has taken its memory away: other clients' requests run without its own."""
         if not running.requests:
             raise gone[0][1]
-        for exchange, error in gone:
-            running.exchanges.remove(exchange)
-            if exchange.close():
-                answer = failed(self._failure(describe_exception(error)))
-                self._send([Respond(running.number, exchange.index, answer)])
+        for responder, error in gone:
+            running.responders.remove(responder)
+            if responder.close():
+                answer = error_response(self._failure_message(describe_exception(error)))
+                self._send([Response(running.number, responder.index, answer)])
 
-    def _call(self, running: Running) -> Any:
+    def _call_execute(self, running: RunningBatch) -> Any:
         instance = self._model.instance
         if not hasattr(instance, "execute"):
-            raise BadReturn(f"Python model {self._model.path} does not implement `execute` method.")
+            raise InvalidReturnValue(
+                f"Python model {self._model.path} does not implement `execute` method."
+            )
         return instance.execute(running.requests)
 
     # The end of a batch
 
-    def _finish(self, running: Running, returned: Any) -> List[ToHost]:
-        """Answer what `execute` has returned responses for. Raises BadReturn (spec 2.4)."""
+    def _finish_batch(self, running: RunningBatch, returned: Any) -> List[ToHost]:
+        """Answer what `execute` has returned responses for. Raises InvalidReturnValue (spec 2.4)."""
         outputs_begin = time.monotonic_ns()
-        placed = running.placed
+        exported = running.exported
         messages: List[ToHost] = []
         rescheduled: List[int] = []
-        exchanges = running.exchanges
+        responders = running.responders
         if returned is not None:
-            self._check(running, returned)
+            self._check_return_value(running, returned)
             if self._batch_tensors is not None:
-                returned = self._batch_tensors.scatter(running.requests, returned)
+                returned = self._batch_tensors.scatter_batch_outputs(running.requests, returned)
             answers = [
-                response and exchange.wire(response, placed)
-                for response, exchange in zip(returned, exchanges)
+                response and responder.to_wire(response, exported)
+                for response, responder in zip(returned, responders)
             ]
-            for answer, exchange in zip(answers, exchanges):
-                if answer is not None and exchange.close():
-                    messages.append(Respond(running.number, exchange.index, answer))
-            self._memory.tell(placed)
-        if len(messages) < len(exchanges):
-            for request, exchange in zip(running.requests, exchanges):
-                if request._release_flags == _RESCHEDULE and exchange.close():
-                    rescheduled.append(exchange.index)
-        messages.append(self._done(running, outputs_begin, None, rescheduled))
+            for answer, responder in zip(answers, responders):
+                if answer is not None and responder.close():
+                    messages.append(Response(running.number, responder.index, answer))
+            self._memory.export_blocks(exported)
+        if len(messages) < len(responders):
+            for request, responder in zip(running.requests, responders):
+                if request._release_flags == _RESCHEDULE and responder.close():
+                    rescheduled.append(responder.index)
+        messages.append(self._batch_done(running, outputs_begin, None, rescheduled))
         return messages
 
-    def _check(self, running: Running, returned: Any) -> None:
+    def _check_return_value(self, running: RunningBatch, returned: Any) -> None:
         if self._decoupled:
-            raise BadReturn(
+            raise InvalidReturnValue(
                 f"Python model '{self._name}' is using the decoupled mode and the execute function"
                 " must return None."
             )
         if not isinstance(returned, list):
-            raise BadReturn(
+            raise InvalidReturnValue(
                 f"Expected a list in the execute return, found type '{type(returned)}'."
             )
         if len(returned) != len(running.requests):
-            raise BadReturn(
+            raise InvalidReturnValue(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest"
                 f" objects. InferenceRequest(s) size is:{len(running.requests)}, and"
                 f" InferenceResponse(s) size is:{len(returned)}\n"
             )
-        for request, exchange, response in zip(running.requests, running.exchanges, returned):
+        for request, responder, response in zip(running.requests, running.responders, returned):
             if response is None:
                 continue
             if request._release_flags == _RESCHEDULE:
-                raise BadReturn(
+                raise InvalidReturnValue(
                     "Expected a None object in the execute function return list for reschduled"
                     f" request, found type '{type(response)}'."
                 )
             if not isinstance(response, pb_utils.InferenceResponse):
-                raise BadReturn(
+                raise InvalidReturnValue(
                     "Expected an 'InferenceResponse' object in the execute function return list,"
                     f" found type '{type(response)}'."
                 )
-            if exchange.answered:
-                raise BadReturn(MORE_THAN_ONE)
+            if responder.has_response:
+                raise InvalidReturnValue(MORE_THAN_ONE)
 
-    def _fail(self, running: Running, error: BaseException) -> List[ToHost]:
+    def _fail_batch(self, running: RunningBatch, error: BaseException) -> List[ToHost]:
         """Every request of the batch that has not been answered gets the error."""
-        told = isinstance(error, (BadReturn, BatchTensorError))
+        told = isinstance(error, (InvalidReturnValue, BatchTensorError))
         text = str(error) if told else describe_exception(error)
-        failure = self._failure(text)
-        answer = failed(failure)
+        failure = self._failure_message(text)
+        answer = error_response(failure)
         messages: List[ToHost] = [
-            Respond(running.number, exchange.index, exchange.sent(running.placed) or answer)
-            for exchange in running.exchanges
-            if exchange.close()
+            Response(
+                running.number,
+                responder.index,
+                responder.take_held_response(running.exported) or answer,
+            )
+            for responder in running.responders
+            if responder.close()
         ]
-        messages.append(self._done(running, time.monotonic_ns(), failure, ()))
+        messages.append(self._batch_done(running, time.monotonic_ns(), failure, ()))
         return messages
 
-    def _failure(self, text: str) -> str:
+    def _failure_message(self, text: str) -> str:
         return f"Failed to process the request(s) for model '{self._name}', message: {text}"
 
-    def _done(
+    def _batch_done(
         self,
-        running: Running,
+        running: RunningBatch,
         outputs_begin: int,
         failure: Optional[str],
         rescheduled: Sequence[int],
     ) -> BatchDone:
-        late = tuple(self._replies.end(running.exchanges))
+        late = tuple(self._registry.end_batch(running.responders))
         return BatchDone(
             running.number,
             running.started,
@@ -282,49 +298,51 @@ class Executor:
 
     # Coroutines
 
-    def _leave_running(self, running: Running, coroutine: Coroutine[Any, Any, Any]) -> List[ToHost]:
+    def _continue_in_background(
+        self, running: RunningBatch, coroutine: Coroutine[Any, Any, Any]
+    ) -> List[ToHost]:
         """Let the coroutine go on by itself, and take the next batch.
 
         A decoupled model may have any number of them (pb_utils spec 2.7), others as many as may
         overlap: with no place left, the main thread waits for one to end.
         """
-        self._memory.snapshots.end()  # it may answer before this thread is back
+        self._memory.views.end_batch()  # it may answer before this thread is back
         future = self._coroutines.submit(coroutine, running.number)
         if self._decoupled:
-            late = tuple(self._replies.end(running.exchanges))
-            future.add_done_callback(lambda done: self._ended_decoupled(running, done))
+            late = tuple(self._registry.end_batch(running.responders))
+            future.add_done_callback(lambda done: self._on_decoupled_coroutine_done(running, done))
             now = time.monotonic_ns()
             started, ready = running.started, running.inputs_ready
             return [BatchDone(running.number, started, ready, now, now, None, late)]
-        self._replies.end(running.exchanges)
-        self._slots.acquire()
-        future.add_done_callback(lambda done: self._ended(running, done))
-        with self._slots:
-            return [Released(running.number)]
+        self._registry.end_batch(running.responders)
+        self._free_batches.acquire()
+        future.add_done_callback(lambda done: self._on_coroutine_done(running, done))
+        with self._free_batches:
+            return [InstanceReleased(running.number)]
 
-    def _ended(self, running: Running, done: "Future[Any]") -> None:
+    def _on_coroutine_done(self, running: RunningBatch, done: "Future[Any]") -> None:
         """A coroutine of an ordinary model has ended; on the loop's thread.
 
         Its requests and responses live until the answers are sent: these refer to their memory.
         """
         try:
-            messages = self._finish(running, done.result())
+            messages = self._finish_batch(running, done.result())
         except BaseException as error:  # whatever it raised, SystemExit too, is the answer
-            messages = self._fail(running, error)
+            messages = self._fail_batch(running, error)
         try:
-            self._send_or_give_up(messages)
+            self._send_or_replace(messages)
         finally:
             running.requests.clear()
-            running.placed.clear()
-            self._slots.release()
+            running.exported.clear()
+            self._free_batches.release()
 
-    def _send_or_give_up(self, messages: Sequence[ToHost]) -> None:
+    def _send_or_replace(self, messages: Sequence[ToHost]) -> None:
         try:
             self._send(messages)
         except (TypeError, ValueError, OverflowError) as error:  # no message can carry it
-            self._send(self.give_up(messages, error))
+            self._send(self.replace_unsendable(messages, error))
 
-    def _ended_decoupled(self, running: Running, done: "Future[Any]") -> None:
+    def _on_decoupled_coroutine_done(self, running: RunningBatch, done: "Future[Any]") -> None:
         """A coroutine of a decoupled model has ended; on the loop's thread.
 
         Requests that nobody holds any more then answer for themselves.
@@ -332,19 +350,21 @@ class Executor:
         error = None if done.cancelled() else done.exception()
         if error is not None:
             text = f"Failed to process the request(s) for model '{self._name}', message: "
-            answer = failed(text + describe_exception(error))
-            messages: List[ToHost] = [LogLine(2, "executor.py", 0, _trace(error), running.number)]
-            messages += [
-                Respond(running.number, exchange.index, answer)
-                for exchange in running.exchanges
-                if exchange.close()
+            answer = error_response(text + describe_exception(error))
+            messages: List[ToHost] = [
+                LogLine(2, "executor.py", 0, _format_traceback(error), running.number)
             ]
-            self._send_or_give_up(messages)
+            messages += [
+                Response(running.number, responder.index, answer)
+                for responder in running.responders
+                if responder.close()
+            ]
+            self._send_or_replace(messages)
         running.requests.clear()
-        running.exchanges.clear()
+        running.responders.clear()
 
 
-def _trace(error: BaseException) -> str:
+def _format_traceback(error: BaseException) -> str:
     """As Python prints it, without what no message can carry."""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return "".join(lines).rstrip().encode(errors="backslashreplace").decode()

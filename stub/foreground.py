@@ -25,12 +25,12 @@ import numpy as np  # noqa: E402
 import pb_utils  # noqa: E402
 from pb_utils import testing  # noqa: E402
 from pb_utils._datatypes import BF16, NAMES  # noqa: E402
-from stub.literals import BadInput, read_inputs  # noqa: E402
+from stub.literals import InvalidInput, read_inputs  # noqa: E402
 
-ANSWERED, FAILED, UNUSABLE = 0, 1, 2
+SUCCEEDED, FAILED, BAD_USAGE = 0, 1, 2
 """Exit statuses: every response is a good one; one is an error, or the model raised; bad usage."""
 
-_FOREVER = 1e8  # seconds: nobody is in a hurry at a breakpoint
+_NO_TIMEOUT_SECONDS = 1e8  # seconds: nobody is in a hurry at a breakpoint
 
 
 class Job:
@@ -48,50 +48,50 @@ class Job:
         self.debug: bool = told["debug"]
 
 
-class Failed(Exception):
+class ModelFailed(Exception):
     """The model answered with an error."""
 
 
-def run(job: Job) -> int:
+def run_job(job: Job) -> int:
     """Load the model, send the request, print what comes; the exit status."""
     try:
         with testing.load(
             job.directory,
             job.config,
             version=job.version,
-            response_timeout=_FOREVER,
+            response_timeout=_NO_TIMEOUT_SECONDS,
             backend=job.backend or None,
             on_log=_print_log,
         ) as model:
             inputs = read_inputs([(name, text) for name, text in job.inputs], model.config)
             _execute(model, inputs, job)
-    except BadInput as problem:
+    except InvalidInput as problem:
         print(f"pbhost run: {problem}", file=sys.stderr)
-        return UNUSABLE
-    except Failed:
+        return BAD_USAGE
+    except ModelFailed:
         return FAILED
     except bdb.BdbQuit:
         return FAILED  # `q` at a breakpoint: whoever typed it knows
     except (Exception, SystemExit) as error:
-        _tell(error, job)
+        _print_exception(error, job)
         return FAILED
-    return ANSWERED
+    return SUCCEEDED
 
 
-def _tell(error: BaseException, job: Job) -> None:
+def _print_exception(error: BaseException, job: Job) -> None:
     """Show what the model has raised, and where."""
-    trace = _of_the_model(error.__traceback__)
+    trace = _skip_own_frames(error.__traceback__)
     traceback.print_exception(type(error), error, trace)
     if job.debug:
         pdb.post_mortem(trace)
 
 
 def _execute(model: testing.ModelHarness, inputs: Dict[str, Any], job: Job) -> None:
-    """Raises Failed, or what the model raises."""
+    """Raises ModelFailed, or what the model raises."""
     profile = Profile() if job.profile else None
     times: List[float] = []
     for turn in range(job.count):
-        responses = _Responses(show=turn == 0)
+        responses = _ResponsePrinter(show=turn == 0)
         request = model.request(inputs)
         if profile is not None:
             profile.enable()
@@ -101,13 +101,13 @@ def _execute(model: testing.ModelHarness, inputs: Dict[str, Any], job: Job) -> N
         except bdb.BdbQuit:
             raise
         except (Exception, SystemExit) as error:
-            _tell(error, job)  # here, while the model is still as it was
-            raise Failed from error
+            _print_exception(error, job)  # here, while the model is still as it was
+            raise ModelFailed from error
         finally:
             times.append(time.perf_counter() - started)
             if profile is not None:
                 profile.disable()
-        responses.end()
+        responses.finish()
     _print_times(times)
     if profile is not None:
         profile.dump_stats(job.profile)
@@ -129,7 +129,7 @@ def _print_log(record: testing.LogRecord) -> None:
     print(f"{record.level.name[0]} {place}] {record.message}", file=sys.stderr)
 
 
-class _Responses:
+class _ResponsePrinter:
     """Takes the responses to one request, and shows them one by one, as they come."""
 
     def __init__(self, show: bool) -> None:
@@ -144,28 +144,28 @@ class _Responses:
             # Told at the end: if the model has raised, its traceback says more.
             self._errors.append(f"response {self._count}: error: {error.message()}")
         elif self._show:
-            _show(self._count, response)
+            _print_response(self._count, response)
 
-    def end(self) -> None:
-        """That was all. Raises Failed."""
+    def finish(self) -> None:
+        """That was all. Raises ModelFailed."""
         for text in self._errors:
             print(text, file=sys.stderr)
         if self._errors:
-            raise Failed
+            raise ModelFailed
         if self._show and not self._count:
             print("no response")
 
 
-def _show(number: int, response: pb_utils.InferenceResponse) -> None:
+def _print_response(number: int, response: pb_utils.InferenceResponse) -> None:
     parameters = response.parameters()
     print(f"response {number}" + (f", parameters {parameters}" if parameters != "{}" else ""))
     for tensor in response.output_tensors():
         print(f"  {tensor.name()} {NAMES[tensor.triton_dtype()]} {tensor.shape()}")
-        text = np.array2string(_values(tensor), threshold=64, separator=", ")
+        text = np.array2string(_readable_array(tensor), threshold=64, separator=", ")
         print("\n".join(f"    {line}" for line in text.split("\n")))
 
 
-def _values(tensor: pb_utils.Tensor) -> "np.ndarray[Any, Any]":
+def _readable_array(tensor: pb_utils.Tensor) -> "np.ndarray[Any, Any]":
     """For reading: text as text, and BF16 as 32 bits."""
     if tensor.triton_dtype() == BF16:
         halves = np.frombuffer(tensor._wire_data(), np.uint16).astype(np.uint32)
@@ -183,7 +183,7 @@ def _values(tensor: pb_utils.Tensor) -> "np.ndarray[Any, Any]":
     return texts.reshape(array.shape)
 
 
-def _of_the_model(trace: Optional[TracebackType]) -> Optional[TracebackType]:
+def _skip_own_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:
     """Without the frames that led to the model; all of them, if it did not get that far."""
     ours = (_here + os.sep, os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep)
     part = trace
@@ -199,4 +199,4 @@ if __name__ == "__main__":
     # As in a server: the working directory, then what is installed; the harness adds the model's.
     sys.path[0] = ""
     sys.path.append(os.path.dirname(_here))
-    sys.exit(run(given))
+    sys.exit(run_job(given))

@@ -13,24 +13,24 @@ import warnings
 from typing import Optional, TextIO
 
 import stub.worker  # noqa: F401  (it is what the forks need)
-from stub.process import die_with_parent, set_title
+from stub.process import kill_with_parent, set_title
 from stub.wire.fork_protocol import receive_request, send_ended, send_started
-from stub.wire.heap import spare_what_is_there
-from stub.wire.spawn import Spawn
+from stub.wire.heap import freeze_gc
+from stub.wire.spawn import SpawnArguments
 
 
-def serve(descriptor: int) -> Spawn:
+def run_fork_server(descriptor: int) -> SpawnArguments:
     """Fork a stub for every request; returns in the stubs, with what each is to be.
 
     In the server itself it ends with SystemExit once the host has closed its end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with_parent()
+    kill_with_parent()
     set_title("", "pbhost-fork-server")
     # Threads of the BLAS library end themselves before a fork; no other threads are here.
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-    spare_what_is_there()  # a collection in a fork would write to, and so copy, all these pages
+    freeze_gc()  # a collection in a fork would write to, and so copy, all these pages
     return _ForkServer(socket.socket(fileno=descriptor)).run()
 
 
@@ -41,7 +41,7 @@ class _ForkServer:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
-    def run(self) -> Spawn:
+    def run(self) -> SpawnArguments:
         with selectors.DefaultSelector() as selector:
             selector.register(self._host, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
@@ -49,13 +49,13 @@ class _ForkServer:
                 ready = [key.fileobj for key, _ in selector.select()]
                 if self._woken in ready:
                     os.read(self._woken, 4096)
-                    self._reap()
+                    self._reap_stubs()
                 if self._host in ready:
-                    spawn = self._answer()
+                    spawn = self._fork_stub()
                     if spawn is not None:
                         return spawn
 
-    def _answer(self) -> Optional[Spawn]:
+    def _fork_stub(self) -> Optional[SpawnArguments]:
         """Fork what the host asks for; the spawn in the child, None in the server."""
         request = receive_request(self._host)
         if request is None:
@@ -80,12 +80,12 @@ class _ForkServer:
         for pipe, number, name in ((stdout, 1, "stdout"), (stderr, 2, "stderr")):
             os.dup2(pipe, number)
             os.close(pipe)
-            setattr(sys, name, _writer(number, getattr(sys, name)))
+            setattr(sys, name, _open_stream(number, getattr(sys, name)))
         random = sys.modules.get("numpy.random")
         if random is not None:
             random.seed()  # like Python's own, or all stubs would draw the same numbers
 
-    def _reap(self) -> None:
+    def _reap_stubs(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -96,7 +96,7 @@ class _ForkServer:
             send_ended(self._host, pid, os.waitstatus_to_exitcode(status))
 
 
-def _writer(descriptor: int, before: Optional[TextIO]) -> TextIO:
+def _open_stream(descriptor: int, before: Optional[TextIO]) -> TextIO:
     """A standard stream on a new file; what the old one has found out is of its own file."""
     encoding = before.encoding if before is not None else "utf-8"
     return open(descriptor, "w", encoding=encoding, errors="backslashreplace", closefd=False)

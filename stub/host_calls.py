@@ -8,71 +8,73 @@ import pb_utils
 from stub.wire import messages as m
 
 Value = Union[None, bool, int, float]
-Numbered = Callable[[int], m.ToHost]
+MessageFactory = Callable[[int], m.ToHost]
 
 
-class _Waiting:
-    __slots__ = ("told", "reply")
+class _PendingCall:
+    __slots__ = ("done", "reply")
 
     def __init__(self) -> None:
-        self.told = threading.Lock()
-        self.told.acquire()
-        self.reply: Optional[m.Told] = None
+        self.done = threading.Lock()
+        self.done.acquire()
+        self.reply: Optional[m.HostReply] = None
 
 
-class Queries:
+class HostCalls:
     """Numbered questions with one reply each; any thread may ask and wait.
 
-    `unsaid` takes what finalisers have left to be said: that comes first, for a family that was
-    dropped may be made anew.
+    `take_deferred` takes what finalisers have left to be said: that comes first, for a family that
+    was dropped may be made anew.
     """
 
     def __init__(
         self,
         send: Callable[[Sequence[m.ToHost]], None],
-        unsaid: Callable[[], List[m.ToHost]],
+        take_deferred: Callable[[], List[m.ToHost]],
     ) -> None:
         self._send = send
-        self._unsaid = unsaid
+        self._take_deferred = take_deferred
         self._numbers = itertools.count(1)
-        self._own_numbers = itertools.count(1)  # of metrics and families
-        self._waiting: Dict[int, _Waiting] = {}
+        self._metric_numbers = itertools.count(1)  # of metrics and families
+        self._pending: Dict[int, _PendingCall] = {}
         self._name = ""
         self.allowed = False
         self.control_allowed = True
 
-    def become(self, name: str) -> None:
+    def set_instance_name(self, name: str) -> None:
         """The instance is known, and is initialized from now on."""
         self._name = name
         self.allowed = True
 
-    def told(self, reply: m.Told) -> None:
+    def receive_reply(self, reply: m.HostReply) -> None:
         """Wake whoever asked."""
-        waiting = self._waiting.pop(reply.number)
-        waiting.reply = reply
-        waiting.told.release()
+        call = self._pending.pop(reply.number)
+        call.reply = reply
+        call.done.release()
 
-    def refusal(self, text: str) -> str:
+    def error_message(self, text: str) -> str:
         """How the host's refusal of something that the model asked for reads (spec 3.13)."""
         return f"Failed to process the request for model '{self._name}', message: {text}"
 
-    def _ask(self, message: Numbered) -> Value:
+    def _call(self, message: MessageFactory) -> Value:
         """Send and wait. Raises TritonModelException with the host's refusal."""
-        self._check_season()
+        self._check_allowed()
         number = next(self._numbers)
-        waiting = self._waiting[number] = _Waiting()
-        self._send([*self._unsaid(), message(number)])
-        waiting.told.acquire()
-        reply = waiting.reply
+        call = self._pending[number] = _PendingCall()
+        self._send([*self._take_deferred(), message(number)])
+        call.done.acquire()
+        reply = call.reply
         assert reply is not None
         if reply.error is not None:
-            raise pb_utils.TritonModelException(self.refusal(reply.error))
+            raise pb_utils.TritonModelException(self.error_message(reply.error))
         return reply.value
 
-    def _check_season(self) -> None:
+    def _check_allowed(self) -> None:
         if not self.allowed:
             raise pb_utils.TritonModelException(
-                self.refusal("metrics and model control are not available before 'initialize'")
+                self.error_message(
+                    "metrics and model control are not available before 'initialize'"
+                )
             )
 
     # Model control
@@ -80,30 +82,30 @@ class Queries:
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """As the API's runtime."""
         self._check_control("load_model")
-        self._ask(lambda number: m.LoadModel(number, name, config, dict(files)))
+        self._call(lambda number: m.LoadModel(number, name, config, dict(files)))
 
     def unload_model(self, name: str, dependents: bool) -> None:
         """As the API's runtime."""
         self._check_control("unload_model")
-        self._ask(lambda number: m.UnloadModel(number, name, dependents))
+        self._call(lambda number: m.UnloadModel(number, name, dependents))
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """As the API's runtime."""
         self._check_control("is_model_ready")
-        return bool(self._ask(lambda number: m.IsModelReady(number, name, version)))
+        return bool(self._call(lambda number: m.IsModelReady(number, name, version)))
 
     def _check_control(self, function: str) -> None:
         if not self.control_allowed:
             raise pb_utils.TritonModelException(
-                self.refusal(f"{function} is not supported in 'finalize'")
+                self.error_message(f"{function} is not supported in 'finalize'")
             )
 
     # Metrics
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
         """As the API's runtime."""
-        family = next(self._own_numbers)
-        self._ask(lambda number: m.NewMetricFamily(number, family, name, description, kind))
+        family = next(self._metric_numbers)
+        self._call(lambda number: m.NewMetricFamily(number, family, name, description, kind))
         return family
 
     def new_metric(
@@ -114,12 +116,12 @@ class Queries:
         for name, value in labels.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise pb_utils.TritonModelException(
-                    self.refusal("attempt to access JSON non-string as string")
+                    self.error_message("attempt to access JSON non-string as string")
                 )
             texts[name] = value
-        metric = next(self._own_numbers)
+        metric = next(self._metric_numbers)
         bounds = None if buckets is None else [float(bound) for bound in buckets]
-        self._ask(lambda number: m.NewMetric(number, metric, family, texts, bounds))
+        self._call(lambda number: m.NewMetric(number, metric, family, texts, bounds))
         return metric
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
@@ -128,5 +130,5 @@ class Queries:
 
     def read_metric(self, metric: int) -> float:
         """As the API's runtime."""
-        value = self._ask(lambda number: m.ReadMetric(number, metric))
+        value = self._call(lambda number: m.ReadMetric(number, metric))
         return float(value or 0.0)

@@ -12,64 +12,72 @@ from pb_utils._datatypes import BF16
 Value = Union["np.ndarray[Any, Any]", pb_utils.Tensor]
 
 
-class BadInput(Exception):
+class InvalidInput(Exception):
     """What was given cannot be an input; the text says which, and what is expected."""
 
 
 def read_inputs(given: Sequence[Tuple[str, str]], config: Mapping[str, Any]) -> Dict[str, Value]:
     """The inputs that a configuration (parsed) wants, from pairs of a name and a VALUE.
 
-    Raises BadInput.
+    Raises InvalidInput.
     """
-    wanted = {entry["name"]: _Wanted(entry, config["max_batch_size"]) for entry in config["input"]}
+    wanted = {
+        entry["name"]: _InputReader(entry, config["max_batch_size"]) for entry in config["input"]
+    }
     texts: Dict[str, str] = {}
     for name, text in given:
         if name not in wanted:
-            known = "\n".join(f"  {wish}" for wish in wanted.values()) or "  none"
-            raise BadInput(f"the model has no input '{name}'; its inputs are\n{known}")
+            known = "\n".join(f"  {reader}" for reader in wanted.values()) or "  none"
+            raise InvalidInput(f"the model has no input '{name}'; its inputs are\n{known}")
         if name in texts:
-            raise BadInput(f"input '{name}' is given twice")
+            raise InvalidInput(f"input '{name}' is given twice")
         texts[name] = text
-    missing = [wish for name, wish in wanted.items() if name not in texts and not wish.optional]
+    missing = [
+        reader for name, reader in wanted.items() if name not in texts and not reader.optional
+    ]
     if missing:
-        lines = "\n".join(f"  --input {wish.name}=VALUE  for {wish}" for wish in missing)
-        raise BadInput(f"the model wants more inputs:\n{lines}\nVALUE may be 'random'")
-    return {name: wanted[name].read(text) for name, text in texts.items()}
+        lines = "\n".join(f"  --input {reader.name}=VALUE  for {reader}" for reader in missing)
+        raise InvalidInput(f"the model wants more inputs:\n{lines}\nVALUE may be 'random'")
+    return {name: wanted[name].parse(text) for name, text in texts.items()}
 
 
-class _Wanted:
+class _InputReader:
     """One input of a configuration, and how a text becomes it."""
 
     def __init__(self, entry: Mapping[str, Any], max_batch_size: int) -> None:
         self.name: str = entry["name"]
         self.optional = bool(entry.get("optional"))
         self._type: str = entry["data_type"]
-        self._most = max_batch_size
+        self._max_batch_size = max_batch_size
         dims = entry.get("reshape", {}).get("shape", entry["dims"])
         self._shape: List[int] = [-1, *dims] if max_batch_size > 0 else list(dims)
 
     def __str__(self) -> str:
-        batch = f" (the first is the batch, at most {self._most})" if self._most > 0 else ""
+        batch = (
+            f" (the first is the batch, at most {self._max_batch_size})"
+            if self._max_batch_size > 0
+            else ""
+        )
         return f"{self.name} {self._type} {self._shape}{batch}"
 
-    def read(self, text: str) -> Value:
-        """Raises BadInput."""
+    def parse(self, text: str) -> Value:
+        """Raises InvalidInput."""
         try:
-            array = self._shaped(self._array(text))
+            array = self._with_full_shape(self._parse_array(text))
         except (ValueError, OSError, OverflowError) as problem:
-            raise BadInput(f"input {self}: {problem}") from problem
+            raise InvalidInput(f"input {self}: {problem}") from problem
         if self._type == "TYPE_BF16":
-            data = memoryview(_bfloat16(array).tobytes())
+            data = memoryview(_to_bfloat16_bits(array).tobytes())
             return pb_utils.Tensor._from_wire(self.name, BF16, list(array.shape), data, None)
         return array
 
-    def _array(self, text: str) -> "np.ndarray[Any, Any]":
+    def _parse_array(self, text: str) -> "np.ndarray[Any, Any]":
         if text == "random":
-            return self._arbitrary()
+            return self._random_array()
         if text.startswith("@"):
             path = text[1:]
             if path.endswith(".npy"):
-                return self._loaded(path)
+                return self._load_npy(path)
             if not path.endswith(".json"):
                 raise ValueError(f"'{path}' must end in .npy or .json")
             with open(path, encoding="utf-8") as file:
@@ -78,32 +86,34 @@ class _Wanted:
             value = json.loads(text)
         except ValueError as error:
             if self._type != "TYPE_STRING":
-                raise ValueError(f"{_short(text)} is not JSON ({error}), nor 'random'") from None
+                raise ValueError(
+                    f"{_abbreviate(text)} is not JSON ({error}), nor 'random'"
+                ) from None
             value = text
-        return self._typed(value)
+        return self._convert_json(value)
 
-    def _typed(self, value: Any) -> "np.ndarray[Any, Any]":
+    def _convert_json(self, value: Any) -> "np.ndarray[Any, Any]":
         """Raises ValueError for what the type cannot represent: nothing is rounded to fit."""
         if self._type == "TYPE_STRING":
-            array = _nested(value)
+            array = _object_array_from_lists(value)
             texts = [text for text in array.flat if not isinstance(text, str)]
             if texts:
-                raise ValueError(f"expected texts, got {_short(texts[0])}")
-            return _objects(
+                raise ValueError(f"expected texts, got {_abbreviate(texts[0])}")
+            return _object_array(
                 [text.encode(errors="surrogatepass") for text in array.flat], array.shape
             )
         dtype = self._dtype
         array = np.array(value)
         allowed = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
         if array.size and array.dtype.kind not in allowed:
-            raise ValueError(f"expected {_KINDS[dtype.kind]}, got {_short(value)}")
+            raise ValueError(f"expected {_KINDS[dtype.kind]}, got {_abbreviate(value)}")
         if array.size and dtype.kind in "iu":
             limits = np.iinfo(dtype)
             if int(array.min()) < limits.min or int(array.max()) > limits.max:
                 raise ValueError(f"expected numbers from {limits.min} to {limits.max}")
         return array.astype(dtype)
 
-    def _loaded(self, path: str) -> "np.ndarray[Any, Any]":
+    def _load_npy(self, path: str) -> "np.ndarray[Any, Any]":
         array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
         if self._type == "TYPE_STRING":
             if array.dtype.kind not in "SU":
@@ -114,11 +124,11 @@ class _Wanted:
             raise ValueError(f"expected {self._dtype}, '{path}' holds {array.dtype}: convert it")
         return array
 
-    def _arbitrary(self) -> "np.ndarray[Any, Any]":
+    def _random_array(self) -> "np.ndarray[Any, Any]":
         shape = [1 if size < 0 else size for size in self._shape]
         random = np.random.default_rng(0)
         if self._type == "TYPE_STRING":
-            return _objects([b"text %d" % number for number in range(math.prod(shape))], shape)
+            return _object_array([b"text %d" % number for number in range(math.prod(shape))], shape)
         dtype = self._dtype
         if dtype.kind == "f":
             return random.random(shape).astype(dtype)
@@ -131,18 +141,18 @@ class _Wanted:
             return np.dtype(np.float32)
         return np.dtype(pb_utils.triton_string_to_numpy(self._type))
 
-    def _shaped(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    def _with_full_shape(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """With the dimensions that go without saying. Raises ValueError."""
         wanted = self._shape
         shape = list(array.shape)
         if not shape and wanted:
             shape = [1] * len(wanted)
-        elif self._most > 0 and len(shape) == len(wanted) - 1:
+        elif self._max_batch_size > 0 and len(shape) == len(wanted) - 1:
             shape = [1, *shape]
         fits = len(shape) == len(wanted) and all(
             size in (-1, given) for size, given in zip(wanted, shape)
         )
-        if not fits or (self._most > 0 and shape[0] > self._most):
+        if not fits or (self._max_batch_size > 0 and shape[0] > self._max_batch_size):
             raise ValueError(f"expected that shape, got {list(array.shape)}")
         return array.reshape(shape)
 
@@ -150,7 +160,7 @@ class _Wanted:
 _KINDS = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}
 
 
-def _nested(value: Any) -> "np.ndarray[Any, Any]":
+def _object_array_from_lists(value: Any) -> "np.ndarray[Any, Any]":
     """An array of objects; brackets are dimensions, and must be as many everywhere."""
     shape: List[int] = []
     level = [value]
@@ -160,10 +170,10 @@ def _nested(value: Any) -> "np.ndarray[Any, Any]":
             raise ValueError("its lists differ in length")
         shape.append(sizes.pop())
         level = [part for element in level for part in element]
-    return _objects(level, shape)
+    return _object_array(level, shape)
 
 
-def _objects(elements: Sequence[Any], shape: Sequence[int]) -> "np.ndarray[Any, Any]":
+def _object_array(elements: Sequence[Any], shape: Sequence[int]) -> "np.ndarray[Any, Any]":
     """One by one: numpy would strip texts of zeros at their ends, and look into lists."""
     array = np.empty(len(elements), dtype=np.object_)
     for index, element in enumerate(elements):
@@ -171,7 +181,7 @@ def _objects(elements: Sequence[Any], shape: Sequence[int]) -> "np.ndarray[Any, 
     return array.reshape(tuple(shape))
 
 
-def _bfloat16(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+def _to_bfloat16_bits(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """The upper half of 32-bit numbers, rounded to even; no number stays none."""
     bits = np.frombuffer(array.tobytes(), np.uint32)
     half = np.uint32(16)
@@ -181,6 +191,6 @@ def _bfloat16(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     return halves.astype(np.uint16)
 
 
-def _short(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return repr(text) if len(text) <= 40 else repr(text[:37]) + "..."

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 
-from stub.wire.heap import keep_freed_memory
+from stub.wire.heap import tune_malloc
 
-_MOST_KEPT = 256 << 20  # bytes of freed memory
+_MAX_FREED_HEAP_BYTES = 256 << 20  # bytes of freed memory
 
 
 def set_title(name: str, role: str = "pbhost-stub") -> None:
@@ -27,11 +27,11 @@ def set_title(name: str, role: str = "pbhost-stub") -> None:
     setproctitle.setproctitle(f"{role} {name}".rstrip())
 
 
-def prepare(title: str) -> None:
+def set_up_stub_process(title: str) -> None:
     """Make this process what a model may rely on (pb_utils spec 1.2)."""
-    ignore_signals()
-    die_with_parent()
-    keep_freed_memory(_MOST_KEPT)
+    ignore_stop_signals()
+    kill_with_parent()
+    tune_malloc(_MAX_FREED_HEAP_BYTES)
     set_title(title)
     # A crash in native code leaves a Python stack in the host's log; that of the thread is enough.
     faulthandler.enable(all_threads=False)
@@ -42,22 +42,22 @@ def prepare(title: str) -> None:
     sys.argv[:] = [""]
 
 
-def ignore_signals() -> None:
+def ignore_stop_signals() -> None:
     """Let SIGINT and SIGTERM pass: a stub ends when its host says so.
 
     They are handled, not ignored, for what the model starts would inherit that.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
-    os.register_at_fork(after_in_child=_default_signals)
+    os.register_at_fork(after_in_child=_restore_default_signals)
 
 
-def _default_signals() -> None:
+def _restore_default_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def die_with_parent() -> None:
+def kill_with_parent() -> None:
     """Have the kernel kill this process when the host's spawning thread ends, on Linux."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

@@ -19,19 +19,21 @@ import time
 from contextlib import suppress
 from typing import Dict, Iterable, Set
 
-_GRACE = 1.0  # seconds between SIGTERM and SIGKILL
-_POLL = 0.02  # seconds between two looks whether anything is left
-_LONGEST = 1 << 20  # bytes of a message: each group is `+` or `-` and its number, then a space
+_TERM_GRACE_SECONDS = 1.0  # seconds between SIGTERM and SIGKILL
+_POLL_SECONDS = 0.02  # seconds between two looks whether anything is left
+_MAX_MESSAGE_BYTES = (
+    1 << 20
+)  # bytes of a message: each group is `+` or `-` and its number, then a space
 
 
-class Warden:
+class ProcessReaper:
     """Serves the host at the other end of `sock`; `host` is a pidfd of it."""
 
     def __init__(self, sock: socket.socket, host: int) -> None:
         self._socket = sock
         self._host = host
         self._groups: Set[int] = set()  # of stubs that run
-        self._ending: Dict[int, float] = {}  # when what is left in them is killed
+        self._terminating: Dict[int, float] = {}  # when what is left in them is killed
 
     def run(self) -> None:
         """Return when the host is gone, and nothing is left of its stubs' groups."""
@@ -40,20 +42,22 @@ class Warden:
         waiting.register(self._host, select.POLLIN)
         open_ended = True
         while open_ended:
-            ready = [fd for fd, _ in waiting.poll(_POLL * 1000 if self._ending else None)]
+            ready = [
+                fd for fd, _ in waiting.poll(_POLL_SECONDS * 1000 if self._terminating else None)
+            ]
             if self._socket.fileno() in ready:
-                open_ended = self._hear()
+                open_ended = self._receive_groups()
             open_ended = open_ended and self._host not in ready  # its forks may have the socket
-            self._look()
-        self._end(self._groups)
-        while self._ending:
-            time.sleep(_POLL)
-            self._look()
+            self._poll_terminating_groups()
+        self._terminate_groups(self._groups)
+        while self._terminating:
+            time.sleep(_POLL_SECONDS)
+            self._poll_terminating_groups()
 
-    def _hear(self) -> bool:
+    def _receive_groups(self) -> bool:
         """Take what the host says; whether it may say more."""
         try:
-            news = self._socket.recv(_LONGEST)
+            news = self._socket.recv(_MAX_MESSAGE_BYTES)
         except ConnectionError:
             return False
         if not news:
@@ -64,31 +68,31 @@ class Warden:
                 self._groups.add(group)
             else:
                 self._groups.discard(group)
-                self._end([group])
-                if group not in self._ending:
-                    self._confirm(group)
+                self._terminate_groups([group])
+                if group not in self._terminating:
+                    self._confirm_group_ended(group)
         return True
 
-    def _end(self, groups: Iterable[int]) -> None:
+    def _terminate_groups(self, groups: Iterable[int]) -> None:
         for group in groups:
-            if _send(group, signal.SIGTERM):
-                self._ending[group] = time.monotonic() + _GRACE
+            if _signal_group(group, signal.SIGTERM):
+                self._terminating[group] = time.monotonic() + _TERM_GRACE_SECONDS
 
-    def _look(self) -> None:
-        for group, end in list(self._ending.items()):
-            if _send(group, 0):
+    def _poll_terminating_groups(self) -> None:
+        for group, end in list(self._terminating.items()):
+            if _signal_group(group, 0):
                 if time.monotonic() <= end:
                     continue
-                _send(group, signal.SIGKILL)
-            del self._ending[group]
-            self._confirm(group)
+                _signal_group(group, signal.SIGKILL)
+            del self._terminating[group]
+            self._confirm_group_ended(group)
 
-    def _confirm(self, group: int) -> None:
+    def _confirm_group_ended(self, group: int) -> None:
         with suppress(OSError):  # the host is gone, or stands still with a full buffer
             self._socket.send(b"%d" % group, socket.MSG_DONTWAIT)
 
 
-def _send(group: int, number: int) -> bool:
+def _signal_group(group: int, number: int) -> bool:
     """Whether there was anybody to get it. No number is given anew while a group has it."""
     try:
         os.killpg(group, number)
@@ -115,7 +119,7 @@ def main() -> None:
         host = os.pidfd_open(parent)
     if host < 0 or os.getppid() != parent:
         return  # it was killed before it could have stubs
-    Warden(socket.socket(fileno=descriptor), host).run()
+    ProcessReaper(socket.socket(fileno=descriptor), host).run()
 
 
 if __name__ == "__main__":

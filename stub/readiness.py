@@ -3,22 +3,22 @@
 import threading
 from typing import Callable, Sequence
 
-from stub.coroutines import Coroutines, is_coroutine
+from stub.coroutines import CoroutineRunner, is_coroutine
 from stub.user_model import UserModel, describe_exception
 from stub.wire.messages import (
-    Checked,
+    ReadinessResult,
     ToHost,
 )
 
 
-class Readiness:
+class ReadinessChecker:
     """Answers each check from a thread of its own: the service thread must not wait for users."""
 
     def __init__(
         self,
         model: UserModel,
         name: str,
-        coroutines: Coroutines,
+        coroutines: CoroutineRunner,
         send: Callable[[Sequence[ToHost]], None],
     ) -> None:
         self._model = model
@@ -27,26 +27,26 @@ class Readiness:
         self._send = send
 
     @property
-    def defined(self) -> bool:
+    def defines_is_ready(self) -> bool:
         """Whether the model has a say."""
         return hasattr(self._model.instance, "is_ready")
 
-    def check(self, number: int) -> None:
+    def start_check(self, number: int) -> None:
         """Begin a check; the host begins the next one when it has heard of this one."""
-        thread = threading.Thread(target=self._check, args=(number,), daemon=True)
+        thread = threading.Thread(target=self._run_check, args=(number,), daemon=True)
         thread.name = "pbhost-is-ready"
         thread.start()
 
-    def _check(self, number: int) -> None:
+    def _run_check(self, number: int) -> None:
         try:
             said = self._model.instance.is_ready()
             if is_coroutine(said):
                 said = self._coroutines.submit(said, 0).result()
         except BaseException as error:  # whatever it raised is the reason
-            self._send([Checked(number, False, describe_exception(error))])
+            self._send([ReadinessResult(number, False, describe_exception(error))])
             return
         if not isinstance(said, bool):
-            self._send([Checked(number, False, "is_ready() must return a boolean value")])
+            self._send([ReadinessResult(number, False, "is_ready() must return a boolean value")])
             return
         reason = "" if said else f"Model '{self._name}' is not ready (user-defined check failed)."
-        self._send([Checked(number, said, reason)])
+        self._send([ReadinessResult(number, said, reason)])

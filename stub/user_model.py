@@ -17,9 +17,9 @@ class ModelFailure(Exception):
     """The model cannot be used; the text is what the user gets to read."""
 
 
-_NO_FRAMES = "\n\nAt:\n"
+_FRAMES_HEADING = "\n\nAt:\n"
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_OURS = (
+_INTERNAL_PATHS = (
     _HERE + os.sep,
     os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep,
     os.path.join(os.path.dirname(_HERE), "host", "bind") + os.sep,  # around bound functions
@@ -27,7 +27,7 @@ _OURS = (
 _FUTURES = os.path.join("concurrent", "futures", "_base.py")
 
 
-def _note(note: object) -> str:
+def _note_text(note: object) -> str:
     try:
         return str(note)
     except Exception as broken:  # the `__str__` of somebody's class
@@ -46,13 +46,13 @@ def describe_exception(error: BaseException) -> str:
         message = f"<MESSAGE UNAVAILABLE DUE TO {type(broken).__name__}>"
     notes = getattr(error, "__notes__", None)
     if notes:
-        message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note, notes))
+        message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note_text, notes))
     lines: List[str] = []
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         waiting = not lines and code.co_filename.endswith(_FUTURES)
-        if not (waiting or os.path.abspath(code.co_filename).startswith(_OURS)):
+        if not (waiting or os.path.abspath(code.co_filename).startswith(_INTERNAL_PATHS)):
             lines.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename:
@@ -60,7 +60,7 @@ def describe_exception(error: BaseException) -> str:
         lines.append(f"  {error.filename}({error.lineno}): {(error.text or '').strip()}\n")
     text = f"{type(error).__name__}: {message}"
     if lines:
-        text += _NO_FRAMES + "".join(reversed(lines))
+        text += _FRAMES_HEADING + "".join(reversed(lines))
     return text.encode(errors="backslashreplace").decode()  # it must travel, whatever is in it
 
 
@@ -85,15 +85,15 @@ class UserModel:
             )
         try:
             module = self._import_backend(source) if source.backend else self._import(source)
-            self._type: Any = module.TritonPythonModel
+            self._model_class: Any = module.TritonPythonModel
         except BaseException as error:  # a module may raise anything, SystemExit too
-            raise ModelFailure(_import_failure(error)) from error
-        if source.backend and hasattr(self._type, "backend_config"):
-            self._type.backend_config = source.settings
+            raise ModelFailure(_describe_import_error(error)) from error
+        if source.backend and hasattr(self._model_class, "backend_config"):
+            self._model_class.backend_config = source.settings
 
     def _import(self, source: ModelSource) -> types.ModuleType:
         """The module `<version>.<stem>`, so that relative imports of its siblings work."""
-        _search_in(self.version_directory, source.directory)
+        _extend_sys_path(self.version_directory, source.directory)
         package = types.ModuleType(str(source.version))
         # Named outright rather than found on sys.path, where the working directory comes first.
         package.__path__ = [self.version_directory]
@@ -103,7 +103,7 @@ class UserModel:
 
     def _import_backend(self, source: ModelSource) -> types.ModuleType:
         """The plain module `<stem>`, from exactly that file."""
-        _search_in(source.backend)
+        _extend_sys_path(source.backend)
         name = source.file[: -len(".py")]
         spec = importlib.util.spec_from_file_location(name, self.path)
         assert spec is not None and spec.loader is not None  # it is a .py file
@@ -112,19 +112,19 @@ class UserModel:
         spec.loader.exec_module(module)
         return module
 
-    def complete(self, config: str) -> Optional[str]:
+    def auto_complete_config(self, config: str) -> Optional[str]:
         """What `auto_complete_config` makes of the configuration, None if it is not defined.
 
         Both are JSON; numpy's integers count as numbers.
 
         Raises ModelFailure.
         """
-        if not hasattr(self._type, "auto_complete_config"):
+        if not hasattr(self._model_class, "auto_complete_config"):
             return None
         given = pb_utils.ModelConfig(config)
         name = given.as_dict().get("name", "")
         try:
-            completed = self._type.auto_complete_config(given)
+            completed = self._model_class.auto_complete_config(given)
         except ModelFailure:
             raise  # by a backend of ours, which has said what there is to say
         except BaseException as error:  # SystemExit, too
@@ -145,7 +145,7 @@ class UserModel:
     def initialize(self, args: Dict[str, str]) -> None:
         """Construct the model and call `initialize`, if there is one. Raises ModelFailure."""
         try:
-            self.instance = self._type()
+            self.instance = self._model_class()
             if hasattr(self.instance, "initialize"):
                 self.instance.initialize(args)
         except ModelFailure:
@@ -164,19 +164,19 @@ class UserModel:
         return None
 
 
-_HOME = os.path.dirname(os.path.dirname(os.path.abspath(pb_utils.__file__)))
+_PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pb_utils.__file__)))
 """The folder that holds `triton_python_backend_utils`."""
 
 
-def _search_in(*directories: str) -> None:
+def _extend_sys_path(*directories: str) -> None:
     """Have modules looked for there too, then in our folder: what is installed comes first."""
-    if sys.path[-1:] == [_HOME]:
+    if sys.path[-1:] == [_PACKAGE_ROOT]:
         sys.path.pop()  # put there by the entry point, before anything of the model's was known
-    sys.path.extend(folder for folder in (*directories, _HOME) if folder not in sys.path)
+    sys.path.extend(folder for folder in (*directories, _PACKAGE_ROOT) if folder not in sys.path)
 
 
-def _import_failure(error: BaseException) -> str:
+def _describe_import_error(error: BaseException) -> str:
     """Frames of the import machinery say nothing to a model author."""
     lines = describe_exception(error).splitlines(keepends=True)
     text = "".join(line for line in lines if "importlib" not in line.split("(")[0])
-    return text[: -len(_NO_FRAMES)] if text.endswith(_NO_FRAMES) else text
+    return text[: -len(_FRAMES_HEADING)] if text.endswith(_FRAMES_HEADING) else text

@@ -10,22 +10,22 @@ from collections import deque
 from typing import Deque, List, Optional
 
 import pb_utils
-from pb_utils._copying import help_if, show_by
+from pb_utils._copying import set_copy_on_write_mapper, set_core_is_free
 from stub import python_logging
 from stub.channel import Channel
-from stub.children import Children
-from stub.coroutines import Coroutines
-from stub.cpu_affinity import BindingFailure, bind
+from stub.coroutines import CoroutineRunner
+from stub.cpu_affinity import BindingError, bind_process
 from stub.executor import Executor
-from stub.memory import Memory
+from stub.forked_children import ForkedChildren
+from stub.memory import StubMemory
 from stub.process import set_title
-from stub.readiness import Readiness
-from stub.replies import Replies
+from stub.readiness import ReadinessChecker
+from stub.responders import ResponderRegistry
 from stub.runtime import StubRuntime
 from stub.user_model import ModelFailure, UserModel
 from stub.wire import messages as m
 from stub.wire.arena import Arena, Block
-from stub.wire.spawn import Spawn
+from stub.wire.spawn import SpawnArguments
 
 _TRIM_SECONDS = 2.0  # how long freed tensor memory stays warm
 
@@ -33,70 +33,74 @@ _TRIM_SECONDS = 2.0  # how long freed tensor memory stays warm
 class Worker:
     """One stub process, from the first message to the last."""
 
-    def __init__(self, spawn: Spawn) -> None:
+    def __init__(self, spawn: SpawnArguments) -> None:
         self._lifeline = spawn.lifeline_fd
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         own = Arena(spawn.arena, spawn.arena_fd, spawn.arena_limit)
-        self._memory = Memory(own, self._wake)
-        self._memory.add(spawn.arena, spawn.arena_fd, spawn.arena_limit)
-        self._memory.add(0, spawn.host_arena_fd, spawn.host_arena_limit)
+        self._memory = StubMemory(own, self._wake_service_thread)
+        self._memory.add_inherited_arena(spawn.arena, spawn.arena_fd, spawn.arena_limit)
+        self._memory.add_inherited_arena(0, spawn.host_arena_fd, spawn.host_arena_limit)
         self._channel = Channel(spawn)
-        self._memory.ring_takes = self._channel.most_inline
-        self._replies = Replies(self._channel, self._memory, self._wake)
-        self._coroutines = Coroutines(self._replies.on_loop)
-        self._runtime = StubRuntime(self._channel, self._memory, self._set_aside, self._wake)
-        self._children = self._provide_for_forks()
+        self._memory.ring_free_bytes = self._channel.inline_limit
+        self._registry = ResponderRegistry(self._channel, self._memory, self._wake_service_thread)
+        self._coroutines = CoroutineRunner(self._registry.set_loop_thread)
+        self._runtime = StubRuntime(
+            self._channel, self._memory, self._defer_work, self._wake_service_thread
+        )
+        self._children = self._register_fork_handlers()
         self._model: Optional[UserModel] = None
         self._executor: Optional[Executor] = None
-        self._readiness: Optional[Readiness] = None
-        self._leaving = False
+        self._readiness: Optional[ReadinessChecker] = None
+        self._stopping = False
         self._trimming = False  # the service thread will look for memory to give back
-        self._later: Deque[m.ToStub] = deque()  # work that came while `execute` waited for another
+        self._deferred_work: Deque[m.ToStub] = (
+            deque()
+        )  # work that came while `execute` waited for another
 
     def run(self) -> None:
         """Serve until told to leave."""
-        self._install()
+        self._install_runtime()
         service = threading.Thread(target=self._serve_service, name="pbhost-service", daemon=True)
         service.start()
         try:
-            while not self._leaving:
+            while not self._stopping:
                 for message in self._channel.receive_work():
                     self._handle_work(message)
-                while self._later:
-                    self._handle_work(self._later.popleft())
+                while self._deferred_work:
+                    self._handle_work(self._deferred_work.popleft())
         finally:
-            self._leaving = True
-            self._wake()
+            self._stopping = True
+            self._wake_service_thread()
             service.join()
             self._channel.close()
 
-    # What a process of its own does, and a thread of somebody else's does not (stub.threads)
+    # What a process of its own does, and a thread of somebody else's does not (stub.thread_worker)
 
-    def _provide_for_forks(self) -> Optional[Children]:
-        return Children(self._runtime, self._memory)
+    def _register_fork_handlers(self) -> Optional[ForkedChildren]:
+        return ForkedChildren(self._runtime, self._memory)
 
-    def _install(self) -> None:
+    def _install_runtime(self) -> None:
         pb_utils._runtime.install(self._runtime)
         # With other requests waiting, the host and their clients need the other cores.
-        help_if(self._channel.is_idle)
-        show_by(self._memory.snapshots.show)
-        self._memory.snapshots.provide_for_forks()
+        set_core_is_free(self._channel.is_idle)
+        set_copy_on_write_mapper(self._memory.views.map_array)
+        self._memory.views.register_fork_handlers()
         python_logging.install()
 
-    def _find_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
+    def _load_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
         """The code of a model. Raises ModelFailure."""
         return UserModel(source, instance)
 
-    def _settle(self, become: m.Initialize) -> None:
-        """Show the name, and keep to the policy. Raises BindingFailure."""
-        set_title(become.instance_name)
-        if warning := bind(become.cores, become.node):
+    def _set_up_instance(self, message: m.Initialize) -> None:
+        """Show the name, and keep to the policy. Raises BindingError."""
+        set_title(message.instance_name)
+        if warning := bind_process(message.cpus, message.numa_node):
             self._channel.send([m.LogLine(1, "binding.py", 0, warning)])
 
-    def _host_gone(self) -> None:
+    def _on_host_gone(self) -> None:
         os._exit(1)  # nobody is left to answer to
 
-    def _service_failed(self) -> None:
+    def _on_service_failure(self) -> None:
         # Without this thread no answer would come, and nobody would notice the host's end.
         traceback.print_exc()
         os._exit(1)
@@ -104,37 +108,37 @@ class Worker:
     def _handle_work(self, message: m.ToStub) -> None:
         if isinstance(message, m.Execute):
             self._execute(message)
-        elif isinstance(message, m.Describe):
-            self._describe(message)
+        elif isinstance(message, m.AutoComplete):
+            self._auto_complete(message)
         elif isinstance(message, m.Initialize):
             self._initialize(message)
         elif isinstance(message, m.Finalize):
             self._finalize()
         else:
-            self._handle_memory(message)
+            self._handle_memory_message(message)
 
-    def _set_aside(self, message: m.ToStub) -> None:
+    def _defer_work(self, message: m.ToStub) -> None:
         """What comes while the main thread waits for an answer in the middle of a batch."""
         if isinstance(message, m.Execute):
-            self._later.append(message)
+            self._deferred_work.append(message)
         else:
-            self._handle_memory(message)
+            self._handle_memory_message(message)
 
-    def _handle_memory(self, message: m.ToStub) -> None:
-        if isinstance(message, m.Return):
-            for arena, offset, count in message.grants:
-                self._memory.lent.returned(arena, offset, count)
+    def _handle_memory_message(self, message: m.ToStub) -> None:
+        if isinstance(message, m.BlockRelease):
+            for arena, offset, count in message.blocks:
+                self._memory.exported.release_block(arena, offset, count)
             if not self._trimming:  # what came with work has not woken that thread
-                self._wake()
+                self._wake_service_thread()
         elif isinstance(message, m.OpenArena):
             try:
-                self._memory.open(message)
+                self._memory.open_arena(message)
             except OSError:
                 # Its owner died between sending and now. The reference that follows fails its
                 # request; nothing else is lost.
                 self._log_error(f"arena {message.arena} has gone before it could be opened")
         elif isinstance(message, m.CloseArena):
-            self._memory.close(message.arena)
+            self._memory.close_arena(message.arena)
 
     def _log_error(self, text: str) -> None:
         self._channel.send([m.LogLine(2, "worker.py", 0, text)])
@@ -144,81 +148,81 @@ class Worker:
     def _execute(self, message: m.Execute) -> None:
         assert self._executor is not None
         memory, runtime = self._memory, self._runtime
-        memory.open_batch(len(message.requests))
-        runtime.begin(message.batch)
-        answers = self._executor.run(message)
-        runtime.end()
-        returns = memory.ended()
+        memory.begin_batch(len(message.requests))
+        runtime.begin_batch(message.batch)
+        answers = self._executor.run_batch(message)
+        runtime.end_batch()
+        returns = memory.take_releases()
         if returns is not None:
             answers.append(returns)
         try:
             self._channel.send(answers)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
-            self._channel.send(self._executor.give_up(answers, error))
-        self._executor.sent()
-        memory.snapshots.tidy()
-        memory.close_batch()
+            self._channel.send(self._executor.replace_unsendable(answers, error))
+        self._executor.release_sent_blocks()
+        memory.views.reclaim_dropped_views()
+        memory.end_batch()
 
-    def _describe(self, message: m.Describe) -> None:
+    def _auto_complete(self, message: m.AutoComplete) -> None:
         try:
             name = str(json.loads(message.config)["name"])
-            self._model = self._find_model(message.source, "", name)
-            self._runtime.lies_in(self._model.version_directory)
-            completed = self._model.complete(message.config)
+            self._model = self._load_model(message.source, "", name)
+            self._runtime.set_model_dir(self._model.version_directory)
+            completed = self._model.auto_complete_config(message.config)
         except ModelFailure as failure:
             self._log_failure("Failed to initialize Python stub for auto-complete", failure)
-            self._leave(m.LoadFailed(str(failure)))
+            self._send_last(m.LoadFailed(str(failure)))
             return
-        self._channel.send([m.Described(completed)])
+        self._channel.send([m.AutoCompleted(completed)])
 
     def _initialize(self, message: m.Initialize) -> None:
         name = message.instance_name
         try:
-            self._settle(message)
+            self._set_up_instance(message)
             if self._model is None:
                 model = message.args["model_name"]
-                self._model = self._find_model(message.source, name, model)
-            self._runtime.become(name, self._model.version_directory)
-            self._replies.become(message)
+                self._model = self._load_model(message.source, name, model)
+            self._runtime.set_instance(name, self._model.version_directory)
+            self._registry.configure(message)
             self._model.initialize(message.args)
-        except BindingFailure as failure:
-            self._leave(
+        except BindingError as failure:
+            self._send_last(
                 m.LoadFailed(f"instance '{name}' cannot keep to its host policy: {failure}")
             )
             return
         except ModelFailure as failure:
             self._log_failure("Failed to initialize Python stub", failure)
-            self._leave(m.LoadFailed(str(failure)))
+            self._send_last(m.LoadFailed(str(failure)))
             return
         send = self._channel.send
         self._executor = Executor(
-            self._model, message, self._memory, self._replies, self._coroutines, send
+            self._model, message, self._memory, self._registry, self._coroutines, send
         )
-        self._readiness = Readiness(self._model, name, self._coroutines, send)
-        self._runtime.allow_asking(True)
-        send([m.Initialized(self._readiness.defined)])
+        self._readiness = ReadinessChecker(self._model, name, self._coroutines, send)
+        self._runtime.allow_bls(True)
+        send([m.Initialized(self._readiness.defines_is_ready)])
 
     def _finalize(self) -> None:
         self._coroutines.stop()
-        self._runtime.allow_asking(False)
-        self._runtime.queries.control_allowed = False
+        self._runtime.allow_bls(False)
+        self._runtime.host_calls.control_allowed = False
         error = self._model.finalize() if self._model is not None else None
         try:
             sys.stdout.flush()
         except (AttributeError, OSError, ValueError):
             pass  # the model has closed it, or put something else in its place: it has its reasons
-        self._leave(m.Finalized(error))
+        self._send_last(m.Finalized(error))
 
-    def _leave(self, last: m.ToHost) -> None:
+    def _send_last(self, last: m.ToHost) -> None:
         self._channel.send([last])
-        self._leaving = True
+        self._stopping = True
 
     def _log_failure(self, heading: str, failure: ModelFailure) -> None:
         self._channel.send([m.LogLine(0, "user_model.py", 0, f"{heading}: {failure}")])
 
     # Everything else, on the service thread
 
-    def _wake(self) -> None:
+    def _wake_service_thread(self) -> None:
         try:
             os.write(self._wake_write, b"\0")
         except BlockingIOError:
@@ -226,31 +230,31 @@ class Worker:
 
     def _serve_service(self) -> None:
         try:
-            self._watch()
+            self._run_service_loop()
         except BaseException:  # a defect: printed, and the end of this process
-            self._service_failed()
+            self._on_service_failure()
 
-    def _watch(self) -> None:
+    def _run_service_loop(self) -> None:
         trim_at: Optional[float] = None
         children = self._children
         descriptors = [self._lifeline, self._wake_read]
         if children is not None:
             descriptors.append(children.descriptor)
-        while not self._leaving:
+        while not self._stopping:
             now = time.monotonic()
             wait = None if trim_at is None else max(0, int((trim_at - now) * 1000))
             wakeup = self._channel.receive_service(descriptors, wait)
             if self._lifeline in wakeup.descriptors:
-                self._host_gone()
+                self._on_host_gone()
                 return
             if self._wake_read in wakeup.descriptors:
                 os.read(self._wake_read, 4096)
-                self._say_for_finalisers()
+                self._send_deferred_messages()
             if children is not None and children.descriptor in wakeup.descriptors:
-                children.serve()
+                children.serve_request()
             for message in wakeup.messages:
                 self._handle_service(message)
-            returns = self._memory.ended()
+            returns = self._memory.take_releases()
             if returns is not None:
                 self._channel.send([returns])
             now = time.monotonic()
@@ -259,31 +263,34 @@ class Worker:
                 self._trimming = True
             elif now >= trim_at:
                 self._trimming = False  # before: what is freed meanwhile must not be overlooked
-                self._memory.snapshots.tidy()
+                self._memory.views.reclaim_dropped_views()
                 if self._memory.own.trim():
                     trim_at = now + _TRIM_SECONDS
                     self._trimming = True
                 else:
                     trim_at = None
 
-    def _say_for_finalisers(self) -> None:
+    def _send_deferred_messages(self) -> None:
         """Finalisers run in the middle of anything, so they leave it to this thread to speak."""
         placed: List[Block] = []  # lives until what refers to it is sent
-        messages = [*self._replies.dropped(placed), *self._runtime.unsaid()]
+        messages = [
+            *self._registry.take_responses_to_dropped_requests(placed),
+            *self._runtime.take_deferred_messages(),
+        ]
         if messages:
             self._channel.send(messages)
 
     def _handle_service(self, message: m.ToStub) -> None:
-        if isinstance(message, m.Answer):
-            self._runtime.answer(message)
-        elif isinstance(message, m.Taken):
-            self._replies.taken(message.batch, message.index, message.count)
-        elif isinstance(message, m.Cancelled):
-            self._replies.cancel(message.batch, message.index)
-        elif isinstance(message, m.Told):
-            self._runtime.queries.told(message)
+        if isinstance(message, m.BlsResponse):
+            self._runtime.receive_bls_response(message)
+        elif isinstance(message, m.ResponseAck):
+            self._registry.acknowledge_responses(message.batch, message.index, message.count)
+        elif isinstance(message, m.CancelRequest):
+            self._registry.cancel_request(message.batch, message.index)
+        elif isinstance(message, m.HostReply):
+            self._runtime.host_calls.receive_reply(message)
         elif isinstance(message, m.CheckReady):
             assert self._readiness is not None
-            self._readiness.check(message.number)
+            self._readiness.start_check(message.number)
         else:
-            self._handle_memory(message)
+            self._handle_memory_message(message)

@@ -23,7 +23,7 @@ def tensor(name: str, array: npt.NDArray[Any], datatype: str = "") -> grpcclient
     return grpcclient.InferInput(name, array.shape, datatype).set_data_from_numpy(array)
 
 
-def command(client: Client, text: str, model: str = "misbehave", **options: Any) -> str:
+def run_command(client: Client, text: str, model: str = "misbehave", **options: Any) -> str:
     """Have `misbehave` do something; its answer."""
     array = np.array([text.encode()], dtype=np.object_)
     result = client.infer(model, [tensor("COMMAND", array)], **options)
@@ -31,27 +31,27 @@ def command(client: Client, text: str, model: str = "misbehave", **options: Any)
     return answer.decode()
 
 
-def ask(client: Client, target: str, array: npt.NDArray[Any], model: str = "ask") -> Any:
+def infer_through(client: Client, target: str, array: npt.NDArray[Any], model: str = "ask") -> Any:
     """Have `ask` ask another model."""
     named = np.array([target.encode()], dtype=np.object_)
     result = client.infer(model, [tensor("MODEL", named), tensor("INPUT0", array)])
     return result.as_numpy("OUTPUT0")
 
 
-def failure(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
+def infer_error(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
     """The status and the text with which a client's call fails."""
     with pytest.raises(InferenceServerException) as caught:
         call(*arguments, **options)
     return str(caught.value.status()), str(caught.value.message())
 
 
-def submit(client: Client, text: str, model: str = "script") -> Any:
+def send_command(client: Client, text: str, model: str = "script") -> Any:
     """Have a model do something without waiting for it; `cancel` of what returns gives it up."""
     given = tensor("COMMAND", np.array([text.encode()], dtype=np.object_))
     return client.async_infer(model, [given], lambda result, error: None)
 
 
-class Stream:
+class InferStream:
     """One `ModelStreamInfer` stream: requests in, whatever comes back in order of arrival."""
 
     def __init__(self, host: RunningHost, **options: Any) -> None:
@@ -73,7 +73,7 @@ class Stream:
             raise error
         return result
 
-    def numbers(self) -> list[int]:
+    def read_numbers(self) -> list[int]:
         """The numbers of all responses up to the last one, which may be empty."""
         found: list[int] = []
         while True:
@@ -88,7 +88,7 @@ class Stream:
         """Break the stream off."""
         self._client.stop_stream(cancel_requests=True)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> InferStream:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -101,7 +101,7 @@ def is_final(result: Any) -> bool:
     return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
 
-def script(client: Client, source: str, model: str = "script", **options: Any) -> Any:
+def run_script(client: Client, source: str, model: str = "script", **options: Any) -> Any:
     """Have `script` run this; what it returned."""
     array = np.array([source.encode()], dtype=np.object_)
     result = client.infer(model, [tensor("COMMAND", array)], **options)

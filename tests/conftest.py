@@ -324,7 +324,7 @@ def _descriptors() -> Counter[str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def check_nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No process, shared memory, socket folder or descriptor outlives the session.
 
     The session has a folder for temporary files of its own, so that others do not disturb it.

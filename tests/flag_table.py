@@ -1,4 +1,4 @@
-"""What becomes of every flag of Triton's, as a section of docs/operations.md.
+"""What becomes of every flag of Triton's, as a section of docs/how-to/operations.md.
 
 `python -m tests.flag_table` writes it anew, from the options as they are.
 """
@@ -13,7 +13,7 @@ from host.options.deprecated_flags import DEPRECATED
 from host.options.flags import Flag, Status
 from host.options.options import FLAGS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "operations.md"
 BEGIN, END = "## Every flag\n", "\n## "
 WIDTH = 128
 

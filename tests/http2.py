@@ -28,7 +28,7 @@ class Frame(NamedTuple):
         return code
 
 
-class Wire:
+class Http2Connection:
     """A connection without calls. Settings are acknowledged, nothing else happens by itself."""
 
     def __init__(self, port: int) -> None:
@@ -67,7 +67,7 @@ class Wire:
             data += part
         return data
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Http2Connection:
         return self
 
     def __exit__(

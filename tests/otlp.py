@@ -41,7 +41,7 @@ class Collector:
         self.spans: list[Span] = []
         self.types: set[str] = set()
 
-    def take(self, body: bytes) -> None:
+    def receive(self, body: bytes) -> None:
         """Decode what was posted."""
         for resource_spans in ExportTraceServiceRequest.FromString(body).resource_spans:
             resource = _values(resource_spans.resource.attributes)
@@ -70,16 +70,16 @@ class Collector:
         wait_until(lambda: len(list(filter(condition, self.spans))) >= count, f"{count} spans")
         return list(filter(condition, self.spans))
 
-    def of_trace(self, trace: str, count: int) -> dict[str, Span]:
+    def wait_for_trace(self, trace: str, count: int) -> dict[str, Span]:
         """The spans of one trace by name, once there are so many."""
         found = self.wait_for(lambda span: span.trace == trace, count)
         assert len(found) == count
         return {span.name: span for span in found}
 
-    def of_request(self, request_id: str, count: int) -> dict[str, Span]:
+    def wait_for_request(self, request_id: str, count: int) -> dict[str, Span]:
         """The spans of the trace that a request has, by name, once there are so many."""
         of_model = self.wait_for(lambda s: s.attributes.get("triton.request_id") == request_id, 1)
-        return self.of_trace(of_model[0].trace, count)
+        return self.wait_for_trace(of_model[0].trace, count)
 
 
 def _values(attributes: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def collecting() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             collector.types.add(str(self.headers["content-type"]))
-            collector.take(self.rfile.read(int(self.headers["content-length"])))
+            collector.receive(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()

@@ -67,7 +67,7 @@ ONE_PLACE = {
         *(f"stub.backends.pytorch.{name}" for name in ("model", "program", "runs", "tensors")),
         *(f"stub.backends.tensorrt.{name}" for name in ("model", "runner")),
     },
-    "opentelemetry": {"host.tracing.spans", "stub.span"},
+    "opentelemetry": {"host.tracing.spans", "stub.opentelemetry_context"},
 }
 """A library, and the only modules that may import it."""
 
@@ -121,7 +121,7 @@ def test_packages_keep_to_the_import_law(name: str) -> None:
         target = imported.split(".")[0]
         if target not in PACKAGES or target == package:
             continue
-        if imported == "stub.threads" and name == "host.bind.child":
+        if imported == "stub.thread_worker" and name == "host.bind.child":
             continue  # the caller's process: it is to a host what a fork server is
         if package == "host":
             assert target == "pb_utils" or imported.startswith("stub.wire"), imported

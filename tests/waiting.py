@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.conftest import DEADLINE
 
-UNTIL = """
+UNTIL_SOURCE = """
 import threading
 
 
@@ -41,7 +41,7 @@ async def eventually(
         await asyncio.sleep(0.01)
 
 
-class Clock(asyncio.SelectorEventLoop):
+class FakeClockLoop(asyncio.SelectorEventLoop):
     """A loop in which only as much time passes as a test lets pass."""
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class Clock(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now
 
-    def forward(self, seconds: float) -> None:
+    def advance_from_thread(self, seconds: float) -> None:
         """Let so much time pass, from another thread; return when what was due by then has run."""
-        asyncio.run_coroutine_threadsafe(self.passes(seconds), self).result(DEADLINE)
+        asyncio.run_coroutine_threadsafe(self.advance(seconds), self).result(DEADLINE)
 
-    async def passes(self, seconds: float) -> None:
+    async def advance(self, seconds: float) -> None:
         """The same in the loop."""
         self._now += seconds
         for _ in range(2):  # timers run in the turn after the one that finds them due

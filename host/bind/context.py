@@ -6,7 +6,7 @@ import contextvars
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from host.bind.specs import ModelConfig, ModelSpec, TensorSpec, named
+from host.bind.specs import ModelConfig, ModelSpec, TensorSpec, with_default_names
 
 _current: contextvars.ContextVar[ModelSpec | None] = contextvars.ContextVar(
     "pbhost_bound_model", default=None
@@ -19,7 +19,7 @@ def current_model() -> ModelSpec | None:
 
 
 @contextmanager
-def called_for(model: ModelSpec) -> Iterator[None]:
+def model_context(model: ModelSpec) -> Iterator[None]:
     """Within the block, functions are called for this model."""
     token = _current.set(model)
     try:
@@ -41,7 +41,10 @@ def bound_as(
     Raises BadSpecError.
     """
     model = ModelSpec(
-        name, named(inputs, "INPUT"), named(outputs, "OUTPUT"), config or ModelConfig()
+        name,
+        with_default_names(inputs, "INPUT"),
+        with_default_names(outputs, "OUTPUT"),
+        config or ModelConfig(),
     )
-    with called_for(model):
+    with model_context(model):
         yield model

@@ -12,8 +12,8 @@ import numpy as np
 from host.bind.context import current_model
 from host.bind.errors import BadCallError, BadSpecError
 from host.bind.requests import Array, Request, batch_size
-from host.bind.specs import ModelSpec, datatype
-from host.bind.wrapping import Function, decorator, outputs_by_name, then
+from host.bind.specs import ModelSpec, triton_datatype
+from host.bind.wrapping import Function, decorator, map_result, outputs_by_name
 
 Requests = Sequence[MutableMapping[str, Array]]
 
@@ -21,19 +21,19 @@ CONTEXT = "triton_context"
 """The name by which a function gets what it is bound as; inputs cannot have it."""
 
 
-def requests_of(who: str, args: tuple[Any, ...]) -> Requests:
+def requests_argument(decorator_name: str, args: tuple[Any, ...]) -> Requests:
     """The requests that a decorated function is called with. Raises BadCallError."""
     if len(args) == 1 and isinstance(args[0], Sequence) and not isinstance(args[0], (str, bytes)):
         requests: Requests = args[0]
         if requests and all(isinstance(request, MutableMapping) for request in requests):
             return requests
     raise BadCallError(
-        f"@{who} needs a list of at least one request; put it above decorators that pass on named"
-        " inputs, as @batch does"
+        f"@{decorator_name} needs a list of at least one request; put it above decorators that"
+        " pass on named inputs, as @batch does"
     )
 
 
-def samples(who: str, outputs: dict[str, Any], size: int) -> None:
+def check_sample_counts(decorator_name: str, outputs: dict[str, Any], size: int) -> None:
     """Check that each output is an array of so many samples. Raises BadCallError."""
     for name, output in outputs.items():
         if not isinstance(output, np.ndarray):
@@ -48,13 +48,13 @@ def samples(who: str, outputs: dict[str, Any], size: int) -> None:
     if wrong:
         shapes = ", ".join(f"'{name}' has shape {shape}" for name, shape in wrong.items())
         raise BadCallError(
-            f"@{who} expects outputs with a first dimension of {size}, one for each sample:"
-            f" {shapes}"
+            f"@{decorator_name} expects outputs with a first dimension of {size}, one for each"
+            f" sample: {shapes}"
         )
 
 
 def _batch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    requests = requests_of("batch", args)
+    requests = requests_argument("batch", args)
     names = list(requests[0])
     for request in requests:
         if set(request) != set(names):
@@ -63,28 +63,28 @@ def _batch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 f" {sorted(request)}; put @group_by_keys or @fill_optionals above it"
             )
     sizes = [batch_size(request) for request in requests]
-    inputs = {name: _joined(name, requests) for name in names}
+    inputs = {name: _concatenate(name, requests) for name in names}
     outputs = function(**{**kwargs, **inputs})
-    return then(outputs, partial(_split, sizes))
+    return map_result(outputs, partial(_split_outputs, sizes))
 
 
-def _joined(name: str, requests: Requests) -> Array:
+def _concatenate(name: str, requests: Requests) -> Array:
     """A writable array of all samples; there is a single copy of them."""
     if len(requests) == 1:
         return requests[0][name]
     try:
-        return np.concatenate([_view(request, name) for request in requests])
+        return np.concatenate([_input_view(request, name) for request in requests])
     except ValueError as error:
         raise BadCallError(f"@batch cannot join input '{name}': {error}") from error
 
 
-def _view(request: MutableMapping[str, Array], name: str) -> Array:
+def _input_view(request: MutableMapping[str, Array], name: str) -> Array:
     return request.view(name) if isinstance(request, Request) else request[name]
 
 
-def _split(sizes: list[int], returned: Any) -> list[dict[str, Array]]:
+def _split_outputs(sizes: list[int], returned: Any) -> list[dict[str, Array]]:
     outputs = outputs_by_name(returned)
-    samples("batch", outputs, sum(sizes))
+    check_sample_counts("batch", outputs, sum(sizes))
     ends = np.cumsum(sizes).tolist()
     return [
         {name: output[end - size : end] for name, output in outputs.items()}
@@ -101,14 +101,14 @@ A generator yields such for a decoupled model. Raises BadCallError.
 
 
 def _sample(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    requests = requests_of("sample", args)
+    requests = requests_argument("sample", args)
     if len(requests) != 1:
         raise BadCallError(
             f"@sample takes one request at a time, got {len(requests)}; bind the function with"
             " batching=False, or use @batch"
         )
     inputs = {name: requests[0][name] for name in requests[0]}
-    return then(function(**{**kwargs, **inputs}), lambda outputs: [outputs_by_name(outputs)])
+    return map_result(function(**{**kwargs, **inputs}), lambda outputs: [outputs_by_name(outputs)])
 
 
 sample = decorator(_sample)
@@ -134,7 +134,7 @@ def first_value(
         model = current_model()
         if model is not None and not model.config.batching:
             raise BadCallError("@first_value is for models with batching")
-        inputs: Requests = [kwargs] if kwargs else requests_of("first_value", args)
+        inputs: Requests = [kwargs] if kwargs else requests_argument("first_value", args)
         for request in inputs:
             for key in keys:
                 if key in request:
@@ -170,7 +170,7 @@ def fill_optionals(**defaults: Array) -> Callable[[Function], Function]:
             )
 
     def around(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        requests = requests_of("fill_optionals", args)
+        requests = requests_argument("fill_optionals", args)
         model = current_model()
         if model is not None:
             _check_defaults(model, defaults)
@@ -195,19 +195,19 @@ def _check_defaults(model: ModelSpec, defaults: dict[str, Array]) -> None:
                 f"@fill_optionals has a default for '{name}', but model '{model.name}' has the"
                 f" inputs {', '.join(specs)}"
             )
-        if datatype(value.dtype) != datatype(spec.dtype):
+        if triton_datatype(value.dtype) != triton_datatype(spec.dtype):
             raise BadSpecError(
                 f"@fill_optionals: the default of '{name}' has dtype {value.dtype}, and the input"
                 f" {np.dtype(spec.dtype)}"
             )
-        if not fits(value.shape, spec.shape):
+        if not shape_matches(value.shape, spec.shape):
             raise BadSpecError(
                 f"@fill_optionals: the default of '{name}' has shape {value.shape}, and the input"
                 f" {tuple(spec.shape)}; defaults have no batch dimension"
             )
 
 
-def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+def shape_matches(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     """Whether a shape is the wanted one, in which -1 is any size."""
     return len(shape) == len(wanted) and all(
         expected in (-1, size) for size, expected in zip(shape, wanted, strict=True)
@@ -231,17 +231,17 @@ def _pad_batch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     index = bisect_left(sizes, size)
     missing = sizes[index] - size if index < len(sizes) else 0
     if missing:
-        kwargs = {**kwargs, **{name: _padded(value, missing) for name, value in inputs.items()}}
+        kwargs = {**kwargs, **{name: _pad(value, missing) for name, value in inputs.items()}}
 
     def cut(returned: Any) -> dict[str, Array]:
         outputs = outputs_by_name(returned)
-        samples("pad_batch", outputs, size + missing)
+        check_sample_counts("pad_batch", outputs, size + missing)
         return {name: output[:size] for name, output in outputs.items()}
 
-    return then(function(**kwargs), cut)
+    return map_result(function(**kwargs), cut)
 
 
-def _padded(array: Array, missing: int) -> Array:
+def _pad(array: Array, missing: int) -> Array:
     return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
 
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from host.bind.decorators import CONTEXT, Requests, requests_of, samples
+from host.bind.decorators import CONTEXT, Requests, check_sample_counts, requests_argument
 from host.bind.errors import BadCallError, BadSpecError
 from host.bind.requests import Array, Request, batch_size
-from host.bind.wrapping import Function, decorator, outputs_by_name, together
+from host.bind.wrapping import Function, decorator, map_results, outputs_by_name
 
 PadFunction = Callable[[list[Any]], list[Any]]
 """Makes the arrays of some requests alike in shape, so that they can be joined."""
 
 
 def _group_by_keys(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    requests = requests_of("group_by_keys", args)
+    requests = requests_argument("group_by_keys", args)
     groups: dict[frozenset[str], list[int]] = {}
     for index, request in enumerate(requests):
         groups.setdefault(frozenset(request), []).append(index)
@@ -33,7 +33,7 @@ def _group_by_keys(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
                 answers[index] = answer
         return answers
 
-    return together(results, ordered, "group_by_keys")
+    return map_results(results, ordered, "group_by_keys")
 
 
 group_by_keys = decorator(_group_by_keys)
@@ -43,11 +43,12 @@ Above `@batch`. Raises BadCallError.
 """
 
 
-def _check_part(who: str, part: Any, count: int) -> None:
+def _check_part(decorator_name: str, part: Any, count: int) -> None:
     if not isinstance(part, Sequence) or len(part) != count:
         what = f"{len(part)} answers" if isinstance(part, Sequence) else type(part).__name__
         raise BadCallError(
-            f"@{who} expects a list with an answer for each of {count} requests, got {what}"
+            f"@{decorator_name} expects a list with an answer for each of {count} requests,"
+            f" got {what}"
         )
 
 
@@ -66,7 +67,7 @@ def group_by_values(
     def around(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shared = {name: kwargs.pop(name) for name in [CONTEXT] if name in kwargs}
         named = bool(kwargs) and not args
-        requests: Requests = [kwargs] if named else requests_of("group_by_values", args)
+        requests: Requests = [kwargs] if named else requests_argument("group_by_values", args)
         groups = _samples_by_values(requests, keys)
         parts = [[_part(requests[index], rows) for index, rows in group] for group in groups]
         if pad_fn is not None:
@@ -82,12 +83,12 @@ def group_by_values(
                 _check_part("group_by_values", part, len(group))
                 for (index, rows), outputs in zip(group, part, strict=True):
                     by_name = outputs_by_name(outputs)
-                    samples("group_by_values", by_name, len(rows))
+                    check_sample_counts("group_by_values", by_name, len(rows))
                     answers[index].append((rows, by_name))
-            merged = [_merged(parts) for parts in answers]
+            merged = [_merge_parts(parts) for parts in answers]
             return merged[0] if named else merged
 
-        return together(results, joined, "group_by_values")
+        return map_results(results, joined, "group_by_values")
 
     return decorator(around)
 
@@ -106,12 +107,12 @@ def _samples_by_values(requests: Requests, keys: Sequence[str]) -> list[_Group]:
                 " @fill_optionals above it"
             )
         for row in range(batch_size(request)):
-            values = tuple(_value(request[key][row]) for key in keys)
+            values = tuple(_group_value(request[key][row]) for key in keys)
             groups.setdefault(values, {}).setdefault(index, []).append(row)
     return [list(group.items()) for group in groups.values()]
 
 
-def _value(sample: Any) -> Any:
+def _group_value(sample: Any) -> Any:
     """What is equal for equal values of a sample."""
     array = np.asarray(sample)
     return (array.shape, tuple(array.reshape(-1).tolist()))
@@ -122,16 +123,16 @@ def _part(request: MutableMapping[str, Array], rows: list[int]) -> Any:
     if whole and rows == list(range(len(rows))):
         data = {name: request[name] for name in request}
     else:
-        data = {name: _rows(request[name], rows) for name in request}
+        data = {name: _select_rows(request[name], rows) for name in request}
     return request.with_data(data) if isinstance(request, Request) else data
 
 
-def _rows(value: Any, rows: list[int]) -> Any:
+def _select_rows(value: Any, rows: list[int]) -> Any:
     """Those samples; what has none, like a value that @first_value has made, stays whole."""
     return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
 
 
-def _merged(parts: list[tuple[list[int], dict[str, Array]]]) -> dict[str, Array]:
+def _merge_parts(parts: list[tuple[list[int], dict[str, Array]]]) -> dict[str, Array]:
     """The outputs of one request, its samples in their order."""
     if len(parts) == 1:
         return parts[0][1]
@@ -174,10 +175,10 @@ class ConstantPadder:
             sizes = np.max([array.shape[1:] for array in arrays], axis=0).astype(int).tolist()
             for request in requests:
                 if name in request:
-                    request[name] = self._padded(request[name], sizes)
+                    request[name] = self._pad(request[name], sizes)
         return requests
 
-    def _padded(self, array: Array, sizes: list[int]) -> Array:
+    def _pad(self, array: Array, sizes: list[int]) -> Array:
         widths = [(0, wanted - size) for wanted, size in zip(sizes, array.shape[1:], strict=True)]
         if not any(after for _, after in widths):
             return array

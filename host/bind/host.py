@@ -13,29 +13,29 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from host.bind.child import Child
+from host.bind.child import HostProcess
 from host.bind.errors import BadSpecError, HostFailure
 from host.bind.model import Binding, FunctionModel
-from host.bind.specs import DynamicBatcher, ModelConfig, ModelSpec, TensorSpec, named
+from host.bind.specs import DynamicBatcher, ModelConfig, ModelSpec, TensorSpec, with_default_names
 
 Flag = bool | int | float | str | Sequence[str]
 Function = Callable[..., Any]
 
 
-_in_forks: list[Callable[[], None]] = []
+_run_in_forks: list[Callable[[], None]] = []
 """What a forked child does at once. Were it left to a handler of signals, a signal that comes just
 before the child waits for something would be heard when that is over."""
 
 
-def _forked() -> None:
-    for restore in _in_forks:
+def _after_fork() -> None:
+    for restore in _run_in_forks:
         restore()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Signalled(KeyboardInterrupt):
+class _StopSignal(KeyboardInterrupt):
     """A signal has come while the host was being started."""
 
 
@@ -49,15 +49,19 @@ class Host:
     """
 
     def __init__(self, **flags: Flag | None) -> None:
-        self._flags = [text for name, value in flags.items() for text in _flag(name, value)]
+        self._flags = [
+            text for name, value in flags.items() for text in _flag_arguments(name, value)
+        ]
         self._bindings: dict[str, Binding] = {}
-        self._changing = threading.Lock()  # held where something is bound, or the host started
-        self._child: Child | None = None
+        self._state_lock = threading.Lock()  # held where something is bound, or the host started
+        self._process: HostProcess | None = None
         self._ports = [0, 0, 0]
         self._stopping = False
         self._serving = False
-        self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        weakref.finalize(self, _close, self._woken, self._waker).atexit = False
+        self._wake_read_fd, self._wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        weakref.finalize(
+            self, _close_descriptors, self._wake_read_fd, self._wake_write_fd
+        ).atexit = False
 
     def bind(
         self,
@@ -101,14 +105,14 @@ class Host:
         }
         spec = ModelSpec(
             model_name,
-            named(inputs, "INPUT"),
-            named(outputs, "OUTPUT"),
+            with_default_names(inputs, "INPUT"),
+            with_default_names(outputs, "OUTPUT"),
             replace(config or ModelConfig(), **changes),  # type: ignore[arg-type]
             model_version,
             strict,
             len(functions),
         )
-        with self._changing:
+        with self._state_lock:
             self._bind(spec, functions)
 
     def _bind(self, spec: ModelSpec, functions: Sequence[Function]) -> None:
@@ -116,9 +120,9 @@ class Host:
             raise BadSpecError(f"a model '{spec.name}' is bound already")
         self._check_not_stopped()
         self._bindings[spec.name] = Binding(spec, functions)
-        if self._child is not None:
+        if self._process is not None:
             try:
-                self._child.bind(spec)
+                self._process.bind(spec)
             except HostFailure:
                 del self._bindings[spec.name]
                 raise
@@ -129,21 +133,21 @@ class Host:
 
     def run(self) -> Host:
         """Start serving, and return once clients can ask. Raises HostFailure."""
-        with self._changing:
+        with self._state_lock:
             self._run()
         return self
 
     def _run(self) -> None:
-        if self._child is not None:
+        if self._process is not None:
             raise HostFailure("this host has been started already")
         self._check_not_stopped()
-        child = self._child = Child(self._flags, self._take, self._wake)
+        child = self._process = HostProcess(self._flags, self._create_instance, self._wake)
         try:
             for binding in self._bindings.values():
                 child.bind(binding.spec)
             self._ports = child.serve()
         except BaseException:  # Ctrl-C, too: nobody else would end this process
-            self._child = None
+            self._process = None
             child.stop()
             raise
 
@@ -155,29 +159,29 @@ class Host:
         Raises HostFailure if the host ends by itself.
         """
         try:
-            with self._signals():
+            with self._signal_handlers():
                 self._serve()
-        except _Signalled:
+        except _StopSignal:
             pass  # before it served
         self.stop()
 
     def _serve(self) -> None:
-        if self._child is None:
+        if self._process is None:
             self.run()
-        child = self._child
+        child = self._process
         assert child is not None
         self._serving = True
         waker = select.poll()  # unlike `select`, it takes descriptors of any number
-        waker.register(self._woken, select.POLLIN)
+        waker.register(self._wake_read_fd, select.POLLIN)
         while child.running and not self._stopping:
             waker.poll()
-            os.read(self._woken, 4096)
+            os.read(self._wake_read_fd, 4096)
         if not self._stopping:
             self.stop()
             raise HostFailure("the host has ended by itself; its log says why")
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signal_handlers(self) -> Iterator[None]:
         """Let signals end `serve`; a second one does what it did before."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -192,22 +196,22 @@ class Host:
         def received(number: int, frame: object) -> None:
             restore()
             if not self._serving:
-                raise _Signalled
+                raise _StopSignal
             self._stopping = True
             self._wake()
 
-        _in_forks.append(restore)
+        _run_in_forks.append(restore)
         for number in numbers:
             signal.signal(number, received)
         try:
             yield
         finally:
             restore()
-            _in_forks.remove(restore)
+            _run_in_forks.remove(restore)
 
     def is_alive(self) -> bool:
         """Whether it has been started, and runs."""
-        return self._child is not None and self._child.running
+        return self._process is not None and self._process.running
 
     def stop(self) -> bool:
         """Refuse new requests, finish what runs, end; whether that was within the exit timeout.
@@ -216,7 +220,7 @@ class Host:
         """
         self._stopping = True
         self._wake()
-        child, self._child = self._child, None
+        child, self._process = self._process, None
         return child is None or child.stop()
 
     @property
@@ -234,13 +238,13 @@ class Host:
         """Where metrics are, without a scheme; "" if they are not served."""
         return _url(self._ports[2])
 
-    def _take(self, name: str) -> FunctionModel | None:
+    def _create_instance(self, name: str) -> FunctionModel | None:
         binding = self._bindings.get(name)
-        return None if binding is None else binding.take()
+        return None if binding is None else binding.create_instance()
 
     def _wake(self) -> None:
         try:
-            os.write(self._waker, b"\0")
+            os.write(self._wake_write_fd, b"\0")
         except BlockingIOError:
             pass  # it is awake
 
@@ -256,7 +260,7 @@ class Host:
         self.stop()
 
 
-def _flag(name: str, value: Flag | None) -> Iterator[str]:
+def _flag_arguments(name: str, value: Flag | None) -> Iterator[str]:
     """A keyword argument as flags of the command line."""
     if value is None:
         return
@@ -266,7 +270,7 @@ def _flag(name: str, value: Flag | None) -> Iterator[str]:
         yield f"--{name.replace('_', '-')}={text}"
 
 
-def _close(*descriptors: int) -> None:
+def _close_descriptors(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 import pb_utils
-from host.bind.context import called_for
-from host.bind.decorators import fits
+from host.bind.context import model_context
+from host.bind.decorators import shape_matches
 from host.bind.errors import BadCallError, BadSpecError, UnrecoverableError
 from host.bind.requests import Array, Request, batch_size
-from host.bind.specs import ModelSpec, datatype
+from host.bind.specs import ModelSpec, triton_datatype
 from host.bind.wrapping import outputs_by_name
 
 _Requests = Sequence[pb_utils.InferenceRequest]
@@ -25,20 +25,22 @@ class Binding:
 
     def __init__(self, spec: ModelSpec, functions: Sequence[Callable[..., Any]]) -> None:
         self.spec = spec
-        self.trouble = ""
+        self.failure = ""
         """Why no function can be called any more."""
-        self._free = list(functions)
+        self._free_functions = list(functions)
         self._lock = threading.Lock()
 
-    def take(self) -> FunctionModel | None:
+    def create_instance(self) -> FunctionModel | None:
         """An instance with a function that no other one has; None if there is none."""
         with self._lock:
-            return FunctionModel(self, self._free.pop(0)) if self._free else None
+            return (
+                FunctionModel(self, self._free_functions.pop(0)) if self._free_functions else None
+            )
 
-    def give_back(self, function: Callable[..., Any]) -> None:
+    def release_function(self, function: Callable[..., Any]) -> None:
         """Its instance has ended."""
         with self._lock:
-            self._free.append(function)
+            self._free_functions.append(function)
 
 
 class FunctionModel:
@@ -51,17 +53,17 @@ class FunctionModel:
 
     def finalize(self) -> None:
         """The function is free for another instance."""
-        self._binding.give_back(self._function)
+        self._binding.release_function(self._function)
 
     def is_ready(self) -> bool:
         """Whether the function may be called. Raises UnrecoverableError with the reason if not."""
-        self._check()
+        self._check_usable()
         return True
 
-    def _check(self) -> None:
-        if self._binding.trouble:
+    def _check_usable(self) -> None:
+        if self._binding.failure:
             raise UnrecoverableError(
-                f"model '{self._spec.name}' cannot be asked any more: {self._binding.trouble}"
+                f"model '{self._spec.name}' cannot be asked any more: {self._binding.failure}"
             )
 
     def execute(self, requests: _Requests) -> Any:
@@ -69,53 +71,53 @@ class FunctionModel:
 
         Raises BadCallError, and what the function raises.
         """
-        self._check()
+        self._check_usable()
         try:
-            with called_for(self._spec):
+            with model_context(self._spec):
                 returned = self._function([Request.received(request) for request in requests])
                 if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
-                    return self._answer_later(requests, returned)
-                return self._answer(requests, returned)
+                    return self._handle_async_result(requests, returned)
+                return self._handle_result(requests, returned)
         except UnrecoverableError as error:
-            self._give_up(error)
+            self._mark_unrecoverable(error)
             raise
 
-    def _give_up(self, error: UnrecoverableError) -> None:
-        self._binding.trouble = self._binding.trouble or str(error)
+    def _mark_unrecoverable(self, error: UnrecoverableError) -> None:
+        self._binding.failure = self._binding.failure or str(error)
 
-    def _answer(self, requests: _Requests, returned: Any) -> Any:
+    def _handle_result(self, requests: _Requests, returned: Any) -> Any:
         if not self._spec.config.decoupled:
             if inspect.isgenerator(returned):
                 raise BadCallError("a generator needs a model that is bound with decoupled=True")
             return self._responses(requests, returned)
-        for answers in returned if inspect.isgenerator(returned) else [returned]:
-            self._send(requests, answers)
+        for outputs in returned if inspect.isgenerator(returned) else [returned]:
+            self._send(requests, outputs)
             if all(request.is_cancelled() for request in requests):
                 break  # nobody waits for the rest
-        _end(requests)
+        _send_final(requests)
         return None
 
-    async def _answer_later(self, requests: _Requests, returned: Any) -> Any:
+    async def _handle_async_result(self, requests: _Requests, returned: Any) -> Any:
         try:
-            with called_for(self._spec):
+            with model_context(self._spec):
                 if inspect.isawaitable(returned):
-                    return self._answer(requests, await returned)
+                    return self._handle_result(requests, await returned)
                 if not self._spec.config.decoupled:
                     raise BadCallError(
                         "a generator needs a model that is bound with decoupled=True"
                     )
-                async for answers in returned:
-                    self._send(requests, answers)
+                async for outputs in returned:
+                    self._send(requests, outputs)
                     if all(request.is_cancelled() for request in requests):
                         break
-                _end(requests)
+                _send_final(requests)
                 return None
         except UnrecoverableError as error:
-            self._give_up(error)
+            self._mark_unrecoverable(error)
             raise
 
-    def _send(self, requests: _Requests, answers: Any) -> None:
-        for request, response in zip(requests, self._responses(requests, answers), strict=True):
+    def _send(self, requests: _Requests, outputs: Any) -> None:
+        for request, response in zip(requests, self._responses(requests, outputs), strict=True):
             if response is not None:
                 request.get_response_sender().send(response)
 
@@ -126,7 +128,7 @@ class FunctionModel:
         if not isinstance(returned, (list, tuple)):
             raise BadCallError(
                 "the function must return a list with a dict of arrays for each request; it"
-                f" returned {_kind(returned)}. For one dict, use @batch or @sample"
+                f" returned {_type_name(returned)}. For one dict, use @batch or @sample"
             )
         if len(returned) != len(requests):
             raise BadCallError(
@@ -151,12 +153,14 @@ class FunctionModel:
                     f" '{self._spec.name}' are {', '.join(known)}"
                 )
             if not isinstance(array, np.ndarray):
-                raise BadCallError(f"output '{name}' must be a numpy array, got {_kind(array)}")
+                raise BadCallError(
+                    f"output '{name}' must be a numpy array, got {_type_name(array)}"
+                )
         if self._spec.strict:
-            self._compare(request, outputs)
+            self._check_outputs(request, outputs)
         return pb_utils.InferenceResponse([_tensor(name, array) for name, array in outputs.items()])
 
-    def _compare(self, request: pb_utils.InferenceRequest, outputs: dict[str, Array]) -> None:
+    def _check_outputs(self, request: pb_utils.InferenceRequest, outputs: dict[str, Array]) -> None:
         """Hold the outputs against the specs. Raises BadCallError."""
         size = batch_size(Request.received(request)) if self._spec.config.batching else 0
         for spec in self._spec.outputs:
@@ -164,7 +168,7 @@ class FunctionModel:
             if name not in outputs:
                 raise BadCallError(f"the function returned no output '{name}'")
             array = outputs[name]
-            if _datatype(array) != datatype(spec.dtype):
+            if _datatype(array) != triton_datatype(spec.dtype):
                 raise BadCallError(
                     f"output '{name}' must have dtype {np.dtype(spec.dtype)}, got {array.dtype}"
                 )
@@ -177,7 +181,7 @@ class FunctionModel:
                         f" its request, got shape {shape}"
                     )
                 shape = shape[1:]
-            if not fits(shape, spec.shape):
+            if not shape_matches(shape, spec.shape):
                 beside = " after the batch dimension" if self._spec.config.batching else ""
                 raise BadCallError(
                     f"output '{name}' must have shape {tuple(spec.shape)}{beside}, got {shape}"
@@ -187,7 +191,7 @@ class FunctionModel:
 def _datatype(array: Array) -> str:
     """Its data type, "" if it has none."""
     try:
-        return datatype(array.dtype)
+        return triton_datatype(array.dtype)
     except BadSpecError:
         return ""
 
@@ -201,10 +205,10 @@ def _tensor(name: str, array: Array) -> pb_utils.Tensor:
         raise BadCallError(f"output '{name}' of dtype {array.dtype}: {error}") from error
 
 
-def _end(requests: _Requests) -> None:
+def _send_final(requests: _Requests) -> None:
     for request in requests:
         request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return type(value).__name__

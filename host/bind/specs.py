@@ -21,7 +21,7 @@ _TYPES = {
 _TEXTS = (np.dtype(np.bytes_).kind, np.dtype(np.str_).kind, np.dtype(np.object_).kind)
 
 
-def datatype(dtype: npt.DTypeLike) -> str:
+def triton_datatype(dtype: npt.DTypeLike) -> str:
     """The data type of a configuration, without `TYPE_`; bytes, str and object are STRING.
 
     Raises BadSpecError.
@@ -64,12 +64,12 @@ class TensorSpec:
                 raise BadSpecError(
                     f"{what} has shape {tuple(self.shape)!r}: sizes are at least 1, or -1 for any"
                 )
-        datatype(self.dtype)
+        triton_datatype(self.dtype)
 
     def config(self) -> dict[str, Any]:
         """As in a model configuration."""
         dims = [int(size) for size in self.shape]
-        return {"name": self.name, "data_type": f"TYPE_{datatype(self.dtype)}", "dims": dims}
+        return {"name": self.name, "data_type": f"TYPE_{triton_datatype(self.dtype)}", "dims": dims}
 
 
 class DeviceKind(enum.Enum):
@@ -239,7 +239,7 @@ def is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def named(specs: Sequence[TensorSpec], kind: str) -> list[TensorSpec]:
+def with_default_names(specs: Sequence[TensorSpec], kind: str) -> list[TensorSpec]:
     """The specs, each with a name: `INPUT_1` ... for kind INPUT. Raises BadSpecError."""
     if not isinstance(specs, Sequence):
         raise BadSpecError(

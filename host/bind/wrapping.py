@@ -11,73 +11,77 @@ from host.bind.context import current_model
 from host.bind.errors import BadCallError
 
 Function = Callable[..., Any]
-Around = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
+CallWrapper = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
 """Calls a function with what it was called with, in its own way."""
 
 
 class Wrapped:
     """A decorated function. In a class it is a method, like the function itself."""
 
-    def __init__(self, function: Function, around: Around) -> None:
+    def __init__(self, function: Function, call_wrapper: CallWrapper) -> None:
         functools.update_wrapper(self, function)  # first: it takes over what another one has
         self._function = function
-        self._around = around
+        self._call_wrapper = call_wrapper
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._around(self._function, args, kwargs)
+        return self._call_wrapper(self._function, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Wrapped:
         if instance is None:
             return self
-        return Wrapped(self._function.__get__(instance, owner), self._around)
+        return Wrapped(self._function.__get__(instance, owner), self._call_wrapper)
 
 
-def decorator(around: Around) -> Callable[[Function], Function]:
+def decorator(call_wrapper: CallWrapper) -> Callable[[Function], Function]:
     """A decorator that calls the function like this."""
 
     def decorate(function: Function) -> Function:
-        return Wrapped(function, around)
+        return Wrapped(function, call_wrapper)
 
     return decorate
 
 
-def then(result: Any, change: Callable[[Any], Any]) -> Any:
+def map_result(result: Any, change: Callable[[Any], Any]) -> Any:
     """The result, changed; a coroutine's when it is there, those of a generator one by one."""
     if inspect.isgenerator(result):
-        return _each(result, change)
+        return _map_generator(result, change)
     if inspect.isasyncgen(result):
-        return _each_async(result, change)
+        return _map_async_generator(result, change)
     if inspect.isawaitable(result):
-        return _awaited(result, change)
+        return _map_awaitable(result, change)
     return change(result)
 
 
-def _each(results: Iterator[Any], change: Callable[[Any], Any]) -> Iterator[Any]:
+def _map_generator(results: Iterator[Any], change: Callable[[Any], Any]) -> Iterator[Any]:
     for result in results:
         yield change(result)
 
 
-async def _each_async(
+async def _map_async_generator(
     results: AsyncIterator[Any], change: Callable[[Any], Any]
 ) -> AsyncIterator[Any]:
     async for result in results:
         yield change(result)
 
 
-async def _awaited(result: Awaitable[Any], change: Callable[[Any], Any]) -> Any:
+async def _map_awaitable(result: Awaitable[Any], change: Callable[[Any], Any]) -> Any:
     return change(await result)
 
 
-def together(results: Sequence[Any], change: Callable[[list[Any]], Any], who: str) -> Any:
+def map_results(
+    results: Sequence[Any], change: Callable[[list[Any]], Any], decorator_name: str
+) -> Any:
     """All results of several calls, changed. Raises BadCallError for generators."""
     if any(inspect.isgenerator(result) or inspect.isasyncgen(result) for result in results):
-        raise BadCallError(f"@{who} calls the function several times, so it cannot be a generator")
+        raise BadCallError(
+            f"@{decorator_name} calls the function several times, so it cannot be a generator"
+        )
     if any(inspect.isawaitable(result) for result in results):
-        return _all(results, change)
+        return _map_awaitables(results, change)
     return change(list(results))
 
 
-async def _all(results: Sequence[Any], change: Callable[[list[Any]], Any]) -> Any:
+async def _map_awaitables(results: Sequence[Any], change: Callable[[list[Any]], Any]) -> Any:
     return change([await result for result in results])
 
 

@@ -6,11 +6,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from host.cache.store import Found, Kept, Outputs
+from host.cache.store import CachedOutputs, InsertCallback, LookupCallback
 from host.errors import ErrorCode, HostError, internal, invalid_argument
-from host.metrics.catalogue import Sheet
+from host.metrics.catalogue import MetricsSnapshot
 
-_BESIDES = 256  # bytes of a tensor besides its data: name, shape, places in indexes
+_OVERHEAD_BYTES = 256  # bytes of a tensor besides its data: name, shape, places in indexes
 
 
 class LocalStore:
@@ -19,46 +19,48 @@ class LocalStore:
     def __init__(self, size: int) -> None:
         self._size = size
         self._used = 0
-        self._entries: OrderedDict[bytes, tuple[Outputs, int]] = OrderedDict()  # oldest use first
+        self._entries: OrderedDict[bytes, tuple[CachedOutputs, int]] = (
+            OrderedDict()
+        )  # oldest use first
         self._lookups = self._hits = self._evictions = 0
         self._lookup_ns = self._insertion_ns = 0
 
     @classmethod
-    def of(cls, settings: Mapping[str, str]) -> LocalStore:
+    def from_settings(cls, settings: Mapping[str, str]) -> LocalStore:
         """From `--cache-config=local,size=<bytes>`. Raises HostError INVALID_ARG."""
         size = settings.get("size", "")
         if not size:
-            raise _no_good("config didn't contain a valid 'size' field.")
+            raise _invalid_setting("config didn't contain a valid 'size' field.")
         if not (size.isascii() and size.isdecimal()):
-            raise _no_good("'size' config must be a string or uint type")
+            raise _invalid_setting("'size' config must be a string or uint type")
         if not int(size):
-            raise _no_good(
+            raise _invalid_setting(
                 "'size' must be greater than 0 bytes; without --cache-config, there is no cache"
             )
         return cls(int(size))
 
-    def look_up(self, key: bytes, found: Found) -> None:
-        """Call `found` at once; what is found has been used just now."""
-        begun = time.monotonic_ns()
+    def look_up(self, key: bytes, on_found: LookupCallback) -> None:
+        """Call `on_found` at once; what is found has been used just now."""
+        started_ns = time.monotonic_ns()
         entry = self._entries.get(key)
         self._lookups += 1
         if entry is not None:
             self._hits += 1
             self._entries.move_to_end(key)
-        self._lookup_ns += time.monotonic_ns() - begun
-        found(None if entry is None else entry[0])
+        self._lookup_ns += time.monotonic_ns() - started_ns
+        on_found(None if entry is None else entry[0])
 
-    def insert(self, key: bytes, outputs: Outputs, kept: Kept) -> None:
-        """Make room for the outputs, keep them, and call `kept` at once."""
-        begun = time.monotonic_ns()
+    def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
+        """Make room for the outputs, keep them, and call `on_inserted` at once."""
+        started_ns = time.monotonic_ns()
         error = self._insert(key, outputs)
-        self._insertion_ns += time.monotonic_ns() - begun
-        kept(error)
+        self._insertion_ns += time.monotonic_ns() - started_ns
+        on_inserted(error)
 
-    def _insert(self, key: bytes, outputs: Outputs) -> HostError | None:
+    def _insert(self, key: bytes, outputs: CachedOutputs) -> HostError | None:
         if key in self._entries:
             return HostError(ErrorCode.ALREADY_EXISTS, "the response is kept already")
-        size = sum(len(output.data) + _BESIDES for output in outputs) + _BESIDES
+        size = sum(len(output.data) + _OVERHEAD_BYTES for output in outputs) + _OVERHEAD_BYTES
         if size > self._size:
             return internal(
                 f"Requested byte_size: {size} is greater than total cache size: {self._size}"
@@ -71,8 +73,8 @@ class LocalStore:
         self._used += size
         return None
 
-    def fill(self, sheet: Sheet) -> None:
-        """Put what has happened to the whole cache on the sheet."""
+    def collect_into(self, snapshot: MetricsSnapshot) -> None:
+        """Put what has happened to the whole cache on the snapshot."""
         for name, value in (
             ("nv_cache_util", self._used / self._size if self._size else 0.0),
             ("nv_cache_num_entries", len(self._entries)),
@@ -83,7 +85,7 @@ class LocalStore:
             ("nv_cache_lookup_duration", self._lookup_ns // 1000),
             ("nv_cache_insertion_duration", self._insertion_ns // 1000),
         ):
-            sheet[name].add((), value)
+            snapshot[name].add((), value)
 
     async def close(self) -> None:
         """Give the memory back."""
@@ -91,5 +93,5 @@ class LocalStore:
         self._used = 0
 
 
-def _no_good(what: str) -> HostError:
+def _invalid_setting(what: str) -> HostError:
     return invalid_argument(f"Failed to initialize LocalCache: {what}")

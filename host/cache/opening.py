@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from host.cache.local import LocalStore
-from host.cache.store import Store
+from host.cache.store import ResponseStore
 from host.errors import invalid_argument
 
 
-async def open_store(name: str, settings: Mapping[str, str], directory: str) -> Store:
+async def open_store(name: str, settings: Mapping[str, str], directory: str) -> ResponseStore:
     """The cache of that name. Raises HostError.
 
     `directory` is where a Triton would look for it.
     """
     if name == "local":
-        return LocalStore.of(settings)
+        return LocalStore.from_settings(settings)
     if name == "redis":
         try:
             from host.cache.redis_store import RedisSettings, RedisStore
@@ -24,7 +24,7 @@ async def open_store(name: str, settings: Mapping[str, str], directory: str) -> 
                 f"--cache-config=redis needs the Python package '{error.name}':"
                 " pip install 'pbhost[redis]'"
             ) from None
-        return await RedisStore(RedisSettings.of(settings)).connect()
+        return await RedisStore(RedisSettings.from_settings(settings)).connect()
     raise invalid_argument(
         f"unable to find 'libtritoncache_{name}.so' for cache. Searched: {directory}"
     )

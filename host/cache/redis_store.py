@@ -13,19 +13,19 @@ import msgspec
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
-from host.cache.key import printed
-from host.cache.store import Found, Kept, Outputs
+from host.cache.key import format_key
+from host.cache.store import CachedOutputs, InsertCallback, LookupCallback
 from host.errors import ErrorCode, HostError, invalid_argument, unavailable
 from host.inference.request import Tensor
-from host.metrics.catalogue import Sheet
+from host.metrics.catalogue import MetricsSnapshot
 
 _log = logging.getLogger("pbhost")
 
 _PREFIX = b"pbhost:response:"
-_PAUSE = 1.0  # seconds in which a server that has failed is not asked again
+_BACK_OFF_SECONDS = 1.0  # seconds in which a server that has failed is not asked again
 _FAILURES = (RedisError, OSError, asyncio.TimeoutError)
 
-_Wire = list[tuple[str, str, list[int], bytes]]
+_EncodedOutputs = list[tuple[str, str, list[int], bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RedisSettings:
     cacert_dir: str = ""
 
     @classmethod
-    def of(cls, settings: Mapping[str, str]) -> RedisSettings:
+    def from_settings(cls, settings: Mapping[str, str]) -> RedisSettings:
         """From the texts of the command line. Raises HostError INVALID_ARG."""
         read: dict[str, Any] = {
             "user": os.environ.get("TRITONCACHE_REDIS_USERNAME", ""),
@@ -60,21 +60,21 @@ class RedisSettings:
         for name, text in settings.items():
             if name not in cls.__slots__:
                 known = ", ".join(cls.__slots__)
-                raise _no_good(f"there is no setting '{name}'; there are {known}")
+                raise _invalid_setting(f"there is no setting '{name}'; there are {known}")
             kind = cls.__annotations__[name]
             if kind == "int" and not (text.isascii() and text.isdecimal()):
-                raise _no_good(f"setting '{name}' must be a whole number, got '{text}'")
+                raise _invalid_setting(f"setting '{name}' must be a whole number, got '{text}'")
             if kind == "bool" and text not in ("yes", "no"):
-                raise _no_good(f"setting '{name}' must be yes or no, got '{text}'")
+                raise _invalid_setting(f"setting '{name}' must be yes or no, got '{text}'")
             read[name] = int(text) if kind == "int" else text == "yes" if kind == "bool" else text
         for name in ("host", "port"):
             if not read.get(name):
-                raise _no_good(
+                raise _invalid_setting(
                     f"setting '{name}' is missing, as in 'redis,host=localhost,port=6379'"
                 )
         return cls(**read)
 
-    def client(self) -> aioredis.Redis:
+    def create_client(self) -> aioredis.Redis:
         """A client of that server; it connects when it is used."""
         options: dict[str, Any] = {}
         if self.tls_enabled:
@@ -106,10 +106,10 @@ class RedisStore:
 
     def __init__(self, settings: RedisSettings) -> None:
         self._address = f"{settings.host}:{settings.port}"
-        self._client = settings.client()
+        self._client = settings.create_client()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._rest_until = 0.0
+        self._back_off_until = 0.0
 
     async def connect(self) -> RedisStore:
         """Make sure that there is a server. Raises HostError."""
@@ -122,61 +122,61 @@ class RedisStore:
             ) from error
         return self
 
-    def look_up(self, key: bytes, found: Found) -> None:
-        """Ask the server, and call `found` with what it says."""
-        if self._resting:
-            found(None)
+    def look_up(self, key: bytes, on_found: LookupCallback) -> None:
+        """Ask the server, and call `on_found` with what it says."""
+        if self._backing_off:
+            on_found(None)
         else:
-            self._run(self._look_up(key, found))
+            self._create_task(self._look_up(key, on_found))
 
-    async def _look_up(self, key: bytes, found: Found) -> None:
-        outputs: Outputs | None = None
+    async def _look_up(self, key: bytes, on_found: LookupCallback) -> None:
+        outputs: CachedOutputs | None = None
         try:
             data = await self._client.get(_PREFIX + key)
             if isinstance(data, bytes):  # as it is, for the client decodes nothing
                 outputs = _decode(data)
         except msgspec.DecodeError as error:
             _log.error("response cache: what is kept under [%s] is no response: %s",
-                       printed(key), error)  # fmt: skip
+                       format_key(key), error)  # fmt: skip
         except _FAILURES as error:
-            self._rest("Failed to look up", key, error)
-        found(outputs)
+            self._back_off("Failed to look up", key, error)
+        on_found(outputs)
 
-    def insert(self, key: bytes, outputs: Outputs, kept: Kept) -> None:
-        """Send the outputs, and call `kept` once the server has them."""
-        if self._resting:
-            kept(unavailable(f"the Redis server at {self._address} has failed lately"))
+    def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
+        """Send the outputs, and call `on_inserted` once the server has them."""
+        if self._backing_off:
+            on_inserted(unavailable(f"the Redis server at {self._address} has failed lately"))
         else:
-            self._run(self._insert(key, _encode(outputs), kept))
+            self._create_task(self._insert(key, _encode(outputs), on_inserted))
 
-    async def _insert(self, key: bytes, data: bytes, kept: Kept) -> None:
+    async def _insert(self, key: bytes, data: bytes, on_inserted: InsertCallback) -> None:
         error: HostError | None = None
         try:
             if not await self._client.set(_PREFIX + key, data, nx=True):
                 error = HostError(ErrorCode.ALREADY_EXISTS, "the response is kept already")
         except _FAILURES as failure:
-            self._rest("Failed to insert", key, failure)
+            self._back_off("Failed to insert", key, failure)
             error = unavailable(str(failure))
-        kept(error)
+        on_inserted(error)
 
     @property
-    def _resting(self) -> bool:
-        return self._loop.time() < self._rest_until
+    def _backing_off(self) -> bool:
+        return self._loop.time() < self._back_off_until
 
-    def _rest(self, what: str, key: bytes, error: Exception) -> None:
-        if not self._resting:
+    def _back_off(self, what: str, key: bytes, error: Exception) -> None:
+        if not self._backing_off:
             _log.warning(
                 "%s key [%s]: the Redis server at %s is not used for %g s: %s",
-                what, printed(key), self._address, _PAUSE, error,
+                what, format_key(key), self._address, _BACK_OFF_SECONDS, error,
             )  # fmt: skip
-        self._rest_until = self._loop.time() + _PAUSE
+        self._back_off_until = self._loop.time() + _BACK_OFF_SECONDS
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _create_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def fill(self, sheet: Sheet) -> None:
+    def collect_into(self, snapshot: MetricsSnapshot) -> None:
         """The server has numbers of its own."""
 
     async def close(self) -> None:
@@ -188,14 +188,14 @@ class RedisStore:
         await self._client.aclose(close_connection_pool=True)
 
 
-def _encode(outputs: Outputs) -> bytes:
+def _encode(outputs: CachedOutputs) -> bytes:
     wire = [(o.name, o.datatype, o.shape, o.data) for o in outputs]
     return msgspec.msgpack.encode(wire)
 
 
-def _decode(data: bytes) -> Outputs:
-    return [Tensor(*fields) for fields in msgspec.msgpack.decode(data, type=_Wire)]
+def _decode(data: bytes) -> CachedOutputs:
+    return [Tensor(*fields) for fields in msgspec.msgpack.decode(data, type=_EncodedOutputs)]
 
 
-def _no_good(what: str) -> HostError:
+def _invalid_setting(what: str) -> HostError:
     return invalid_argument(f"Failed to initialize RedisCache: {what}")

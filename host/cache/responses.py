@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from host.cache.key import key_of, printed
-from host.cache.store import Outputs, Store
+from host.cache.key import format_key, request_key
+from host.cache.store import CachedOutputs, ResponseStore
 from host.errors import ErrorCode, HostError
 from host.inference.request import Call, InferResponse, Tensor
-from host.metrics.statistics import Counters
+from host.metrics.statistics import InferenceCounters
 
 _log = logging.getLogger("pbhost")
 
 
-Deliver = Callable[[Mapping[str, object], list[Tensor]], HostError | None]
+WriteToClientMemory = Callable[[Mapping[str, object], list[Tensor]], HostError | None]
 """Writes outputs to where the client wants them; what stands against it."""
 
 
@@ -30,80 +30,86 @@ class ResponseCache:
 
     def __init__(
         self,
-        store: Store,
+        store: ResponseStore,
         version: int,
-        counters: Counters,
-        deliver: Deliver,
+        counters: InferenceCounters,
+        deliver: WriteToClientMemory,
         namespace: str = "",
     ) -> None:
         self._namespace = namespace
         self._store = store
         self._version = version
         self._counters = counters
-        self._deliver_to = deliver
+        self._write_to_client_memory = deliver
 
     def serve(self, call: Call, run: Callable[[Call], None]) -> None:
         """Answer the call, at once or later, or have it `run`; no client can change its inputs."""
-        begun = time.monotonic_ns()
+        started_ns = time.monotonic_ns()
         request = call.request
-        slots, request.slots = request.slots, None
-        request.offers = None
-        visit = _Visit(call, begun, key_of(request, self._version, self._namespace), slots)
-        self._store.look_up(visit.key, partial(self._found, visit, run))
+        output_placement, request.output_placement = request.output_placement, None
+        request.output_placement_hints = None
+        cached = _CachedCall(
+            call, started_ns, request_key(request, self._version, self._namespace), output_placement
+        )
+        self._store.look_up(cached.key, partial(self._on_lookup, cached, run))
 
-    def _found(self, visit: _Visit, run: Callable[[Call], None], outputs: Outputs | None) -> None:
-        call = visit.call
+    def _on_lookup(
+        self, cached: _CachedCall, run: Callable[[Call], None], outputs: CachedOutputs | None
+    ) -> None:
+        call = cached.call
         if call.finished or call.cancelled:
             return
         now = time.monotonic_ns()
-        visit.lookup_ns = now - visit.begun
+        cached.lookup_ns = now - cached.started_ns
         if outputs is None:
-            call.on_response = partial(self._answered, visit)
+            call.on_response = partial(self._on_response, cached)
             run(call)
             return
         request = call.request
         # New ones: those who pass tensors on put them into memory of their own.
         fresh = [Tensor(o.name, o.datatype, list(o.shape), o.data) for o in outputs]
         response = InferResponse(request.model_name, self._version, request.id, fresh)
-        response.error = self._deliver(visit, response)
+        response.error = self._write_outputs(cached, response)
         if response.error is None:
-            waited = visit.begun - call.queued_ns
-            self._counters.cache_hit(now - call.received_ns, max(0, waited), visit.lookup_ns)
+            waited = cached.started_ns - call.queued_ns
+            self._counters.record_cache_hit(
+                now - call.received_ns, max(0, waited), cached.lookup_ns
+            )
         call.respond(response)
 
-    def _answered(self, visit: _Visit, response: InferResponse) -> None:
+    def _on_response(self, cached: _CachedCall, response: InferResponse) -> None:
         """The model has answered. A failure is not kept."""
         if response.error is None:
             outputs = [
                 Tensor(o.name, o.datatype, list(o.shape), bytes(o.data)) for o in response.outputs
             ]
-            begun = time.monotonic_ns()
-            self._store.insert(visit.key, outputs, partial(self._kept, visit, begun))
-            response.error = self._deliver(visit, response)
-            visit.call.failed = response.error is not None
+            started_ns = time.monotonic_ns()
+            self._store.insert(cached.key, outputs, partial(self._on_inserted, cached, started_ns))
+            response.error = self._write_outputs(cached, response)
+            cached.call.failed = response.error is not None
 
-    def _kept(self, visit: _Visit, begun: int, error: HostError | None) -> None:
+    def _on_inserted(self, cached: _CachedCall, started_ns: int, error: HostError | None) -> None:
         if error is not None:
             if error.code is ErrorCode.ALREADY_EXISTS:
                 return  # the same request had been under way
             _log.error(
                 "Failed to insert key [%s] into response cache: %s",
-                printed(visit.key), error.message,
+                format_key(cached.key), error.message,
             )  # fmt: skip
-        self._counters.cache_miss(visit.lookup_ns + time.monotonic_ns() - begun)
+        self._counters.record_cache_miss(cached.lookup_ns + time.monotonic_ns() - started_ns)
 
-    def _deliver(self, visit: _Visit, response: InferResponse) -> HostError | None:
-        if not visit.slots:
+    def _write_outputs(self, cached: _CachedCall, response: InferResponse) -> HostError | None:
+        if not cached.output_placement:
             return None
-        return self._deliver_to(visit.slots, response.outputs)
+        return self._write_to_client_memory(cached.output_placement, response.outputs)
 
 
 @dataclass(slots=True)
-class _Visit:
+class _CachedCall:
     """One call that came by the cache, at a time of CLOCK_MONOTONIC in nanoseconds."""
 
     call: Call
-    begun: int
+    started_ns: int
     key: bytes
-    slots: Mapping[str, object] | None
+    output_placement: Mapping[str, object] | None
     lookup_ns: int = 0

@@ -9,7 +9,7 @@ from host.errors import invalid_argument
 from host.options.options import Options
 
 
-def parser_of(subcommand: str, about: str, more: str) -> argparse.ArgumentParser:
+def make_parser(subcommand: str, about: str, more: str) -> argparse.ArgumentParser:
     """A parser that knows `--backend-directory`; its help is `about`, the arguments, and `more`.
 
     A command line that is wrong ends the process with status 2.
@@ -30,7 +30,7 @@ def parser_of(subcommand: str, about: str, more: str) -> argparse.ArgumentParser
     return parser
 
 
-def refuse_repository(directory: Path) -> None:
+def reject_repository(directory: Path) -> None:
     """Raises HostError for a folder of models where that of one is wanted."""
     if _is_model(directory):
         return

@@ -34,15 +34,15 @@ from host.config.json_form import from_json
 from host.config.names import checked_load_name
 from host.config.pbtxt import to_pbtxt
 from host.errors import HostError, internal
-from host.instances.caller import CallerLauncher
+from host.instances.bound_process import BoundProcessLauncher
 from host.options.command_line import parse
 from host.options.options import UsageError
 from host.server.server import Server
-from host.system.private_directory import PrivateFolder
+from host.system.private_directory import PrivateDirectory
 from host.system.standard_streams import open_standard_streams
-from stub.wire.heap import keep_freed_memory, spare_what_is_there
+from stub.wire.heap import freeze_gc, tune_malloc
 
-_LONGEST = 1 << 24  # bytes of a line
+_MAX_LINE_BYTES = 1 << 24  # bytes of a line
 _PLACEHOLDER = "# The function is in the process that has bound it.\n"
 
 
@@ -53,18 +53,18 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the caller's, who then says stop
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        watched = os.pidfd_open(caller)
+        caller_pidfd = os.pidfd_open(caller)
     except ProcessLookupError:
         return 1
     if os.getppid() != caller:
         return 1
-    folder = PrivateFolder()
+    folder = PrivateDirectory()
     sockets = [socket.socket(fileno=fd) for fd in (launches, control)]
     try:
-        keep_freed_memory()
-        spare_what_is_there()
+        tune_malloc()
+        freeze_gc()
         service = _Service(arguments[3:], folder.path / "models", *sockets)
-        return uvloop.run(service.run(watched))
+        return uvloop.run(service.run(caller_pidfd))
     finally:
         for sock in sockets:
             sock.close()
@@ -86,13 +86,15 @@ class _Service:
     async def run(self, caller: int) -> int:
         """`caller` is its pidfd. The exit status."""
         self._models.mkdir()
-        reader, self._writer = await asyncio.open_connection(sock=self._control, limit=_LONGEST)
-        conversation = asyncio.ensure_future(self._converse(_lines(reader)))
+        reader, self._writer = await asyncio.open_connection(
+            sock=self._control, limit=_MAX_LINE_BYTES
+        )
+        commands = asyncio.ensure_future(self._handle_commands(_read_commands(reader)))
         loop = asyncio.get_running_loop()
-        loop.add_reader(caller, conversation.cancel)
-        loop.add_signal_handler(signal.SIGTERM, conversation.cancel)
+        loop.add_reader(caller, commands.cancel)
+        loop.add_signal_handler(signal.SIGTERM, commands.cancel)
         try:
-            await conversation
+            await commands
         except (asyncio.CancelledError, ConnectionError):
             pass  # the caller has been killed, or everything is to end
         finally:
@@ -102,15 +104,15 @@ class _Service:
             self._writer.close()
         return 0 if in_time else 1
 
-    async def _converse(self, lines: AsyncIterator[Mapping[str, Any]]) -> None:
-        async for told in lines:
-            if "stop" in told:
+    async def _handle_commands(self, lines: AsyncIterator[Mapping[str, Any]]) -> None:
+        async for command in lines:
+            if "stop" in command:
                 return
-            if "serve" in told:
-                news = await self._start()
+            if "serve" in command:
+                reply = await self._start()
             else:
-                news = await self._bind(told["bind"], told["version"])
-            self._writer.write(json.dumps({**news, "to": told["number"]}).encode() + b"\n")
+                reply = await self._bind(command["bind"], command["version"])
+            self._writer.write(json.dumps({**reply, "to": command["number"]}).encode() + b"\n")
 
     async def _start(self) -> Mapping[str, object]:
         try:
@@ -123,7 +125,7 @@ class _Service:
                     *self._flags,
                 ]
             )
-            server = Server(options, CallerLauncher(self._launches))
+            server = Server(options, BoundProcessLauncher(self._launches))
             await server.start()
         except UsageError as error:
             return {"failed": error.detail}
@@ -138,7 +140,7 @@ class _Service:
             folder = self._models / name
             text = to_pbtxt(from_json(config))
             try:
-                await asyncio.to_thread(_write, folder, version, text)
+                await asyncio.to_thread(_write_model, folder, version, text)
                 if self._server is not None:
                     await self._server.core.load_model(name, {})
             except HostError:
@@ -151,7 +153,7 @@ class _Service:
         return {"bound": name}
 
 
-def _write(folder: Path, version: int, config: str) -> None:
+def _write_model(folder: Path, version: int, config: str) -> None:
     """A model for a repository. Raises HostError."""
     code = folder / str(version) / "model.py"
     try:
@@ -162,7 +164,7 @@ def _write(folder: Path, version: int, config: str) -> None:
         raise internal(f"cannot write model '{folder.name}': {error}") from error
 
 
-async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
+async def _read_commands(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
     """What the caller says, up to its end."""
     while line := await reader.readline():
         yield json.loads(line)

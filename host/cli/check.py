@@ -10,22 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import parser_of
+from host.cli.arguments import make_parser
 from host.errors import HostError, invalid_argument
 from host.lint.ensembles import check_ensembles
-from host.lint.model import CheckedModel, Settings, check_model
+from host.lint.model import CheckedModel, LintSettings, check_model
 from host.lint.problem import Problem
 from host.models.backends import Backends
 from host.repository.repository import Repository, Scan
 
-_FINE, _PROBLEMS, _UNUSABLE = 0, 1, 2
+_EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2
 
-_ABOUT = """\
+_DESCRIPTION = """\
 Looks at every model of the repositories and says what would keep it from being served: all of it
 at once, for all models. Nothing is started and no model is imported; where a model may complete
 its configuration itself, what it may still say is left open."""
 
-_MORE = """\
+_EPILOG = """\
 Problems are printed as PATH:LINE:COLUMN: error: FIELD: PROBLEM (SUGGESTION). What a server would
 log as a warning, and go on, is a warning in place of an error.
 
@@ -39,28 +39,28 @@ exit status: 0 nothing is wrong, or only warnings; 1 there are errors, or warnin
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Check, print, and exit with what CI wants to know."""
-    asked = _parser().parse_args(arguments)
+    args = _parser().parse_args(arguments)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd file names
     try:
-        scan = _scan(asked.repository)
+        scan = _scan(args.repository)
     except HostError as error:
         sys.stderr.write(f"pbhost check: {error.message}\n")
-        sys.exit(_UNUSABLE)
-    problems = _problems(scan, asked)
+        sys.exit(_EXIT_UNUSABLE)
+    problems = _problems(scan, args)
     errors = sum(not problem.warning for problem in problems)
-    if asked.format == "json":
-        facts = [problem.facts for problem in problems]
+    if args.format == "json":
+        facts = [problem.to_dict for problem in problems]
         counts = {"models": len(scan.models), "errors": errors, "warnings": len(facts) - errors}
         sys.stdout.write(json.dumps({**counts, "problems": facts}, indent=2) + "\n")
     else:
-        lines = [f"{problem.line}\n" for problem in problems]
+        lines = [f"{problem.format_line}\n" for problem in problems]
         counted = (
-            _counted(len(scan.models), "model"),
-            _counted(errors, "error"),
-            _counted(len(lines) - errors, "warning"),
+            _with_count(len(scan.models), "model"),
+            _with_count(errors, "error"),
+            _with_count(len(lines) - errors, "warning"),
         )
         sys.stdout.write("".join(lines) + "{}: {}, {}\n".format(*counted))
-    sys.exit(_PROBLEMS if errors else _FINE)
+    sys.exit(_EXIT_PROBLEMS if errors else _EXIT_OK)
 
 
 def _scan(paths: Sequence[Path]) -> Scan:
@@ -77,12 +77,12 @@ def _scan(paths: Sequence[Path]) -> Scan:
     return Repository(paths).scan()
 
 
-def _problems(scan: Scan, asked: argparse.Namespace) -> list[Problem]:
+def _problems(scan: Scan, args: argparse.Namespace) -> list[Problem]:
     """All there are, each once, sorted."""
-    settings = Settings(
-        Backends(asked.backend_directory),
-        strict=asked.disable_auto_complete_config,
-        config_name=asked.model_config_name,
+    settings = LintSettings(
+        Backends(args.backend_directory),
+        strict=args.disable_auto_complete_config,
+        config_name=args.model_config_name,
     )
     problems = [Problem(path, failure.message) for path, failure in scan.failures.items()]
     models: dict[str, CheckedModel] = {}
@@ -93,17 +93,17 @@ def _problems(scan: Scan, asked: argparse.Namespace) -> list[Problem]:
             problems.append(Problem(directory.path, text))
     check_ensembles(models)
     problems += [problem for model in models.values() for problem in model.problems]
-    if asked.strict:
+    if args.strict:
         problems = [replace(problem, warning=False) for problem in problems]
-    return sorted(set(problems), key=lambda problem: problem.order)
+    return sorted(set(problems), key=lambda problem: problem.sort_key)
 
 
-def _counted(count: int, word: str) -> str:
+def _with_count(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("check", _ABOUT, _MORE)
+    parser = make_parser("check", _DESCRIPTION, _EPILOG)
     add = parser.add_argument
     add("repository", type=Path, nargs="+", metavar="REPOSITORY", help="a folder of models")
     add("--strict", action="store_true", help="warnings are errors")

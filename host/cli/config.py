@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import parser_of, refuse_repository
+from host.cli.arguments import make_parser, reject_repository
 from host.config import model_config as configuration
 from host.config.json_form import from_json, to_dict, to_json
 from host.config.model_config import LoadedConfig, ModelConfig
-from host.config.pbtxt import parse, to_pbtxt
+from host.config.pbtxt import parse_pbtxt, to_pbtxt
 from host.config.schema import is_ensemble
 from host.core import Core
 from host.environments.environments import Environments
@@ -32,16 +32,16 @@ from host.options.options import Options
 from host.repository.repository import select_versions, versions
 from stub.wire.messages import ModelSource
 
-_FAILED = 1
+_EXIT_FAILED = 1
 _DEFAULTS = Options()
 _STOP_SECONDS = 5.0
 
-_ABOUT = """\
+_DESCRIPTION = """\
 Prints the configuration that a server would serve a model with: what is left out is filled in,
 and a model that defines auto_complete_config is asked, in one process that ends afterwards. Given
 a file in place of a folder, prints the same configuration in the form that is asked for."""
 
-_MORE = """\
+_EPILOG = """\
 A FILE whose name ends with .json holds JSON, any other one the text form of config.pbtxt. Nothing
 is filled in and nothing is checked then but that it is a configuration. Logs, and what the model
 prints, go to stderr.
@@ -58,18 +58,18 @@ is wrong"""
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Print one configuration and exit."""
-    asked = _parser().parse_args(arguments)
+    args = _parser().parse_args(arguments)
     logger = logging.getLogger("pbhost")
     logger.addHandler(logging.StreamHandler(sys.stderr))
     logger.setLevel(logging.INFO)
     try:
-        config = _from_folder(asked) if asked.target.is_dir() else _from_file(asked.target)
+        config = _from_folder(args) if args.target.is_dir() else _from_file(args.target)
     except HostError as error:
         sys.stderr.write(f"pbhost config: {error.message}\n")
-        sys.exit(_FAILED)
+        sys.exit(_EXIT_FAILED)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.exit(_FAILED)
-    if asked.format == "json":
+        sys.exit(_EXIT_FAILED)
+    if args.format == "json":
         text = json.dumps(to_dict(config), indent=2) + "\n"
     else:
         text = to_pbtxt(config)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("config", _ABOUT, _MORE)
+    parser = make_parser("config", _DESCRIPTION, _EPILOG)
     add = parser.add_argument
     add("target", type=Path, metavar="MODEL_DIR|FILE", help="folder of a model, or a file")
     add("--format", choices=("pbtxt", "json"), default="pbtxt", help="form to print (%(default)s)")
@@ -96,53 +96,53 @@ def _from_file(path: Path) -> ModelConfig:
     except UnicodeDecodeError as error:
         raise internal(f"failed to read {path}: {error}") from None
     if path.suffix != ".json":
-        return parse(text, str(path))
+        return parse_pbtxt(text, str(path))
     try:
         return from_json(text)
     except HostError as error:
         raise HostError(error.code, f"{path}: {error.message}") from None
 
 
-def _from_folder(asked: argparse.Namespace) -> ModelConfig:
+def _from_folder(args: argparse.Namespace) -> ModelConfig:
     """What a server would serve the model with. Raises HostError."""
-    refuse_repository(asked.target)
-    return asyncio.run(_complete(asked.target.absolute(), asked))
+    reject_repository(args.target)
+    return asyncio.run(_complete_config(args.target.absolute(), args))
 
 
-async def _complete(directory: Path, asked: argparse.Namespace) -> ModelConfig:
+async def _complete_config(directory: Path, args: argparse.Namespace) -> ModelConfig:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     capability = _DEFAULTS.min_supported_compute_capability
-    loaded = configuration.load(
+    loaded = configuration.load_config(
         directory,
         strict=False,
-        config_name=asked.model_config_name,
+        config_name=args.model_config_name,
         gpus=await find_gpus(capability),
         least_capability=capability,
     )
-    if asked.no_auto_complete:
+    if args.no_auto_complete:
         return loaded.config
     if is_ensemble(loaded.config):
-        return configuration.finish(loaded)
+        return configuration.complete_config(loaded)
     version = select_versions(loaded.config, versions(directory))[-1]
-    source, loaded = Backends(asked.backend_directory).find(directory, version, loaded)
-    return configuration.finish(loaded, await _ask(source, loaded, directory))
+    source, loaded = Backends(args.backend_directory).find(directory, version, loaded)
+    return configuration.complete_config(loaded, await _auto_complete(source, loaded, directory))
 
 
-async def _ask(source: ModelSource, loaded: LoadedConfig, directory: Path) -> str | None:
+async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: Path) -> str | None:
     """What the model makes of its configuration (JSON), None if it has no say. Raises HostError."""
     environments = Environments(
         _DEFAULTS.environment_cache, float(_DEFAULTS.environment_timeout_secs)
     )
     core = Core("pbhost config", Registry(), strict_readiness=False)
     pool = StubPool(SpawnLauncher(), _DEFAULTS.arena_limit, core, CustomMetrics(), False)
-    pool.control = _NoControl()
+    pool.control = _NoModelControl()
     environment = None
     try:
-        environment = await environments.find(loaded.config, directory)
-        stub = await pool.start("", Label(loaded.config.name, source.version), environment)
-        completed = await stub.describe(source, to_json(loaded.config))
+        environment = await environments.prepare(loaded.config, directory)
+        stub = await pool.start_instance("", Label(loaded.config.name, source.version), environment)
+        completed = await stub.auto_complete(source, to_json(loaded.config))
         await stub.stop(0, _STOP_SECONDS)
         return completed
     finally:
@@ -152,21 +152,21 @@ async def _ask(source: ModelSource, loaded: LoadedConfig, directory: Path) -> st
         await environments.close()
 
 
-class _NoControl:
+class _NoModelControl:
     """There is no server whose models could be controlled."""
 
     async def load(self, name: str, config: str, files: dict[str, bytes], asker: str) -> None:
         """Refused."""
-        raise _alone()
+        raise _no_server_error()
 
     async def unload(self, name: str, dependents: bool) -> None:
         """Refused."""
-        raise _alone()
+        raise _no_server_error()
 
     async def is_ready(self, name: str, version: str) -> bool:
         """No model is."""
         return False
 
 
-def _alone() -> HostError:
+def _no_server_error() -> HostError:
     return unsupported("models cannot be loaded or unloaded here: pbhost config starts no server")

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import stub.wire
-from host.cli.arguments import parser_of, refuse_repository
+from host.cli.arguments import make_parser, reject_repository
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, ModelConfig
 from host.config.schema import is_ensemble
-from host.environments.environments import Environments, asks_for_environment
+from host.environments.environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument
 from host.instances.gpus import find_gpus
 from host.models.backends import Backends
@@ -27,16 +27,16 @@ from host.repository.repository import select_versions, versions
 from stub.wire.messages import ModelSource
 
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
-_FAILED = 1
+_EXIT_FAILED = 1
 _LEAST_CAPABILITY = Options().min_supported_compute_capability
 
-_ABOUT = """\
+_DESCRIPTION = """\
 Loads one model in this process, sends it one request, prints the responses, and finalizes it.
 There is no server and no process between: breakpoint() works in model.py, print goes to the
 terminal, and a profiler sees the model's own frames. Requests of the model to other models (BLS)
 are answered with an error."""
 
-_MORE = """\
+_EPILOG = """\
 VALUE is one of
   JSON         typed by the model's configuration; brackets make dimensions
   @FILE.json   the same from a file
@@ -56,34 +56,34 @@ cannot be used; 2 the command line is wrong, or inputs do not fit the model"""
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Become the process that runs the model, or wait for it where it needs another Python."""
-    asked = _parser().parse_args(arguments)
+    args = _parser().parse_args(arguments)
     try:
-        source, loaded = _find(asked)
-        job = _job(asked, source, loaded.config)
-        if asks_for_environment(loaded.config):
+        source, loaded = _find_model(args)
+        job = _write_job(args, source, loaded.config)
+        if needs_environment(loaded.config):
             signal.signal(signal.SIGINT, lambda number, frame: None)  # it is for the model
-            sys.exit(asyncio.run(_run_elsewhere(job, loaded.config, Path(source.directory))))
+            sys.exit(asyncio.run(_run_in_environment(job, loaded.config, Path(source.directory))))
     except HostError as error:
         sys.stderr.write(f"pbhost run: {error.message}\n")
-        sys.exit(_FAILED)
+        sys.exit(_EXIT_FAILED)
     os.execv(sys.executable, [sys.executable, str(_ENTRY), str(job)])
 
 
-async def _run_elsewhere(job: int, config: ModelConfig, directory: Path) -> int:
+async def _run_in_environment(job: int, config: ModelConfig, directory: Path) -> int:
     """Run the model in its environment; the exit status. Raises HostError."""
     options = Options()
     environments = Environments(options.environment_cache, options.environment_timeout_secs)
     try:
-        environment = await environments.find(config, directory)
+        environment = await environments.prepare(config, directory)
         assert environment is not None
         entry = environment.sources.entry.with_name(_ENTRY.name)
         command = [str(environment.python), str(entry), str(job)]
-        return await asyncio.to_thread(_wait_for, command, environment.variables(os.environ))
+        return await asyncio.to_thread(_run_and_wait, command, environment.variables(os.environ))
     finally:
         await environments.close()
 
 
-def _wait_for(command: list[str], variables: dict[str, str]) -> int:
+def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
     """The exit status of a process on this terminal, as a shell gives it."""
     _, status = os.waitpid(os.posix_spawn(command[0], command, variables), 0)
     code = os.waitstatus_to_exitcode(status)
@@ -91,7 +91,7 @@ def _wait_for(command: list[str], variables: dict[str, str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("run", _ABOUT, _MORE)
+    parser = make_parser("run", _DESCRIPTION, _EPILOG)
     add = parser.add_argument
     add("model_dir", type=Path, metavar="MODEL_DIR", help="folder of the model: config, versions")
     add(
@@ -122,13 +122,13 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _find(asked: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
+def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
     """The model that is meant. Raises HostError."""
-    directory = asked.model_dir.absolute()
+    directory = args.model_dir.absolute()
     if not directory.is_dir():
-        raise invalid_argument(f"'{asked.model_dir}' is no folder of a model")
-    refuse_repository(asked.model_dir)
-    loaded = configuration.load(
+        raise invalid_argument(f"'{args.model_dir}' is no folder of a model")
+    reject_repository(args.model_dir)
+    loaded = configuration.load_config(
         directory,
         strict=False,
         gpus=asyncio.run(find_gpus(_LEAST_CAPABILITY)),
@@ -138,11 +138,11 @@ def _find(asked: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
         raise invalid_argument(
             f"model '{loaded.config.name}' is an ensemble, which has no code to run"
         )
-    version = _version(directory, loaded, asked.version)
-    return Backends(asked.backend_directory).find(directory, version, loaded)
+    version = _choose_version(directory, loaded, args.version)
+    return Backends(args.backend_directory).find(directory, version, loaded)
 
 
-def _job(asked: argparse.Namespace, source: ModelSource, config: ModelConfig) -> int:
+def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfig) -> int:
     """A descriptor from which the process reads what it is to do.
 
     In memory: a configuration may be longer than an argument, and stdin is the user's.
@@ -152,10 +152,10 @@ def _job(asked: argparse.Namespace, source: ModelSource, config: ModelConfig) ->
         "version": source.version,
         "backend": source.backend,
         "config": to_json(config),
-        "inputs": asked.input,
-        "count": asked.count,
-        "profile": asked.profile and os.path.abspath(asked.profile),
-        "debug": asked.pdb,
+        "inputs": args.input,
+        "count": args.count,
+        "profile": args.profile and os.path.abspath(args.profile),
+        "debug": args.pdb,
     }
     descriptor = os.memfd_create("pbhost-run", 0)
     with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
@@ -164,7 +164,7 @@ def _job(asked: argparse.Namespace, source: ModelSource, config: ModelConfig) ->
     return descriptor
 
 
-def _version(directory: Path, loaded: LoadedConfig, wanted: int | None) -> int:
+def _choose_version(directory: Path, loaded: LoadedConfig, wanted: int | None) -> int:
     """The one that is wanted, or that clients get who name none. Raises HostError."""
     available = versions(directory)
     if wanted is None:

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from host.config.json_form import from_json
-from host.config.normalise import normalise
+from host.config.normalise import normalise_config
 from host.config.schema import ModelConfig, new_config, pb
 from host.errors import internal
 
 _REPLACED_LISTS = ("input", "output")
 
 
-def merge(config: ModelConfig, completed: str | Mapping[str, Any] | ModelConfig) -> ModelConfig:
+def merge_completed(
+    config: ModelConfig, completed: str | Mapping[str, Any] | ModelConfig
+) -> ModelConfig:
     """`config` with what auto-completion may change; `completed` is a whole one, perhaps in JSON.
 
     Tensors and batch size are replaced, a scheduler is taken over where there is none, and so is
@@ -30,7 +32,7 @@ def merge(config: ModelConfig, completed: str | Mapping[str, Any] | ModelConfig)
     _take_scheduler(merged, completed)
     if completed.HasField("model_transaction_policy"):
         merged.model_transaction_policy.decoupled = completed.model_transaction_policy.decoupled
-    normalise(merged)
+    normalise_config(merged)
     return merged
 
 

@@ -5,30 +5,30 @@ from __future__ import annotations
 from host.config.findings import Finding, Findings
 from host.config.schema import ModelConfig
 
-CONCURRENCY = "ASYNC_EXECUTE_CONCURRENCY"
+CONCURRENCY_PARAMETER = "ASYNC_EXECUTE_CONCURRENCY"
 """The config parameter: batches that an `async def execute` may work on at a time."""
 
-_DEFAULT, _MOST = 32, 4096
+_DEFAULT, _MAX = 32, 4096
 
 
-def overlap(config: ModelConfig) -> int:
+def max_concurrent_batches(config: ModelConfig) -> int:
     """Batches at a time of an `async def execute`, at least 1.
 
     A sequence's requests depend on each other, so they never overlap unless it is asked for.
     """
-    if CONCURRENCY in config.parameters:
-        return int(config.parameters[CONCURRENCY].string_value)
+    if CONCURRENCY_PARAMETER in config.parameters:
+        return int(config.parameters[CONCURRENCY_PARAMETER].string_value)
     return 1 if config.HasField("sequence_batching") else _DEFAULT
 
 
-def check_overlap(config: ModelConfig) -> Findings:
+def check_max_concurrent_batches(config: ModelConfig) -> Findings:
     """The parameter, if it is there, is a number that makes sense."""
-    if CONCURRENCY not in config.parameters:
+    if CONCURRENCY_PARAMETER not in config.parameters:
         return
-    text = config.parameters[CONCURRENCY].string_value
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST):
+    text = config.parameters[CONCURRENCY_PARAMETER].string_value
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MAX):
         yield Finding(
-            f"parameter '{CONCURRENCY}' of model '{config.name}' must be a whole number from 1 to"
-            f" {_MOST}, got '{text}'",
-            f"parameters[{CONCURRENCY}]",
+            f"parameter '{CONCURRENCY_PARAMETER}' of model '{config.name}' must be a whole"
+            f" number from 1 to {_MAX}, got '{text}'",
+            f"parameters[{CONCURRENCY_PARAMETER}]",
         )

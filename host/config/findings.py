@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from host.config.source import Source
+from host.config.source import ConfigSource
 from host.errors import ErrorCode, HostError
 
 
@@ -24,17 +24,17 @@ class Finding(NamedTuple):
 Findings: TypeAlias = Iterator[Finding]
 
 
-def raise_first(findings: Iterable[Finding], source: Source | None) -> None:
+def raise_first(findings: Iterable[Finding], source: ConfigSource | None) -> None:
     """Raise the first finding, if there is one, followed by its place in the source if known."""
     error = first_error(findings, source)
     if error is not None:
         raise error
 
 
-def first_error(findings: Iterable[Finding], source: Source | None) -> HostError | None:
+def first_error(findings: Iterable[Finding], source: ConfigSource | None) -> HostError | None:
     """What `raise_first` would raise."""
     for finding in findings:
-        place = source.where(finding.field) if source is not None else ""
+        place = source.format_location(finding.field) if source is not None else ""
         advice = f"; {finding.advice}" if finding.advice else ""
         return HostError(finding.code, finding.text + place + advice)
     return None

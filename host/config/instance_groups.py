@@ -19,7 +19,7 @@ _KINDS: dict[int, Kind] = {
     _Group.KIND_GPU: "GPU",
     _Group.KIND_MODEL: "MODEL",
 }
-_TWO_ON_CPU = ("tensorflow", "onnxruntime")
+_CPU_DEFAULT_COUNT = ("tensorflow", "onnxruntime")
 _LEAST_CAPABILITY = 6.0
 _ADVICE = (
     "set KIND_CPU, or KIND_AUTO for a GPU where there is one; or start the server where NVIDIA's"
@@ -53,7 +53,7 @@ def normalise_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> 
             on_gpu = bool(gpus) and set(group.gpus) <= set(gpus)
             group.kind = _Group.KIND_GPU if on_gpu else _Group.KIND_CPU
         if group.count < 1:
-            two = group.kind == _Group.KIND_CPU and config.backend in _TWO_ON_CPU
+            two = group.kind == _Group.KIND_CPU and config.backend in _CPU_DEFAULT_COUNT
             group.count = 2 if two else 1
         if group.kind == _Group.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)
@@ -123,7 +123,7 @@ def _check_profiles(group: ConfigPart, platform: str, owner: str, path: str) -> 
             )
 
 
-def instances(config: ModelConfig) -> list[InstanceSpec]:
+def instance_specs(config: ModelConfig) -> list[InstanceSpec]:
     """The instances that the normalised groups ask for, in the order of their creation."""
     return [
         InstanceSpec(f"{group.name}_{number}", kind, device, index, group.passive)

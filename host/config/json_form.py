@@ -15,10 +15,10 @@ from host.config.schema import (
     Field,
     ModelConfig,
     enum_names,
+    field_kind,
     is_map,
-    kind,
     new_config,
-    suggest,
+    suggestion,
     unknown_field,
 )
 from host.errors import invalid_argument
@@ -58,13 +58,13 @@ def _field_value(field: Field, value: Any) -> Any:
 
 
 def _value(field: Field, value: Any) -> Any:
-    if kind(field) == "message":
+    if field_kind(field) == "message":
         return to_dict(value)
-    if kind(field) == "enum":
+    if field_kind(field) == "enum":
         known = field.enum_type.values_by_number.get(value)
         return value if known is None else known.name
-    if kind(field) in ("float", "double"):
-        return _number(value, kind(field) == "float")
+    if field_kind(field) in ("float", "double"):
+        return _number(value, field_kind(field) == "float")
     return str(value) if field.full_name in _NUMBERS_AS_STRINGS else value
 
 
@@ -160,9 +160,9 @@ def _named(field: Field, value: Any, path: str) -> Any:
 
 
 def _single(field: Field, value: Any, path: str) -> Any:
-    if kind(field) == "message":
+    if field_kind(field) == "message":
         return _message(field.message_type, value, path)
-    if kind(field) != "enum" or value is None:
+    if field_kind(field) != "enum" or value is None:
         return value
     names = enum_names(field)
     known = [name for name in names if isinstance(value, str) and name == value.upper()]
@@ -170,5 +170,5 @@ def _single(field: Field, value: Any, path: str) -> Any:
         return known[0]
     if type(value) is int and value in field.enum_type.values_by_number:
         return value
-    hint = suggest(str(value), names)
+    hint = suggestion(str(value), names)
     raise ValueError(f"field '{path}': expected one of {', '.join(names)}, got {value!r}{hint}")

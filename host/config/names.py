@@ -7,7 +7,7 @@ from host.config.schema import ModelConfig
 from host.errors import invalid_argument
 
 # Names end up in the command line and the environment of a stub (pb_utils specification 1.5).
-_FORBIDDEN = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
+_FORBIDDEN_CHARACTERS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 
 def check_directory_name(config: ModelConfig, directory: str) -> Findings:
@@ -20,12 +20,12 @@ def check_directory_name(config: ModelConfig, directory: str) -> Findings:
         )
 
 
-def check_stub_names(config: ModelConfig) -> Findings:
+def check_names_for_stub(config: ModelConfig) -> Findings:
     """A stub is called like its model or its instance, so neither may hold shell characters."""
     named = [(config.name, "name")]
     named += [(g.name, f"instance_group[{i}].name") for i, g in enumerate(config.instance_group)]
     for name, field in named:
-        if not name or not _FORBIDDEN.isdisjoint(name):
+        if not name or not _FORBIDDEN_CHARACTERS.isdisjoint(name):
             yield Finding("Invalid stub name: contains invalid characters", field)
 
 

@@ -7,7 +7,7 @@ from host.config.schema import ConfigPart, ModelConfig, is_ensemble
 _DEFAULT_IDLE_US = 1_000_000
 
 
-def normalise(config: ModelConfig) -> None:
+def normalise_config(config: ModelConfig) -> None:
     """Fill in version policy, schedulers and pinned memory (configuration spec 2.5)."""
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1

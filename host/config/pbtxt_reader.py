@@ -11,11 +11,11 @@ from host.config.schema import (
     INTEGER_RANGES,
     Field,
     enum_names,
-    expectation,
+    expected_value,
+    field_kind,
     is_map,
-    kind,
-    out_of_range,
-    suggest,
+    range_problem,
+    suggestion,
     unknown_field,
 )
 from host.config.source import Position
@@ -24,7 +24,7 @@ TEMPLATE = re.compile(r"\$\{[^}\n]*\}?|\$\w+")
 _CLOSING = {"{": "}", "<": ">"}
 
 
-class SyntaxProblem(Exception):
+class PbtxtSyntaxError(Exception):
     """The text breaks a rule at `position`.
 
     `text` is what is wrong with `field`, and `hint` what may have been meant. The message may have
@@ -47,7 +47,7 @@ class SyntaxProblem(Exception):
         self.hint = hint.removeprefix(", ")
 
 
-class Reader:
+class PbtxtReader:
     """Reads one text once. Afterwards `positions` holds where each field was written."""
 
     def __init__(self, text: str) -> None:
@@ -56,7 +56,7 @@ class Reader:
         self._tokens: Any = text_format.Tokenizer(self._lines)
         self._lengths: dict[str, int] = {}
 
-    def read(self, descriptor: Any) -> None:
+    def read_message(self, descriptor: Any) -> None:
         """Walk the whole text as one message."""
         self._fields(descriptor)
 
@@ -76,7 +76,7 @@ class Reader:
                 if not closing:
                     break
                 text = f"field '{path}' is not closed, expected '{closing}'"
-                raise SyntaxProblem(opened, text, path)
+                raise PbtxtSyntaxError(opened, text, path)
             key = self._entry(descriptor, path, seen) or key
             if not self._tokens.TryConsume(","):
                 self._tokens.TryConsume(";")
@@ -98,7 +98,7 @@ class Reader:
         if re.fullmatch(r"\w+", name):
             text, hint = unknown_field(name, descriptor)
             own = f"{path}.{name}" if path else name
-            raise SyntaxProblem(self._here(), text, own, hint, after=within)
+            raise PbtxtSyntaxError(self._here(), text, own, hint, after=within)
         self._reject(f"a field of {descriptor.name}{within}")
 
     def _check_once(self, field: Field, seen: dict[str, Position], path: str) -> None:
@@ -119,14 +119,14 @@ class Reader:
         )
         own = f"{path}.{field.name}" if path else field.name
         first = f", first at line {line}, column {column}"
-        raise SyntaxProblem(self._here(), problem + first, own)
+        raise PbtxtSyntaxError(self._here(), problem + first, own)
 
     def _field(self, field: Field, path: str) -> str:
         """A field from its name to the end of its value; returns a singular scalar as text."""
         position = self._here()
         self.positions.setdefault(path, position)
         self._tokens.NextToken()
-        if not self._tokens.TryConsume(":") and kind(field) != "message":
+        if not self._tokens.TryConsume(":") and field_kind(field) != "message":
             self._missing(":", "':'", field, path)
         if not field.is_repeated:
             return self._value(field, path)
@@ -152,7 +152,7 @@ class Reader:
         self._value(field, f"{path}[{index}]")
 
     def _value(self, field: Field, path: str) -> str:
-        if kind(field) != "message":
+        if field_kind(field) != "message":
             return self._scalar(field, path)
         closing = _CLOSING.get(self._tokens.token)
         if closing is None:
@@ -174,15 +174,15 @@ class Reader:
         try:
             value = self._consume(field)
         except text_format.ParseError:
-            self._reject(expectation(field), field, path, (token, position))
-        bounds = out_of_range(field, value)
+            self._reject(expected_value(field), field, path, (token, position))
+        bounds = range_problem(field, value)
         if bounds:
             self._reject(bounds, field, path, (token, position))
         return str(value)
 
     def _consume(self, field: Field) -> Any:
         """The value, by the tokenizer's own lexical rules."""
-        name = kind(field)
+        name = field_kind(field)
         if name in INTEGER_RANGES:
             return self._tokens.ConsumeInteger()
         if name == "enum":
@@ -204,11 +204,11 @@ class Reader:
         rest = self._lines[line - 1][column - 1 :] if token else ""
         template = TEMPLATE.match(rest) or TEMPLATE.search(token)
         got, hint = repr(token) if token else "the end of the text", ""
-        if at and field is not None and kind(field) == "enum":
-            hint = suggest(token.strip("'\""), enum_names(field))
+        if at and field is not None and field_kind(field) == "enum":
+            hint = suggestion(token.strip("'\""), enum_names(field))
         problem = f"expected {expected}, got {got}"
         if template is not None:
             hint = ""
             problem = f"template variable '{template[0]}' was not replaced, expected {expected}"
         owner = f"field '{path}' of {field.containing_type.name}: " if field is not None else ""
-        raise SyntaxProblem(position, problem, path, hint, before=owner)
+        raise PbtxtSyntaxError(position, problem, path, hint, before=owner)

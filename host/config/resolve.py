@@ -66,7 +66,7 @@ def first_version_dir(model_dir: Path) -> Path | None:
     return model_dir / found[0] if found else None
 
 
-def resolve(config: ModelConfig, model: str, version_dir: Path | None) -> None:
+def resolve_backend(config: ModelConfig, model: str, version_dir: Path | None) -> None:
     """Fill in what is missing of backend, platform and default file name (spec 1.6)."""
     framework = _named(config) or _present(config, version_dir)
     if framework is not None:

@@ -74,7 +74,7 @@ def is_map(field: Field) -> bool:
     return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
 
 
-def kind(field: Field) -> str:
+def field_kind(field: Field) -> str:
     """The protobuf name of the field's type: `int32`, `string`, `enum`, `message`, ..."""
     return _SCALARS[field.type]
 
@@ -84,37 +84,39 @@ def enum_names(field: Field) -> list[str]:
     return [value.name for value in field.enum_type.values]
 
 
-def expectation(field: Field) -> str:
+def expected_value(field: Field) -> str:
     """What a single value of the field has to be, in words for an error message."""
-    if kind(field) == "enum":
+    if field_kind(field) == "enum":
         return f"one of {', '.join(enum_names(field))}"
-    return {"bool": "true or false", "string": "a quoted string"}.get(kind(field), kind(field))
+    return {"bool": "true or false", "string": "a quoted string"}.get(
+        field_kind(field), field_kind(field)
+    )
 
 
-def out_of_range(field: Field, value: Any) -> str:
+def range_problem(field: Field, value: Any) -> str:
     """What an integer or enum value has to be, when this one is beyond it; empty when fine."""
-    if kind(field) == "enum" and value not in field.enum_type.values_by_number:
-        return expectation(field)
-    low, high = INTEGER_RANGES.get(kind(field), (None, None))
+    if field_kind(field) == "enum" and value not in field.enum_type.values_by_number:
+        return expected_value(field)
+    low, high = INTEGER_RANGES.get(field_kind(field), (None, None))
     if low is None or high is None or low <= value <= high:
         return ""
-    return f"{kind(field)} from {low} to {high}"
+    return f"{field_kind(field)} from {low} to {high}"
 
 
 def unknown_field(name: str, descriptor: Any) -> tuple[str, str]:
     """A complaint about a field name, and what the writer may have meant."""
     names = [field.name for field in descriptor.fields]
-    hint = suggest(name, names) or f", expected one of {', '.join(names)}"
+    hint = suggestion(name, names) or f", expected one of {', '.join(names)}"
     return f"unknown field '{name}' in {descriptor.name}", hint
 
 
-def suggest(word: str, choices: Iterable[str]) -> str:
+def suggestion(word: str, choices: Iterable[str]) -> str:
     """`, did you mean '<choice>'?` for the closest choice, or nothing when none is close."""
-    choice = meant(word, choices)
+    choice = closest_choice(word, choices)
     return f", did you mean '{choice}'?" if choice else ""
 
 
-def meant(word: str, choices: Iterable[str]) -> str:
+def closest_choice(word: str, choices: Iterable[str]) -> str:
     """The choice that a writer of the word most likely meant, "" when none is close."""
     names = {name.lower(): name for name in choices}
     lower = word.lower()

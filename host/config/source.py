@@ -14,7 +14,7 @@ _FIRST_PART = re.compile(r"[^.\[]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConfigSource:
     """One configuration file: its path, and the position of every field by its path.
 
     A field path reads `input[1].dims`; a map entry is addressed by its key, `parameters[KEY]`.
@@ -34,13 +34,13 @@ class Source:
             field_path = shorter
         return None
 
-    def where(self, field_path: str) -> str:
+    def format_location(self, field_path: str) -> str:
         """The suffix that leads a reader of an error message to the field."""
         position = self.position(field_path)
         place = self.path if position is None else "{}:{}:{}".format(self.path, *position)
         return f" ({place}, field '{field_path}')"
 
-    def without(self, names: Iterable[str]) -> Source:
+    def without_fields(self, names: Iterable[str]) -> ConfigSource:
         """The same file, with the given top-level fields no longer answering for their content."""
         gone = set(names)
         kept = {

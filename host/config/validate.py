@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from itertools import chain
 
-from host.config.execution import check_overlap
+from host.config.execution import check_max_concurrent_batches
 from host.config.findings import Finding, Findings
 from host.config.resolve import PLATFORMS_OF_BACKEND
 from host.config.schema import ENSEMBLE, ModelConfig
@@ -18,7 +18,7 @@ _log = logging.getLogger("pbhost")
 _CUSTOMISABLE_FAMILY = "nv_inference_first_response_histogram_ms"
 
 
-def check(config: ModelConfig) -> Findings:
+def check_config(config: ModelConfig) -> Findings:
     """All that is wrong with anything but the tensors (configuration spec 2.6)."""
     return chain(
         _check_identity(config),
@@ -27,7 +27,7 @@ def check(config: ModelConfig) -> Findings:
         check_ensemble(config),
         _check_response_cache(config),
         _check_metrics(config),
-        check_overlap(config),
+        check_max_concurrent_batches(config),
     )
 
 

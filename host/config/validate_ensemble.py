@@ -26,8 +26,8 @@ def check_ensemble(config: ModelConfig) -> Findings:
         yield from _check_settings(config)
         yield from _check_steps(config)
         tensors: dict[str, _Tensor] = {}
-        yield from _build(config, tensors)
-        yield from _check_flow(config, tensors)
+        yield from _build_graph(config, tensors)
+        yield from _check_data_flow(config, tensors)
     elif config.platform == ENSEMBLE:
         yield Finding(
             f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble",
@@ -67,7 +67,7 @@ def _check_steps(config: ModelConfig) -> Findings:
                 )
 
 
-def _build(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
+def _build_graph(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
     """Fill `tensors` with the flow: every output of a step is made from all its inputs."""
     written: set[str] = set()
     for index, step in enumerate(config.ensemble_scheduling.step):
@@ -90,7 +90,7 @@ def _nodes(names: Iterable[str], tensors: dict[str, _Tensor]) -> list[_Tensor]:
     return [tensors.setdefault(name, _Tensor(name)) for name in sorted(names)]
 
 
-def _check_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
+def _check_data_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
     name = config.name
     for index, tensor in enumerate(config.input):
         if tensor.name not in tensors:
@@ -99,7 +99,7 @@ def _check_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
                 f"ensemble input '{tensor.name}' for ensemble {name}' is not used",
                 f"input[{index}].name",
             )
-    _spread([tensors[tensor.name] for tensor in config.input if tensor.name in tensors])
+    _mark_ready([tensors[tensor.name] for tensor in config.input if tensor.name in tensors])
     for index, tensor in enumerate(config.output):
         node = tensors.get(tensor.name)
         if node is None:
@@ -108,7 +108,7 @@ def _check_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
                 f"output[{index}].name",
             )
         elif not node.ready:
-            yield Finding(_unwritten(node, name), f"output[{index}].name")
+            yield Finding(_unwritten_text(node, name), f"output[{index}].name")
     wanted = {tensor.name for tensor in config.output}
     for node in tensors.values():
         if node.name not in wanted and not (node.ready and node.uses):
@@ -118,7 +118,7 @@ def _check_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
             )
 
 
-def _spread(ready: list[_Tensor]) -> None:
+def _mark_ready(ready: list[_Tensor]) -> None:
     """Mark everything that can be made, starting from the given tensors."""
     for tensor in ready:
         tensor.ready = True
@@ -129,7 +129,7 @@ def _spread(ready: list[_Tensor]) -> None:
                 ready.append(user)
 
 
-def _unwritten(node: _Tensor, model: str) -> str:
+def _unwritten_text(node: _Tensor, model: str) -> str:
     text = f"output '{node.name}' for ensemble '{model}' is not written"
     missing = [source.name for source in node.sources if not source.ready] or [
         source.name for source in node.sources

@@ -58,7 +58,7 @@ def _check_shape(tensor: ConfigPart, what: str, path: str, max_batch_size: int) 
 
 
 def _check_reshape(tensor: ConfigPart, subject: str, path: str) -> Findings:
-    dims, shape = _runs(tensor.dims), _runs(tensor.reshape.shape)
+    dims, shape = _contiguous_runs(tensor.dims), _contiguous_runs(tensor.reshape.shape)
     if len(dims) != len(shape) and len(dims) > 1 and len(shape) > 1:
         yield Finding(
             f"{subject}has different number of variable-size dimensions for dims and reshape",
@@ -69,7 +69,7 @@ def _check_reshape(tensor: ConfigPart, subject: str, path: str) -> Findings:
         yield Finding(f"{subject}has different size for dims and reshape", path)
 
 
-def _runs(shape: Sequence[int]) -> list[int]:
+def _contiguous_runs(shape: Sequence[int]) -> list[int]:
     """The element counts of the fixed runs before, between and after variable dimensions."""
     runs = [1]
     for size in shape:
@@ -92,7 +92,7 @@ def _check_special(tensor: ConfigPart, what: str, path: str, platform: str) -> F
             yield Finding("Non-linear IO format is only supported for the TensorRT platform", field)
         if len(tensor.dims) != 3:
             yield Finding(f"Non-linear IO format {what} requires 3 dims", field)
-    if any(run > _MAX_ELEMENTS for run in _runs(tensor.dims)):
+    if any(run > _MAX_ELEMENTS for run in _contiguous_runs(tensor.dims)):
         yield Finding(
             f"element count for tensor '{tensor.name} dims' exceeds maximum size of "
             f"{_MAX_ELEMENTS}",

@@ -14,9 +14,9 @@ from host.ensembles.step_models import Face, Partner, TensorMemory
 from host.errors import HostError
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Call, ComputeCallback, FailureReason, InferRequest
-from host.metrics.meter import Meter
+from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
-from host.metrics.statistics import Counters
+from host.metrics.statistics import InferenceCounters
 from host.models.drainable import Drainable
 from host.models.registry import LoadedModel, Registry
 from host.models.signature import Signature
@@ -39,8 +39,10 @@ class Ensemble(Drainable):
         self.version = version
         self.config = config
         self.labels = labels or {}
-        self.counters = Counters(self.name, str(version))
-        self.meter = Meter(config, version, self.counters, lambda: 0, metrics or MetricsSettings())
+        self.counters = InferenceCounters(self.name, str(version))
+        self.metrics = ModelMetrics(
+            config, version, self.counters, lambda: 0, metrics or MetricsSettings()
+        )
         self._registry = registry
         self._memory = memory
         self._signature = Signature(config)
@@ -69,11 +71,11 @@ class Ensemble(Drainable):
         call = Call(request)
         call.queued_ns = call.received_ns
         call.on_finish = self._failed_outside
-        if self.meter.latencies is not None:
-            call.on_first = self.meter.latencies.first
+        if self.metrics.latencies is not None:
+            call.on_first_response = self.metrics.latencies.record_first_response
         self._calls.add(call)
         if request.trace is not None:
-            request.trace.begin(request, self.name, self.version, call.received_ns)
+            request.trace.start_inference(request, self.name, self.version, call.received_ns)
         if self.cache is not None:
             self.cache.serve(call, self._run)
         else:
@@ -122,12 +124,12 @@ class Ensemble(Drainable):
         if call.failed:
             # Both the response and the end of the request count, if it failed on its way.
             for _ in range(2 if run.failed_inside else 1):
-                self.counters.failure(total, _REASON)
+                self.counters.record_failure(total, _REASON)
         else:
             size = call.request.batch_size
-            self.counters.success(size, total, started - call.queued_ns, *run.spent)
-            self.counters.execution(size, *run.spent)
-            run.on_late = self.counters.computed
+            self.counters.record_success(size, total, started - call.queued_ns, *run.spent)
+            self.counters.record_execution(size, *run.spent)
+            run.on_late = self.counters.add_compute_times
         if call.on_computed is not None:  # this is a step of another ensemble
             call.on_computed(*run.spent)
             run.on_late = partial(self._computed, call.on_computed, not call.failed)
@@ -138,13 +140,13 @@ class Ensemble(Drainable):
     ) -> None:
         """A member's execution has ended after its last response."""
         if counted:
-            self.counters.computed(input_ns, infer_ns, output_ns)
+            self.counters.add_compute_times(input_ns, infer_ns, output_ns)
         tell(input_ns, infer_ns, output_ns)
 
     def _failed_outside(self, call: Call) -> None:
         """It has ended before it was run: answered from the cache, or given up."""
         if call.failed:
-            self.counters.failure(time.monotonic_ns() - call.received_ns, _REASON)
+            self.counters.record_failure(time.monotonic_ns() - call.received_ns, _REASON)
         self._leave(call)
 
     # As the registry and its keeper see it
@@ -186,12 +188,12 @@ class Ensemble(Drainable):
     def abort(self, error: HostError) -> None:
         """End every call under way."""
         for call in list(self._calls):
-            call.abandon(error)
+            call.abort(error)
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Nothing runs here: its members end on their own."""
         self._partners.clear()
-        self.meter.end()
+        self.metrics.merge_into_successor()
 
 
 _REASON = FailureReason.OTHER

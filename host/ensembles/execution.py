@@ -78,9 +78,9 @@ class Run:
     def begin(self) -> None:
         """Start what the request's own tensors are enough for."""
         call, request = self.call, self._request
-        call.place = self
+        call.holder = self
         call.on_cancel = self._cancel
-        call.on_taken = self._taken if self._face.decoupled else None
+        call.on_response_acknowledged = self._taken if self._face.decoupled else None
         correlation = self._correlation
         given = {tensor.name: tensor for tensor in request.inputs}
         request.inputs = []  # each goes when the last step that takes it has ended
@@ -179,10 +179,10 @@ class Run:
             correlation.flags,
             asked.priority,
             asked.timeout_us,
-            None if asked.trace is None else asked.trace.child(),
-            offers=self._offers(flight),
-            form=partner.form_of(inputs),
-            window=self._pace.window if partner.decoupled else 0,
+            None if asked.trace is None else asked.trace.create_child(),
+            output_placement_hints=self._offers(flight),
+            validation_key=partner.form_of(inputs),
+            max_outstanding_responses=self._pace.window if partner.decoupled else 0,
         )
 
     def _offers(self, flight: _Flight) -> dict[str, object] | None:
@@ -190,7 +190,7 @@ class Run:
 
         Only if no other is left: one may still read what lies there, the client's own inputs.
         """
-        wanted = self._request.slots or self._request.offers
+        wanted = self._request.output_placement or self._request.output_placement_hints
         if not wanted or self._face.decoupled or self._values or len(self._flights) > 1:
             return None
         return {
@@ -240,7 +240,7 @@ class Run:
             elif self._error is None and not self._over:
                 self._take(flight, call, response, final)
             elif not final:
-                call.took(response)  # the member is to come to its end
+                call.acknowledge_response(response)  # the member is to come to its end
         finally:
             if final:
                 self._leave(flight)  # those after it wait by now, if they have to
@@ -272,7 +272,7 @@ class Run:
         except HostError as error:
             self._fail(error)
             if not final:
-                call.took(response)
+                call.acknowledge_response(response)
             return
         lease, needed = None, 0
         if not final:
@@ -302,8 +302,8 @@ class Run:
                 response.parameters = value.correlation.parameters()
             if value.lease is not None:
                 leases.append(value.lease)
-        if request.slots:
-            response.error = self._memory.deliver(request.slots, response.outputs)
+        if request.output_placement:
+            response.error = self._memory.deliver(request.output_placement, response.outputs)
         if leases:
             self._given[id(response)] = leases
         self._answers += 1
@@ -372,7 +372,7 @@ class Run:
     def _end(self) -> None:
         self._drop()
         self._given.clear()
-        self.call.place = self.call.on_cancel = self.call.on_taken = None
+        self.call.holder = self.call.on_cancel = self.call.on_response_acknowledged = None
         self._ended(self)
 
 

@@ -33,7 +33,7 @@ class Lease:
 
     def tell(self) -> None:
         """The member may send its next response."""
-        self._call.took(self._response)
+        self._call.acknowledge_response(self._response)
 
 
 class Pace:
@@ -46,10 +46,10 @@ class Pace:
     """
 
     def __init__(self, request: InferRequest, limited: bool, under_way: Sized) -> None:
-        self.window = 1 if limited or request.window else 0
+        self.window = 1 if limited or request.max_outstanding_responses else 0
         """What members are asked with: responses under way at a time; 0 for what is usual."""
         self._under_way = under_way
-        self._most_given = request.window or _MOST_GIVEN
+        self._most_given = request.max_outstanding_responses or _MOST_GIVEN
         self._given: dict[int, int] = {}  # responses that the asker has not taken: their bytes
         self._bytes = 0
         self._waiting = 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from host.cache.responses import ResponseCache
-from host.cache.store import Store
+from host.cache.store import ResponseStore
 from host.config import model_config as configuration
 from host.config.model_config import LoadedConfig
 from host.config.schema import is_ensemble
@@ -15,8 +15,8 @@ from host.ensembles.ensemble import Ensemble
 from host.errors import HostError
 from host.inference.request import Tensor
 from host.instances.arenas import Arenas
-from host.instances.client_memory import deliver
-from host.instances.transfer import no_room
+from host.instances.client_memory import write_outputs
+from host.instances.transfer import arena_full_error
 from host.metrics.settings import MetricsSettings
 from host.models.loads import ModelLoader
 from host.models.registry import LoadedModel, Registry
@@ -35,7 +35,7 @@ class EnsembleLoader:
         arenas: Arenas,
         *,
         metrics: MetricsSettings | None = None,
-        store: Store | None = None,
+        store: ResponseStore | None = None,
     ) -> None:
         self._others = others
         self._registry = registry
@@ -47,13 +47,13 @@ class EnsembleLoader:
         """A model that can be asked; the members of an ensemble are there. Raises HostError."""
         if not is_ensemble(loaded.config):
             return await self._others.load(directory, version, loaded)
-        config = configuration.finish(loaded)
+        config = configuration.complete_config(loaded)
         labels = await asyncio.to_thread(read_labels, directory, config)
         ensemble = Ensemble(config, version, self._registry, self._memory, self._metrics, labels)
-        ensemble.meter.set_namespace(loaded.namespace)
+        ensemble.metrics.set_namespace(loaded.namespace)
         if self._store is not None and config.response_cache.enable:
             ensemble.cache = ResponseCache(
-                self._store, version, ensemble.counters, deliver, loaded.namespace
+                self._store, version, ensemble.counters, write_outputs, loaded.namespace
             )
         return ensemble
 
@@ -75,10 +75,10 @@ class _Memory:
     def share(self, tensor: Tensor) -> None:
         """Put it where several models can read it, once. Raises HostError if there is no room."""
         try:
-            self._arenas.place(tensor)
+            self._arenas.place_tensor(tensor)
         except ArenaFull as full:
-            raise no_room(full) from full
+            raise arena_full_error(full) from full
 
     def deliver(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
         """Write outputs to where the client wants them; what stands against it."""
-        return deliver(slots, outputs)
+        return write_outputs(slots, outputs)

@@ -12,18 +12,18 @@ import sys
 import tarfile
 from collections.abc import Iterator
 
-MOST_BYTES = 128 << 30
+MAX_BYTES = 128 << 30
 """What the files of one archive may take together."""
-MOST_MEMBERS = 4_000_000
+MAX_MEMBERS = 4_000_000
 
-_FOLDER, _FILE, _LINK = "folder", "file", "link"
+_DIRECTORY, _FILE, _LINK = "folder", "file", "link"
 
 
 class BadArchive(Exception):
     """It would write outside its folder, holds what no environment has, or cannot be read."""
 
 
-class Unpacking:
+class ArchiveExtractor:
     """Puts members below `folder`, which must exist and be empty.
 
     Nothing is written but through folders that it has made itself, and every name is made anew.
@@ -31,81 +31,81 @@ class Unpacking:
     """
 
     def __init__(
-        self, folder: str, most_bytes: int = MOST_BYTES, most_members: int = MOST_MEMBERS
+        self, folder: str, most_bytes: int = MAX_BYTES, most_members: int = MAX_MEMBERS
     ) -> None:
         self._folder = folder
         self._bytes_left = most_bytes
         self._members_left = most_members
         self._limits = f"{most_bytes} bytes in {most_members} files"
-        self._made: dict[str, str] = {"": _FOLDER}
+        self._kinds: dict[str, str] = {"": _DIRECTORY}
 
-    def unpack(self, path: str) -> None:
+    def extract(self, path: str) -> None:
         """Unpack a tar file, compressed by gzip, bzip2, xz or not. Raises BadArchive or OSError."""
         try:
             with tarfile.open(path, "r|*") as archive:
                 for member in archive:
-                    self.put(archive, member)
+                    self.extract_member(archive, member)
         except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
             raise BadArchive(f"it is no readable tar file: {error}") from error
 
-    def put(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def extract_member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         """Unpack one member. Raises BadArchive."""
-        self._count(member)
-        name = _clean(member.name)
+        self._check_limits(member)
+        name = _checked_name(member.name)
         if member.isdir():
-            self._folders(name)
+            self._make_directories(name)
             return
         if not name:
             raise BadArchive(f"'{member.name}' is no name of a file")
         parent, _, _ = name.rpartition("/")
-        self._folders(parent)
+        self._make_directories(parent)
         target = os.path.join(self._folder, name)
-        self._clear(name, target)
+        self._remove_existing(name, target)
         if member.issym():
             os.symlink(member.linkname, target)
-            self._made[name] = _LINK
+            self._kinds[name] = _LINK
         elif member.islnk():
-            os.link(self._linked(member), target, follow_symlinks=False)
-            self._made[name] = self._made[_clean(member.linkname)]
+            os.link(self._link_target(member), target, follow_symlinks=False)
+            self._kinds[name] = self._kinds[_checked_name(member.linkname)]
         elif member.isreg():
-            self._write(archive, member, target)
-            self._made[name] = _FILE
+            self._write_file(archive, member, target)
+            self._kinds[name] = _FILE
         else:
             raise BadArchive(f"'{member.name}' is a device or a pipe")
 
-    def _count(self, member: tarfile.TarInfo) -> None:
+    def _check_limits(self, member: tarfile.TarInfo) -> None:
         self._members_left -= 1
         self._bytes_left -= max(0, member.size) if member.isreg() else 0
         if self._members_left < 0 or self._bytes_left < 0:
             raise BadArchive(f"it holds more than {self._limits}")
 
-    def _folders(self, name: str) -> None:
+    def _make_directories(self, name: str) -> None:
         """Make a folder and those above it, unless they have been made."""
         for path in _ancestors(name):
-            kind = self._made.get(path)
+            kind = self._kinds.get(path)
             if kind is None:
                 os.mkdir(os.path.join(self._folder, path), 0o755)
-                self._made[path] = _FOLDER
+                self._kinds[path] = _DIRECTORY
             elif kind == _LINK:
                 raise BadArchive(f"Cannot extract through symlink {path}")
             elif kind == _FILE:
                 raise BadArchive(f"'{path}' is a file and a folder")
 
-    def _clear(self, name: str, target: str) -> None:
+    def _remove_existing(self, name: str, target: str) -> None:
         """A later member of the same name replaces the earlier one."""
-        kind = self._made.get(name)
-        if kind == _FOLDER:
+        kind = self._kinds.get(name)
+        if kind == _DIRECTORY:
             raise BadArchive(f"'{name}' is a folder and a file")
         if kind is not None:
             os.unlink(target)
 
-    def _linked(self, member: tarfile.TarInfo) -> str:
-        name = _clean(member.linkname)
-        if self._made.get(name) not in (_FILE, _LINK):
+    def _link_target(self, member: tarfile.TarInfo) -> str:
+        name = _checked_name(member.linkname)
+        if self._kinds.get(name) not in (_FILE, _LINK):
             raise BadArchive(f"'{member.name}' links to '{member.linkname}', which it lacks")
         return os.path.join(self._folder, name)
 
-    def _write(self, archive: tarfile.TarFile, member: tarfile.TarInfo, target: str) -> None:
+    def _write_file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, target: str) -> None:
         source = archive.extractfile(member)
         assert source is not None  # as of any regular file
         mode = 0o755 if member.mode & 0o111 else 0o644
@@ -117,7 +117,7 @@ class Unpacking:
         os.utime(target, (member.mtime, member.mtime))
 
 
-def _clean(name: str) -> str:
+def _checked_name(name: str) -> str:
     """A member's name as folders below one another. Raises BadArchive, in libarchive's words."""
     if name.startswith("/"):
         raise BadArchive(f"Path is absolute: {name}")
@@ -137,7 +137,7 @@ def _ancestors(name: str) -> Iterator[str]:
 def main(archive: str, folder: str) -> int:
     """Unpack; the exit status."""
     try:
-        Unpacking(folder).unpack(archive)
+        ArchiveExtractor(folder).extract(archive)
     except BadArchive as error:
         sys.stdout.write(f"{error}\n")
     except OSError as error:

@@ -15,57 +15,60 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from host.environments.environment import Environment
-from host.environments.program import ProgramFailed, run, under_host
+from host.environments.program import ProgramError, command_dying_with_host, run_program
 from host.environments.requirements import Requirements
 from host.environments.single_flight import SingleFlight
-from host.environments.sources import Sources
+from host.environments.sources import StubSources
 from host.errors import internal, invalid_argument
 
 _log = logging.getLogger("pbhost")
 
-_MARK = "pbhost.json"
+_COMPLETION_FILE = "pbhost.json"
 """Written last: an environment without it was never finished."""
 
-_QUIETLY = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
-_LOOK_SECONDS = 0.2  # between looks whether another server has built what we want
-_WRONG_PYTHON = 3
+_PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
+_LOCK_POLL_SECONDS = 0.2  # between looks whether another server has built what we want
+_WRONG_PYTHON_STATUS = 3
 
-_ALLOWS = f"""\
+_CHECK_PYTHON_SCRIPT = f"""\
 import sys
 from pip._vendor.packaging.specifiers import SpecifierSet
 found = "%d.%d.%d" % sys.version_info[:3]
-sys.exit(0 if SpecifierSet(sys.argv[1]).contains(found, prereleases=True) else {_WRONG_PYTHON})
+allowed = SpecifierSet(sys.argv[1]).contains(found, prereleases=True)
+sys.exit(0 if allowed else {_WRONG_PYTHON_STATUS})
 """
 
 
-class Builder:
+class EnvironmentBuilder:
     """Builds below `cache`, which servers may share; `seconds` bound one build."""
 
-    def __init__(self, cache: Path, sources: Sources, seconds: float) -> None:
+    def __init__(self, cache: Path, sources: StubSources, seconds: float) -> None:
         self._cache = cache
         self._sources = sources
         self._seconds = seconds
-        self._flights: SingleFlight[Environment] = SingleFlight()
+        self._single_flight: SingleFlight[Environment] = SingleFlight()
 
-    async def open(self, requirements: Requirements, model: str) -> Environment:
+    async def get_environment(self, requirements: Requirements, model: str) -> Environment:
         """The environment that has what is required. Raises HostError.
 
         `model` is for whom it is built, should it not be there yet.
         """
         key = requirements.key
-        return await self._flights.get(key, lambda: self._open(key, requirements, model))
+        return await self._single_flight.run_once(
+            key, lambda: self._find_or_build(key, requirements, model)
+        )
 
-    async def _open(self, key: str, requirements: Requirements, model: str) -> Environment:
+    async def _find_or_build(self, key: str, requirements: Requirements, model: str) -> Environment:
         environment = Environment(self._cache / key, self._sources)
-        if _is_whole(environment):
+        if _is_complete(environment):
             return environment
-        async with self._locked(key) as lock:
-            if not _is_whole(environment):  # else another server was faster
+        async with self._lock(key) as lock:
+            if not _is_complete(environment):  # else another server was faster
                 await self._build(environment, requirements, model, lock)
         return environment
 
     @asynccontextmanager
-    async def _locked(self, key: str) -> AsyncIterator[int]:
+    async def _lock(self, key: str) -> AsyncIterator[int]:
         """Be the only one who builds this; the descriptor of the lock. Raises HostError."""
         deadline = asyncio.get_running_loop().time() + self._seconds
         try:
@@ -79,13 +82,13 @@ class Builder:
                 " --environment-cache-dir chooses another folder"
             ) from error
         try:
-            while not _taken(lock):
+            while not _try_lock(lock):
                 if asyncio.get_running_loop().time() > deadline:
                     raise internal(
                         f"another server has been building {self._cache / key} for"
                         f" {self._seconds:g} s, the limit of --environment-timeout-secs"
                     )
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_LOCK_POLL_SECONDS)
             yield lock
         finally:
             os.close(lock)
@@ -99,43 +102,43 @@ class Builder:
         variables.pop("PYTHONPATH", None)
 
         async def step(name: str, command: Sequence[str]) -> None:
-            await run(
+            await run_program(
                 command,
                 name=name,
-                seconds=self._seconds,
+                timeout_s=self._seconds,
                 variables=variables,
                 cwd=source.parent,  # relative paths in the file are meant from there
-                heard=lambda line: _log.info("%s", line, extra={"instance": model}),
-                inherited=[lock],  # as long as one of them runs, nobody else builds
+                on_line=lambda line: _log.info("%s", line, extra={"instance": model}),
+                inherited_fds=[lock],  # as long as one of them runs, nobody else builds
             )
 
         try:
             await asyncio.to_thread(shutil.rmtree, root, True)
-            await step("python -m venv", under_host(sys.executable, "venv", root))
+            await step("python -m venv", command_dying_with_host(sys.executable, "venv", root))
             if requirements.python:
                 await _check_python(step, environment, requirements)
-            pip = ["pip", "install", *_QUIETLY, *requirements.arguments]
-            await step("pip install", under_host(environment.python, *pip))
-            await asyncio.to_thread(_finish, environment, requirements)
+            pip = ["pip", "install", *_PIP_OPTIONS, *requirements.arguments]
+            await step("pip install", command_dying_with_host(environment.python, *pip))
+            await asyncio.to_thread(_mark_complete, environment, requirements)
         except BaseException as error:  # also if cancelled: half of one must not stay
             await asyncio.to_thread(shutil.rmtree, root, True)
-            if not isinstance(error, (ProgramFailed, OSError)):
+            if not isinstance(error, (ProgramError, OSError)):
                 raise
-            reason = error.told if isinstance(error, ProgramFailed) else str(error)
+            reason = error.details if isinstance(error, ProgramError) else str(error)
             raise internal(
                 f"cannot build the environment of model '{model}' from {source}: {reason}"
             ) from error
 
     async def close(self) -> None:
         """Give up what is under way."""
-        await self._flights.close()
+        await self._single_flight.close()
 
 
-def _is_whole(environment: Environment) -> bool:
-    return (environment.root / _MARK).exists()
+def _is_complete(environment: Environment) -> bool:
+    return (environment.root / _COMPLETION_FILE).exists()
 
 
-def _taken(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -143,13 +146,13 @@ def _taken(lock: int) -> bool:
     return True
 
 
-def _finish(environment: Environment, requirements: Requirements) -> None:
+def _mark_complete(environment: Environment, requirements: Requirements) -> None:
     """Say what was built, which makes it a whole one. Raises OSError."""
     files = {name: data.decode(errors="replace") for name, data in requirements.files.items()}
     told = json.dumps({"source": str(requirements.path), "files": files}, indent=1)
-    fresh = environment.root / f"{_MARK}.new"
+    fresh = environment.root / f"{_COMPLETION_FILE}.new"
     fresh.write_text(told)
-    fresh.rename(environment.root / _MARK)
+    fresh.rename(environment.root / _COMPLETION_FILE)
 
 
 async def _check_python(
@@ -160,10 +163,10 @@ async def _check_python(
     """Raise HostError INVALID_ARG if a project does not want the Python that it would get."""
     allowed = requirements.python
     try:
-        look = [str(environment.python), "-I", "-c", _ALLOWS, allowed]
+        look = [str(environment.python), "-I", "-c", _CHECK_PYTHON_SCRIPT, allowed]
         await step("the look at requires-python", look)
-    except ProgramFailed as failure:
-        if failure.status != _WRONG_PYTHON:
+    except ProgramError as failure:
+        if failure.status != _WRONG_PYTHON_STATUS:
             raise
         raise invalid_argument(
             f"cannot use the requirements {requirements.path}: requires-python is '{allowed}',"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from host.environments.sources import Sources
+from host.environments.sources import StubSources
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Environment:
     """
 
     root: Path
-    sources: Sources
+    sources: StubSources
     release: Callable[[], None] = lambda: None
 
     @property
@@ -37,11 +37,11 @@ class Environment:
         variables.pop("PYTHONHOME", None)
         variables["VIRTUAL_ENV"] = str(self.root)
         variables["VIRTUAL_ENV_PROMPT"] = f"({self.root})"
-        variables["PATH"] = _before(self.root / "bin", host.get("PATH"))
-        variables["LD_LIBRARY_PATH"] = _before(self.root / "lib", host.get("LD_LIBRARY_PATH"))
+        variables["PATH"] = _prepend_path(self.root / "bin", host.get("PATH"))
+        variables["LD_LIBRARY_PATH"] = _prepend_path(self.root / "lib", host.get("LD_LIBRARY_PATH"))
         return variables
 
 
-def _before(first: Path, paths: str | None) -> str:
+def _prepend_path(first: Path, paths: str | None) -> str:
     """An empty entry would mean the working directory."""
     return f"{first}:{paths}" if paths else str(first)

@@ -6,17 +6,17 @@ import json
 import os
 
 from host.environments.environment import Environment
-from host.environments.program import ProgramFailed, run
+from host.environments.program import ProgramError, run_program
 from host.errors import internal
 
-OLDEST = (3, 8)
+MIN_PYTHON = (3, 8)
 """The oldest CPython that runs stubs."""
 
-NEEDED = {"numpy": "numpy", "zmq": "pyzmq", "msgspec": "msgspec"}
+REQUIRED_PACKAGES = {"numpy": "numpy", "zmq": "pyzmq", "msgspec": "msgspec"}
 """What a stub imports, and what pip calls it."""
 
 # Any Python must be able to read this, to be told that it is too old.
-_LOOK = """\
+_PROBE_SCRIPT = """\
 import sys
 sys.path[:] = [path for path in sys.path if path]
 import json, platform
@@ -33,7 +33,7 @@ print("pbhost " + json.dumps(found))
 """
 
 
-async def check(environment: Environment, seconds: float, advice: str) -> None:
+async def check_interpreter(environment: Environment, seconds: float, advice: str) -> None:
     """Raise HostError INTERNAL unless stubs can run there.
 
     `seconds` bound the look at it. `advice` says what to do about missing `{packages}`; `{pip}` is
@@ -43,21 +43,23 @@ async def check(environment: Environment, seconds: float, advice: str) -> None:
     if not environment.python.exists():
         raise internal(f"The Python environment {root} has no interpreter at bin/python.")
     try:
-        output = await run(
-            [environment.python, "-c", _LOOK, *NEEDED],
-            seconds=seconds,
+        output = await run_program(
+            [environment.python, "-c", _PROBE_SCRIPT, *REQUIRED_PACKAGES],
+            timeout_s=seconds,
             variables=environment.variables(os.environ),
         )
-        implementation, version, broken = _read(output)
-    except ProgramFailed as failure:
-        raise internal(f"The Python environment {root} does not work: {failure.told}") from failure
+        implementation, version, broken = _parse_output(output)
+    except ProgramError as failure:
+        raise internal(
+            f"The Python environment {root} does not work: {failure.details}"
+        ) from failure
     number = ".".join(map(str, version))
-    if implementation != "CPython" or tuple(version) < OLDEST:
+    if implementation != "CPython" or tuple(version) < MIN_PYTHON:
         raise internal(
             f"The Python environment {root} has {implementation} {number}, but a model needs"
-            f" CPython {OLDEST[0]}.{OLDEST[1]} or later."
+            f" CPython {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or later."
         )
-    missing = [NEEDED[name] for name, reason in broken.items() if reason is None]
+    missing = [REQUIRED_PACKAGES[name] for name, reason in broken.items() if reason is None]
     if missing:
         packages = " ".join(missing)
         pip = f"{environment.python} -m pip install {packages}"
@@ -67,14 +69,14 @@ async def check(environment: Environment, seconds: float, advice: str) -> None:
         )
     for name, reason in broken.items():
         raise internal(
-            f"The Python environment {root} (CPython {number}) has a {NEEDED[name]} that cannot be"
-            f" imported: {reason}"
+            f"The Python environment {root} (CPython {number}) has a {REQUIRED_PACKAGES[name]} that"
+            f" cannot be imported: {reason}"
         )
 
 
-def _read(output: list[str]) -> tuple[str, list[int], dict[str, str | None]]:
+def _parse_output(output: list[str]) -> tuple[str, list[int], dict[str, str | None]]:
     for line in reversed(output):
         if line.startswith("pbhost "):
             implementation, version, broken = json.loads(line.removeprefix("pbhost "))
             return implementation, version, broken
-    raise ProgramFailed("its Python did not answer", output)
+    raise ProgramError("its Python did not answer", output)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_LAST_LINES = 20
-_LONGEST_LINE = 4096  # characters of a line that are kept for an error
+_MAX_LINES = 20
+_MAX_LINE_LENGTH = 4096  # characters of a line that are kept for an error
 
-_UNDER_HOST = """\
+_DIE_WITH_HOST_SCRIPT = """\
 import ctypes, runpy, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 sys.argv = sys.argv[1:]
@@ -25,7 +25,7 @@ else:
 """
 
 
-class ProgramFailed(Exception):
+class ProgramError(Exception):
     """A program could not be started, took too long, or ended with another status than 0.
 
     `str()` says so; `output` are the last lines that it printed; `status` is None unless it ended.
@@ -37,53 +37,53 @@ class ProgramFailed(Exception):
         self.status = status
 
     @property
-    def told(self) -> str:
+    def details(self) -> str:
         """The message, and the output on lines of its own."""
         return "\n".join([f"{self}; it printed:" if self.output else str(self), *self.output])
 
 
-async def run(
+async def run_program(
     command: Sequence[str | Path],
     *,
     name: str = "",
-    seconds: float,
+    timeout_s: float,
     variables: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    heard: Callable[[str], None] = lambda line: None,
-    inherited: Sequence[int] = (),
-    limit: str = "the limit of --environment-timeout-secs",
+    on_line: Callable[[str], None] = lambda line: None,
+    inherited_fds: Sequence[int] = (),
+    timeout_source: str = "the limit of --environment-timeout-secs",
 ) -> list[str]:
     """Run a program to its end; its last lines of output.
 
     `name` is what a failure calls it, if not by its first word.
-    `heard` gets every line as it comes; `inherited` are descriptors that it keeps open; `limit`
-    says what `seconds` are. Raises ProgramFailed. A program that is not awaited any longer is
-    killed.
+    `on_line` gets every line as it comes; `inherited_fds` are descriptors that it keeps open;
+    `timeout_source` says what sets `timeout_s`. Raises ProgramError. Cancelling the wait
+    kills the program.
     """
     name = name or str(command[0])
-    output: deque[str] = deque(maxlen=_LAST_LINES)
+    output: deque[str] = deque(maxlen=_MAX_LINES)
 
     def keep(line: str) -> None:
-        output.append(line[:_LONGEST_LINE])
-        heard(line)
+        output.append(line[:_MAX_LINE_LENGTH])
+        on_line(line)
 
     try:
-        process = _start(command, variables, cwd, inherited)
+        process = _start(command, variables, cwd, inherited_fds)
     except OSError as error:
-        raise ProgramFailed(f"'{name}' cannot be run: {error.strerror}") from error
+        raise ProgramError(f"'{name}' cannot be run: {error.strerror}") from error
     in_time = False
     try:
-        in_time = await _end_of(process, keep, seconds)
+        in_time = await _wait_for_exit(process, keep, timeout_s)
     finally:
         if not in_time:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()  # it has ended, or has just been killed
     if not in_time:
-        raise ProgramFailed(f"'{name}' was killed after {seconds:g} s, {limit}", output)
+        raise ProgramError(f"'{name}' was killed after {timeout_s:g} s, {timeout_source}", output)
     status = process.returncode
     if status:
-        raise ProgramFailed(f"'{name}' ended with status {status}", output, status)
+        raise ProgramError(f"'{name}' ended with status {status}", output, status)
     return list(output)
 
 
@@ -91,7 +91,7 @@ def _start(
     command: Sequence[str | Path],
     variables: Mapping[str, str] | None,
     cwd: Path | None,
-    inherited: Sequence[int],
+    inherited_fds: Sequence[int],
 ) -> subprocess.Popen[bytes]:
     """Not as the event loop does it: uvloop forks, and gRPC's hooks can crash a forked child."""
     return subprocess.Popen(
@@ -101,19 +101,19 @@ def _start(
         stderr=subprocess.STDOUT,
         env=variables,
         cwd=cwd,
-        pass_fds=inherited,
+        pass_fds=inherited_fds,
         start_new_session=True,  # a group, to be killed as one
     )
 
 
-async def _end_of(
-    process: subprocess.Popen[bytes], heard: Callable[[str], None], seconds: float
+async def _wait_for_exit(
+    process: subprocess.Popen[bytes], on_line: Callable[[str], None], seconds: float
 ) -> bool:
     """Listen to a program; whether it ended, and all that could print, within that time."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     pidfd = os.pidfd_open(process.pid)
-    transport, listener = await loop.connect_read_pipe(lambda: _Listener(heard), process.stdout)
+    transport, reader = await loop.connect_read_pipe(lambda: _OutputReader(on_line), process.stdout)
 
     def end() -> None:
         loop.remove_reader(pidfd)
@@ -121,7 +121,7 @@ async def _end_of(
 
     loop.add_reader(pidfd, end)
     try:
-        _, waiting = await asyncio.wait([ended, listener.over], timeout=seconds)
+        _, waiting = await asyncio.wait([ended, reader.closed], timeout=seconds)
         return not waiting
     finally:
         loop.remove_reader(pidfd)
@@ -129,31 +129,33 @@ async def _end_of(
         transport.close()  # should one have left the group, nobody listens to it
 
 
-class _Listener(asyncio.Protocol):
-    """Cuts output into lines; `over` is when nobody can print more."""
+class _OutputReader(asyncio.Protocol):
+    """Cuts output into lines; `closed` is when nobody can print more."""
 
-    def __init__(self, heard: Callable[[str], None]) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._heard = heard
-        self._rest = b""
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._on_line = on_line
+        self._partial_line = b""
 
     def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
-            lines, self._rest = [*lines, self._rest], b""
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        if len(self._partial_line) > _MAX_LINE_LENGTH:
+            lines, self._partial_line = [*lines, self._partial_line], b""
         for line in lines:
-            self._heard(line.decode(errors="replace"))
+            self._on_line(line.decode(errors="replace"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._rest:
-            self._heard(self._rest.decode(errors="replace"))
-        self.over.set_result(None)
+        if self._partial_line:
+            self._on_line(self._partial_line.decode(errors="replace"))
+        self.closed.set_result(None)
 
 
-def under_host(python: Path | str, program: Path | str, *arguments: Path | str) -> list[str]:
+def command_dying_with_host(
+    python: Path | str, program: Path | str, *arguments: Path | str
+) -> list[str]:
     """The command that runs a module, or a script by its path, as a program that ends with us.
 
     The kernel kills it when the thread that starts it ends. Nothing but what is installed for
     that Python can be imported.
     """
-    return [str(part) for part in (python, "-I", "-c", _UNDER_HOST, program, *arguments)]
+    return [str(part) for part in (python, "-I", "-c", _DIE_WITH_HOST_SCRIPT, program, *arguments)]

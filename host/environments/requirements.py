@@ -22,7 +22,7 @@ else:
 
 PYPROJECT = "pyproject.toml"
 
-STUB_NEEDS = ("numpy>=1.19", "pyzmq>=22", "msgspec>=0.18", "setproctitle>=1.2")
+STUB_REQUIREMENTS = ("numpy>=1.19", "pyzmq>=22", "msgspec>=0.18", "setproctitle>=1.2")
 """Installed alongside, for the process of a model instance."""
 
 _INCLUDED = re.compile(r"\s*(?:-[rc]|--requirement|--constraint)[\s=]*([^\s=]+)")
@@ -32,12 +32,12 @@ _INCLUDED = re.compile(r"\s*(?:-[rc]|--requirement|--constraint)[\s=]*([^\s=]+)"
 class Requirements:
     """`path` is the model's file, `files` what it consists of: itself, and what it includes.
 
-    `listed` are the dependencies of a `pyproject.toml`, and `python` the versions that it allows.
+    `dependencies` are those of a `pyproject.toml`, and `python` the versions that it allows.
     """
 
     path: Path
     files: dict[str, bytes]
-    listed: list[str] = field(default_factory=list)
+    dependencies: list[str] = field(default_factory=list)
     python: str = ""
 
     @property
@@ -48,7 +48,7 @@ class Requirements:
             sys.version,
             sys.base_prefix,
             sysconfig.get_platform(),
-            *STUB_NEEDS,
+            *STUB_REQUIREMENTS,
             *(f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in self.files.items()),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -57,10 +57,10 @@ class Requirements:
     def arguments(self) -> list[str]:
         """What to tell `pip install`."""
         file = [] if self.path.name == PYPROJECT else ["--requirement", str(self.path)]
-        return [*file, "--", *self.listed, *STUB_NEEDS]
+        return [*file, "--", *self.dependencies, *STUB_REQUIREMENTS]
 
 
-def read(path: Path) -> Requirements:
+def read_requirements(path: Path) -> Requirements:
     """The requirements in a file. Raises HostError."""
     if path.name == PYPROJECT:
         return _read_project(path)
@@ -74,14 +74,14 @@ def _collect(path: Path, base: Path, files: dict[str, bytes]) -> None:
     name = str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
     if name in files:
         return
-    data = files[name] = _bytes(path)
+    data = files[name] = _read_bytes(path)
     for line in data.decode(errors="replace").splitlines():
         included = _INCLUDED.match(line)
         if included and "://" not in included[1]:
             _collect(Path(os.path.normpath(path.parent / included[1])), base, files)
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return read_file(path)
     except OSError as error:
@@ -89,20 +89,20 @@ def _bytes(path: Path) -> bytes:
 
 
 def _read_project(path: Path) -> Requirements:
-    data = _bytes(path)
+    data = _read_bytes(path)
     try:
         project: dict[str, Any] = tomllib.loads(data.decode())["project"]
         listed = project["dependencies"]
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-            raise _unusable(path, "[project] dependencies is not a list of texts")
+            raise _unusable_error(path, "[project] dependencies is not a list of texts")
         return Requirements(
             path, {PYPROJECT: data}, listed, str(project.get("requires-python", ""))
         )
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _unusable(path, str(error)) from error
+        raise _unusable_error(path, str(error)) from error
     except (KeyError, TypeError):
-        raise _unusable(path, "it has no list 'dependencies' in [project]") from None
+        raise _unusable_error(path, "it has no list 'dependencies' in [project]") from None
 
 
-def _unusable(path: Path, reason: str) -> HostError:
+def _unusable_error(path: Path, reason: str) -> HostError:
     return invalid_argument(f"cannot use the requirements {path}: {reason}")

@@ -20,7 +20,7 @@ class SingleFlight(Generic[_Result]):
         self._running: dict[Hashable, asyncio.Future[_Result]] = {}
         self._closed = False
 
-    async def get(self, key: Hashable, work: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def run_once(self, key: Hashable, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """The result. One who asks may be cancelled without harm to the others.
 
         Raises what the work raises, and HostError UNAVAILABLE once this is closed.
@@ -30,13 +30,13 @@ class SingleFlight(Generic[_Result]):
         task = self._running.get(key)
         if task is None:
             task = self._running[key] = asyncio.ensure_future(work())
-            task.add_done_callback(lambda done: self._done(key, done))
+            task.add_done_callback(lambda done: self._on_done(key, done))
         await asyncio.wait([task])
         if task.cancelled():
             raise unavailable(_STOPPING)
         return task.result()
 
-    def _done(self, key: Hashable, task: asyncio.Future[_Result]) -> None:
+    def _on_done(self, key: Hashable, task: asyncio.Future[_Result]) -> None:
         del self._running[key]
         if not task.cancelled():
             task.exception()  # whoever waits gets it; nobody need wait

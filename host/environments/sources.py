@@ -11,7 +11,7 @@ _STUB = Path(stub.wire.__file__).parents[1]
 _SHIMS = ("triton_python_backend_utils", "c_python_backend_utils")
 
 
-class Sources:
+class StubSources:
     """Links in `folder`, which must exist.
 
     Where this project is installed, the host's other packages lie beside it; a Python of another

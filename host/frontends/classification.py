@@ -10,26 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 from host.errors import internal, invalid_argument
-from host.inference.request import Classes, InferResponse, Tensor
-from host.inference.shared_memory_bytes import contents
+from host.inference.request import Classification, InferResponse, Tensor
+from host.inference.shared_memory_bytes import read_bytes
 
-MOST_ELEMENTS = 1_000_000
+MAX_ELEMENTS = 1_000_000
 """How large a classified output may be."""
 
-_TYPES: dict[str, Any] = {
+_NUMPY_DTYPES: dict[str, Any] = {
     **{f"UINT{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
     **{f"INT{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
     **{"FP32": "<f4", "FP64": "<f8"},
 }
 
 
-def classify(response: InferResponse, classes: Classes) -> InferResponse:
+def classify(response: InferResponse, classes: Classification) -> InferResponse:
     """The response with the outputs named in `classes` replaced by BYTES of their best classes.
 
     Raises HostError INVALID_ARG for an output that cannot be classified.
     """
     outputs = [
-        _classified(tensor, classes.counts[tensor.name], classes)
+        _classify_tensor(tensor, classes.counts[tensor.name], classes)
         if tensor.name in classes.counts
         else tensor
         for tensor in response.outputs
@@ -39,35 +39,35 @@ def classify(response: InferResponse, classes: Classes) -> InferResponse:
     )
 
 
-def _classified(tensor: Tensor, count: int, classes: Classes) -> Tensor:
+def _classify_tensor(tensor: Tensor, count: int, classes: Classification) -> Tensor:
     """`count` classes of each batch element: `<value>:<index>[:<label>]`, the largest value first.
 
     Its shape is [batch, classes], or [classes] of a model that does not batch.
     """
-    dtype = _TYPES.get(tensor.datatype)
+    dtype = _NUMPY_DTYPES.get(tensor.datatype)
     if dtype is None:
         raise invalid_argument(
             f"class result not available for output due to unsupported type '{tensor.datatype}'"
         )
-    if prod(tensor.shape) > MOST_ELEMENTS:
+    if prod(tensor.shape) > MAX_ELEMENTS:
         raise invalid_argument("classification output tensor too large")
     try:
         batch = tensor.shape[0] if classes.batched and tensor.shape else 1
         rest = prod(tensor.shape[1:]) if classes.batched else prod(tensor.shape)
-        rows = np.frombuffer(contents(tensor.data), dtype).reshape(batch, rest)
+        rows = np.frombuffer(read_bytes(tensor.data), dtype).reshape(batch, rest)
     except ValueError:
         raise internal(
             f"output tensor shape does not match size of output for '{tensor.name}'"
         ) from None
     labels = classes.labels.get(tensor.name, ())
     width = min(count, rows.shape[1])
-    elements = [text for row in rows for text in _best(row, width, labels)]
+    elements = [text for row in rows for text in _format_top_classes(row, width, labels)]
     data = b"".join(len(text).to_bytes(4, "little") + text for text in elements)
     shape = [batch, width] if classes.batched else [width]
     return Tensor(tensor.name, "BYTES", shape, data)
 
 
-def _best(row: npt.NDArray[Any], width: int, labels: Sequence[str]) -> list[bytes]:
+def _format_top_classes(row: npt.NDArray[Any], width: int, labels: Sequence[str]) -> list[bytes]:
     """The elements of one batch element's best classes. Of equal values, the first comes first."""
     floating = row.dtype.kind == "f"
     keys = np.where(np.isnan(row), -np.inf, row) if floating else row

@@ -17,10 +17,10 @@ _RESERVED = frozenset(
 _RESERVED_PREFIX = "triton_"
 
 
-class Forwarding:
+class HeaderForwarding:
     """Picks the headers whose names the pattern is found in (protocol spec 1.9, 2.6).
 
-    An empty pattern picks none. Raises BadValue for one that is no regular expression.
+    An empty pattern picks none. Raises InvalidValue for one that is no regular expression.
     """
 
     def __init__(self, pattern: str = "") -> None:
@@ -29,7 +29,7 @@ class Forwarding:
     def __bool__(self) -> bool:
         return self._search is not None
 
-    def parameters(self, headers: Iterable[Header]) -> dict[str, Parameter]:
+    def to_parameters(self, headers: Iterable[Header]) -> dict[str, Parameter]:
         """The parameters that these headers become; of several with one name, the last counts.
 
         Raises HostError INVALID_ARG if a picked one has a name that means something to the host.
@@ -37,19 +37,19 @@ class Forwarding:
         picked: dict[str, Parameter] = {}
         if self._search is not None:
             for raw, value in headers:
-                name = _text(raw)
+                name = _to_str(raw)
                 if self._search(name):
                     if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
                         raise invalid_argument(
                             f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
                         )
-                    picked[name] = _text(value)
+                    picked[name] = _to_str(value)
         return picked
 
 
-def _text(raw: str | bytes) -> str:
+def _to_str(raw: str | bytes) -> str:
     # Parameters are text on their way to a model; bytes that are no UTF-8 have no place in it.
     return raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
 
 
-NOTHING_FORWARDED = Forwarding()
+NO_FORWARDED_HEADERS = HeaderForwarding()

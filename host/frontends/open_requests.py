@@ -10,14 +10,14 @@ class OpenRequests:
 
     def __init__(self) -> None:
         self.count = 0
-        self.exiting = False
+        self.draining = False
         """Whether no new request is taken."""
         self._all_answered = asyncio.Event()
 
-    def leave(self) -> None:
+    def request_finished(self) -> None:
         """One request is answered."""
         self.count -= 1
-        if self.exiting and not self.count:
+        if self.draining and not self.count:
             self._all_answered.set()
 
     async def drain(self, timeout: float) -> bool:
@@ -25,7 +25,7 @@ class OpenRequests:
 
         False if the time was too short.
         """
-        self.exiting = True
+        self.draining = True
         if not self.count:
             return True
         try:

@@ -22,20 +22,22 @@ class Restrictions:
     def __contains__(self, category: str) -> bool:
         return category in self._restricted
 
-    def headers(self) -> dict[str, str]:
+    def required_headers(self) -> dict[str, str]:
         """The header that opens each restricted category."""
         return {category: name for category, (name, _) in self._restricted.items()}
 
-    def lacking(self, category: str, header: Callable[[str], str | bytes | None]) -> str | None:
+    def missing_header(
+        self, category: str, get_header: Callable[[str], str | bytes | None]
+    ) -> str | None:
         """The header that a request of this category should have had; None if it may pass.
 
-        `header` looks up what the client has sent by a name in lowercase.
+        `get_header` looks up what the client has sent by a name in lowercase.
         """
         restriction = self._restricted.get(category)
         if restriction is None:
             return None
         name, wanted = restriction
-        sent = header(name.lower())
+        sent = get_header(name.lower())
         if isinstance(sent, str):
             sent = sent.encode("utf-8", "surrogateescape")
         # How long the comparison takes tells nobody how much of a guess was right.

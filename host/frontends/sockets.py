@@ -22,16 +22,16 @@ def listening_socket(address: str, port: int, reuse_port: bool = False) -> socke
     `address` is a name, an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `reuse_port`,
     others that have asked for the same may listen there too.
     """
-    made = _bound_socket(address, port, reuse_port)
+    listener = _bound_socket(address, port, reuse_port)
     try:
-        made.listen(BACKLOG)  # only here Linux notices who else has bound the port
+        listener.listen(BACKLOG)  # only here Linux notices who else has bound the port
     except OSError as error:
-        made.close()
-        raise _refusal(f"Socket '{address}:{port}'", error) from None
-    return made
+        listener.close()
+        raise _bind_error(f"Socket '{address}:{port}'", error) from None
+    return listener
 
 
-def check_place(address: str, port: int, reuse_port: bool = False) -> None:
+def check_address(address: str, port: int, reuse_port: bool = False) -> None:
     """Raises what `listening_socket` would raise, as far as it is known without listening."""
     _bound_socket(address, port, reuse_port).close()
 
@@ -39,32 +39,32 @@ def check_place(address: str, port: int, reuse_port: bool = False) -> None:
 def _bound_socket(address: str, port: int, reuse_port: bool) -> socket.socket:
     host = address.removeprefix("ipv6:").strip("[]")
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
+        family, kind, protocol, _, sockaddr = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if reuse_port:
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            made.bind(place)
-            made.setblocking(False)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind(sockaddr)
+            listener.setblocking(False)
         except BaseException:  # whatever it is, nobody else would close it; raised again
-            made.close()
+            listener.close()
             raise
     except OSError as error:
-        raise _refusal(f"Socket '{address}:{port}'", error) from None
-    return made
+        raise _bind_error(f"Socket '{address}:{port}'", error) from None
+    return listener
 
 
-def _refusal(where: str, error: OSError) -> HostError:
+def _bind_error(where: str, error: OSError) -> HostError:
     if error.errno == errno.EADDRINUSE:
         # The trailing space is part of the text (protocol spec 8.3).
         return unavailable(f"{where} already in use ")
     return unavailable(f"{where} cannot be opened: {error.strerror or error}")
 
 
-def unsent(transport: asyncio.Transport | None) -> int:
+def unsent_bytes(transport: asyncio.Transport | None) -> int:
     """Bytes written to a connection that the other machine has not taken yet (tcp(7), SIOCOUTQ)."""
     if transport is None:
         return 0

@@ -14,33 +14,34 @@ _log = logging.getLogger("pbhost")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files, as the flags `--<door>-server-cert` and so on name them.
+    """Paths of PEM files, as the flags `--<endpoint>-server-cert` and so on name them.
 
     With `mutual`, clients have to show a certificate that `root_cert` vouches for.
     """
 
-    door: str
+    endpoint: str
     server_cert: str
     server_key: str
     root_cert: str
     mutual: bool
 
-    def context(self) -> ssl.SSLContext:
+    def create_context(self) -> ssl.SSLContext:
         """What a server needs for its side of TLS.
 
         Raises HostError INVALID_ARG that names the flag whose file is of no use. Blocks.
         """
         for name in ("server-cert", "server-key", *(["root-cert"] if self.mutual else [])):
-            self.read(name)
+            self.read_file(name)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             # Without a password OpenSSL would ask for one at the terminal.
             context.load_cert_chain(self.server_cert, self.server_key, password=lambda: b"")
         except (ssl.SSLError, ValueError) as error:
-            raise self._useless(
-                f"'{self.server_cert}' and {self._flag('server-key')} '{self.server_key}' are not a"
-                f" certificate and its key, without a password, in PEM form: {_reason(error)}",
+            raise self._file_error(
+                f"'{self.server_cert}' and {self._flag_name('server-key')} '{self.server_key}' are"
+                " not a certificate and its key, without a password, in PEM form:"
+                f" {_openssl_reason(error)}",
                 "server-cert",
             ) from None
         if self.mutual:
@@ -48,39 +49,40 @@ class TlsFiles:
             try:
                 context.load_verify_locations(self.root_cert)
             except ssl.SSLError as error:
-                raise self._useless(
-                    f"'{self.root_cert}' holds no certificates in PEM form: {_reason(error)}",
+                raise self._file_error(
+                    f"'{self.root_cert}' holds no certificates in PEM form:"
+                    f" {_openssl_reason(error)}",
                     "root-cert",
                 ) from None
         return context
 
-    def read(self, name: str) -> bytes:
+    def read_file(self, name: str) -> bytes:
         """What is in the file of `server-cert`, `server-key` or `root-cert`.
 
         Raises HostError INVALID_ARG if it cannot be read or was not given. Blocks.
         """
         path = getattr(self, name.replace("-", "_"))
         if not path:
-            raise self._useless("a file in PEM form is needed for TLS, and none is given", name)
+            raise self._file_error("a file in PEM form is needed for TLS, and none is given", name)
         try:
             return Path(path).read_bytes()
         except OSError as error:
-            raise self._useless(f"'{path}' cannot be read: {error.strerror}", name) from None
+            raise self._file_error(f"'{path}' cannot be read: {error.strerror}", name) from None
 
-    def read_or_nothing(self, name: str) -> bytes:
+    def read_file_or_empty(self, name: str) -> bytes:
         """The same for doors that take a file that cannot be read for an empty one. Blocks."""
         try:
-            return self.read(name)
+            return self.read_file(name)
         except HostError as error:
             _log.warning("%s; it counts as empty", error.message)
             return b""
 
-    def _flag(self, name: str) -> str:
-        return f"--{self.door}-{name}"
+    def _flag_name(self, name: str) -> str:
+        return f"--{self.endpoint}-{name}"
 
-    def _useless(self, what: str, name: str) -> HostError:
-        return invalid_argument(f"{self._flag(name)}: {what}")
+    def _file_error(self, what: str, name: str) -> HostError:
+        return invalid_argument(f"{self._flag_name(name)}: {what}")
 
 
-def _reason(error: Exception) -> str:
+def _openssl_reason(error: Exception) -> str:
     return getattr(error, "reason", None) or str(error) or "OpenSSL does not say why"

@@ -7,7 +7,7 @@ from host.errors import unsupported
 _LONGEST = 128  # bytes of UTF-8
 
 
-def correlation_text(text: str) -> str:
+def checked_correlation_text(text: str) -> str:
     """`text`, if it may name a sequence. Raises HostError UNSUPPORTED (config spec 5.1)."""
     if len(text.encode(errors="surrogatepass")) > _LONGEST:
         raise unsupported("string correlation ID cannot be longer than 128 characters")

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from host.errors import ErrorCode, HostError
-from host.inference.shared_memory_bytes import ClientBytes, refuse_if_too_large
+from host.inference.shared_memory_bytes import SharedMemoryBytes, refuse_if_too_large
 from stub.wire.payload import TraceLink
 
 Parameter = bool | int | float | str
@@ -33,23 +33,23 @@ class Tensor(msgspec.Struct):
     name: str
     datatype: str
     shape: list[int]
-    data: Buffer | ClientBytes
+    data: Buffer | SharedMemoryBytes
     owner: object = None
 
 
-def private(tensor: Tensor) -> Tensor:
+def copy_from_shared_memory(tensor: Tensor) -> Tensor:
     """The tensor out of the reach of clients.
 
     Raises HostError INTERNAL if its bytes are gone, INVALID_ARG if they are too many.
     """
-    if not isinstance(tensor.data, ClientBytes):
+    if not isinstance(tensor.data, SharedMemoryBytes):
         return tensor
     refuse_if_too_large(tensor.name, tensor.data)
     return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
 
 
 @dataclass(slots=True)
-class Classes:
+class Classification:
     """Which outputs are answered by their best classes instead, and how many of each (spec 1.11).
 
     The core adds what the model says about them: the names of classes by output, and whether it
@@ -65,49 +65,49 @@ class RequestTrace(Protocol):
     """The trace that a request is part of, as those see it who have the request on its way."""
 
     @property
-    def name(self) -> str:
+    def trace_id(self) -> str:
         """Its id, as it is looked for."""
 
     @property
-    def shows_tensors(self) -> bool:
+    def includes_tensors(self) -> bool:
         """Whether the content of tensors is part of it."""
 
-    def child(self) -> RequestTrace:
+    def create_child(self) -> RequestTrace:
         """The trace of a request that is made on behalf of this one."""
 
-    def stamp(self, name: str, ns: int = 0) -> None:
+    def record_event(self, name: str, ns: int = 0) -> None:
         """Something happens at the door, now unless another time is given."""
 
-    def close(self) -> None:
+    def finish_response(self) -> None:
         """The door has nothing more to do. A second call does nothing."""
 
-    def begin(self, request: InferRequest, model: str, version: int, ns: int) -> None:
+    def start_inference(self, request: InferRequest, model: str, version: int, ns: int) -> None:
         """The model takes the request, which was received at this time."""
 
-    def refused(self) -> None:
+    def reject_inference(self) -> None:
         """It does not take it after all."""
 
-    def sent(self) -> TraceLink:
-        """The request is on its way to an instance: what that may know. `computed` follows."""
+    def start_compute(self) -> TraceLink:
+        """The request goes to an instance: what that may know. `finish_compute` follows."""
 
-    def computed(self, times: Times | None) -> None:
+    def finish_compute(self, times: ExecutionTimes | None) -> None:
         """Its batch has ended; without times, because the stub died."""
 
-    def responded(self, response: InferResponse | None, final: bool) -> None:
+    def record_response(self, response: InferResponse | None, final: bool) -> None:
         """A response is there, or with None only the end."""
 
 
-class Tracing(Protocol):
+class RequestTracer(Protocol):
     """Decides which requests are traced."""
 
-    def start(self, model: str, header: Callable[[str], str | None]) -> RequestTrace | None:
+    def start_trace(self, model: str, header: Callable[[str], str | None]) -> RequestTrace | None:
         """The trace of a request to a model, open at its door; None if it is not to be traced.
 
         `header` gives the value of a header that the client sent, by its lowercase name.
         """
 
 
-class Times(msgspec.Struct):
+class ExecutionTimes(msgspec.Struct):
     """When a batch got how far: CLOCK_MONOTONIC nanoseconds."""
 
     started: int
@@ -134,14 +134,14 @@ class InferRequest(msgspec.Struct):
     priority: int = 0
     timeout_us: int = 0
     trace: RequestTrace | None = None
-    slots: dict[str, object] | None = None
+    output_placement: dict[str, object] | None = None
     """Outputs by name that are to be written to the client's memory, and where: blocks."""
-    offers: dict[str, object] | None = None
+    output_placement_hints: dict[str, object] | None = None
     """Outputs by name that may as well be made in a client's memory, and where: blocks."""
-    classes: Classes | None = None
-    window: int = 0
+    classification: Classification | None = None
+    max_outstanding_responses: int = 0
     """Responses that may be under way at a time, which nobody has taken; 0: as many as usual."""
-    form: object = None
+    validation_key: object = None
     """What it shares with every request that differs from it in nothing but its id and the content
     of its tensors, whose sizes are equal too; None if nobody knows of any."""
     batch_size: int = 1  # filled by validation: first dimension of the inputs of a batching model
@@ -192,15 +192,15 @@ class Call:
         "finished",
         "failed",
         "cancelled",
-        "withdrawn",
-        "reason",
+        "cancellation_error",
+        "failure_reason",
         "on_cancel",
         "on_computed",
-        "on_first",
+        "on_first_response",
         "on_finish",
         "on_response",
-        "on_taken",
-        "place",
+        "on_response_acknowledged",
+        "holder",
         "_callback",
         "_responses",
         "_waiter",
@@ -213,15 +213,19 @@ class Call:
         self.finished = False
         self.failed = False  # it ended, or will end, with an error
         self.cancelled = False
-        self.withdrawn: HostError | None = None  # what it ends with if its model does not begin
-        self.reason: FailureReason | None = None  # if it is known to be neither BACKEND nor OTHER
+        self.cancellation_error: HostError | None = (
+            None  # what it ends with if its model does not begin
+        )
+        self.failure_reason: FailureReason | None = (
+            None  # if it is known to be neither BACKEND nor OTHER
+        )
         self.on_cancel: CancelCallback | None = None
         self.on_computed: ComputeCallback | None = None  # may come after its last response
-        self.on_first: Callable[[Call], None] | None = None  # its first response is there
+        self.on_first_response: Callable[[Call], None] | None = None  # its first response is there
         self.on_finish: Callable[[Call], None] | None = None
         self.on_response: Callable[[InferResponse], None] | None = None  # may change it
-        self.on_taken: Callable[[InferResponse], None] | None = None
-        self.place: object = None  # the scheduler it waits in, or the lane it runs on
+        self.on_response_acknowledged: Callable[[InferResponse], None] | None = None
+        self.holder: object = None  # the scheduler it waits in, or the lane it runs on
         self._callback: ResponseCallback | None = None
         self._responses: deque[tuple[InferResponse | None, bool]] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -235,16 +239,16 @@ class Call:
         if self.on_response is not None and response is not None:
             self.on_response(response)
         if self.request.trace is not None:
-            self.request.trace.responded(response, final)
-        if self.on_first is not None and response is not None:
-            told, self.on_first = self.on_first, None
+            self.request.trace.record_response(response, final)
+        if self.on_first_response is not None and response is not None:
+            told, self.on_first_response = self.on_first_response, None
             told(self)
         if final:
             self.finished = True
             # An error's traceback may keep the request alive until the next collection; what
             # it occupies in shared memory is not to wait for that.
             self.request.inputs = []
-            self.request.slots = self.request.offers = None
+            self.request.output_placement = self.request.output_placement_hints = None
             if self.on_finish is not None:
                 self.on_finish(self)
         callback = self._callback
@@ -258,10 +262,10 @@ class Call:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def computed(self, times: Times | None) -> None:
+    def record_compute_times(self, times: ExecutionTimes | None) -> None:
         """Its batch has ended; without times, because the stub died."""
         if self.request.trace is not None:
-            self.request.trace.computed(times)
+            self.request.trace.finish_compute(times)
         if self.on_computed is not None and times is not None:
             self.on_computed(
                 times.inputs_ready - times.started,
@@ -269,17 +273,17 @@ class Call:
                 times.ended - times.outputs_begin,
             )
 
-    def received(self, response: InferResponse) -> None:
+    def prepare_response(self, response: InferResponse) -> None:
         """The model has made a response, which is going to be passed on; it may be changed."""
 
-    def reschedule(self) -> bool:
+    def try_reschedule(self) -> bool:
         """The model wants to have the request once more; whether it will."""
         return False
 
-    def took(self, response: InferResponse) -> None:
+    def acknowledge_response(self, response: InferResponse) -> None:
         """The asker is done with a response that was not the last one: the next may come."""
-        if self.on_taken is not None and not self.finished:
-            self.on_taken(response)
+        if self.on_response_acknowledged is not None and not self.finished:
+            self.on_response_acknowledged(response)
 
     def fail(self, error: HostError) -> None:
         """End the call with an error response."""
@@ -290,29 +294,29 @@ class Call:
 
     def cancel(self) -> None:
         """The asker has lost interest: tell whoever serves the call, and end it."""
-        self.abandon(HostError(ErrorCode.CANCELLED, ""))
+        self.abort(HostError(ErrorCode.CANCELLED, ""))
 
-    def abandon(self, error: HostError) -> None:
+    def abort(self, error: HostError) -> None:
         """Take the call away from whoever serves it, and end it with this error."""
         if self.finished or self.cancelled:
             return
         self.cancelled = True
         if error.code is ErrorCode.CANCELLED:
-            self.reason = FailureReason.CANCELED
+            self.failure_reason = FailureReason.CANCELED
         if self.on_cancel is not None:
             self.on_cancel(self)
         self.fail(error)
 
-    def withdraw(self, error: HostError) -> None:
+    def request_cancellation(self, error: HostError) -> None:
         """The asker needs no more. A model that has the call is told, and what it still responds
         arrives; a call that no model has ends with this error.
         """
-        if self.finished or self.cancelled or self.withdrawn is not None:
+        if self.finished or self.cancelled or self.cancellation_error is not None:
             return
-        self.withdrawn = error
+        self.cancellation_error = error
         if self.on_cancel is None or not self.on_cancel(self):
             self.on_cancel = None
-            self.abandon(error)
+            self.abort(error)
 
     def subscribe(self, callback: ResponseCallback) -> None:
         """Deliver responses to `callback` as they come, starting with those already here."""
@@ -334,7 +338,7 @@ class Call:
             told = True
             if not final:
                 self.cancel()
-            callback(_only(response, final))
+            callback(_single_result(response, final))
 
         self.subscribe(deliver)
 
@@ -347,7 +351,7 @@ class Call:
                 self._waiter = None
         response, final = self._responses.popleft()
         if response is not None:
-            self.took(response)
+            self.acknowledge_response(response)
         return response, final
 
     def __await__(self) -> Generator[object, None, InferResponse]:
@@ -366,7 +370,7 @@ class Call:
             raise
         if not final:
             self.cancel()
-        answer = _only(response, final)
+        answer = _single_result(response, final)
         if isinstance(answer, HostError):
             raise answer
         return answer
@@ -384,7 +388,7 @@ class Call:
                 self.cancel()
 
 
-def _only(response: InferResponse | None, final: bool) -> InferResponse | HostError:
+def _single_result(response: InferResponse | None, final: bool) -> InferResponse | HostError:
     """What the first thing that comes of a unary call is to its asker."""
     if response is not None and response.error is not None:
         return response.error

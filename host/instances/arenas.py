@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from host.inference.request import Tensor
-from host.inference.shared_memory_bytes import contents
-from stub.wire.arena import Arena, ArenaReader, Block, create_file
+from host.inference.shared_memory_bytes import read_bytes
+from stub.wire.arena import Arena, ArenaReader, Block, create_arena_file
 from stub.wire.messages import OpenArena
 from stub.wire.payload import INLINE_LIMIT
 
-HOST = 0
+HOST_ARENA = 0
 """Number of the host's own arena."""
 
 
@@ -34,13 +34,13 @@ class Region(Protocol):
 class ArenaFile:
     """A stub's arena as the host sees it. The file stays open while any block in it is alive."""
 
-    def __init__(self, number: int, limit: int, closed: Callable[[int], None]) -> None:
+    def __init__(self, number: int, limit: int, on_closed: Callable[[int], None]) -> None:
         self.number = number
         self.limit = limit
-        self._closed = closed
-        self.fd = create_file("pbhost-stub", limit)
+        self._on_closed = on_closed
+        self.fd = create_arena_file("pbhost-stub", limit)
         self.dropped: deque[int] = deque()  # offsets of blocks that the stub has to get back
-        self._told: Callable[[], None] | None = None
+        self._drop_handler: Callable[[], None] | None = None
         self._reader = ArenaReader(self.fd, limit)
 
     @property
@@ -50,21 +50,23 @@ class ArenaFile:
 
     def block(self, offset: int, size: int) -> Block:
         """A block that the stub has written. Raises ValueError if it lies outside."""
-        return Block(self.number, offset, size, self._reader.slice(offset, size), self._drop)
+        return Block(
+            self.number, offset, size, self._reader.slice(offset, size), self._on_block_drop
+        )
 
-    def tell(self, told: Callable[[], None] | None) -> None:
+    def set_drop_handler(self, told: Callable[[], None] | None) -> None:
         """Call that whenever something has been dropped; None if no stub is left to hear of it."""
-        self._told = told
+        self._drop_handler = told
 
-    def _drop(self, arena: int, offset: int) -> None:
-        if self._told is not None:
+    def _on_block_drop(self, arena: int, offset: int) -> None:
+        if self._drop_handler is not None:
             self.dropped.append(offset)
-            self._told()
+            self._drop_handler()
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):
             os.close(self.fd)
-            self._closed(self.number)
+            self._on_closed(self.number)
 
 
 class Arenas:
@@ -72,32 +74,32 @@ class Arenas:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.host_fd = create_file("pbhost-host", limit)
-        self.host = Arena(HOST, self.host_fd, limit)
-        self._numbers = itertools.count(HOST + 1)
+        self.host_fd = create_arena_file("pbhost-host", limit)
+        self.host = Arena(HOST_ARENA, self.host_fd, limit)
+        self._numbers = itertools.count(HOST_ARENA + 1)
         self._files: dict[int, str] = {}
         self._regions: dict[int, Region] = {}
         self._loop = asyncio.get_running_loop()
         self.on_closed: list[Callable[[int], None]] = []
 
-    def create(self) -> ArenaFile:
+    def create_arena(self) -> ArenaFile:
         """An arena for a new stub."""
-        file = ArenaFile(next(self._numbers), self.limit, self._gone)
+        file = ArenaFile(next(self._numbers), self.limit, self._on_file_closed)
         self._files[file.number] = file.path
         return file
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """A number that no arena has had."""
         return next(self._numbers)
 
-    def adopt(self, region: Region) -> None:
+    def add_region(self, region: Region) -> None:
         """Tensors may lie in this region from now on."""
         self._regions[region.number] = region
 
-    def abandon(self, region: Region) -> None:
+    def remove_region(self, region: Region) -> None:
         """No tensor lies in this region any more."""
         del self._regions[region.number]
-        self._forget(region.number)
+        self._remove_arena(region.number)
 
     def region(self, number: int) -> Region | None:
         """The client's region of that number, if it is one."""
@@ -110,28 +112,28 @@ class Arenas:
             return region.announcement()
         return OpenArena(number, self._files[number], self.limit)
 
-    def _gone(self, number: int) -> None:
+    def _on_file_closed(self, number: int) -> None:
         """A file was closed, maybe by the collector: in any thread, in the middle of anything."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._forget, number)
+            self._loop.call_soon_threadsafe(self._remove_arena, number)
 
-    def _forget(self, number: int) -> None:
+    def _remove_arena(self, number: int) -> None:
         self._files.pop(number, None)
         for callback in list(self.on_closed):
             callback(number)
 
-    def place(self, tensor: Tensor, most: int = INLINE_LIMIT) -> None:
+    def place_tensor(self, tensor: Tensor, most: int = INLINE_LIMIT) -> None:
         """Put a tensor of more bytes than that into shared memory. Raises ArenaFull.
 
         From here on it is passed on by reference, and its own bytes may go.
         """
         if not isinstance(tensor.owner, Block) and len(tensor.data) > most:
-            block = self.host.write(memoryview(contents(tensor.data)))
+            block = self.host.write(memoryview(read_bytes(tensor.data)))
             tensor.data, tensor.owner = block.data, block
 
-    def taken(self) -> tuple[int, int]:
+    def used_bytes(self) -> tuple[int, int]:
         """Bytes of memory that the host's arena takes, and those of all stubs together."""
-        return _taken(self.host_fd), sum(map(_taken, self._files.values()))
+        return _allocated_bytes(self.host_fd), sum(map(_allocated_bytes, self._files.values()))
 
     def close(self) -> None:
         """Give the host's arena up; its memory goes with the last block in it."""
@@ -139,7 +141,7 @@ class Arenas:
         os.close(self.host_fd)
 
 
-def _taken(file: int | str) -> int:
+def _allocated_bytes(file: int | str) -> int:
     try:
         return os.stat(file).st_blocks * 512  # stat's blocks are that large everywhere
     except FileNotFoundError:  # its last block has just gone

@@ -13,125 +13,130 @@ from host.instances.services import HostServices
 
 _log = logging.getLogger("pbhost")
 
-Answer = Callable[[int, InferResponse | None, bool, bool], None]
+SendResponse = Callable[[int, InferResponse | None, bool, bool], None]
 """Sends an answer to question `number`, None for an end alone; whether it is the last one, and
 whether the batch waits for it."""
 
-_PARENT_GONE = "the request was cancelled, for the request on whose behalf it was made was"
-_WITHDRAWN = "the model that made the request has cancelled it"
+_PARENT_CANCELLED = "the request was cancelled, for the request on whose behalf it was made was"
+_CANCELLED_BY_MODEL = "the model that made the request has cancelled it"
 
 
 @dataclass(slots=True)
-class Question:
+class BlsRequest:
     """A request, and on behalf of which batch it is asked, 0 if that is not known."""
 
     number: int
     request: InferRequest
-    batch: int
+    batch_number: int
     blocking: bool
     decoupled: bool
 
 
-class Questions:
-    """`answer` is called until the last answer to each question, but for those `end` finds open."""
+class BlsRequests:
+    """`send_response` is called until the last response to each request, but for those that
+    `cancel_all` finds open.
+    """
 
-    def __init__(self, services: HostServices, answer: Answer) -> None:
-        self.blocking: dict[int, Call] = {}
+    def __init__(self, services: HostServices, send_response: SendResponse) -> None:
+        self.blocking_calls: dict[int, Call] = {}
         """Those that hold up the batch that asked."""
-        self._open: dict[int, tuple[Question, Call]] = {}
-        self._pending: dict[int, tuple[Question, asyncio.Task[None]]] = {}
+        self._open: dict[int, tuple[BlsRequest, Call]] = {}
+        self._pending: dict[int, tuple[BlsRequest, asyncio.Task[None]]] = {}
         self._services = services
-        self._answer = answer
+        self._send_response = send_response
 
-    def start(self, question: Question) -> None:
+    def start_request(self, bls_request: BlsRequest) -> None:
         """Ask a model; one that cannot be asked is an answer too."""
         try:
-            check = self._services.models.check(question.request)
-            if check is None:
-                self._ask(question)
+            ready = self._services.models.check_bls_target(bls_request.request)
+            if ready is None:
+                self._start_call(bls_request)
                 return
         except HostError as error:
-            self._refuse(question, error)
+            self._send_error(bls_request, error)
             return
         except Exception:  # a defect: logged, and answered
-            self._fail(question)
+            self._send_internal_error(bls_request)
             return
-        task = asyncio.get_running_loop().create_task(self._ask_when_ready(question, check))
-        self._pending[question.number] = question, task
+        task = asyncio.get_running_loop().create_task(self._start_when_ready(bls_request, ready))
+        self._pending[bls_request.number] = bls_request, task
 
-    async def _ask_when_ready(self, question: Question, check: Awaitable[None]) -> None:
+    async def _start_when_ready(self, bls_request: BlsRequest, ready: Awaitable[None]) -> None:
         """The model is asked first whether it is ready at all."""
         try:
-            await check
-            self._ask(question)
+            await ready
+            self._start_call(bls_request)
         except HostError as error:
-            self._refuse(question, error)
+            self._send_error(bls_request, error)
         except Exception:  # a defect: logged, and answered
-            self._fail(question)
+            self._send_internal_error(bls_request)
         finally:
-            self._pending.pop(question.number, None)
+            self._pending.pop(bls_request.number, None)
 
-    def _ask(self, question: Question) -> None:
-        number = question.number
-        call = self._services.models.ask(question.request, question.decoupled)
+    def _start_call(self, bls_request: BlsRequest) -> None:
+        number = bls_request.number
+        call = self._services.models.infer_for_bls(bls_request.request, bls_request.decoupled)
 
-        def answer(response: InferResponse | None, final: bool) -> None:
+        def on_response(response: InferResponse | None, final: bool) -> None:
             if final:
                 self._open.pop(number, None)
-                self.blocking.pop(number, None)
-            if response is None and not question.decoupled:
+                self.blocking_calls.pop(number, None)
+            if response is None and not bls_request.decoupled:
                 empty = internal("Unexpected empty response.")
-                response = InferResponse(question.request.model_name, -1, error=empty)
-            self._answer(number, response, final, question.blocking)
+                response = InferResponse(bls_request.request.model_name, -1, error=empty)
+            self._send_response(number, response, final, bls_request.blocking)
             if response is not None:
-                call.took(response)
+                call.acknowledge_response(response)
 
-        self._open[number] = question, call
-        call.subscribe(answer)
-        if question.batch and not call.finished:
-            if question.blocking:
-                self.blocking[number] = call
-            self._services.models.break_circle(call)
+        self._open[number] = bls_request, call
+        call.subscribe(on_response)
+        if bls_request.batch_number and not call.finished:
+            if bls_request.blocking:
+                self.blocking_calls[number] = call
+            self._services.models.break_deadlock(call)
 
-    def of(self, batch: int) -> list[Call]:
+    def calls_of_batch(self, batch: int) -> list[Call]:
         """What is open on behalf of a batch."""
-        return [call for question, call in self._open.values() if question.batch == batch]
+        return [
+            call for bls_request, call in self._open.values() if bls_request.batch_number == batch
+        ]
 
-    def _refuse(self, question: Question, error: HostError) -> None:
-        response = InferResponse(question.request.model_name, -1, error=error)
-        self._answer(question.number, response, True, question.blocking)
+    def _send_error(self, bls_request: BlsRequest, error: HostError) -> None:
+        response = InferResponse(bls_request.request.model_name, -1, error=error)
+        self._send_response(bls_request.number, response, True, bls_request.blocking)
 
-    def _fail(self, question: Question) -> None:
+    def _send_internal_error(self, bls_request: BlsRequest) -> None:
         """A defect of ours must not leave the model waiting for ever."""
-        _log.exception("unexpected failure of a request to '%s'", question.request.model_name)
-        self._refuse(question, internal("unexpected failure; the server's log tells more"))
+        _log.exception("unexpected failure of a request to '%s'", bls_request.request.model_name)
+        self._send_error(bls_request, internal("unexpected failure; the server's log tells more"))
 
-    def withdraw(self, number: int) -> None:
+    def cancel_request(self, number: int) -> None:
         """The model needs no more answers; those that another model still gives, it gets."""
         if number in self._open:
-            self._open[number][1].withdraw(HostError(ErrorCode.CANCELLED, _WITHDRAWN))
+            _, call = self._open[number]
+            call.request_cancellation(HostError(ErrorCode.CANCELLED, _CANCELLED_BY_MODEL))
         elif number in self._pending:
-            question, task = self._pending.pop(number)
+            bls_request, task = self._pending.pop(number)
             task.cancel()
-            self._refuse(question, HostError(ErrorCode.CANCELLED, _WITHDRAWN))
+            self._send_error(bls_request, HostError(ErrorCode.CANCELLED, _CANCELLED_BY_MODEL))
 
-    def abandon(self, batch: int) -> None:
+    def cancel_batch(self, batch: int) -> None:
         """All callers of that batch have gone."""
-        for question, call in list(self._open.values()):
-            if question.batch == batch:
-                call.abandon(HostError(ErrorCode.CANCELLED, _PARENT_GONE))
-        for question, task in list(self._pending.values()):
-            if question.batch == batch:
-                del self._pending[question.number]
+        for bls_request, call in list(self._open.values()):
+            if bls_request.batch_number == batch:
+                call.abort(HostError(ErrorCode.CANCELLED, _PARENT_CANCELLED))
+        for bls_request, task in list(self._pending.values()):
+            if bls_request.batch_number == batch:
+                del self._pending[bls_request.number]
                 task.cancel()
-                self._refuse(question, HostError(ErrorCode.CANCELLED, _PARENT_GONE))
+                self._send_error(bls_request, HostError(ErrorCode.CANCELLED, _PARENT_CANCELLED))
 
-    def end(self) -> None:
+    def cancel_all(self) -> None:
         """Nobody is left to be answered."""
         pending, self._pending = self._pending, {}
         for _, task in pending.values():
             task.cancel()
         open_calls, self._open = self._open, {}
-        self.blocking.clear()
+        self.blocking_calls.clear()
         for _, call in open_calls.values():
             call.cancel()

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import zmq
 
 from host.errors import internal
-from host.system.private_directory import PrivateFolder
+from host.system.private_directory import PrivateDirectory
 
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of a stub's three sockets, behind its token; see the stub's channel."""
 
-_TURN = 256  # frames handled before other callbacks of the loop get their turn
+_MAX_FRAMES_PER_TURN = 256  # frames handled before other callbacks of the loop get their turn
 
 FrameHandler = Callable[[bytes], None]
 
@@ -23,7 +23,7 @@ class Channel:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._folder = PrivateFolder()
+        self._folder = PrivateDirectory()
         self.endpoint = f"ipc://{self._folder.path / 'host'}"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -50,7 +50,7 @@ class Channel:
         for suffix in (WORK, SERVICE, OUTBOX):
             self._handlers[token.encode() + suffix] = handler
 
-    def forget(self, token: str) -> None:
+    def unregister(self, token: str) -> None:
         """Drop whatever this stub may still say."""
         for suffix in (WORK, SERVICE, OUTBOX):
             self._handlers.pop(token.encode() + suffix, None)
@@ -70,7 +70,7 @@ class Channel:
     def _read(self) -> None:
         self._reading = True
         receive = self._socket.recv
-        for _ in range(_TURN):
+        for _ in range(_MAX_FRAMES_PER_TURN):
             try:
                 identity = receive(zmq.NOBLOCK)
             except zmq.Again:

@@ -6,38 +6,38 @@ from collections.abc import Mapping
 
 from host.errors import HostError, internal
 from host.inference.request import Tensor
-from host.inference.shared_memory_bytes import contents
+from host.inference.shared_memory_bytes import read_bytes
 from host.instances.regions import RegionBlock
 from stub.wire.arena import Block
 
 
-def lies_in(tensor: Tensor, slot: object) -> bool:
+def is_in_place(tensor: Tensor, placement: object) -> bool:
     """Whether the tensor is where a client wants it, as a stub has made it there."""
     block = tensor.owner
     return (
         isinstance(block, Block)
-        and isinstance(slot, Block)
-        and (block.arena, block.offset) == (slot.arena, slot.offset)
-        and block.size <= slot.size
+        and isinstance(placement, Block)
+        and (block.arena, block.offset) == (placement.arena, placement.offset)
+        and block.size <= placement.size
     )
 
 
-def deliver(slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
+def write_outputs(placement: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
     """See to it that outputs are where the client wants them; what stands against it.
 
     What lies there already, as a stub has written it there, is left alone.
     """
     for index, output in enumerate(outputs):
-        slot = slots.get(output.name)
+        slot = placement.get(output.name)
         if slot is None:
             continue
         assert isinstance(slot, RegionBlock)
-        if not lies_in(output, slot):
+        if not is_in_place(output, slot):
             size = len(output.data)
             if size > slot.size:
                 return _too_small(output.name, slot.size, size)
             try:
-                slot.write(contents(output.data))
+                slot.write(read_bytes(output.data))
             except OSError as error:
                 return internal(f"output '{output.name}' cannot be written: {error.strerror}")
         outputs[index] = Tensor(output.name, output.datatype, output.shape, b"")

@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stub.wire.fork_protocol import receive_news, send_request
-from stub.wire.spawn import Spawn
+from stub.wire.fork_protocol import receive_event, send_request
+from stub.wire.spawn import SpawnArguments
 
 _log = logging.getLogger("pbhost")
 
-_MOST_AT_A_TIME = 16  # requests without an answer; the socket holds many more
+_MAX_PENDING_LAUNCHES = 16  # requests without an answer; the socket holds many more
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedStub:
     """A stub that runs: its number over there, a pidfd, and what gets its return code.
 
     Whoever is given it closes the pidfd. The code is as subprocess has it.
@@ -35,105 +35,106 @@ class Started:
 class ForkClient:
     """The host's end of a fork server, or of what takes the part of one (decisions 10 and 16).
 
-    When the other end of `sock` is gone, `lost` is called, launches fail with the text `gone`, and
-    the stubs count as killed. With `patience`, in seconds, it is given up when it says nothing for
-    so long although it should; it is up to `lost` to end it.
+    When the other end of `sock` is gone, `on_disconnect` is called, launches fail with the text
+    `disconnect_text`, and the stubs count as killed. With `silence_timeout`, in seconds, it is
+    given up when it says nothing for so long although it should; it is up to `on_disconnect` to end
+    it.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        gone: str,
-        lost: Callable[[], None],
-        patience: float | None = None,
+        disconnect_text: str,
+        on_disconnect: Callable[[], None],
+        silence_timeout: float | None = None,
     ) -> None:
         self.closed = False
         self._socket = sock
-        self._gone = gone
-        self._lost = lost
-        self._patience = patience
-        self._heard = 0  # how often
+        self._disconnect_text = disconnect_text
+        self._on_disconnect = on_disconnect
+        self._silence_timeout = silence_timeout
+        self._messages_received = 0  # how often
         self._loop = asyncio.get_running_loop()
-        self._slots = asyncio.Semaphore(_MOST_AT_A_TIME)
-        self._launches: dict[str, asyncio.Future[Started]] = {}
-        self._codes: dict[int, asyncio.Future[int]] = {}
+        self._launch_limit = asyncio.Semaphore(_MAX_PENDING_LAUNCHES)
+        self._launches: dict[str, asyncio.Future[StartedStub]] = {}
+        self._exit_codes: dict[int, asyncio.Future[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         self._loop.add_reader(sock, self._read)
 
-    async def start(self, spawn: Spawn, stdout: int, stderr: int) -> Started:
+    async def start_stub(self, spawn: SpawnArguments, stdout: int, stderr: int) -> StartedStub:
         """Have a stub started with this output; all descriptors stay the caller's.
 
         Raises OSError, ConnectionError if the other end is gone. If it is cancelled, a stub may
         start all the same: it ends with the lifeline of `spawn`.
         """
-        launch: asyncio.Future[Started] = self._loop.create_future()
-        async with self._slots:
+        launch: asyncio.Future[StartedStub] = self._loop.create_future()
+        async with self._launch_limit:
             if self.closed:
-                raise ConnectionError(self._gone)
+                raise ConnectionError(self._disconnect_text)
             self._launches[spawn.token] = launch
             try:
                 send_request(self._socket, spawn, stdout, stderr)
-                await self._expect(launch)
+                await self._wait_for_news(launch)
                 return launch.result()
             except asyncio.CancelledError:
                 if not launch.cancel() and launch.exception() is None:  # it came just now
                     started = launch.result()
-                    self._codes.pop(started.pid, None)
+                    self._exit_codes.pop(started.pid, None)
                     os.close(started.pidfd)
                 raise
             finally:
                 self._launches.pop(spawn.token, None)
 
-    def expect_end(self, pid: int) -> None:
+    def expect_exit(self, pid: int) -> None:
         """The kernel has told of the end of a stub: the other end has to say how it ended."""
-        if pid in self._codes:
-            task = self._loop.create_task(self._expect(self._codes[pid]))
+        if pid in self._exit_codes:
+            task = self._loop.create_task(self._wait_for_news(self._exit_codes[pid]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _expect(self, told: asyncio.Future[Any]) -> None:
+    async def _wait_for_news(self, told: asyncio.Future[Any]) -> None:
         """Wait for news of something as long as there are news at all."""
         silent = 0
         while not told.done():
-            heard = self._heard
+            heard = self._messages_received
             # In two halves: if this process itself has stood still, the first one is over at once.
-            half = None if self._patience is None else self._patience / 2
+            half = None if self._silence_timeout is None else self._silence_timeout / 2
             await asyncio.wait([told], timeout=half)
-            silent = silent + 1 if self._heard == heard else 0
+            silent = silent + 1 if self._messages_received == heard else 0
             if silent == 2 and not self.closed:
-                self._give_up()
+                self._disconnect_silent()
 
-    def _give_up(self) -> None:
-        self._gone = f"the fork server has said nothing for {self._patience:g} s"
-        _log.error("%s: it is ended, and with it its stubs", self._gone)
-        self._end()
+    def _disconnect_silent(self) -> None:
+        self._disconnect_text = f"the fork server has said nothing for {self._silence_timeout:g} s"
+        _log.error("%s: it is ended, and with it its stubs", self._disconnect_text)
+        self._handle_disconnect()
 
     def _read(self) -> None:
         try:
-            news = receive_news(self._socket)
+            news = receive_event(self._socket)
         except BlockingIOError:
             return
         except OSError:
             news = None
         if news is None:
-            self._end()
+            self._handle_disconnect()
             return
-        self._heard += 1
+        self._messages_received += 1
         told, descriptors = news
         pid = told["pid"]
         assert isinstance(pid, int)
         if "token" in told:
-            self._started(str(told["token"]), pid, *descriptors)
+            self._handle_started(str(told["token"]), pid, *descriptors)
             return
         # Nobody waits for the end of a stub whose launch was cancelled, or that had no pidfd.
-        ended = self._codes.pop(pid, None)
+        ended = self._exit_codes.pop(pid, None)
         if ended is not None:
             code = told["code"]
             assert isinstance(code, int)
             ended.set_result(code)
 
-    def _started(self, token: str, pid: int, pidfd: int | None = None) -> None:
+    def _handle_started(self, token: str, pid: int, pidfd: int | None = None) -> None:
         launch = self._launches.pop(token, None)
         if launch is None or launch.done():  # cancelled; it ends with its lifeline
             if pidfd is not None:
@@ -141,18 +142,18 @@ class ForkClient:
         elif pidfd is None:  # there was no room for one more in this process
             launch.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         else:
-            code = self._codes[pid] = self._loop.create_future()
-            launch.set_result(Started(pid, pidfd, code))
+            code = self._exit_codes[pid] = self._loop.create_future()
+            launch.set_result(StartedStub(pid, pidfd, code))
 
-    def _end(self) -> None:
+    def _handle_disconnect(self) -> None:
         """The other end is gone, and its stubs with it."""
         self.close()
-        self._lost()
+        self._on_disconnect()
         launches, self._launches = self._launches, {}
         for launch in launches.values():
             if not launch.done():
-                launch.set_exception(ConnectionError(self._gone))
-        codes, self._codes = self._codes, {}
+                launch.set_exception(ConnectionError(self._disconnect_text))
+        codes, self._exit_codes = self._exit_codes, {}
         for code in codes.values():
             code.set_result(-signal.SIGKILL)
 

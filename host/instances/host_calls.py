@@ -12,47 +12,51 @@ from stub.wire import messages as m
 Value = None | bool | int | float
 
 
-class Queries:
+class HostCalls:
     """One stub's; `tell` sends a reply."""
 
-    def __init__(self, services: HostServices, tell: Callable[[m.Told], None]) -> None:
+    def __init__(self, services: HostServices, send_reply: Callable[[m.HostReply], None]) -> None:
         self.initializing = ""  # the model whose `initialize` runs now
         self._services = services
         self._metrics = services.metrics
-        self._tell = tell
+        self._send_reply = send_reply
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def load(self, message: m.LoadModel) -> None:
+    def load_model(self, message: m.LoadModel) -> None:
         """Load a model; told when it is loaded."""
         load = self._services.control.load(
             message.name, message.config, message.files, self.initializing
         )
-        self._later(message.number, load)
+        self._reply_when_done(message.number, load)
 
-    def unload(self, message: m.UnloadModel) -> None:
+    def unload_model(self, message: m.UnloadModel) -> None:
         """Begin to unload a model; told when that has begun."""
-        self._later(message.number, self._services.control.unload(message.name, message.dependents))
+        self._reply_when_done(
+            message.number, self._services.control.unload(message.name, message.dependents)
+        )
 
-    def is_ready(self, message: m.IsModelReady) -> None:
+    def is_model_ready(self, message: m.IsModelReady) -> None:
         """Whether a model is ready."""
-        self._later(message.number, self._services.control.is_ready(message.name, message.version))
+        self._reply_when_done(
+            message.number, self._services.control.is_ready(message.name, message.version)
+        )
 
-    def _later(self, number: int, answer: Awaitable[Value]) -> None:
+    def _reply_when_done(self, number: int, answer: Awaitable[Value]) -> None:
         async def tell() -> None:
             try:
                 value = await answer
             except HostError as error:
-                self._tell(m.Told(number, error.message))
+                self._send_reply(m.HostReply(number, error.message))
             else:
-                self._tell(m.Told(number, None, value))
+                self._send_reply(m.HostReply(number, None, value))
 
         task = asyncio.get_running_loop().create_task(tell())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def new_family(self, message: m.NewMetricFamily) -> None:
+    def new_metric_family(self, message: m.NewMetricFamily) -> None:
         """Register a metric family."""
-        self._now(
+        self._reply_now(
             message.number,
             lambda: self._metrics.new_family(
                 self, message.family, message.name, message.description, message.kind
@@ -61,35 +65,35 @@ class Queries:
 
     def new_metric(self, message: m.NewMetric) -> None:
         """Create a metric."""
-        self._now(
+        self._reply_now(
             message.number,
             lambda: self._metrics.new_metric(
                 self, message.metric, message.family, message.labels, message.buckets
             ),
         )
 
-    def change(self, message: m.ChangeMetric) -> None:
+    def change_metric(self, message: m.ChangeMetric) -> None:
         """Change a metric."""
-        self._metrics.change(self, message.metric, message.change, message.value)
+        self._metrics.update_metric(self, message.metric, message.operation, message.value)
 
-    def read(self, message: m.ReadMetric) -> None:
+    def read_metric(self, message: m.ReadMetric) -> None:
         """The value of a metric."""
-        self._now(message.number, lambda: self._metrics.read(self, message.metric))
+        self._reply_now(message.number, lambda: self._metrics.read_metric(self, message.metric))
 
-    def drop(self, message: m.DropMetrics) -> None:
+    def drop_metrics(self, message: m.DropMetrics) -> None:
         """Let go of metrics."""
-        self._metrics.drop(self, message.families, message.metrics)
+        self._metrics.release_objects(self, message.families, message.metrics)
 
-    def _now(self, number: int, answer: Callable[[], Value]) -> None:
+    def _reply_now(self, number: int, answer: Callable[[], Value]) -> None:
         try:
             value = answer()
         except HostError as error:
-            self._tell(m.Told(number, error.message))
+            self._send_reply(m.HostReply(number, error.message))
         else:
-            self._tell(m.Told(number, None, value))
+            self._send_reply(m.HostReply(number, None, value))
 
-    def end(self) -> None:
+    def stub_exited(self) -> None:
         """The stub is gone; what it has begun goes on."""
         for task in self._tasks:
             task.cancel()
-        self._metrics.forget(self)
+        self._metrics.remove_owner(self)

@@ -15,36 +15,36 @@ from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
 from host.inference.request import Call, InferResponse
 from host.instances.batch import Batch
-from host.instances.bls_requests import Question, Questions
+from host.instances.batch_tracker import Action, BatchTracker
+from host.instances.bls_requests import BlsRequest, BlsRequests
 from host.instances.channel import SERVICE, WORK
-from host.instances.host_calls import Queries
+from host.instances.host_calls import HostCalls
 from host.instances.link import Link
+from host.instances.pending_reply import PendingReply
 from host.instances.process import StubProcess, describe_exit, stub_lost
-from host.instances.readiness import Readiness
-from host.instances.reply import Reply
+from host.instances.readiness import ReadinessCheck
 from host.instances.services import HostServices
-from host.instances.transfer import ReturnsDue, Transfer, no_room
-from host.instances.work import Action, Work
+from host.instances.transfer import ReleaseTimer, TensorTransfer, arena_full_error
 from host.logs.formats import Label
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull
 from stub.wire.payload import WireRequest, WireResponse
 from stub.wire.session import ProtocolError, Session, State
-from stub.wire.spawn import Spawn
+from stub.wire.spawn import SpawnArguments
 
 _log = logging.getLogger("pbhost")
 
-_CONNECT_SECONDS = 60.0  # interpreter start and imports of ours, on a machine under full load
-_OVER = (State.ERROR, State.ENDED)
-_CAN_FINALIZE = (State.IDLE, State.DESCRIBED, State.SERVING)
-_LAST_WORDS_SECONDS = 5.0  # from saying that it leaves to being gone
+_CONNECT_TIMEOUT = 60.0  # interpreter start and imports of ours, on a machine under full load
+_CLOSED_STATES = (State.ERROR, State.ENDED)
+_FINALIZABLE_STATES = (State.IDLE, State.AUTO_COMPLETED, State.SERVING)
+_EXIT_TIMEOUT = 5.0  # from saying that it leaves to being gone
 
 
 class Instance:
-    """One stub process. Its name is that of the model instance it is to become.
+    """One stub process. Its name is that of the model instance it is to message.
 
     `label` stands before its lines in the log.
-    `on_death` is called with the reason if the process ends without having been asked to.
+    `on_unexpected_exit` is called with the reason if the process ends without having been asked to.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class Instance:
         self._attached = attached  # to the terminal, where somebody may be debugging it
         self.load_seconds = None if attached else services.load_seconds  # for each step of a load
         self.label = label
-        self.on_death: Callable[[str], None] = lambda reason: None
-        self.death = ""  # how the process ended
-        self.killed = False  # that was by a signal
+        self.on_unexpected_exit: Callable[[str], None] = lambda reason: None
+        self.exit_reason = ""  # how the process ended
+        self.killed_by_signal = False  # that was by a signal
         self._services = services
-        file = services.arenas.create()
+        file = services.arenas.create_arena()
         self._session = Session()
-        self._link = Link(services.channel, services.attention, self._frame, self._broken)
+        self._link = Link(services.channel, services.busy_poller, self._on_frame, self._on_fault)
         self._process: StubProcess | None = None
-        self._reply = Reply()
-        self._transfer = Transfer(
-            services.arenas, file, ReturnsDue(self._flush_returns), self._link.most_inline
+        self._reply = PendingReply()
+        self._transfer = TensorTransfer(
+            services.arenas, file, ReleaseTimer(self._send_block_releases), self._link.inline_limit
         )
-        self.questions = Questions(services, self._answer_ask)
-        self.readiness = Readiness(self._tell)
-        self.work = Work(self._transfer, self._tell, self._log_line, self.questions)
-        self._queries = Queries(services, self._tell)
-        services.arenas.on_closed.append(self._arena_closed)
+        self.bls_requests = BlsRequests(services, self._send_bls_response)
+        self.readiness_check = ReadinessCheck(self._notify)
+        self.batches = BatchTracker(self._transfer, self._notify, self._log_line, self.bls_requests)
+        self._host_calls = HostCalls(services, self._notify)
+        services.arenas.on_closed.append(self._on_arena_closed)
 
     # Life
 
@@ -86,12 +86,12 @@ class Instance:
         try:
             lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
         except OSError:
-            self._dispose()
+            self._release_resources()
             raise
-        spawn = Spawn(
+        spawn = SpawnArguments(
             endpoint=services.channel.endpoint,
             token=self._link.token,
-            title=self.name,
+            process_title=self.name,
             lifeline_fd=lifeline_read,
             rings_fd=self._link.rings_fd,
             work_event_fd=self._link.work_event,
@@ -102,57 +102,57 @@ class Instance:
             host_arena_fd=services.arenas.host_fd,
             host_arena_limit=services.arenas.limit,
         )
-        self._reply.expect()
+        self._reply.expect_reply()
         launching = asyncio.ensure_future(
             (services.terminal if self._attached else services.launcher).launch(
-                spawn, lifeline_write, self._printed, self._exited, self._environment
+                spawn, lifeline_write, self._log_output, self._on_exit, self._environment
             )
         )
-        launching.add_done_callback(partial(self._launched, lifeline_read, lifeline_write))
+        launching.add_done_callback(partial(self._on_launched, lifeline_read, lifeline_write))
         try:
             await asyncio.shield(launching)
         except asyncio.CancelledError:
             # It starts all the same, and must not be forgotten.
             launching.add_done_callback(lambda _: self.kill())
             raise
-        await self._answer(_CONNECT_SECONDS)
+        await self._wait_for_reply(_CONNECT_TIMEOUT)
 
-    def _launched(
+    def _on_launched(
         self, lifeline_read: int, lifeline_write: int, launching: asyncio.Future[StubProcess]
     ) -> None:
         os.close(lifeline_read)
         if launching.cancelled() or launching.exception() is not None:
             os.close(lifeline_write)
-            self._dispose()
+            self._release_resources()
         else:
             process = self._process = launching.result()
-            if process.leads and process.running:
-                self._services.warden.watch(process.pid)
+            if process.leads_process_group and process.running:
+                self._services.process_reaper.watch_group(process.pid)
 
-    async def describe(self, source: m.ModelSource, config: str) -> str | None:
+    async def auto_complete(self, source: m.ModelSource, config: str) -> str | None:
         """Import the model; its completed configuration (JSON), None if it completes nothing.
 
         Raises HostError with the model's own text.
         """
-        self._reply.expect()
-        self._send_work([m.Describe(source, config)])
-        reply = await self._answer(self.load_seconds)
-        assert isinstance(reply, m.Described)
+        self._reply.expect_reply()
+        self._send_work([m.AutoComplete(source, config)])
+        reply = await self._wait_for_reply(self.load_seconds)
+        assert isinstance(reply, m.AutoCompleted)
         return reply.config
 
-    async def initialize(self, become: m.Initialize) -> None:
+    async def initialize(self, message: m.Initialize) -> None:
         """Make it an instance of the model. Raises HostError with the model's own text."""
-        self._reply.expect()
-        self.work.name = become.instance_name
-        self.work.version = become.source.version
-        self.work.decoupled = become.decoupled
-        self.work.window = become.window
-        self._queries.initializing = become.args["model_name"]
-        self._send_work([become])
-        reply = await self._answer(self.load_seconds)
-        self._queries.initializing = ""
+        self._reply.expect_reply()
+        self.batches.name = message.instance_name
+        self.batches.version = message.source.version
+        self.batches.decoupled = message.decoupled
+        self.batches.max_outstanding_responses = message.max_outstanding_responses
+        self._host_calls.initializing = message.args["model_name"]
+        self._send_work([message])
+        reply = await self._wait_for_reply(self.load_seconds)
+        self._host_calls.initializing = ""
         assert isinstance(reply, m.Initialized)
-        self.readiness.defined = reply.checks
+        self.readiness_check.model_defines_is_ready = reply.defines_is_ready
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Have the model finalized and wait for the process to end.
@@ -163,28 +163,28 @@ class Instance:
         """
         if self._attached:
             grace = finalize = math.inf
-        self.on_death = lambda reason: None
+        self.on_unexpected_exit = lambda reason: None
         process = self._process
         if process is None or not process.running:
             return
-        await self.work.wait_idle(grace)
-        if not self.work.running and self._session.state in _CAN_FINALIZE:
+        await self.batches.wait_idle(grace)
+        if not self.batches.running and self._session.state in _FINALIZABLE_STATES:
             await self._finalize(finalize)
         self.kill()
         await process.wait()
 
     async def _finalize(self, seconds: float) -> None:
-        self._reply.expect()
+        self._reply.expect_reply()
         self._send_work([m.Finalize()])
         try:
-            reply = await self._answer(seconds)
+            reply = await self._wait_for_reply(seconds)
         except HostError as error:
             self._log_line(m.LogLine(2, "instance.py", 0, f"finalize: {error.message}"))
             return
         if isinstance(reply, m.Finalized) and reply.error is not None:
             self._log_line(m.LogLine(0, "instance.py", 0, reply.error))
         assert self._process is not None
-        await self._process.wait(_LAST_WORDS_SECONDS)
+        await self._process.wait(_EXIT_TIMEOUT)
 
     def kill(self) -> None:
         """End the process now; what it was doing fails."""
@@ -200,36 +200,36 @@ class Instance:
 
     def execute(self, batch: Batch) -> None:
         """Run a batch. Calls whose tensors find no room fail, and the others go ahead."""
-        if self.death:  # whoever has the batch could not be told yet
+        if self.exit_reason:  # whoever has the batch could not be told yet
             for call in batch.calls:
-                call.fail(unavailable(f"{self.death} before it had begun with this request."))
+                call.fail(unavailable(f"{self.exit_reason} before it had begun with this request."))
             batch.calls = ()
         frame: list[m.ToStub] = []
         transfer = self._transfer
         requests: list[WireRequest] = []
         calls: list[Call] = []
-        crowd = len(batch.calls)
+        batch_requests = len(batch.calls)
         for call in batch.calls:
             try:
-                requests.append(transfer.send_request(call.request, WORK, frame, crowd))
+                requests.append(transfer.encode_request(call.request, WORK, frame, batch_requests))
             except ArenaFull as full:
-                call.fail(no_room(full))
+                call.fail(arena_full_error(full))
             else:
                 calls.append(call)
         batch.calls = calls
         if not calls:
-            asyncio.get_running_loop().call_soon(self.work.unsent, batch)
+            asyncio.get_running_loop().call_soon(self.batches.finish_unsent, batch)
             return
-        number = self.work.add(batch)
-        returns = transfer.due()
-        if returns is not None:
-            frame.append(returns)
+        number = self.batches.add_batch(batch)
+        block_releases = transfer.collect_releases()
+        if block_releases is not None:
+            frame.append(block_releases)
         frame.append(m.Execute(number, requests))
         self._send_work(frame)
 
     # Messages from the stub
 
-    def _frame(self, frame: bytes) -> None:
+    def _on_frame(self, frame: bytes) -> None:
         """Understand all of a frame first, then act on it.
 
         The lane gets its next batch before anyone looks at the answer; at several of them they look
@@ -237,58 +237,59 @@ class Instance:
         """
         try:
             messages = m.decode_to_host(frame)
-            if self._session.state is State.SERVING and (act := self.work.conclude(messages)):
-                self._act(act)
+            serving = self._session.state is State.SERVING
+            if serving and (action := self.batches.handle_single_response(messages)):
+                self._run_action(action)
                 return
-            reports, free, answers, over = (list[Action]() for _ in range(4))
+            reports, releases, responses, settlements = (list[Action]() for _ in range(4))
             for message in messages:
-                self._session.step(message)
-                if isinstance(message, m.Respond):
-                    answers.append(self.work.respond(message))
+                self._session.advance(message)
+                if isinstance(message, m.Response):
+                    responses.append(self.batches.handle_response(message))
                 elif isinstance(message, m.BatchDone):
-                    report, finish, settle = self.work.done(message)
+                    report, finish, settle = self.batches.handle_batch_done(message)
                     reports.append(report)
-                    free.append(finish)
-                    over.append(settle)
-                elif isinstance(message, m.Ask):
-                    answers.append(self._understand_ask(message))
-                elif isinstance(message, m.Released):
-                    free.append(self.work.release(message))
+                    releases.append(finish)
+                    settlements.append(settle)
+                elif isinstance(message, m.BlsRequest):
+                    responses.append(self._prepare_bls_request(message))
+                elif isinstance(message, m.InstanceReleased):
+                    releases.append(self.batches.handle_released(message))
                 else:
                     _HANDLERS[type(message)](self, message)
         except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
-            self._broken(error)
+            self._on_fault(error)
             return
-        if len(answers) > 1:
-            free, answers = answers, free
-        for action in (*reports, *free, *answers, *over):
-            self._act(action)
+        if len(responses) > 1:
+            releases, responses = responses, releases
+        for action in (*reports, *releases, *responses, *settlements):
+            self._run_action(action)
 
-    def _act(self, action: Action) -> None:
+    def _run_action(self, action: Action) -> None:
         try:
             action()
         except Exception:  # what else the stub has said must not be lost with it
             _log.exception("unexpected failure", extra={"instance": self.label})
 
-    def _broken(self, error: Exception) -> None:
+    def _on_fault(self, error: Exception) -> None:
         """A stub that does not keep to the protocol (user code can reach into it) is of no use.
 
         Its death is reported like any other.
         """
         self._session.state = State.ERROR
-        self._link.deafen()
-        self._services.printed(self.label, f"the stub broke the protocol: {error!r}", True)
+        self._link.stop_reading()
+        self._services.log_stub_output(self.label, f"the stub broke the protocol: {error!r}", True)
         self.kill()
 
-    def _understand_ask(self, message: m.Ask) -> Action:
-        request = self._transfer.receive_request(message.request)
-        request.trace = self._services.models.child_trace(message.request.trace)
-        question = Question(
+    def _prepare_bls_request(self, message: m.BlsRequest) -> Action:
+        request = self._transfer.decode_request(message.request)
+        request.trace = self._services.models.create_child_trace(message.request.trace)
+        bls_request = BlsRequest(
             message.number, request, message.batch, message.blocking, message.decoupled
         )
-        return partial(self.questions.start, question)
+        return partial(self.bls_requests.start_request, bls_request)
 
-    def _answer_ask(
+    def _send_bls_response(
         self, number: int, response: InferResponse | None, final: bool, blocking: bool
     ) -> None:
         if self._session.state not in (State.SERVING, State.FINALIZING):
@@ -298,102 +299,102 @@ class Instance:
         frame: list[m.ToStub] = []
         wire: WireResponse | None = None
         if response is not None:
-            wire = self._transfer.send_response(response, socket, frame)
-        returns = self._transfer.due()
-        if returns is not None:
-            frame.append(returns)
-        frame.append(m.Answer(number, wire, final))
+            wire = self._transfer.encode_response(response, socket, frame)
+        block_releases = self._transfer.collect_releases()
+        if block_releases is not None:
+            frame.append(block_releases)
+        frame.append(m.BlsResponse(number, wire, final))
         (self._send_work if blocking else self._send_service)(frame)
 
-    def _tell(self, message: m.ToStub) -> None:
+    def _notify(self, message: m.ToStub) -> None:
         self._send_service([message])
 
     def _log_line(self, line: m.LogLine, calls: Sequence[Call] = ()) -> None:
-        self._services.model_log(self.label, line, calls)
+        self._services.log_model_line(self.label, line, calls)
 
-    def drain(self) -> asyncio.Event:
+    def read_announced(self) -> asyncio.Event:
         """Act on what the stub has said up to now: on all of it once the event is set."""
-        self._link.drain()
+        self._link.read_announced()
         return self._link.caught_up
 
     # Ends
 
-    def _printed(self, line: str, error: bool) -> None:
-        self._services.printed(self.label, line, error)
+    def _log_output(self, line: str, error: bool) -> None:
+        self._services.log_stub_output(self.label, line, error)
 
-    def _exited(self, code: int) -> None:
-        self._link.drain()  # its last words
+    def _on_exit(self, code: int) -> None:
+        self._link.read_announced()  # its last words
         expected = self._session.state is State.ENDED
         self._session.state = State.ENDED
-        self._dispose()
-        if self._process is not None and self._process.leads:
-            self._services.warden.end(self._process.pid)
+        self._release_resources()
+        if self._process is not None and self._process.leads_process_group:
+            self._services.process_reaper.kill_group(self._process.pid)
         reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code)}"
-        self.death = reason
-        self.killed = code < 0
-        self._reply.lost((stub_lost if self.killed else internal)(f"{reason}."))
-        self.work.end(reason)
-        self.questions.end()
-        self.readiness.end()
-        self._queries.end()
-        self._services.gone(self)
+        self.exit_reason = reason
+        self.killed_by_signal = code < 0
+        self._reply.stub_exited((stub_lost if self.killed_by_signal else internal)(f"{reason}."))
+        self.batches.stub_exited(reason)
+        self.bls_requests.cancel_all()
+        self.readiness_check.stub_exited()
+        self._host_calls.stub_exited()
+        self._services.instance_exited(self)
         if not expected:
-            self.on_death(reason)
-        self.work.fail_unstarted(reason)
+            self.on_unexpected_exit(reason)
+        self.batches.fail_prefetched(reason)
 
-    def _dispose(self) -> None:
+    def _release_resources(self) -> None:
         self._link.close()
-        self._services.arenas.on_closed.remove(self._arena_closed)
-        self._transfer.end()
+        self._services.arenas.on_closed.remove(self._on_arena_closed)
+        self._transfer.stub_exited()
 
-    def _arena_closed(self, number: int) -> None:
-        if self._transfer.forget(number) and self.serving:
+    def _on_arena_closed(self, number: int) -> None:
+        if self._transfer.forget_arena(number) and self.serving:
             self._send_service([m.CloseArena(number)])
 
-    def _flush_returns(self) -> None:
-        returns = self._transfer.due()
-        if returns is not None and self._process is not None and self._process.running:
-            self._send_service([returns])
+    def _send_block_releases(self) -> None:
+        block_releases = self._transfer.collect_releases()
+        if block_releases is not None and self._process is not None and self._process.running:
+            self._send_service([block_releases])
 
     def _send_work(self, messages: Sequence[m.ToStub]) -> None:
-        if self._session.state in _OVER:
+        if self._session.state in _CLOSED_STATES:
             return
         for message in messages:
-            self._session.step(message)
+            self._session.advance(message)
         self._link.send_work(messages)
 
     def _send_service(self, messages: Sequence[m.ToStub]) -> None:
-        if self._session.state in _OVER:
+        if self._session.state in _CLOSED_STATES:
             return
         for message in messages:
-            self._session.step(message)
+            self._session.advance(message)
         self._link.send_service(messages)
 
-    async def _answer(self, seconds: float | None = None) -> m.ToHost:
+    async def _wait_for_reply(self, seconds: float | None = None) -> m.ToHost:
         """The stub's next reply. Raises HostError: its failure, its death, or that time is over."""
         late = stub_lost(
             f"Stub process '{self.name}' is not healthy. It gave no sign for {seconds or 0:g} s"
             f" while {self._session.state.value}."
         )
-        return await self._reply.wait(seconds, late)
+        return await self._reply.wait_for_reply(seconds, late)
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {
-    m.Hello: lambda self, message: self._reply.came(message),
-    m.Described: lambda self, message: self._reply.came(message),
-    m.Initialized: lambda self, message: self._reply.came(message),
-    m.LoadFailed: lambda self, message: self._reply.came(message),
-    m.Finalized: lambda self, message: self._reply.came(message),
-    m.LogLine: lambda self, line: self._log_line(line, self.work.calls(line.batch)),
-    m.Return: lambda self, message: self._transfer.returned(message),
-    m.Withdraw: lambda self, message: self.questions.withdraw(message.number),
-    m.LoadModel: lambda self, message: self._queries.load(message),
-    m.UnloadModel: lambda self, message: self._queries.unload(message),
-    m.IsModelReady: lambda self, message: self._queries.is_ready(message),
-    m.NewMetricFamily: lambda self, message: self._queries.new_family(message),
-    m.NewMetric: lambda self, message: self._queries.new_metric(message),
-    m.ChangeMetric: lambda self, message: self._queries.change(message),
-    m.ReadMetric: lambda self, message: self._queries.read(message),
-    m.DropMetrics: lambda self, message: self._queries.drop(message),
-    m.Checked: lambda self, message: self.readiness.checked(message),
+    m.Hello: lambda self, message: self._reply.set_reply(message),
+    m.AutoCompleted: lambda self, message: self._reply.set_reply(message),
+    m.Initialized: lambda self, message: self._reply.set_reply(message),
+    m.LoadFailed: lambda self, message: self._reply.set_reply(message),
+    m.Finalized: lambda self, message: self._reply.set_reply(message),
+    m.LogLine: lambda self, line: self._log_line(line, self.batches.calls_of_batch(line.batch)),
+    m.BlockRelease: lambda self, message: self._transfer.release_blocks(message),
+    m.CancelBls: lambda self, message: self.bls_requests.cancel_request(message.number),
+    m.LoadModel: lambda self, message: self._host_calls.load_model(message),
+    m.UnloadModel: lambda self, message: self._host_calls.unload_model(message),
+    m.IsModelReady: lambda self, message: self._host_calls.is_model_ready(message),
+    m.NewMetricFamily: lambda self, message: self._host_calls.new_metric_family(message),
+    m.NewMetric: lambda self, message: self._host_calls.new_metric(message),
+    m.ChangeMetric: lambda self, message: self._host_calls.change_metric(message),
+    m.ReadMetric: lambda self, message: self._host_calls.read_metric(message),
+    m.DropMetrics: lambda self, message: self._host_calls.drop_metrics(message),
+    m.ReadinessResult: lambda self, message: self.readiness_check.handle_result(message),
 }

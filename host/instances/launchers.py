@@ -13,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from host.environments.environment import Environment
 from host.instances.fork_client import ForkClient
 from host.instances.process import OutputHandler, StubProcess, stub_command
-from stub.wire.spawn import Spawn
+from stub.wire.spawn import SpawnArguments
 
-_EXIT_SECONDS = 5.0
-_PATIENCE = 30.0  # seconds in which a fork server has to say something, once it is asked
+_EXIT_TIMEOUT = 5.0
+_SILENCE_TIMEOUT = 30.0  # seconds in which a fork server has to say something, once it is asked
 
 _log = logging.getLogger("pbhost")
 
 
-class _Interpreters:
+class _InterpreterSpawner:
     """Starts Python processes from one thread that lives as long as they do.
 
     They ask the kernel to be killed when the thread that started them ends.
@@ -61,34 +61,36 @@ class SpawnLauncher:
     """Every stub is an interpreter of its own from the start."""
 
     def __init__(self) -> None:
-        self._interpreters = _Interpreters()
+        self._interpreters = _InterpreterSpawner()
 
     async def launch(
         self,
-        spawn: Spawn,
+        spawn: SpawnArguments,
         lifeline: int,
         output: OutputHandler,
         on_exit: Callable[[int], None],
         environment: Environment | None = None,
     ) -> StubProcess:
         """As `Launcher.launch`."""
-        out, err = _pipes()
+        out, err = _output_pipes()
         try:
             child = await self._interpreters.start(
                 [spawn.dump()], spawn.descriptors, out[1], err[1], environment
             )
-            pidfd = _open(child)
+            pidfd = _open_pidfd(child)
         except BaseException:  # also if cancelled: nobody else would close them
-            _close(out[0], err[0])
+            _close_descriptors(out[0], err[0])
             raise
         finally:
-            _close(out[1], err[1])
+            _close_descriptors(out[1], err[1])
         process = StubProcess(child.pid, pidfd, lifeline, (out[0], err[0]), output, on_exit)
         loop = asyncio.get_running_loop()
 
         def ended() -> None:
             loop.remove_reader(pidfd)
-            process.ended(child.wait())  # returns at once: its descriptor says that it has ended
+            process.mark_exited(
+                child.wait()
+            )  # returns at once: its descriptor says that it has ended
 
         loop.add_reader(pidfd, ended)
         return process
@@ -102,20 +104,21 @@ class ForkLauncher:
     """Stubs are forks of one server process, which is started when the first one is needed.
 
     Should it die, its stubs die with it, and the next launch starts another one; launches that it
-    has not answered are done without it. `patience` is how long it may be silent, in seconds. The
-    Python of an environment is another program, so stubs there are not forked but spawned.
+    has not answered are done without it. `silence_timeout` is how long it may be silent, in
+    seconds. The Python of an environment is another program, so stubs there are not forked but
+    spawned.
     """
 
-    def __init__(self, patience: float = _PATIENCE) -> None:
-        self._patience = patience
+    def __init__(self, silence_timeout: float = _SILENCE_TIMEOUT) -> None:
+        self._silence_timeout = silence_timeout
         self._spawn = SpawnLauncher()
-        self._interpreters = _Interpreters()
+        self._interpreters = _InterpreterSpawner()
         self._server: _ForkServer | None = None
         self._starting = asyncio.Lock()
 
     async def launch(
         self,
-        spawn: Spawn,
+        spawn: SpawnArguments,
         lifeline: int,
         output: OutputHandler,
         on_exit: Callable[[int], None],
@@ -126,7 +129,7 @@ class ForkLauncher:
             return await self._spawn.launch(spawn, lifeline, output, on_exit, environment)
         async with self._starting:
             if self._server is None or not self._server.alive:
-                self._server = await _ForkServer.start(self._interpreters, self._patience)
+                self._server = await _ForkServer.start(self._interpreters, self._silence_timeout)
         try:
             return await self._server.fork(spawn, lifeline, output, on_exit)
         except ConnectionError as error:
@@ -145,13 +148,13 @@ class _ForkServer:
     """A fork server, and the stubs that it has started."""
 
     def __init__(
-        self, popen: subprocess.Popen[bytes], sock: socket.socket, patience: float
+        self, popen: subprocess.Popen[bytes], sock: socket.socket, silence_timeout: float
     ) -> None:
         self._popen = popen
-        self._client = ForkClient(sock, "the fork server has ended", self._died, patience)
+        self._client = ForkClient(sock, "the fork server has ended", self._died, silence_timeout)
 
     @classmethod
-    async def start(cls, interpreters: _Interpreters, patience: float) -> _ForkServer:
+    async def start(cls, interpreters: _InterpreterSpawner, silence_timeout: float) -> _ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             fd = theirs.fileno()
@@ -163,36 +166,40 @@ class _ForkServer:
             raise
         finally:
             theirs.close()
-        return cls(popen, ours, patience)
+        return cls(popen, ours, silence_timeout)
 
     @property
     def alive(self) -> bool:
         return not self._client.closed
 
     async def fork(
-        self, spawn: Spawn, lifeline: int, output: OutputHandler, on_exit: Callable[[int], None]
+        self,
+        spawn: SpawnArguments,
+        lifeline: int,
+        output: OutputHandler,
+        on_exit: Callable[[int], None],
     ) -> StubProcess:
-        out, err = _pipes()
+        out, err = _output_pipes()
         try:
-            started = await self._client.start(spawn, out[1], err[1])
+            started = await self._client.start_stub(spawn, out[1], err[1])
         except BaseException:  # also if cancelled: nobody else would close them
-            _close(out[0], err[0])
+            _close_descriptors(out[0], err[0])
             raise
         finally:
-            _close(out[1], err[1])
+            _close_descriptors(out[1], err[1])
         outputs = out[0], err[0]
         process = StubProcess(started.pid, started.pidfd, lifeline, outputs, output, on_exit)
         loop = asyncio.get_running_loop()
 
         def gone() -> None:
             loop.remove_reader(started.pidfd)
-            self._client.expect_end(started.pid)
+            self._client.expect_exit(started.pid)
 
         def ended(code: asyncio.Future[int]) -> None:
             loop.remove_reader(started.pidfd)
             if not self.alive:
                 process.kill()  # the kernel has done that already, once it had asked for it
-            process.ended(code.result())
+            process.mark_exited(code.result())
 
         loop.add_reader(started.pidfd, gone)
         started.code.add_done_callback(ended)
@@ -209,13 +216,13 @@ class _ForkServer:
 
     def _wait(self) -> None:
         try:
-            self._popen.wait(_EXIT_SECONDS)
+            self._popen.wait(_EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
 
 
-def _open(child: subprocess.Popen[bytes]) -> int:
+def _open_pidfd(child: subprocess.Popen[bytes]) -> int:
     """A pidfd of the child. Raises OSError; nobody could watch the child, so it is gone then."""
     try:
         return os.pidfd_open(child.pid)
@@ -225,16 +232,16 @@ def _open(child: subprocess.Popen[bytes]) -> int:
         raise
 
 
-def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+def _output_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
     """For stdout and stderr, reading ends first. Raises OSError."""
     first = os.pipe2(os.O_CLOEXEC)
     try:
         return first, os.pipe2(os.O_CLOEXEC)
     except OSError:
-        _close(*first)
+        _close_descriptors(*first)
         raise
 
 
-def _close(*descriptors: int) -> None:
+def _close_descriptors(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)

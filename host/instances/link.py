@@ -9,85 +9,85 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from host.instances.busy_polling import Attention
+from host.instances.busy_polling import BusyPoller
 from host.instances.channel import SERVICE, WORK, Channel
 from stub.wire.messages import (
     ToStub,
     encode,
 )
-from stub.wire.ring import RingError, RingReader, RingWriter, create_file, map_file
+from stub.wire.ring import RingError, RingReader, RingWriter, create_ring_file, map_rings
 
 
 class Link:
-    """`received` is called with every frame of the stub, in the order in which it sent them;
-    `broken`, with the reason, if its ring holds something else. Raises OSError.
+    """`on_frame` is called with every frame of the stub, in the order in which it sent them;
+    `on_error`, with the reason, if its ring holds something else. Raises OSError.
     """
 
     def __init__(
         self,
         channel: Channel,
-        attention: Attention,
-        received: Callable[[bytes], None],
-        broken: Callable[[Exception], None],
+        busy_poller: BusyPoller,
+        on_frame: Callable[[bytes], None],
+        on_error: Callable[[Exception], None],
     ) -> None:
         self.token = secrets.token_hex(8)
         with ExitStack() as opened:
-            self.rings_fd = create_file("pbhost-rings")
+            self.rings_fd = create_ring_file("pbhost-rings")
             opened.callback(os.close, self.rings_fd)
             self.work_event = os.eventfd(0, os.EFD_CLOEXEC)
             opened.callback(os.close, self.work_event)
             self.host_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             opened.callback(os.close, self.host_event)
-            to_stub, to_host = map_file(self.rings_fd)
+            to_stub, to_host = map_rings(self.rings_fd)
             self._descriptors = opened.pop_all()
-        self._bell = attention.bell(self.work_event)
+        self._doorbell = busy_poller.doorbell(self.work_event)
         self._ring = RingWriter(to_stub)
-        self.most_inline = self._ring.most_inline  # bytes of tensors in the next frame of work
+        self.inline_limit = self._ring.inline_limit  # bytes of tensors in the next frame of work
         self._inbox = RingReader(to_host)
         self._address = self.token.encode()
         self._channel = channel
-        self._received = received
-        self._broken = broken
-        self._connected = 0  # sockets that have said hello
+        self._on_frame = on_frame
+        self._on_error = on_error
+        self._hellos = 0  # sockets that have said hello
         self._announced = 0  # frames in the ring, or elsewhere, that are to be read
-        self._elsewhere: deque[bytes] = deque()
-        self._missing = False  # the ring says elsewhere, and it is not there yet
+        self._overflow_frames: deque[bytes] = deque()
+        self._awaiting_overflow = False  # the ring says elsewhere, and it is not there yet
         self.caught_up = asyncio.Event()  # set unless that is so
         self.caught_up.set()
         self._open = True
-        self._deaf = False
-        channel.register(self.token, self._from_channel)
-        asyncio.get_running_loop().add_reader(self.host_event, self._signalled)
+        self._stopped_reading = False
+        channel.register(self.token, self._on_channel_frame)
+        asyncio.get_running_loop().add_reader(self.host_event, self._on_signal)
 
     def send_work(self, messages: Sequence[ToStub]) -> None:
         """Send a frame to the stub's main thread. One that is gone gets nothing."""
         if not self._open:
             return
         frame = encode(messages)
-        if not self._ring.put(frame):
+        if not self._ring.try_write(frame):
             # The lanes bound what is under way, so there is always room for this word.
-            if not self._ring.put_elsewhere():
-                self._broken(RingError("it does not read what it is sent"))
+            if not self._ring.write_overflow_marker():
+                self._on_error(RingError("it does not read what it is sent"))
                 return
             self._channel.send(self._address + WORK, frame)
-        self._bell.announce()
+        self._doorbell.announce_frame()
 
     def send_service(self, messages: Sequence[ToStub]) -> None:
         """Send a frame to the stub's service thread."""
         self._channel.send(self._address + SERVICE, encode(messages))
 
-    def drain(self) -> None:
+    def read_announced(self) -> None:
         """Read what has been announced up to now."""
-        if self._open and not self._deaf:
-            self._signalled()
+        if self._open and not self._stopped_reading:
+            self._on_signal()
 
-    def deafen(self) -> None:
+    def stop_reading(self) -> None:
         """Hear nothing more of the stub: what it says is not to be understood."""
         if self._open:
             self._announced = 0
             asyncio.get_running_loop().remove_reader(self.host_event)
-            self._channel.forget(self.token)
-            self._deaf = True
+            self._channel.unregister(self.token)
+            self._stopped_reading = True
             self.caught_up.set()
 
     def close(self) -> None:
@@ -96,44 +96,44 @@ class Link:
             self._open = False
             self.caught_up.set()
             asyncio.get_running_loop().remove_reader(self.host_event)
-            self._channel.forget(self.token)
-            self._bell.close()
+            self._channel.unregister(self.token)
+            self._doorbell.close()
             self._descriptors.close()
             self._ring.close()
             self._inbox.close()
 
-    def _signalled(self) -> None:
+    def _on_signal(self) -> None:
         try:
             self._announced += os.eventfd_read(self.host_event)
         except BlockingIOError:
             pass  # nothing new
         else:
-            self._bell.answered()
-        self._read()
+            self._doorbell.stub_answered()
+        self._deliver_frames()
 
-    def _from_channel(self, frame: bytes) -> None:
-        if self._connected < 3:
-            self._connected += 1
-            if self._connected == 3:
-                self._received(frame)
+    def _on_channel_frame(self, frame: bytes) -> None:
+        if self._hellos < 3:
+            self._hellos += 1
+            if self._hellos == 3:
+                self._on_frame(frame)
             return
-        self._elsewhere.append(frame)
+        self._overflow_frames.append(frame)
         self.caught_up.set()
-        self._read()
+        self._deliver_frames()
 
-    def _read(self) -> None:
+    def _deliver_frames(self) -> None:
         """Hand on frames, up to one that has been announced but is not here yet."""
-        while self._announced and self._open and not self._deaf:
+        while self._announced and self._open and not self._stopped_reading:
             try:
-                frame = None if self._missing else self._inbox.take()
+                frame = None if self._awaiting_overflow else self._inbox.read_frame()
             except RingError as error:
-                self._broken(error)
+                self._on_error(error)
                 return
             if frame is None:
-                self._missing = not self._elsewhere
-                if self._missing:
+                self._awaiting_overflow = not self._overflow_frames
+                if self._awaiting_overflow:
                     self.caught_up.clear()
                     return
-                frame = self._elsewhere.popleft()
+                frame = self._overflow_frames.popleft()
             self._announced -= 1
-            self._received(frame)
+            self._on_frame(frame)

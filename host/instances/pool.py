@@ -11,11 +11,11 @@ from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
 from host.inference.request import Call
 from host.instances.arenas import Arenas
-from host.instances.busy_polling import Attention
+from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel
 from host.instances.instance import Instance
 from host.instances.process import Launcher, stub_lost
-from host.instances.process_reaper import Warden
+from host.instances.process_reaper import ProcessReaper
 from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
@@ -49,18 +49,18 @@ class StubPool:
         arena_limit: int,
         models: Models,
         metrics: Metrics,
-        client_memory: bool,
+        allow_client_memory: bool,
     ) -> None:
         self.arenas = Arenas(arena_limit)  # first: it may fail, and the channel has a folder
         self.channel = Channel()
-        self.attention = Attention()
-        self.regions = Regions(self.arenas if client_memory else None)
+        self.busy_poller = BusyPoller()
+        self.regions = Regions(self.arenas if allow_client_memory else None)
         self.launcher = launcher
         self.terminal: Launcher = TerminalLauncher()
-        self.warden = Warden()
+        self.process_reaper = ProcessReaper()
         self.models = models
         self.metrics = metrics
-        self._alive: set[Instance] = set()
+        self._instances: set[Instance] = set()
         self._closing = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -69,10 +69,10 @@ class StubPool:
     def _trim(self) -> None:
         """Give back tensor memory that was not needed of late."""
         self.arenas.host.trim()
-        self.regions.sweep()
+        self.regions.close_unregistered()
         self._timer = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
 
-    async def start(
+    async def start_instance(
         self,
         name: str,
         label: Label,
@@ -88,14 +88,14 @@ class StubPool:
         try:
             instance = Instance(name, label, self, environment, attached)
         except OSError as error:
-            raise _no_stub(label, error) from error
-        self._alive.add(instance)
+            raise _start_error(label, error) from error
+        self._instances.add(instance)
         self._empty.clear()
         try:
             await instance.start()
         except OSError as error:
-            self.gone(instance)
-            raise _no_stub(label, error) from error
+            self.instance_exited(instance)
+            raise _start_error(label, error) from error
         except BaseException:  # also if cancelled: nobody else knows of this process yet
             instance.kill()
             raise
@@ -103,7 +103,7 @@ class StubPool:
 
     def drain(self) -> list[asyncio.Event]:
         """Act on all that stubs have said up to now; what is set once late words are there, too."""
-        told = [instance.drain() for instance in list(self._alive)]
+        told = [instance.read_announced() for instance in list(self._instances)]
         return [caught_up for caught_up in told if not caught_up.is_set()]
 
     async def catch_up(self, seconds: float) -> None:
@@ -115,13 +115,13 @@ class StubPool:
             for wait in pending:
                 wait.cancel()
 
-    def gone(self, instance: Instance) -> None:
+    def instance_exited(self, instance: Instance) -> None:
         """The instance's process has ended."""
-        self._alive.discard(instance)
-        if not self._alive:
+        self._instances.discard(instance)
+        if not self._instances:
             self._empty.set()
 
-    def model_log(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
+    def log_model_line(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
         """Log what a model logged."""
         level = _LEVELS[line.level] if 0 <= line.level < 4 else logging.INFO
         if not _log.isEnabledFor(level):
@@ -131,11 +131,11 @@ class StubPool:
             "instance": label,
             "source": f"{line.file}:{line.line}",
             "requests": [call.request.id for call in calls if call.request.id],
-            "trace_id": next((trace.name for trace in traces if trace is not None), ""),
+            "trace_id": next((trace.trace_id for trace in traces if trace is not None), ""),
         }
         _log.log(level, "%s", line.text, extra=extra)
 
-    def printed(self, label: Label, line: str, error: bool) -> None:
+    def log_stub_output(self, label: Label, line: str, error: bool) -> None:
         """Log what a stub printed."""
         _log.log(
             logging.WARNING if error else logging.INFO,
@@ -146,18 +146,18 @@ class StubPool:
     async def close(self) -> None:
         """Kill what is left, wait for it to be gone, and give everything back."""
         self._closing = True
-        for instance in list(self._alive):
+        for instance in list(self._instances):
             instance.kill()
         await self._empty.wait()
         self._timer.cancel()
         await self.launcher.close()
-        await self.warden.close()
+        await self.process_reaper.close()
         self.channel.close()
         self.regions.close()
         self.arenas.close()
 
 
-def _no_stub(label: Label, error: OSError) -> HostError:
+def _start_error(label: Label, error: OSError) -> HostError:
     what = f"cannot start a stub process for '{label}': {error.strerror or error}"
     if error.filename:  # the interpreter of an environment
         return internal(f"{what}: {error.filename}")

@@ -13,13 +13,13 @@ from typing import Protocol
 import stub.wire
 from host.environments.environment import Environment
 from host.errors import ErrorCode, HostError
-from stub.wire.spawn import Spawn
+from stub.wire.spawn import SpawnArguments
 
 _ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
 
-_CHUNK = 2048  # bytes, and so lines at most, that are handled before the loop gets its turn
-_LAST_CHUNKS = 48  # of output after the end: what a pipe holds (64 kB), and half as much again
-_LONGEST_LINE = 1 << 16  # bytes of output without a newline that are kept back
+_READ_BYTES = 2048  # bytes, and so lines at most, that are handled before the loop gets its turn
+_READS_AFTER_EXIT = 48  # of output after the end: what a pipe holds (64 kB), and half as much again
+_MAX_LINE = 1 << 16  # bytes of output without a newline that are kept back
 
 
 class OutputHandler(Protocol):
@@ -28,14 +28,14 @@ class OutputHandler(Protocol):
     def __call__(self, line: str, error: bool) -> None: ...
 
 
-class _Output:
+class _OutputReader:
     """Lines from one pipe, as they come."""
 
     def __init__(self, fd: int, error: bool, handler: OutputHandler) -> None:
         self._fd = fd
         self._error = error
         self._handler = handler
-        self._rest = b""
+        self._partial_line = b""
         self._open = True
         os.set_blocking(fd, False)
         asyncio.get_running_loop().add_reader(fd, self.read)
@@ -45,14 +45,14 @@ class _Output:
         if not self._open:
             return False
         try:
-            data = os.read(self._fd, _CHUNK)
+            data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
             return False
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        if len(self._rest) > _LONGEST_LINE:
-            lines.append(self._rest)
-            self._rest = b""
+        lines = (self._partial_line + data).split(b"\n")
+        self._partial_line = lines.pop()
+        if len(self._partial_line) > _MAX_LINE:
+            lines.append(self._partial_line)
+            self._partial_line = b""
         for line in lines:
             self._handler(line.decode(errors="replace"), self._error)
         if not data:
@@ -66,9 +66,9 @@ class _Output:
         self._open = False
         asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)
-        if self._rest:
-            self._handler(self._rest.decode(errors="replace"), self._error)
-            self._rest = b""
+        if self._partial_line:
+            self._handler(self._partial_line.decode(errors="replace"), self._error)
+            self._partial_line = b""
 
 
 class StubProcess:
@@ -78,7 +78,7 @@ class StubProcess:
     stderr; `pidfd` is for signals. Whoever started it calls `ended`.
     """
 
-    leads = True  # a process group, in which is what its model starts
+    leads_process_group = True  # a process group, in which is what its model starts
 
     def __init__(
         self,
@@ -94,20 +94,20 @@ class StubProcess:
         self._lifeline = lifeline
         self._on_exit = on_exit
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._outputs = [_Output(fd, bool(error), output) for error, fd in enumerate(outputs)]
+        self._outputs = [_OutputReader(fd, bool(error), output) for error, fd in enumerate(outputs)]
 
-    def ended(self, code: int) -> None:
+    def mark_exited(self, code: int) -> None:
         """The process has ended; `on_exit` follows when its last output has been read."""
-        self._finish(code, _LAST_CHUNKS)
+        self._read_remaining_output(code, _READS_AFTER_EXIT)
 
-    def _finish(self, code: int, chunks: int) -> None:
+    def _read_remaining_output(self, code: int, chunks: int) -> None:
         """Read what is left, a little at a time so that the loop goes on.
 
         A child of the model may keep a pipe open, and may keep writing: what a pipe holds is all.
         """
         more = [output.read() for output in self._outputs]
         if any(more) and chunks:
-            asyncio.get_running_loop().call_soon(self._finish, code, chunks - 1)
+            asyncio.get_running_loop().call_soon(self._read_remaining_output, code, chunks - 1)
             return
         for output in self._outputs:
             output.close()
@@ -140,7 +140,7 @@ class Launcher(Protocol):
 
     async def launch(
         self,
-        spawn: Spawn,
+        spawn: SpawnArguments,
         lifeline: int,
         output: OutputHandler,
         on_exit: Callable[[int], None],

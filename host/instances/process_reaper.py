@@ -16,13 +16,13 @@ import stub.wire
 
 _log = logging.getLogger("pbhost")
 
-_EXIT_SECONDS = 5.0  # that is several times as long as what it ends may take
-_LIVES = 3  # of wardens that are started one after the other without news
-_LONGEST = 32  # bytes of an answer: the number of a group
+_EXIT_TIMEOUT = 5.0  # that is several times as long as what it ends may take
+_MAX_ATTEMPTS = 3  # of reapers that are started one after the other without news
+_MAX_CONFIRMATION = 32  # bytes of an answer: the number of a group
 _ENTRY = str(Path(stub.wire.__file__).parents[1] / "process_reaper.py")
 
 
-class Warden:
+class ProcessReaper:
     """Told of each stub that leads a process group. It is started with the first one.
 
     Should it die, another one takes its place. That one is told again of the ends that were not
@@ -31,66 +31,66 @@ class Warden:
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
-        self._ended: set[int] = set()  # those of which something may be left
+        self._unconfirmed: set[int] = set()  # those of which something may be left
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
-        self._lives = 0
+        self._attempts = 0
 
-    def watch(self, group: int) -> None:
-        """A stub runs. Called on the event loop, as `end` is."""
+    def watch_group(self, group: int) -> None:
+        """A stub runs. Called on the event loop, as `kill_group` is."""
         self._groups.add(group)
-        self._ended.discard(group)
-        self._news(b"+%d" % group)
+        self._unconfirmed.discard(group)
+        self._send(b"+%d" % group)
 
-    def end(self, group: int) -> None:
+    def kill_group(self, group: int) -> None:
         """The stub has ended, and what is left of its group is to end too."""
         self._groups.discard(group)
-        self._ended.add(group)
-        self._news(b"-%d" % group)
+        self._unconfirmed.add(group)
+        self._send(b"-%d" % group)
 
-    def _news(self, news: bytes) -> None:
-        self._lives = 0
+    def _send(self, news: bytes) -> None:
+        self._attempts = 0
         if self._socket is not None:
             try:
                 self._socket.send(news)
                 return
             except OSError:  # somebody has killed it, or stopped it
-                self._let_go()
-        self._replace()
+                self._kill_reaper()
+        self._ensure_running()
 
-    def _replace(self) -> None:
+    def _ensure_running(self) -> None:
         """Start one, unless too many have died, and tell it all."""
         reason = "processes that are to do it end at once"
-        while self._socket is None and self._lives < _LIVES:
-            self._lives += 1
+        while self._socket is None and self._attempts < _MAX_ATTEMPTS:
+            self._attempts += 1
             try:
                 self._start()
-                self._tell_all()
+                self._send_all_groups()
             except OSError as error:
-                self._let_go()
+                self._kill_reaper()
                 reason = error.strerror or str(error)
         if self._socket is None:
             _log.warning("nobody ends what models leave behind: %s", reason)
 
-    def _tell_all(self) -> None:
+    def _send_all_groups(self) -> None:
         assert self._socket is not None
         known = [b"+%d" % group for group in self._groups]
-        known += [b"-%d" % group for group in self._ended]
+        known += [b"-%d" % group for group in self._unconfirmed]
         self._socket.send(b" ".join(known))  # as one: many messages might not fit before it reads
 
-    def _hear(self) -> None:
-        """Take which groups have nothing left in them, or that the warden is dead."""
+    def _read_confirmations(self) -> None:
+        """Take which groups have nothing left in them, or that the reaper is dead."""
         assert self._socket is not None
         try:
-            while group := self._socket.recv(_LONGEST):
-                self._ended.discard(int(group))
+            while group := self._socket.recv(_MAX_CONFIRMATION):
+                self._unconfirmed.discard(int(group))
         except BlockingIOError:
             return
         except ConnectionError:  # it had not read everything
             pass
-        self._let_go()
-        self._replace()
+        self._kill_reaper()
+        self._ensure_running()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -116,15 +116,15 @@ class Warden:
         ours.setblocking(False)
         self._socket = ours
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(ours, self._hear)
+        self._loop.add_reader(ours, self._read_confirmations)
 
-    def _let_go(self) -> None:
-        if self._forget():
+    def _kill_reaper(self) -> None:
+        if self._disconnect():
             with suppress(ProcessLookupError, ChildProcessError):  # a program around us may reap it
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
 
-    def _forget(self) -> bool:
+    def _disconnect(self) -> bool:
         """Close what leads to it, if there is one."""
         sock, self._socket = self._socket, None
         if sock is None:
@@ -138,12 +138,12 @@ class Warden:
 
     async def close(self) -> None:
         """All stubs have ended; return when nothing is left of their groups."""
-        self._lives = 0
-        while self._forget() and not await asyncio.to_thread(_reap, self._pid):
-            self._replace()
+        self._attempts = 0
+        while self._disconnect() and not await asyncio.to_thread(_wait_for_exit, self._pid):
+            self._ensure_running()
 
 
-def _reap(pid: int) -> bool:
+def _wait_for_exit(pid: int) -> bool:
     """Wait for its end, or end it if it does not come to it; whether it has done all.
 
     A program around us may reap it: then nobody knows.
@@ -153,7 +153,7 @@ def _reap(pid: int) -> bool:
         try:
             waiting = select.poll()
             waiting.register(pidfd, select.POLLIN)
-            if not waiting.poll(_EXIT_SECONDS * 1000):
+            if not waiting.poll(_EXIT_TIMEOUT * 1000):
                 os.kill(pid, signal.SIGKILL)
         finally:
             os.close(pidfd)

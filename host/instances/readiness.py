@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from stub.wire import messages as m
 
-_SECONDS = 5.0
+_TIMEOUT = 5.0
 
 
-class Readiness:
+class ReadinessCheck:
     """At most one check is under way; `tell` sends it to the stub."""
 
-    def __init__(self, tell: Callable[[m.CheckReady], None]) -> None:
-        self.defined = False  # whether the model has a say
-        self._tell = tell
+    def __init__(self, send: Callable[[m.CheckReady], None]) -> None:
+        self.model_defines_is_ready = False  # whether the model has a say
+        self._send = send
         self._number = 0
         self._check: asyncio.Future[str] | None = None
 
@@ -25,25 +25,25 @@ class Readiness:
         if self._check is None:
             self._check = asyncio.get_running_loop().create_future()
             self._number += 1
-            self._tell(m.CheckReady(self._number))
-        done, _ = await asyncio.wait([self._check], timeout=_SECONDS)
+            self._send(m.CheckReady(self._number))
+        done, _ = await asyncio.wait([self._check], timeout=_TIMEOUT)
         if not done:
             which = "in-flight" if joined else "user-defined"
             return f"Timed out waiting for {which} is_ready() response"
         return done.pop().result()
 
-    def checked(self, message: m.Checked) -> None:
+    def handle_result(self, message: m.ReadinessResult) -> None:
         """The model has said it."""
         reason = message.reason or "User-defined is_ready() failed with unknown error"
-        self._settle("" if message.ready else reason)
+        self._complete_check("" if message.ready else reason)
 
-    def end(self) -> None:
+    def stub_exited(self) -> None:
         """The stub is gone."""
-        self._settle(
+        self._complete_check(
             "Stub process is not healthy while waiting for user-defined is_ready() response"
         )
 
-    def _settle(self, reason: str) -> None:
+    def _complete_check(self, reason: str) -> None:
         check, self._check = self._check, None
         if check is not None:
             check.set_result(reason)

@@ -20,16 +20,16 @@ from host.errors import (
     unsupported,
 )
 from host.inference.request import Buffer
-from host.inference.shared_memory_bytes import ClientBytes
+from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.instances.arenas import Arenas
 from stub.wire.arena import Block
 from stub.wire.messages import OpenArena
 from stub.wire.shared_file import PAGE, Mapping
 
-_RESERVED = "triton_python_backend_shm_region_"
+_RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _UINT64 = 0xFFFFFFFFFFFFFFFF
 _NOT_MAPPED = memoryview(b"")
-_OFF = (
+_DISABLED = (
     "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 )
 
@@ -52,15 +52,15 @@ class RegionPart(NamedTuple):
     byte_size: int
 
 
-class RegionBlock(ClientBytes, Block):
+class RegionBlock(SharedMemoryBytes, Block):
     """A part of a region, also as the bytes of the tensor that lies there."""
 
     __slots__ = ("_region",)
 
     def __init__(
-        self, region: Region, offset: int, size: int, dropped: Callable[[int, int], None]
+        self, region: Region, offset: int, size: int, on_drop: Callable[[int, int], None]
     ) -> None:
-        super().__init__(region.number, offset, size, _NOT_MAPPED, dropped)
+        super().__init__(region.number, offset, size, _NOT_MAPPED, on_drop)
         self._region = region
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class RegionBlock(ClientBytes, Block):
     def __bytes__(self) -> bytes:
         return self._region.read(self.offset, self.size)
 
-    def part(self, begin: int, size: int) -> bytes:
+    def read_part(self, begin: int, size: int) -> bytes:
         return self._region.read(self.offset + begin, size)
 
     def write(self, data: Buffer) -> None:
@@ -83,16 +83,16 @@ class Region:
     def __init__(self, status: RegionStatus, number: int, descriptor: int) -> None:
         self.status = status
         self.number = number
-        self.leaving = False
+        self.unregistered = False
         self._descriptor = descriptor
-        Mapping(descriptor, status.byte_size, True, status.offset).let_go()  # stubs can, then
-        self._taken = 0
-        self._dropped: deque[None] = deque()  # by finalisers, in any thread
+        Mapping(descriptor, status.byte_size, True, status.offset).unmap()  # stubs can, then
+        self._blocks_created = 0
+        self._blocks_dropped: deque[None] = deque()  # by finalisers, in any thread
 
     @property
     def in_use(self) -> bool:
         """Whether a tensor lies here that somebody still needs."""
-        return self._taken > len(self._dropped)
+        return self._blocks_created > len(self._blocks_dropped)
 
     def announcement(self) -> OpenArena:
         """What a stub is told before it hears of blocks in here."""
@@ -104,11 +104,11 @@ class Region:
         """A part of the region. Raises ValueError if it lies outside."""
         if offset < 0 or size < 0 or offset + size > self.status.byte_size:
             raise ValueError(f"{size} bytes at {offset} lie outside region '{self.status.name}'")
-        self._taken += 1
-        return RegionBlock(self, offset, size, self._drop)
+        self._blocks_created += 1
+        return RegionBlock(self, offset, size, self._on_block_drop)
 
-    def _drop(self, arena: int, offset: int) -> None:
-        self._dropped.append(None)
+    def _on_block_drop(self, arena: int, offset: int) -> None:
+        self._blocks_dropped.append(None)
 
     def read(self, offset: int, size: int) -> bytes:
         """A copy of the bytes. Raises HostError if the object has become smaller."""
@@ -155,8 +155,8 @@ class Regions:
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Map a client's object. Raises HostError."""
-        arenas = self._known()
-        self.sweep()
+        arenas = self._require_arenas()
+        self.close_unregistered()
         if name in self._regions:
             raise HostError(
                 ErrorCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager"
@@ -166,49 +166,49 @@ class Regions:
             raise invalid_argument(
                 f"cannot register shared memory region '{name}' - invalid shm key '{key}'"
             )
-        if bare.startswith(_RESERVED):
+        if bare.startswith(_RESERVED_PREFIX):
             raise invalid_argument(
                 f"cannot register shared memory region '{name}' with key '{key}' as the key"
-                f" contains the reserved prefix '{_RESERVED}'"
+                f" contains the reserved prefix '{_RESERVED_PREFIX}'"
             )
-        descriptor = _open(bare, key)
+        descriptor = _open_shared_memory(bare, key)
         try:
             status = RegionStatus(name, key, offset, byte_size)
-            region = _map(status, arenas.number(), descriptor)
+            region = _map_region(status, arenas.next_number(), descriptor)
         except BaseException:  # whatever it is, nobody else would close it; raised again
             os.close(descriptor)
             raise
         self._regions[name] = region
-        arenas.adopt(region)
+        arenas.add_region(region)
 
-    def refuse_if_off(self) -> None:
+    def require_enabled(self) -> None:
         """Raise HostError unless clients may register regions."""
-        self._known()
+        self._require_arenas()
 
-    def _known(self) -> Arenas:
+    def _require_arenas(self) -> Arenas:
         if self._arenas is None:
-            raise unsupported(_OFF)
+            raise unsupported(_DISABLED)
         return self._arenas
 
     def unregister(self, name: str) -> None:
         """Forget a region, all without a name; one in use goes with its last user."""
-        self.refuse_if_off()
+        self.require_enabled()
         for region in [self._regions.get(name)] if name else list(self._regions.values()):
             if region is not None:
-                region.leaving = True
-        self.sweep()
+                region.unregistered = True
+        self.close_unregistered()
 
-    def sweep(self) -> None:
+    def close_unregistered(self) -> None:
         """Let go of what was unregistered and is no longer in use."""
         for name, region in list(self._regions.items()):
-            if region.leaving and not region.in_use:
+            if region.unregistered and not region.in_use:
                 del self._regions[name]
-                self._known().abandon(region)
+                self._require_arenas().remove_region(region)
                 region.close()
 
     def status(self, name: str) -> list[RegionStatus]:
         """One region, or all by name without one. Raises HostError NOT_FOUND."""
-        self.sweep()
+        self.close_unregistered()
         if not name:
             return [self._regions[known].status for known in sorted(self._regions)]
         if name not in self._regions:
@@ -227,12 +227,12 @@ class Regions:
 
     def register_cuda(self, name: str) -> None:
         """Refuse: there is no GPU. Raises HostError."""
-        self.refuse_if_off()
+        self.require_enabled()
         raise invalid_argument(
             f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
         )
 
-    def find(self, name: str, offset: int, byte_size: int) -> RegionBlock:
+    def find_block(self, name: str, offset: int, byte_size: int) -> RegionBlock:
         """Where a tensor lies, or is to lie. Raises HostError."""
         region = self._regions.get(name)
         if region is None:
@@ -253,12 +253,12 @@ class Regions:
     def close(self) -> None:
         """Let go of everything."""
         for region in self._regions.values():
-            self._known().abandon(region)
+            self._require_arenas().remove_region(region)
             region.close()
         self._regions.clear()
 
 
-def _open(bare: str, key: str) -> int:
+def _open_shared_memory(bare: str, key: str) -> int:
     cannot = internal(f"Unable to open shared memory region: '{key}'")
     if "\0" in bare:
         raise cannot  # posix_ipc 1.3.2 would crash
@@ -269,7 +269,7 @@ def _open(bare: str, key: str) -> int:
     return int(memory.fd)
 
 
-def _map(status: RegionStatus, number: int, descriptor: int) -> Region:
+def _map_region(status: RegionStatus, number: int, descriptor: int) -> Region:
     failed = f"failed to register shared memory region '{status.name}'"
     if status.offset + status.byte_size > os.fstat(descriptor).st_size:
         raise invalid_argument(f"{failed}: invalid args")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from host.inference.request import Call, InferRequest, RequestTrace
 from host.instances.arenas import Arenas
-from host.instances.busy_polling import Attention
+from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel
 from host.instances.process import Launcher
-from host.instances.process_reaper import Warden
+from host.instances.process_reaper import ProcessReaper
 from host.logs.formats import Label
 from stub.wire.messages import LogLine
 from stub.wire.payload import TraceLink
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 class Models(Protocol):
     """What models ask other models through (BLS)."""
 
-    def check(self, request: InferRequest) -> Awaitable[None] | None:
+    def check_bls_target(self, request: InferRequest) -> Awaitable[None] | None:
         """What must be awaited before that model is asked, if it has a say on being ready.
 
         Raises HostError, at once or when awaited, if it cannot be asked.
         """
 
-    def ask(self, request: InferRequest, decoupled: bool) -> Call:
+    def infer_for_bls(self, request: InferRequest, decoupled: bool) -> Call:
         """Start a BLS request of a model. Raises HostError if it cannot be started.
 
         `decoupled`: any number of responses can be taken.
         """
 
-    def child_trace(self, link: TraceLink | None) -> RequestTrace | None:
+    def create_child_trace(self, link: TraceLink | None) -> RequestTrace | None:
         """The trace of a request on behalf of another one; None if that has none any more."""
 
-    def break_circle(self, call: Call) -> None:
+    def break_deadlock(self, call: Call) -> None:
         """Fail a BLS call that could only go on after itself, now or when it turns out so."""
 
 
 class ModelControl(Protocol):
     """Loads and unloads models for models (pb_utils spec 3.14). Every method raises HostError."""
 
-    async def load(self, name: str, config: str, files: dict[str, bytes], asker: str) -> None:
+    async def load(self, name: str, config: str, files: dict[str, bytes], requester: str) -> None:
         """Load or reload a model, with overrides if they are not empty; wait until it is done.
 
         `asker` is the model whose own load waits for this, in `initialize`; "" if none does.
@@ -78,16 +78,16 @@ class Metrics(Protocol):
     ) -> None:
         """Create a metric in a family of the same owner. Raises HostError."""
 
-    def change(self, owner: object, metric: int, change: str, value: float) -> None:
+    def update_metric(self, owner: object, metric: int, change: str, value: float) -> None:
         """`increment`, `set` or `observe`; one that has gone is left alone."""
 
-    def read(self, owner: object, metric: int) -> float:
+    def read_metric(self, owner: object, metric: int) -> float:
         """The value. Raises HostError."""
 
-    def drop(self, owner: object, families: list[int], metrics: list[int]) -> None:
+    def release_objects(self, owner: object, families: list[int], metrics: list[int]) -> None:
         """The owner has let go of these."""
 
-    def forget(self, owner: object) -> None:
+    def remove_owner(self, owner: object) -> None:
         """The owner is gone, and with it everything it held."""
 
 
@@ -95,21 +95,21 @@ class HostServices(Protocol):
     """What an instance needs of the host around it."""
 
     channel: Channel
-    attention: Attention
+    busy_poller: BusyPoller
     arenas: Arenas
     launcher: Launcher
     terminal: Launcher
-    warden: Warden
+    process_reaper: ProcessReaper
     models: Models
     control: ModelControl
     metrics: Metrics
     load_seconds: float | None  # that an import, an `initialize` or a sample of a warm-up may take
 
-    def model_log(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
+    def log_model_line(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
         """Log what a model logged, maybe about these calls."""
 
-    def printed(self, label: Label, line: str, error: bool) -> None:
+    def log_stub_output(self, label: Label, line: str, error: bool) -> None:
         """Log what a stub printed."""
 
-    def gone(self, instance: Instance) -> None:
+    def instance_exited(self, instance: Instance) -> None:
         """The instance's process has ended."""

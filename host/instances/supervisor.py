@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from host.errors import HostError, unavailable
-from host.inference.request import Call, Times
+from host.inference.request import Call, ExecutionTimes
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import StubLost
@@ -17,17 +17,17 @@ from host.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger("pbhost")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before the second restart in a row, and any
-_MOST_RESTARTS = 10  # in a row, without one batch that ended well
-_AHEAD_NS, _MOST_AHEAD = 4_000_000, 64  # of work that a stub is sent ahead, and calls at most
+_FIRST_BACK_OFF, _MAX_BACK_OFF = 0.5, 30.0  # seconds before the second restart in a row, and any
+_MAX_RESTARTS = 10  # in a row, without one batch that ended well
+_PREFETCH_NS, _MAX_PREFETCH = 4_000_000, 64  # of work that a stub is sent ahead, and calls at most
 
 
-class LaneState(enum.Enum):
+class InstanceState(enum.Enum):
     """The life of a lane."""
 
     SERVING = "serving"
     RESTARTING = "restarting"
-    PAUSING = "pausing before a restart"
+    BACKING_OFF = "pausing before a restart"
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -35,15 +35,15 @@ class LaneState(enum.Enum):
 Launch = Callable[[], Awaitable[Instance]]
 """Brings up a new instance for the lane, ready to run batches. Raises HostError or StubLost."""
 
-BatchReport = Callable[[Batch, Times], None]
+ReportBatch = Callable[[Batch, ExecutionTimes], None]
 
 
-def most_ahead(spent: int) -> int:
+def prefetch_limit(batch_ns: int) -> int:
     """Calls that a stub is sent before it can begin them, if its last one took so many ns.
 
     A lane that joins later cannot have them any more, so they are to be done soon (decision 17).
     """
-    return max(1, min(_MOST_AHEAD, _AHEAD_NS // max(1, spent)))
+    return max(1, min(_MAX_PREFETCH, _PREFETCH_NS // max(1, batch_ns)))
 
 
 class Supervisor:
@@ -60,7 +60,7 @@ class Supervisor:
         instance: Instance,
         launch: Launch,
         scheduler: Scheduler,
-        report: BatchReport,
+        report: ReportBatch,
         passive: bool = False,
         permit: Permit | None = None,
     ) -> None:
@@ -69,26 +69,26 @@ class Supervisor:
         if permit is not None:
             permit.owner = self
         self.passive = passive
-        self.state = LaneState.SERVING
+        self.state = InstanceState.SERVING
         self.reason = ""
         self.restarts = 0
         self.busy_ns = 0  # of batches that have ended; they may overlap
         self._launch = launch
         self._scheduler = scheduler
         self._report = report
-        self._most_ahead = 1  # calls that the stub is sent before it can begin them
-        self._deaths = 0
+        self._prefetch_limit = 1  # calls that the stub is sent before it can begin them
+        self._consecutive_exits = 0
         self._restart: asyncio.Task[None] | None = None
-        self._waiting: Sequence[Call] = ()  # the batch that has no permission as yet
-        instance.on_death = self._died
+        self._calls_awaiting_permit: Sequence[Call] = ()  # the batch that has no permission as yet
+        instance.on_unexpected_exit = self._on_exit
 
-    def join(self) -> None:
+    def start_accepting(self) -> None:
         """Take work from the scheduler from now on."""
         if self.instance.serving:
             if not self.passive:
                 self._scheduler.lane_free(self)
         else:  # it died before anybody could be told
-            self._died(self.instance.death)
+            self._on_exit(self.instance.exit_reason)
 
     # Lane
 
@@ -96,27 +96,31 @@ class Supervisor:
         """Run a batch, as soon as there is permission."""
         permit = self.permit
         if permit is None:
-            self.instance.execute(Batch(calls, self._released, self._done, self._report))
+            self.instance.execute(
+                Batch(calls, self._on_released, self._on_batch_done, self._report)
+            )
             return
-        self._waiting = calls
-        if permit.granted or permit.ask(self._permitted):
-            self._permitted()
+        self._calls_awaiting_permit = calls
+        if permit.granted or permit.ask(self._run_permitted):
+            self._run_permitted()
 
-    def _permitted(self) -> None:
+    def _run_permitted(self) -> None:
         """Run the batch that has waited for resources, or what is left of it."""
         assert self.permit is not None
-        calls = [call for call in self._waiting if not call.finished]
-        self._waiting = ()
+        calls = [call for call in self._calls_awaiting_permit if not call.finished]
+        self._calls_awaiting_permit = ()
         if calls:
             self.permit.start()
-            self.instance.execute(Batch(calls, self._released, self._done, self._report))
+            self.instance.execute(
+                Batch(calls, self._on_released, self._on_batch_done, self._report)
+            )
         else:
             self.permit.give_back()
-            self._released()
+            self._on_released()
 
     def _fail_waiting(self, error: HostError) -> None:
         """There will be no permission for the batch that waits for it."""
-        calls, self._waiting = self._waiting, ()
+        calls, self._calls_awaiting_permit = self._calls_awaiting_permit, ()
         for call in calls:
             call.fail(error)
         if self.permit is not None:
@@ -124,28 +128,28 @@ class Supervisor:
 
     def cancel(self, call: Call) -> bool:
         """Nobody waits any more for a call that runs here; whether its model has it."""
-        return self.instance.work.cancel(call)
+        return self.instance.batches.cancel_call(call)
 
-    def takes_ahead(self, call: Call, ahead: int) -> bool:
+    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
         """Whether the stub gets this call while it still works on another one, and has more.
 
         It gets more than one only if it takes no time: a lane that joins finds work then still.
         What would have to be put into shared memory waits here: that is for what runs.
         """
         return (
-            ahead < self._most_ahead
+            prefetched < self._prefetch_limit
             and self.permit is None
-            and self.instance.work.takes_ahead(call)
+            and self.instance.batches.accepts_prefetch(call)
         )
 
-    def take_unstarted(self) -> Sequence[Call]:
+    def drain_prefetched(self) -> Sequence[Call]:
         """What the stub was sent and had not begun when it died; told once."""
-        return self.instance.work.take_unstarted()
+        return self.instance.batches.drain_prefetched()
 
     @property
     def waiting_for(self) -> Sequence[Call]:
         """The BLS calls that the running batch cannot go on without."""
-        return tuple(self.instance.questions.blocking.values())
+        return tuple(self.instance.bls_requests.blocking_calls.values())
 
     @property
     def held_up_by(self) -> Sequence[object]:
@@ -158,92 +162,97 @@ class Supervisor:
     def may_wait_for(self) -> Sequence[Sequence[Call]]:
         """What each batch that has not ended has asked for."""
         instance = self.instance
-        return [instance.questions.of(number) for number in instance.work.holding]
+        return [
+            instance.bls_requests.calls_of_batch(number)
+            for number in instance.batches.blocking_batches
+        ]
 
-    def _released(self) -> None:
-        if self.state is LaneState.SERVING:
+    def _on_released(self) -> None:
+        if self.state is InstanceState.SERVING:
             self._scheduler.lane_free(self)
 
-    def _done(self, times: Times | None) -> None:
+    def _on_batch_done(self, times: ExecutionTimes | None) -> None:
         if self.permit is not None:
             self.permit.end()
         if times is not None:
-            self._deaths = 0
-            spent = times.ended - times.started
-            self.busy_ns += spent
-            self._most_ahead = most_ahead(spent)
+            self._consecutive_exits = 0
+            batch_ns = times.ended - times.started
+            self.busy_ns += batch_ns
+            self._prefetch_limit = prefetch_limit(batch_ns)
 
     # Life
 
-    def _died(self, reason: str) -> None:
-        self._deaths += 1
+    def _on_exit(self, reason: str) -> None:
+        self._consecutive_exits += 1
         self.reason = reason
         self._fail_waiting(unavailable(reason))
         self._scheduler.lane_gone(self)
-        self._log_death()
-        self.state = LaneState.RESTARTING
-        self._restart = asyncio.get_running_loop().create_task(self._replace())
+        self._log_exit()
+        self.state = InstanceState.RESTARTING
+        self._restart = asyncio.get_running_loop().create_task(self._restart_until_serving())
 
-    async def _replace(self) -> None:
+    async def _restart_until_serving(self) -> None:
         """Bring up another stub, and again if it is lost on its way."""
-        while self._deaths <= _MOST_RESTARTS:
-            await self._pause()
+        while self._consecutive_exits <= _MAX_RESTARTS:
+            await self._back_off()
             try:
                 instance = await self._launch()
             except StubLost as error:
-                self._deaths += 1
+                self._consecutive_exits += 1
                 self.reason = error.message.rstrip(".")
-                self._log_death()
+                self._log_exit()
             except HostError as error:
                 name = self.instance.name
-                self._give_up(f"Instance '{name}' died and could not be restarted: {error.message}")
+                self._mark_failed(
+                    f"Instance '{name}' died and could not be restarted: {error.message}"
+                )
                 return
             else:
                 self._resume(instance)
                 return
-        self._give_up(f"{self.reason}, {self._deaths} times in a row")
+        self._mark_failed(f"{self.reason}, {self._consecutive_exits} times in a row")
 
-    async def _pause(self) -> None:
+    async def _back_off(self) -> None:
         """After a second death in a row there is a while without a stub."""
-        if self._deaths < 2:
+        if self._consecutive_exits < 2:
             return
-        self.state = LaneState.PAUSING
-        pause = min(_FIRST_PAUSE * 2 ** (self._deaths - 2), _LONGEST_PAUSE)
-        self.reason += f"; the next one starts in {pause:g} s"
-        self._fail_if_alone(self.reason)
-        await asyncio.sleep(pause)
-        self.state = LaneState.RESTARTING
+        self.state = InstanceState.BACKING_OFF
+        delay = min(_FIRST_BACK_OFF * 2 ** (self._consecutive_exits - 2), _MAX_BACK_OFF)
+        self.reason += f"; the next one starts in {delay:g} s"
+        self._fail_queued_if_last(self.reason)
+        await asyncio.sleep(delay)
+        self.state = InstanceState.RESTARTING
 
     def _resume(self, instance: Instance) -> None:
         self.instance = instance
-        instance.on_death = self._died
-        self.state = LaneState.SERVING
+        instance.on_unexpected_exit = self._on_exit
+        self.state = InstanceState.SERVING
         self.restarts += 1
         _log.info("restarted", extra={"instance": instance.label})
-        self.join()
+        self.start_accepting()
 
-    def _log_death(self) -> None:
+    def _log_exit(self) -> None:
         label = self.instance.label
         _log.error("%s; starting a new one", self.reason, extra={"instance": label})
 
-    def _give_up(self, reason: str) -> None:
-        self.state = LaneState.FAILED
+    def _mark_failed(self, reason: str) -> None:
+        self.state = InstanceState.FAILED
         self.reason = reason
         _log.error("not started again: %s", reason, extra={"instance": self.instance.label})
-        self._fail_if_alone(reason)
+        self._fail_queued_if_last(reason)
 
-    def _fail_if_alone(self, reason: str) -> None:
+    def _fail_queued_if_last(self, reason: str) -> None:
         """With no other lane, nobody will come for the calls in the queue soon."""
         if not self._scheduler.lanes:
             self._scheduler.fail_queued(unavailable(reason))
 
-    def hurry(self) -> None:
+    def skip_grace_period(self) -> None:
         """Have `stop` wait no longer for what the stub works on, also if it is under way."""
-        self.instance.work.stop_waiting()
+        self.instance.batches.skip_wait_idle()
 
     async def stop(self, grace: float, finalize: float) -> None:
         """End the lane; seconds as for `Instance.stop`."""
-        self.state = LaneState.STOPPED
+        self.state = InstanceState.STOPPED
         self._scheduler.lane_gone(self)
         self._fail_waiting(unavailable(f"instance '{self.instance.name}' is being unloaded"))
         if self._restart is not None and not self._restart.done():

@@ -12,7 +12,7 @@ from typing import Any
 
 from host.environments.environment import Environment
 from host.instances.process import OutputHandler, StubProcess, stub_command
-from stub.wire.spawn import Spawn
+from stub.wire.spawn import SpawnArguments
 
 
 class TerminalLauncher:
@@ -20,24 +20,24 @@ class TerminalLauncher:
 
     async def launch(
         self,
-        spawn: Spawn,
+        spawn: SpawnArguments,
         lifeline: int,
         output: OutputHandler,
         on_exit: Callable[[int], None],
         environment: Environment | None = None,
     ) -> StubProcess:
         """As `Launcher.launch`; what the stub prints is not handled, for it is on the terminal."""
-        modes = _modes()
-        pid = _start(spawn, environment)
-        pidfd = _open(pid)
+        modes = _terminal_modes()
+        pid = _spawn_stub(spawn, environment)
+        pidfd = _open_pidfd(pid)
         process = StubProcess(pid, pidfd, lifeline, (), output, on_exit)
         loop = asyncio.get_running_loop()
 
         def ended() -> None:
             loop.remove_reader(pidfd)
             _, status = os.waitpid(pid, 0)  # returns at once: its descriptor says that it has ended
-            _restore(modes)
-            process.ended(os.waitstatus_to_exitcode(status))
+            _restore_terminal(modes)
+            process.mark_exited(os.waitstatus_to_exitcode(status))
 
         loop.add_reader(pidfd, ended)
         return process
@@ -46,7 +46,7 @@ class TerminalLauncher:
         """As `Launcher.close`."""
 
 
-def _start(spawn: Spawn, environment: Environment | None) -> int:
+def _spawn_stub(spawn: SpawnArguments, environment: Environment | None) -> int:
     """The pid of a stub. Raises OSError."""
     program = stub_command(environment)
     return os.posix_spawn(
@@ -59,7 +59,7 @@ def _start(spawn: Spawn, environment: Environment | None) -> int:
     )
 
 
-def _open(pid: int) -> int:
+def _open_pidfd(pid: int) -> int:
     """A pidfd of a child. Raises OSError; nobody could watch the child, so it is gone then."""
     try:
         return os.pidfd_open(pid)
@@ -74,23 +74,23 @@ def has_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _modes() -> list[Any] | None:
+def _terminal_modes() -> list[Any] | None:
     """How the terminal works now, if there is one."""
     return termios.tcgetattr(0) if has_terminal() else None
 
 
-def _restore(modes: list[Any] | None) -> None:
+def _restore_terminal(modes: list[Any] | None) -> None:
     """Undo what a debugger did that was killed at its prompt: nothing typed would be seen."""
     if modes is None:
         return
     try:
-        if _in_front():
+        if _in_foreground():
             termios.tcsetattr(0, termios.TCSANOW, modes)
     except termios.error:
         pass  # the terminal has been closed
 
 
-def _in_front() -> bool:
+def _in_foreground() -> bool:
     """Whether the terminal is ours to change, and not another job's."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()

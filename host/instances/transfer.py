@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from host.errors import ErrorCode, HostError, internal
-from host.inference.request import InferRequest, InferResponse, Tensor, private
-from host.inference.shared_memory_bytes import ClientBytes
+from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
+from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.instances.arenas import ArenaFile, Arenas
 from host.instances.channel import WORK
-from host.instances.client_memory import lies_in
-from stub.wire.arena import ArenaFull, Block, Ledger
+from host.instances.client_memory import is_in_place
+from stub.wire.arena import ArenaFull, Block, BlockReferences
 from stub.wire.datatypes import CODES, NAMES
 from stub.wire.messages import (
-    Return,
+    BlockRelease,
     ToStub,
 )
 from stub.wire.payload import (
     INLINE_ALWAYS,
     INLINE_LIMIT,
-    Slot,
+    OutputPlacement,
     WireError,
     WireRequest,
     WireResponse,
@@ -44,37 +44,37 @@ _ERRORS = (
 _ERROR_NUMBERS = {code: number for number, code in enumerate(_ERRORS)}
 
 
-class Transfer:
+class TensorTransfer:
     """The traffic of tensors with one stub: what it was lent, and what it must get back."""
 
     def __init__(
         self,
         arenas: Arenas,
-        own: ArenaFile,
-        returns_due: ReturnsDue,
-        most_inline: Callable[[], int] = lambda: INLINE_LIMIT,
+        stub_arena: ArenaFile,
+        release_timer: ReleaseTimer,
+        inline_limit: Callable[[], int] = lambda: INLINE_LIMIT,
     ) -> None:
-        """`most_inline` is how many bytes of tensors the next frame of work may carry."""
+        """`inline_limit` is how many bytes of tensors the next frame of work may carry."""
         self._arenas = arenas
-        self._most_inline = most_inline
+        self._inline_limit = inline_limit
         # The stub's arena; when the stub is gone, it lives as long as a block in it.
-        self._own: ArenaFile | None = own
-        self._own_number = own.number
-        self._lent = Ledger()
-        own.tell(returns_due.notify)
+        self._stub_arena: ArenaFile | None = stub_arena
+        self._stub_arena_number = stub_arena.number
+        self._exported = BlockReferences()
+        stub_arena.set_drop_handler(release_timer.schedule)
         # By socket: each is read by another thread of the stub, so each must announce arenas.
-        self._opened: dict[bytes, set[int]] = {}
+        self._announced: dict[bytes, set[int]] = {}
 
     @property
     def arena(self) -> ArenaFile:
         """The stub's, as long as it has not ended."""
-        assert self._own is not None
-        return self._own
+        assert self._stub_arena is not None
+        return self._stub_arena
 
     # To the stub
 
-    def send_request(
-        self, request: InferRequest, socket: bytes, frame: list[ToStub], crowd: int = 1
+    def encode_request(
+        self, request: InferRequest, socket: bytes, frame: list[ToStub], batch_requests: int = 1
     ) -> WireRequest:
         """A request for a message that carries so many of them; announcements that must precede it
         are put into `frame`.
@@ -84,7 +84,7 @@ class Transfer:
         inputs = request.inputs
         for tensor in inputs:
             if len(tensor.data) > INLINE_ALWAYS:
-                self._place(inputs, socket, crowd)
+                self._place_in_shared_memory(inputs, socket, batch_requests)
                 break
         return WireRequest(
             request.id,
@@ -93,7 +93,7 @@ class Transfer:
                     tensor.name, CODES[tensor.datatype], tensor.shape, cast(bytes, tensor.data)
                 )
                 if tensor.owner is None
-                else self._refer(tensor, socket, frame)
+                else self._encode_tensor(tensor, socket, frame)
                 for tensor in inputs
             ],
             request.requested_outputs,
@@ -103,111 +103,119 @@ class Transfer:
             request.timeout_us,
             request.model_name,
             request.model_version,
-            None if request.trace is None else request.trace.sent(),
-            self._slots(request.slots or request.offers, socket, frame),
-            request.window,
+            None if request.trace is None else request.trace.start_compute(),
+            self._encode_output_placement(
+                request.output_placement or request.output_placement_hints, socket, frame
+            ),
+            request.max_outstanding_responses,
         )
 
-    def takes_no_room(self, request: InferRequest) -> bool:
+    def fits_inline(self, request: InferRequest) -> bool:
         """Whether nothing of the request has to be put into shared memory for the stub."""
         size = 0
         for tensor in request.inputs:
             if tensor.owner is None:
                 size += len(tensor.data)
-        return size <= INLINE_ALWAYS or size <= self._most_inline()
+        return size <= INLINE_ALWAYS or size <= self._inline_limit()
 
-    def send_response(
+    def encode_response(
         self, response: InferResponse, socket: bytes, frame: list[ToStub]
     ) -> WireResponse:
         """A response for a message; what does not fit into memory becomes an error."""
         error = response.error
         if error is None:
             try:
-                self._place(response.outputs, socket)
+                self._place_in_shared_memory(response.outputs, socket)
             except ArenaFull as full:
-                error = no_room(full)
+                error = arena_full_error(full)
             else:
-                outputs = [self._refer(output, socket, frame) for output in response.outputs]
+                outputs = [
+                    self._encode_tensor(output, socket, frame) for output in response.outputs
+                ]
                 return WireResponse(outputs, response.parameters)
         return WireResponse([], {}, WireError(_ERROR_NUMBERS[error.code], error.message))
 
-    def _place(self, tensors: Sequence[Tensor], socket: bytes, crowd: int = 1) -> None:
+    def _place_in_shared_memory(
+        self, tensors: Sequence[Tensor], socket: bytes, batch_requests: int = 1
+    ) -> None:
         """Put what is too long for a message into shared memory. Raises ArenaFull."""
-        most = INLINE_ALWAYS
+        limit = INLINE_ALWAYS
         if socket == WORK:  # what the ring carries; other messages leave room for each other
-            most = max(most, self._most_inline() // (crowd * max(1, len(tensors))))
+            limit = max(limit, self._inline_limit() // (batch_requests * max(1, len(tensors))))
         for tensor in tensors:
-            self._arenas.place(tensor, most)
+            self._arenas.place_tensor(tensor, limit)
 
-    def _refer(self, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
+    def _encode_tensor(self, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
         """The tensor for a message. A block is lent with it: nothing may fail after that."""
         code = CODES[tensor.datatype]
         block = tensor.owner
         if not isinstance(block, Block):
             return WireTensor(tensor.name, code, tensor.shape, bytes(tensor.data))
-        if block.arena not in (0, self._own_number):
-            self._announce(block.arena, socket, frame)
-        self._lent.lend(block)
+        if block.arena not in (0, self._stub_arena_number):
+            self._announce_arena(block.arena, socket, frame)
+        self._exported.export_block(block)
         return WireTensor(
             tensor.name, code, tensor.shape, None, block.arena, block.offset, block.size
         )
 
-    def _announce(self, arena: int, socket: bytes, frame: list[ToStub]) -> None:
-        opened = self._opened.setdefault(socket, set())
-        if arena not in opened:
-            opened.add(arena)
+    def _announce_arena(self, arena: int, socket: bytes, frame: list[ToStub]) -> None:
+        announced = self._announced.setdefault(socket, set())
+        if arena not in announced:
+            announced.add(arena)
             frame.append(self._arenas.announcement(arena))
 
-    def _slots(
+    def _encode_output_placement(
         self, wanted: Mapping[str, object] | None, socket: bytes, frame: list[ToStub]
-    ) -> dict[str, Slot] | None:
+    ) -> dict[str, OutputPlacement] | None:
         if not wanted:
             return None
-        slots: dict[str, Slot] = {}
+        placements: dict[str, OutputPlacement] = {}
         for name, block in wanted.items():
             assert isinstance(block, Block)
-            self._announce(block.arena, socket, frame)
-            slots[name] = block.arena, block.offset, block.size
-        return slots
+            self._announce_arena(block.arena, socket, frame)
+            placements[name] = block.arena, block.offset, block.size
+        return placements
 
     # From the stub
 
-    def receive_tensor(self, wire: WireTensor) -> Tensor:
+    def decode_tensor(self, wire: WireTensor) -> Tensor:
         """A tensor of a message. Raises ValueError or KeyError for a reference that is none."""
         datatype = NAMES[wire.code]
         if wire.data is not None:
             return Tensor(wire.name, datatype, wire.shape, wire.data)
         block: Block
         region = self._arenas.region(wire.arena)
-        if region is not None and any(wire.arena in opened for opened in self._opened.values()):
+        if region is not None and any(
+            wire.arena in announced for announced in self._announced.values()
+        ):
             block = region.block(wire.offset, wire.size)
-        elif self._own is not None and wire.arena == self._own_number:
-            block = self._own.block(wire.offset, wire.size)
+        elif self._stub_arena is not None and wire.arena == self._stub_arena_number:
+            block = self._stub_arena.block(wire.offset, wire.size)
         else:
-            block = self._lent.find(wire.arena, wire.offset)
+            block = self._exported.find_block(wire.arena, wire.offset)
             if block.size != wire.size:
                 raise ValueError(f"a lent block of {block.size} bytes came back as {wire.size}")
-        data = block if isinstance(block, ClientBytes) else block.data
+        data = block if isinstance(block, SharedMemoryBytes) else block.data
         return Tensor(wire.name, datatype, wire.shape, data, block)
 
-    def receive_output(self, wire: WireTensor, wanted: Mapping[str, object] | None) -> Tensor:
-        """An output, `wanted` in the client's memory or not; raises HostError and `receive_tensor`.
+    def decode_output(self, wire: WireTensor, wanted: Mapping[str, object] | None) -> Tensor:
+        """An output, `wanted` in the client's memory or not; raises HostError and `decode_tensor`.
 
         Elsewhere in there lies an input that the model has passed on. It is copied: the host, which
         will read the bytes, must not touch memory that the client may take away.
         """
-        tensor = self.receive_tensor(wire)
+        tensor = self.decode_tensor(wire)
         if tensor.owner is None:
             return tensor
-        if wanted is not None and lies_in(tensor, wanted.get(wire.name)):
+        if wanted is not None and is_in_place(tensor, wanted.get(wire.name)):
             return Tensor(tensor.name, tensor.datatype, tensor.shape, b"", tensor.owner)
-        return private(tensor)
+        return copy_from_shared_memory(tensor)
 
-    def receive_request(self, wire: WireRequest) -> InferRequest:
-        """A BLS request. Raises as `receive_tensor`."""
+    def decode_request(self, wire: WireRequest) -> InferRequest:
+        """A BLS request. Raises as `decode_tensor`."""
         return InferRequest(
             model_name=wire.model,
-            inputs=[self.receive_tensor(tensor) for tensor in wire.inputs],
+            inputs=[self.decode_tensor(tensor) for tensor in wire.inputs],
             model_version=wire.version,
             id=wire.id,
             requested_outputs=wire.outputs,
@@ -217,52 +225,52 @@ class Transfer:
             timeout_us=wire.timeout,
         )
 
-    def receive_error(self, wire: WireError) -> HostError:
+    def decode_error(self, wire: WireError) -> HostError:
         """An error of a response."""
         return HostError(_ERRORS[wire.code], wire.message)
 
     # Bookkeeping
 
-    def returned(self, message: Return) -> None:
+    def release_blocks(self, message: BlockRelease) -> None:
         """The stub is done with blocks it was lent. Raises KeyError for what it was not lent."""
-        for arena, offset, count in message.grants:
-            self._lent.returned(arena, offset, count)
+        for arena, offset, count in message.blocks:
+            self._exported.release_block(arena, offset, count)
 
-    def due(self) -> Return | None:
+    def collect_releases(self) -> BlockRelease | None:
         """The stub's own blocks that the host is done with, as a message."""
-        if self._own is None or not self._own.dropped:
+        if self._stub_arena is None or not self._stub_arena.dropped:
             return None
-        dropped = self._own.dropped
+        dropped = self._stub_arena.dropped
         counts: Counter[int] = Counter()
         while dropped:
             counts[dropped.popleft()] += 1
-        number = self._own_number
-        return Return([(number, offset, count) for offset, count in counts.items()])
+        number = self._stub_arena_number
+        return BlockRelease([(number, offset, count) for offset, count in counts.items()])
 
-    def forget(self, arena: int) -> bool:
+    def forget_arena(self, arena: int) -> bool:
         """An arena is gone; whether the stub knew of it."""
         known = False
-        for opened in self._opened.values():
-            if arena in opened:
-                opened.discard(arena)
+        for announced in self._announced.values():
+            if arena in announced:
+                announced.discard(arena)
                 known = True
         return known
 
-    def end(self) -> None:
+    def stub_exited(self) -> None:
         """The stub is gone: nothing is lent any more."""
-        self._lent.clear()
-        if self._own is not None:
-            self._own.tell(None)
-            self._own = None
+        self._exported.release_all()
+        if self._stub_arena is not None:
+            self._stub_arena.set_drop_handler(None)
+            self._stub_arena = None
 
 
-class ReturnsDue:
+class ReleaseTimer:
     """Has `flush` called soon in the loop, from whichever thread dropped the last reference.
 
     Not at once: the next batch usually comes first and carries the returns along.
     """
 
-    _SECONDS = 0.02
+    _DELAY = 0.02
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self._flush = flush
@@ -270,13 +278,13 @@ class ReturnsDue:
         self._thread = threading.get_ident()
         self._loop = asyncio.get_running_loop()
 
-    def notify(self) -> None:
+    def schedule(self) -> None:
         """Something is due."""
         if self._scheduled or self._loop.is_closed():
             return
         self._scheduled = True
         if threading.get_ident() == self._thread:
-            self._loop.call_later(self._SECONDS, self._run)
+            self._loop.call_later(self._DELAY, self._run)
         else:
             self._loop.call_soon_threadsafe(self._run)
 
@@ -285,9 +293,9 @@ class ReturnsDue:
         self._flush()
 
 
-def no_room(full: ArenaFull) -> HostError:
+def arena_full_error(full: ArenaFull) -> HostError:
     """The documented text (pb_utils spec 6.1), and behind it what would help."""
     return internal(
-        f"Failed to increase the shared memory pool size to {full.used + full.asked} bytes. "
+        f"Failed to increase the shared memory pool size to {full.used + full.requested} bytes. "
         f"Error: {full}; raise --arena-byte-size or send smaller tensors"
     )

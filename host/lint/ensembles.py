@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from host.config.findings import Finding
-from host.config.schema import ModelConfig, is_ensemble, meant
+from host.config.schema import ModelConfig, closest_choice, is_ensemble
 from host.ensembles.compatibility import check_members, find_misfits
 from host.errors import HostError
 from host.lint.model import CheckedModel
@@ -39,7 +39,7 @@ def _check(name: str, config: ModelConfig, models: Mapping[str, CheckedModel]) -
         member = models.get(step.model_name)
         if member is None:
             if step.model_name:  # else that is what is wrong
-                near = meant(step.model_name, models)
+                near = closest_choice(step.model_name, models)
                 yield Finding(
                     not_available(name, [step.model_name]).message,
                     f"{path}.model_name",

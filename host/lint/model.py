@@ -10,16 +10,22 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
-from host.config.model_config import LoadedConfig, ModelConfig, config_file, examine, read_text
-from host.config.pbtxt import parse
+from host.config.model_config import (
+    LoadedConfig,
+    ModelConfig,
+    config_file,
+    iterate_findings,
+    read_config_text,
+)
+from host.config.pbtxt import parse_pbtxt
 from host.config.schema import is_ensemble, new_config
-from host.config.source import Position, Source
+from host.config.source import ConfigSource, Position
 from host.config.validate import check_tensors
-from host.environments.environments import asks_for_environment, check_environment
+from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
-from host.lint.forgiving import ForgivingReader
 from host.lint.problem import Problem
 from host.lint.python_file import PythonFile
+from host.lint.recovering_reader import RecoveringReader
 from host.models.backends import Backends
 from host.models.signature import Signature
 from host.models.warmup import Warmup
@@ -36,11 +42,11 @@ from host.scheduling.sequences.states import states_of
 
 _LOG = logging.getLogger("pbhost")
 _OPTIONS = Options()
-_HEAD = re.compile(r"\w*(\[\d+\])?")
+_HEAD_BYTES = re.compile(r"\w*(\[\d+\])?")
 
 
 @dataclass(frozen=True)
-class Settings:
+class LintSettings:
     """What the server will be told, as far as it matters here."""
 
     backends: Backends
@@ -58,7 +64,7 @@ class CheckedModel:
 
     name: str
     directory: Path
-    source: Source
+    source: ConfigSource
     problems: list[Problem] = field(default_factory=list)
     config: ModelConfig | None = None
     versions: Sequence[int] = ()
@@ -77,11 +83,11 @@ class CheckedModel:
         path = Path(self.source.path)
         path = path if path.exists() else self.directory
         at = at or self.source.position(field)
-        if _head(field) not in self.guessed:
+        if _read_head(field) not in self.guessed:
             self.problems.append(Problem(path, text, field, advice, at, warning))
 
     @contextmanager
-    def reporting(self, field: str, advice: str = "") -> Iterator[None]:
+    def report_to(self, field: str, advice: str = "") -> Iterator[None]:
         """What is raised is a problem of that field."""
         try:
             yield
@@ -89,16 +95,16 @@ class CheckedModel:
             self.add(error.message, field, advice)
 
 
-def check_model(directory: ModelDirectory, settings: Settings) -> CheckedModel:
+def check_model(directory: ModelDirectory, settings: LintSettings) -> CheckedModel:
     """All that can be said of a model without running it or reading others. Blocks."""
     path = config_file(directory.path, settings.config_name)
-    model = CheckedModel(directory.name, directory.path, Source(str(path)))
+    model = CheckedModel(directory.name, directory.path, ConfigSource(str(path)))
     handler = _Warnings(model)
     _LOG.addHandler(handler)
     try:
         model.config = _read(model, settings)
         if model.config is not None:
-            _check(model, model.config, settings)
+            _check_config(model, model.config, settings)
         else:
             _check_unconfigured(model)
     finally:
@@ -106,41 +112,41 @@ def check_model(directory: ModelDirectory, settings: Settings) -> CheckedModel:
     return model
 
 
-def _read(model: CheckedModel, settings: Settings) -> ModelConfig | None:
+def _read(model: CheckedModel, settings: LintSettings) -> ModelConfig | None:
     """What the file says, as far as it can be guessed."""
     path = model.source.path
     config = None
-    with model.reporting(""):
-        text = read_text(Path(path), settings.strict)
+    with model.report_to(""):
+        text = read_config_text(Path(path), settings.strict)
         if text is None:
             return new_config()
-        reader = ForgivingReader(text)
+        reader = RecoveringReader(text)
         reader.read_all(new_config().DESCRIPTOR)
         for problem in reader.problems:
             model.add(problem.text, problem.field, problem.hint, problem.position)
         for left in reader.leftovers:
             model.add(left.text, left.field, left.hint, left.position, warning=True)
-        model.source = Source(path, reader.positions)
+        model.source = ConfigSource(path, reader.positions)
         # Without what is about the whole model, further complaints would be guesswork.
         if reader.repaired is not None and not any(map(str.isidentifier, reader.guessed)):
-            config = parse(reader.repaired, path)
-            model.guessed = frozenset(map(_head, reader.guessed))
+            config = parse_pbtxt(reader.repaired, path)
+            model.guessed = frozenset(map(_read_head, reader.guessed))
     return config
 
 
 def _check_unconfigured(model: CheckedModel) -> None:
     """What can be said without a configuration."""
-    with model.reporting(""):
+    with model.report_to(""):
         files = (model.directory / str(v) / "model.py" for v in versions(model.directory))
         for path in filter(Path.is_file, files):
             model.problems += PythonFile(path).problems
 
 
-def _check(model: CheckedModel, config: ModelConfig, settings: Settings) -> None:
+def _check_config(model: CheckedModel, config: ModelConfig, settings: LintSettings) -> None:
     # Which GPUs the server will have is open: those that are named, and one for who names none.
     gpus = {gpu for group in config.instance_group for gpu in group.gpus} or {0}
     least = _OPTIONS.min_supported_compute_capability
-    for one in examine(config, model.directory, model.name, False, sorted(gpus), least):
+    for one in iterate_findings(config, model.directory, model.name, False, sorted(gpus), least):
         code = f"put its code into {model.directory / '1' / 'model.py'}, or name a backend"
         unknown = one.field == "backend" and not config.backend
         model.add(one.text, one.field, one.advice or (code if unknown else ""))
@@ -149,24 +155,24 @@ def _check(model: CheckedModel, config: ModelConfig, settings: Settings) -> None
     _check_files(model, config)
 
 
-def _check_versions(model: CheckedModel, config: ModelConfig, settings: Settings) -> bool:
+def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSettings) -> bool:
     """Whether the code of a version may complete the configuration."""
     completes = False
     advice = f"make a folder {model.directory / '1'}, even an empty one for an ensemble"
-    with model.reporting("version_policy", advice):
+    with model.report_to("version_policy", advice):
         model.versions = select_versions(config, versions(model.directory))
     for version in model.versions if config.backend else ():
-        with model.reporting("default_model_filename"):
+        with model.report_to("default_model_filename"):
             path = model_file(model.directory, version, config)
             completes |= _check_code(model, config, version, path, settings)
     return completes
 
 
 def _check_code(
-    model: CheckedModel, config: ModelConfig, version: int, path: Path, settings: Settings
+    model: CheckedModel, config: ModelConfig, version: int, path: Path, settings: LintSettings
 ) -> bool:
     """Whether it may complete the configuration."""
-    with model.reporting("backend"):
+    with model.report_to("backend"):
         source, _ = settings.backends.find(model.directory, version, LoadedConfig(config, None))
         if source.backend:
             return True
@@ -178,7 +184,7 @@ def _check_code(
             model.add(text, "default_model_filename", "put the model's code there")
         else:
             file = PythonFile(path)
-            elsewhere = asks_for_environment(config)  # another Python may have another syntax
+            elsewhere = needs_environment(config)  # another Python may have another syntax
             model.problems += [replace(problem, warning=elsewhere) for problem in file.problems]
             return file.may_complete
     return False
@@ -194,31 +200,33 @@ def _check_tensors(model: CheckedModel, config: ModelConfig, may_complete: bool)
         if not (tensor.name and tensor.data_type and tensor.dims)
     }
     for one in check_tensors(config):
-        unsure = _head(one.field) in unsaid or one.field.startswith("batch_")
+        unsure = _read_head(one.field) in unsaid or one.field.startswith("batch_")
         if not (may_complete and unsure):
             model.add(one.text, one.field, one.advice)
 
 
 def _check_files(model: CheckedModel, config: ModelConfig) -> None:
-    for path, one in _one_by_one(config, "output"):
-        with model.reporting(f"{path}.label_filename"):
+    for path, one in _findings_one_by_one(config, "output"):
+        with model.report_to(f"{path}.label_filename"):
             read_labels(model.directory, one)
-    for path, one in _one_by_one(config, "model_repository_agents.agents"):
-        with model.reporting(path):
+    for path, one in _findings_one_by_one(config, "model_repository_agents.agents"):
+        with model.report_to(path):
             run_agents(one, model.directory, _OPTIONS.repoagent_directory)
     if is_ensemble(config):
         return
-    with model.reporting("parameters"):
+    with model.report_to("parameters"):
         check_environment(config, model.directory)
-    with model.reporting("sequence_batching.state"):
+    with model.report_to("sequence_batching.state"):
         states_of(config, model.directory)
     sound = not any(problem.field.startswith(("input", "output")) for problem in model.problems)
-    for path, one in _one_by_one(config, "model_warmup") if model.complete and sound else ():
-        with model.reporting(path):
+    for path, one in (
+        _findings_one_by_one(config, "model_warmup") if model.complete and sound else ()
+    ):
+        with model.report_to(path):
             Warmup(one, model.directory, Signature(one))
 
 
-def _one_by_one(config: ModelConfig, path: str) -> Iterator[tuple[str, ModelConfig]]:
+def _findings_one_by_one(config: ModelConfig, path: str) -> Iterator[tuple[str, ModelConfig]]:
     """The configuration with each entry of a list in turn, as if it was the only one."""
     for index, _ in enumerate(reduce(getattr, path.split("."), config)):
         one = new_config()
@@ -228,9 +236,9 @@ def _one_by_one(config: ModelConfig, path: str) -> Iterator[tuple[str, ModelConf
         yield f"{path}[{index}]", one
 
 
-def _head(path: str) -> str:
+def _read_head(path: str) -> str:
     """The element of a list, or the whole field, that a path leads into."""
-    found = _HEAD.match(path)
+    found = _HEAD_BYTES.match(path)
     return found[0] if found else ""
 
 

@@ -31,12 +31,12 @@ class Problem:
         return "warning" if self.warning else "error"
 
     @property
-    def order(self) -> tuple[str, Position, str, str, str]:
+    def sort_key(self) -> tuple[str, Position, str, str, str]:
         """Sorts by place."""
         return str(self.path), self.position or (0, 0), self.field, self.text, self.advice
 
     @property
-    def line(self) -> str:
+    def format_line(self) -> str:
         """`path:line:column: error: field: text (suggestion)`, as editors and CI read it."""
         place = ":".join(map(str, (self.path, *(self.position or ()))))
         said = f"{self.text} ({self.advice})" if self.advice else self.text
@@ -44,7 +44,7 @@ class Problem:
         return " ".join(": ".join(part for part in parts if part).split())
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         """Ready for JSON; line and column are null where there are none."""
         line, column = self.position or (None, None)
         return {

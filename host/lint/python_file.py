@@ -39,9 +39,9 @@ class PythonFile:
             text = f"it cannot be read as Python: {error or type(error).__name__}"
             self.problems.append(Problem(path, text))
         else:
-            self._look(path, tree)
+            self._inspect(path, tree)
 
-    def _look(self, path: Path, tree: ast.Module) -> None:
+    def _inspect(self, path: Path, tree: ast.Module) -> None:
         places = [node for node in ast.walk(tree) if _may_bind(node, _CLASS)]
         if not places:
             text, advice = f"it has no class {_CLASS}", "a model is a class of that name"

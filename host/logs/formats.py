@@ -13,7 +13,7 @@ from typing import Any
 
 FORMATS = ("default", "ISO8601", "json")
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,20 @@ class Label:
         return f"{model}/{self.instance}" if self.instance else model
 
 
-def about(model: str, version: int = 0) -> dict[str, object]:
+def model_fields(model: str, version: int = 0) -> dict[str, object]:
     """The `extra` of a record whose text names the model, and maybe the version, itself."""
     return {"model": model, "version": version}
 
 
-def text_line(record: logging.LogRecord, log_format: str, escape: bool) -> str:
+def format_text(record: logging.LogRecord, log_format: str, escape: bool) -> str:
     """A record as one or several lines of text (protocol spec 7.5)."""
     message = record.getMessage()
     if hasattr(record, "printed"):
         return f"[{getattr(record, 'instance', '')}] {message}"
-    head = _head(record, log_format)
+    head = _format_header(record, log_format)
     if hasattr(record, "table"):
         return head + message
-    about = _about(record)
+    about = _request_prefix(record)
     if about:
         message = f"[{about}] {message}"
     exception = _exception(record)
@@ -53,10 +53,10 @@ def text_line(record: logging.LogRecord, log_format: str, escape: bool) -> str:
     first, *more = message.split("\n")
     # Lines that follow are indented, so that no text can pass for a line of the log.
     lines = [head + json.dumps(first, ensure_ascii=False)]
-    return "\n".join(lines + ["  " + visible(line) for line in more])
+    return "\n".join(lines + ["  " + escape_control_characters(line) for line in more])
 
 
-def json_line(record: logging.LogRecord) -> str:
+def format_json(record: logging.LogRecord) -> str:
     """A record as one line of JSON; what is not known of it is left out."""
     moment, micros = time.gmtime(record.created), int(record.created % 1 * 1e6)
     fields: dict[str, Any] = {
@@ -91,12 +91,12 @@ def json_line(record: logging.LogRecord) -> str:
     return json.dumps(fields, separators=(",", ":"))
 
 
-def visible(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """The text with control characters other than tab and newline as escapes."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def _head(record: logging.LogRecord, log_format: str) -> str:
+def _format_header(record: logging.LogRecord, log_format: str) -> str:
     letter = _level(record.levelno)[0].replace("V", "I")
     moment = time.gmtime(record.created)
     if log_format == "ISO8601":
@@ -130,7 +130,7 @@ def _requests(record: logging.LogRecord) -> Sequence[str]:
     return requests
 
 
-def _about(record: logging.LogRecord) -> str:
+def _request_prefix(record: logging.LogRecord) -> str:
     """What stands in brackets before a message: the instance, and the request that it is about.
 
     Of several requests the first one is named, and the others are counted.
@@ -138,7 +138,7 @@ def _about(record: logging.LogRecord) -> str:
     words = [str(_label(record))]
     requests = _requests(record)
     if requests:
-        words.append(visible(requests[0]).replace("\n", "\\n"))
+        words.append(escape_control_characters(requests[0]).replace("\n", "\\n"))
         if len(requests) > 1:
             words.append(f"+{len(requests) - 1}")
     return " ".join(filter(None, words))

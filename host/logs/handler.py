@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-from host.logs.formats import json_line, text_line, visible
+from host.logs.formats import escape_control_characters, format_json, format_text
 
 LOGGER = logging.getLogger("pbhost")
 
-_WIDTH = 500  # of a table that is not written to a terminal
+_DEFAULT_WIDTH = 500  # of a table that is not written to a terminal
 
 
 class LogOptions(Protocol):
@@ -27,7 +27,7 @@ class LogOptions(Protocol):
     log_file: str
 
 
-def verbose(level: int) -> int:
+def verbose_logging_level(level: int) -> int:
     """The logging level of verbose level 1, 2, ...: what is shown when `--log-verbose` is as high.
 
     `LOGGER.debug` is verbose level 1.
@@ -35,7 +35,7 @@ def verbose(level: int) -> int:
     return max(1, logging.DEBUG + 1 - level)
 
 
-class Log(logging.Handler):
+class LogHandler(logging.Handler):
     """The log of a running server; its settings may change at any time, all but the file.
 
     Records may carry, by `extra`: `instance`, a Label that stands before the message; `requests`,
@@ -56,11 +56,11 @@ class Log(logging.Handler):
         self.error = options.log_error
         self.log_format = options.log_format
         self._verbose_level = 0
-        self._complained = False  # that it cannot be written
+        self._error_reported = False  # that it cannot be written
         self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
-        others = _open_logs()
-        self._before: tuple[int, bool] = (
-            others[0]._before if others else (LOGGER.level, LOGGER.propagate)
+        others = _open_handlers()
+        self._previous_state: tuple[int, bool] = (
+            others[0]._previous_state if others else (LOGGER.level, LOGGER.propagate)
         )
         LOGGER.propagate = False
         LOGGER.addHandler(self)
@@ -80,10 +80,10 @@ class Log(logging.Handler):
         """Leave the logger as it was, and close the file. A second call does nothing."""
         if self in LOGGER.handlers:
             LOGGER.removeHandler(self)
-            if _open_logs():
+            if _open_handlers():
                 _set_level()
             else:
-                level, LOGGER.propagate = self._before
+                level, LOGGER.propagate = self._previous_state
                 LOGGER.setLevel(level)
         if self._stream is not None:
             self._stream.close()
@@ -101,7 +101,7 @@ class Log(logging.Handler):
             return self.warning
         if level >= logging.INFO:
             return self.info
-        return level >= verbose(self._verbose_level) and self._verbose_level > 0
+        return level >= verbose_logging_level(self._verbose_level) and self._verbose_level > 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -110,15 +110,15 @@ class Log(logging.Handler):
             try:
                 self._write(text, record.levelno >= logging.WARNING)
             except (OSError, ValueError) as error:  # nobody reads it, its disk is full
-                self._complain(error)
+                self._report_error(error)
         except Exception:  # as the standard handlers: a log that fails must not fail its writer
             self.handleError(record)
 
     def format(self, record: logging.LogRecord) -> str:
         """The text of a record, as one or several lines."""
         if self.log_format == "json":
-            return json_line(record)
-        return text_line(record, self.log_format, self._escape)
+            return format_json(record)
+        return format_text(record, self.log_format, self._escape)
 
     def _write(self, text: str, problem: bool) -> None:
         # The standard streams are looked up each time: whoever embeds the host may replace them.
@@ -132,11 +132,11 @@ class Log(logging.Handler):
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
 
-    def _complain(self, error: Exception) -> None:
+    def _report_error(self, error: Exception) -> None:
         """Say once that records are lost, if there is still somebody to hear it."""
-        if self._complained or sys.stderr is None:
+        if self._error_reported or sys.stderr is None:
             return
-        self._complained = True
+        self._error_reported = True
         where = f"to '{self.file}'" if self.file else "to the console"
         reason = getattr(error, "strerror", None) or error
         with suppress(OSError, ValueError):
@@ -144,30 +144,32 @@ class Log(logging.Handler):
             sys.stderr.flush()
 
 
-def configure(options: LogOptions) -> Log:
+def configure(options: LogOptions) -> LogHandler:
     """Write what `pbhost` logs as the options say, until the returned log is closed.
 
     Nothing but the logger `pbhost` is touched. Raises OSError if the log file cannot be opened.
     """
-    return Log(options)
+    return LogHandler(options)
 
 
-def _open_logs() -> list[Log]:
-    return [handler for handler in LOGGER.handlers if isinstance(handler, Log)]
+def _open_handlers() -> list[LogHandler]:
+    return [handler for handler in LOGGER.handlers if isinstance(handler, LogHandler)]
 
 
 def _set_level() -> None:
     """Let the logger drop early what no log will write."""
-    most = max(log.verbose_level for log in _open_logs())
-    LOGGER.setLevel(verbose(most) if most > 0 else logging.INFO)
+    most = max(log.verbose_level for log in _open_handlers())
+    LOGGER.setLevel(verbose_logging_level(most) if most > 0 else logging.INFO)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for a record with `extra={"table": True}`: a newline, then bordered lines.
 
     It is as wide as the terminal allows, or 500 columns; long cells wrap.
     """
-    cells = [[visible(cell).split("\n") for cell in row] for row in [headers, *rows]]
+    cells = [
+        [escape_control_characters(cell).split("\n") for cell in row] for row in [headers, *rows]
+    ]
     columns = zip(*cells, strict=True)
     widths = [max(1, *(len(line) for cell in column for line in cell)) for column in columns]
     excess = sum(widths) + len(widths) * 3 + 1 - _terminal_width()
@@ -178,13 +180,13 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         widths[widths.index(most)] = less
         excess -= most - less
     border = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
-    lines = ["", border, *_row(cells[0], widths), border]
+    lines = ["", border, *_format_row(cells[0], widths), border]
     for row in cells[1:]:
-        lines += _row(row, widths)
+        lines += _format_row(row, widths)
     return "\n".join([*lines, border, ""])
 
 
-def _row(cells: list[list[str]], widths: list[int]) -> list[str]:
+def _format_row(cells: list[list[str]], widths: list[int]) -> list[str]:
     """One row of a table, as high as its highest cell."""
     wrapped = [
         [line[at : at + width] for line in cell for at in range(0, max(1, len(line)), width)]
@@ -204,6 +206,8 @@ def _row(cells: list[list[str]], widths: list[int]) -> list[str]:
 
 def _terminal_width() -> int:
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or _WIDTH  # a container's may be 0
+        return (
+            os.get_terminal_size(sys.stdout.fileno()).columns or _DEFAULT_WIDTH
+        )  # a container's may be 0
     except (AttributeError, OSError, ValueError):
-        return _WIDTH
+        return _DEFAULT_WIDTH

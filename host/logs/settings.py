@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
 from host.logs.formats import FORMATS
-from host.logs.handler import Log
+from host.logs.handler import LogHandler
 
-Setting = bool | int | str
+LogSettingValue = bool | int | str
 
 _MOST_VERBOSE = 0xFFFFFFFF  # the other door has 32 bits for it
 _SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
+class ErrorTexts:
     """How a door complains of a value; each is told the setting's name, `unknown` the format."""
 
     boolean: Callable[[str], HostError]
@@ -29,13 +29,13 @@ def _json(expected: str) -> Callable[[str], HostError]:
     return lambda name: internal(f"attempt to access JSON non-{expected} as {expected}")
 
 
-HTTP = Wording(
+HTTP = ErrorTexts(
     _json("boolean"),
     _json("unsigned-integer"),
     _json("string"),
     lambda name: unavailable(f"invalid argument for --log_format, got: {name}"),
 )
-GRPC = Wording(
+GRPC = ErrorTexts(
     lambda name: invalid_argument(f"expect boolean for '{name}'"),
     lambda name: invalid_argument(f"expect int32 for '{name}'"),
     lambda name: invalid_argument(f"expect string for '{name}'"),
@@ -46,10 +46,10 @@ GRPC = Wording(
 class LogSettings:
     """The settings of one log."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: LogHandler) -> None:
         self._log = log
 
-    def describe(self) -> dict[str, Setting]:
+    def describe(self) -> dict[str, LogSettingValue]:
         """All of them, by the names that clients know, in the order that they are shown in."""
         log = self._log
         return {
@@ -59,7 +59,9 @@ class LogSettings:
             "log_format": log.log_format,
         }
 
-    def update(self, given: Mapping[str, object], wording: Wording) -> dict[str, Setting]:
+    def update(
+        self, given: Mapping[str, object], wording: ErrorTexts
+    ) -> dict[str, LogSettingValue]:
         """Change what is given, and return all settings. Unknown names are ignored.
 
         The order is always that of `describe`. Raises HostError; what came before the value that

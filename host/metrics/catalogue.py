@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from host.metrics.family import Family, Kind
+from host.metrics.family import MetricFamily, MetricKind
 
 _COUNTERS = {
     "nv_inference_request_success": "Number of successful inference requests, all batch sizes",
@@ -88,29 +88,29 @@ _SUMMARIES = {
 CATALOGUE = {
     name: (kind, help)
     for kind, families in (
-        (Kind.COUNTER, _COUNTERS),
-        (Kind.GAUGE, _GAUGES),
-        (Kind.HISTOGRAM, _HISTOGRAMS),
-        (Kind.SUMMARY, _SUMMARIES),
+        (MetricKind.COUNTER, _COUNTERS),
+        (MetricKind.GAUGE, _GAUGES),
+        (MetricKind.HISTOGRAM, _HISTOGRAMS),
+        (MetricKind.SUMMARY, _SUMMARIES),
     )
     for name, help in families.items()
 }
 """Kinds and help texts by name, in the order in which a scrape shows them."""
 
 
-class Sheet:
+class MetricsSnapshot:
     """The server's families while a scrape is made up."""
 
     def __init__(self) -> None:
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, MetricFamily] = {}
 
-    def __getitem__(self, name: str) -> Family:
+    def __getitem__(self, name: str) -> MetricFamily:
         family = self._families.get(name)
         if family is None:
             kind, help = CATALOGUE[name]
-            family = self._families[name] = Family(name, help, kind)
+            family = self._families[name] = MetricFamily(name, help, kind)
         return family
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """Those that have something to say, in their order."""
         return [self._families[name] for name in CATALOGUE if name in self._families]

@@ -10,16 +10,16 @@ from itertools import pairwise
 
 from host.errors import invalid_argument, not_found
 from host.metrics.catalogue import CATALOGUE
-from host.metrics.family import Family, Histogram, Kind, Labels, labels_of
+from host.metrics.family import Histogram, Labels, MetricFamily, MetricKind, labels_of
 
-_KINDS = (Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM)
+_KINDS = (MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM)
 """Kinds by their numbers (pb_utils spec 3.13)."""
 
-_POSSIBLE = {
-    "increment": (Kind.COUNTER, Kind.GAUGE),
-    "set": (Kind.GAUGE,),
-    "observe": (Kind.HISTOGRAM,),
-    "value": (Kind.COUNTER, Kind.GAUGE),
+_SUPPORTED_KINDS = {
+    "increment": (MetricKind.COUNTER, MetricKind.GAUGE),
+    "set": (MetricKind.GAUGE,),
+    "observe": (MetricKind.HISTOGRAM,),
+    "value": (MetricKind.COUNTER, MetricKind.GAUGE),
 }
 
 _NAME = re.compile(r"(?!__)[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -39,39 +39,39 @@ _DECREMENT = (
 class _Series:
     """One label set of a family."""
 
-    __slots__ = ("value", "histogram", "holders")
+    __slots__ = ("value", "histogram", "reference_count")
 
     def __init__(self, bounds: Sequence[float] | None) -> None:
         self.value = 0.0
         self.histogram = None if bounds is None else Histogram(bounds)
-        self.holders = 0  # family objects, in all stubs, that hold it
+        self.reference_count = 0  # family objects, in all stubs, that hold it
 
 
 @dataclass(slots=True)
-class _Shared:
+class _SharedFamily:
     """What all families of one name share. It stays when nobody holds anything of it any more."""
 
     name: str
     help: str
-    kind: Kind
+    kind: MetricKind
     series: dict[Labels, _Series] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _Hold:
+class _FamilyObject:
     """One family object in a stub, and the label sets that it holds."""
 
-    shared: _Shared
-    held: set[Labels] = field(default_factory=set)
+    shared: _SharedFamily
+    labels_held: set[Labels] = field(default_factory=set)
     metrics: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
-class _Owner:
+class _OwnerObjects:
     """What one stub has, by the numbers it chose."""
 
-    families: dict[int, _Hold] = field(default_factory=dict)
-    metrics: dict[int, tuple[_Hold, _Shared, _Series]] = field(default_factory=dict)
+    families: dict[int, _FamilyObject] = field(default_factory=dict)
+    metrics: dict[int, tuple[_FamilyObject, _SharedFamily, _Series]] = field(default_factory=dict)
 
 
 class CustomMetrics:
@@ -83,8 +83,8 @@ class CustomMetrics:
     """
 
     def __init__(self) -> None:
-        self._families: dict[str, _Shared] = {}
-        self._owners: dict[object, _Owner] = {}
+        self._families: dict[str, _SharedFamily] = {}
+        self._owners: dict[object, _OwnerObjects] = {}
 
     def new_family(
         self, owner: object, family: int, name: str, description: str, kind: int
@@ -100,12 +100,12 @@ class CustomMetrics:
         shared = self._families.get(name)
         if shared is None:
             _check_name(name)
-            shared = self._families[name] = _Shared(name, description, _KINDS[kind])
+            shared = self._families[name] = _SharedFamily(name, description, _KINDS[kind])
         elif shared.kind is not _KINDS[kind]:
             raise invalid_argument("Family name already exists with different type")
-        families = self._owners.setdefault(owner, _Owner()).families
-        _check_new(family, families)
-        families[family] = _Hold(shared)
+        families = self._owners.setdefault(owner, _OwnerObjects()).families
+        _check_unused(family, families)
+        families[family] = _FamilyObject(shared)
 
     def new_metric(
         self,
@@ -121,23 +121,23 @@ class CustomMetrics:
         there keeps the bounds that it has. Raises HostError.
         """
         known = self._owners.get(owner)
-        hold = known.families.get(family) if known is not None else None
-        if known is None or hold is None:
+        family_object = known.families.get(family) if known is not None else None
+        if known is None or family_object is None:
             raise not_found(DELETED)
-        shared = hold.shared
+        shared = family_object.shared
         key = _checked_labels(labels, shared.kind)
         bounds = _checked_buckets(buckets, shared.kind)
-        _check_new(metric, known.metrics)
+        _check_unused(metric, known.metrics)
         series = shared.series.get(key)
         if series is None:
             series = shared.series[key] = _Series(bounds)
-        if key not in hold.held:
-            hold.held.add(key)
-            series.holders += 1
-        hold.metrics.add(metric)
-        known.metrics[metric] = (hold, shared, series)
+        if key not in family_object.labels_held:
+            family_object.labels_held.add(key)
+            series.reference_count += 1
+        family_object.metrics.add(metric)
+        known.metrics[metric] = (family_object, shared, series)
 
-    def change(self, owner: object, metric: int, change: str, value: float) -> None:
+    def update_metric(self, owner: object, metric: int, change: str, value: float) -> None:
         """`increment`, `set` or `observe`; one that has gone is left alone.
 
         Raises ValueError for what the metric cannot do: no sound stub asks for that.
@@ -147,29 +147,29 @@ class CustomMetrics:
         if found is None:
             return
         _, shared, series = found
-        if shared.kind not in _POSSIBLE[change]:
-            raise ValueError(_impossible(shared.kind, change))
+        if shared.kind not in _SUPPORTED_KINDS[change]:
+            raise ValueError(_unsupported_text(shared.kind, change))
         if series.histogram is not None:
             series.histogram.observe(value)
         elif change == "set":
             series.value = value
-        elif shared.kind is Kind.COUNTER and value < 0:
+        elif shared.kind is MetricKind.COUNTER and value < 0:
             raise ValueError(_DECREMENT)
         else:
             series.value += value
 
-    def read(self, owner: object, metric: int) -> float:
+    def read_metric(self, owner: object, metric: int) -> float:
         """The value. Raises HostError."""
         known = self._owners.get(owner)
         found = known.metrics.get(metric) if known is not None else None
         if found is None:
             raise not_found(DELETED)
         _, shared, series = found
-        if shared.kind not in _POSSIBLE["value"]:
-            raise invalid_argument(_impossible(shared.kind, "value"))
+        if shared.kind not in _SUPPORTED_KINDS["value"]:
+            raise invalid_argument(_unsupported_text(shared.kind, "value"))
         return series.value
 
-    def drop(self, owner: object, families: list[int], metrics: list[int]) -> None:
+    def release_objects(self, owner: object, families: list[int], metrics: list[int]) -> None:
         """The owner has let go of these; what it does not have is left alone.
 
         A metric of which only the family object is left keeps its value and is still shown.
@@ -182,25 +182,25 @@ class CustomMetrics:
             if found is not None:
                 found[0].metrics.discard(number)
         for number in families:
-            hold = known.families.pop(number, None)
-            if hold is not None:
-                for metric in hold.metrics:
+            family_object = known.families.pop(number, None)
+            if family_object is not None:
+                for metric in family_object.metrics:
                     del known.metrics[metric]
-                _let_go(hold)
+                _release_labels(family_object)
         if not known.families:
             del self._owners[owner]
 
-    def forget(self, owner: object) -> None:
+    def remove_owner(self, owner: object) -> None:
         """The owner is gone, and with it everything it held."""
         known = self._owners.pop(owner, None)
         if known is not None:
-            for hold in known.families.values():
-                _let_go(hold)
+            for family_object in known.families.values():
+                _release_labels(family_object)
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[MetricFamily]:
         """Every family that there ever was, in the order of their first registration."""
         for shared in self._families.values():
-            family = Family(shared.name, shared.help, shared.kind)
+            family = MetricFamily(shared.name, shared.help, shared.kind)
             for labels, series in sorted(shared.series.items()):
                 if series.histogram is not None:
                     family.add_histogram(labels, series.histogram)
@@ -209,12 +209,12 @@ class CustomMetrics:
             yield family
 
 
-def _let_go(hold: _Hold) -> None:
-    for labels in hold.held:
-        series = hold.shared.series[labels]
-        series.holders -= 1
-        if not series.holders:
-            del hold.shared.series[labels]
+def _release_labels(family_object: _FamilyObject) -> None:
+    for labels in family_object.labels_held:
+        series = family_object.shared.series[labels]
+        series.reference_count -= 1
+        if not series.reference_count:
+            del family_object.shared.series[labels]
 
 
 def _check_name(name: str) -> None:
@@ -229,25 +229,25 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_new(number: int, numbers: Container[int]) -> None:
+def _check_unused(number: int, numbers: Container[int]) -> None:
     if number in numbers:
         raise invalid_argument(f"number {number} is in use")
 
 
-def _checked_labels(labels: dict[str, str], kind: Kind) -> Labels:
+def _checked_labels(labels: dict[str, str], kind: MetricKind) -> Labels:
     for name in labels:
         if not _LABEL.fullmatch(name):
             raise invalid_argument(
                 f"Invalid label name '{name}'; it must match"
                 f" {_LABEL.pattern.removeprefix('(?!__)')} and not begin with '__'"
             )
-        if kind is Kind.HISTOGRAM and name == "le":
+        if kind is MetricKind.HISTOGRAM and name == "le":
             raise invalid_argument("Invalid label name 'le'; histograms name their buckets by it")
     return labels_of(labels)
 
 
-def _checked_buckets(buckets: list[float] | None, kind: Kind) -> list[float] | None:
-    if kind is not Kind.HISTOGRAM:
+def _checked_buckets(buckets: list[float] | None, kind: MetricKind) -> list[float] | None:
+    if kind is not MetricKind.HISTOGRAM:
         if buckets is not None:
             raise invalid_argument("Unexpected buckets found.")
         return None
@@ -258,5 +258,5 @@ def _checked_buckets(buckets: list[float] | None, kind: Kind) -> list[float] | N
     return buckets[:-1] if buckets and buckets[-1] == math.inf else buckets
 
 
-def _impossible(kind: Kind, operation: str) -> str:
+def _unsupported_text(kind: MetricKind, operation: str) -> str:
     return f"TRITONSERVER_METRIC_KIND_{kind.name} does not support {operation.capitalize()}"

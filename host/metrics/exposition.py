@@ -9,13 +9,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.utils import floatToGoString
 
-from host.metrics.family import Family, Kind, Labels, Sample
+from host.metrics.family import Labels, MetricFamily, MetricKind, Sample
 
 _TEXT = "text/plain; charset=utf-8"
 _OPEN_METRICS = "application/openmetrics-text"
 
 
-def expose(families: Iterable[Family], accept: str) -> tuple[str, bytes]:
+def render_exposition(families: Iterable[MetricFamily], accept: str) -> tuple[str, bytes]:
     """The content type and body of a scrape by a client with this Accept header.
 
     Families without series are left out (protocol spec 6).
@@ -45,7 +45,7 @@ def _prefers_open_metrics(accept: str) -> bool:
 # The text format
 
 
-def _lines(families: Iterable[Family]) -> Iterator[str]:
+def _lines(families: Iterable[MetricFamily]) -> Iterator[str]:
     for family in families:
         name = family.name
         yield f"# HELP {name} {_escape_help(family.help)}\n# TYPE {name} {family.kind.value}\n"
@@ -55,8 +55,8 @@ def _lines(families: Iterable[Family]) -> Iterator[str]:
 
 def _labels(sample: Sample) -> str:
     parts = [f'{name}="{_escape(value)}"' for name, value in sample.labels]
-    if sample.mark is not None:
-        name, value = sample.mark
+    if sample.numeric_label is not None:
+        name, value = sample.numeric_label
         parts.append(f'{name}="{number(value)}"')
     return f"{{{','.join(parts)}}}" if parts else ""
 
@@ -83,7 +83,7 @@ def _escape(text: str) -> str:
 # OpenMetrics
 
 
-class _Families:
+class _FamilyCollector:
     """What prometheus_client calls a registry."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
@@ -93,13 +93,15 @@ class _Families:
         return self._metrics
 
 
-def _open_metrics(families: Sequence[Family]) -> bytes:
+def _open_metrics(families: Sequence[MetricFamily]) -> bytes:
     names = {family.name for family in families}
-    text: bytes = generate_latest(_Families([_metric(family, names) for family in families]))  # type: ignore[no-untyped-call]
+    text: bytes = generate_latest(
+        _FamilyCollector([_open_metrics_family(family, names) for family in families])
+    )  # type: ignore[no-untyped-call]
     return text
 
 
-def _metric(family: Family, names: set[str]) -> Metric:
+def _open_metrics_family(family: MetricFamily, names: set[str]) -> Metric:
     """A family in OpenMetrics, where every series has the name that it has in the text format.
 
     The names of counters end in `_total` there. A counter that is not called so is a family of
@@ -107,7 +109,7 @@ def _metric(family: Family, names: set[str]) -> Metric:
     to find `nv_inference_count`.
     """
     name, kind = family.name, family.kind.value
-    if family.kind is Kind.COUNTER:
+    if family.kind is MetricKind.COUNTER:
         base = name.removesuffix("_total")
         if base == name or base in names:
             kind = "unknown"
@@ -115,17 +117,22 @@ def _metric(family: Family, names: set[str]) -> Metric:
             name = base
     metric = Metric(name, family.help, kind)
     # A sum that may fall is not to be there, nor then the count; buckets say that as well.
-    falls = any(s.mark is not None and s.mark[0] == "le" and s.mark[1] < 0 for s in family.samples)
+    falls = any(
+        s.numeric_label is not None and s.numeric_label[0] == "le" and s.numeric_label[1] < 0
+        for s in family.samples
+    )
     for sample in family.samples:
         if not falls or sample.suffix not in ("_sum", "_count"):
-            metric.add_sample(family.name + sample.suffix, _open_labels(sample), sample.value)
+            metric.add_sample(
+                family.name + sample.suffix, _open_metrics_labels(sample), sample.value
+            )
     return metric
 
 
-def _open_labels(sample: Sample) -> dict[str, str]:
+def _open_metrics_labels(sample: Sample) -> dict[str, str]:
     labels: Labels = sample.labels
-    if sample.mark is not None:
-        name, value = sample.mark
+    if sample.numeric_label is not None:
+        name, value = sample.numeric_label
         text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
         labels = (*labels, (name, text))
     return dict(labels)

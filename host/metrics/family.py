@@ -12,7 +12,7 @@ Labels = tuple[tuple[str, str], ...]
 """Names and values, sorted by name."""
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """What the numbers of a family mean. The value is the word of the TYPE line."""
 
     COUNTER = "counter"
@@ -31,7 +31,7 @@ class Sample:
     suffix: str
     labels: Labels
     value: float
-    mark: tuple[str, float] | None = None
+    numeric_label: tuple[str, float] | None = None
 
 
 class Histogram:
@@ -52,12 +52,12 @@ class Histogram:
 
 
 @dataclass(slots=True)
-class Family:
+class MetricFamily:
     """All that a scrape says about one name."""
 
     name: str
     help: str
-    kind: Kind
+    kind: MetricKind
     samples: list[Sample] = field(default_factory=list)
 
     def add(self, labels: Labels, value: float) -> None:

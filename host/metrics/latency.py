@@ -23,7 +23,7 @@ FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 _FIRST_RESPONSE_BOUNDS = (100.0, 500.0, 2000.0, 5000.0)  # milliseconds
 
 _SLICES, _SLICE_SECONDS = 5, 12.0  # what the quantiles of a summary are about
-_MOST = 10_000  # values of a slice that are kept
+_MAX_SLICE_VALUES = 10_000  # values of a slice that are kept
 
 
 class _Slice:
@@ -37,9 +37,9 @@ class _Slice:
 
     def add(self, value: int) -> None:
         self.count += 1
-        if len(self.values) < _MOST:
+        if len(self.values) < _MAX_SLICE_VALUES:
             self.values.append(value)
-        elif (place := random.randrange(self.count)) < _MOST:
+        elif (place := random.randrange(self.count)) < _MAX_SLICE_VALUES:
             self.values[place] = value
 
 
@@ -58,18 +58,18 @@ class Summary:
         self._quantiles = quantiles
         self._clock = clock
         self._slices = deque((_Slice() for _ in range(_SLICES)), maxlen=_SLICES)
-        self._turn = clock() + _SLICE_SECONDS
+        self._slice_end = clock() + _SLICE_SECONDS
 
     def observe(self, value: int) -> None:
         """Take a value in."""
-        self._turn_over()
+        self._rotate_slices()
         self.count += 1
         self.total += value
         self._slices[-1].add(value)
 
     def quantiles(self) -> list[tuple[float, float]]:
         """Each quantile with its value, NaN if nothing was observed lately."""
-        self._turn_over()
+        self._rotate_slices()
         slices = [part for part in self._slices if part.count]
         if not slices:
             return [(wanted, math.nan) for wanted in self._quantiles]
@@ -86,14 +86,14 @@ class Summary:
         found = values[order][np.minimum(places, len(values) - 1)]
         return list(zip(self._quantiles, map(float, found), strict=True))
 
-    def _turn_over(self) -> None:
+    def _rotate_slices(self) -> None:
         """Begin the slices that are due."""
         now = self._clock()
-        if now < self._turn:
+        if now < self._slice_end:
             return
-        due = int((now - self._turn) / _SLICE_SECONDS) + 1
+        due = int((now - self._slice_end) / _SLICE_SECONDS) + 1
         self._slices.extend(_Slice() for _ in range(min(due, _SLICES)))
-        self._turn += due * _SLICE_SECONDS
+        self._slice_end += due * _SLICE_SECONDS
 
 
 class Latencies:
@@ -114,7 +114,7 @@ class Latencies:
             Histogram(first_response_bounds(config)) if settings.histogram_latencies else None
         )
 
-    def answered(
+    def record_success(
         self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
         """A request has succeeded."""
@@ -128,30 +128,30 @@ class Latencies:
             if summary is not None:
                 summary.observe(max(0, ns) // 1000)
 
-    def cached(self, queue_ns: int, lookup_ns: int) -> None:
+    def record_cache_hit(self, queue_ns: int, lookup_ns: int) -> None:
         """The response cache has answered a request."""
         for summary, ns in ((self.queue, queue_ns), (self.cache_hit, lookup_ns)):
             if summary is not None:
                 summary.observe(max(0, ns) // 1000)
 
-    def missed(self, lookup_and_insert_ns: int) -> None:
+    def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
         """The response cache has not answered a request that then succeeded."""
         if self.cache_miss is not None:
             self.cache_miss.observe(lookup_and_insert_ns // 1000)
 
-    def succeed(self, elder: Latencies) -> None:
+    def inherit_from(self, predecessor: Latencies) -> None:
         """Go on with what another one has, as far as both have it."""
         for name in (
             *("request", "queue", "compute_input", "compute_infer", "compute_output"),
             *("cache_hit", "cache_miss"),
         ):
-            if getattr(self, name) is not None and getattr(elder, name) is not None:
-                setattr(self, name, getattr(elder, name))
-        mine, other = self.first_response, elder.first_response
+            if getattr(self, name) is not None and getattr(predecessor, name) is not None:
+                setattr(self, name, getattr(predecessor, name))
+        mine, other = self.first_response, predecessor.first_response
         if mine is not None and other is not None and mine.bounds == other.bounds:
             self.first_response = other
 
-    def first(self, call: Call) -> None:
+    def record_first_response(self, call: Call) -> None:
         """A request has got its first response."""
         if self.first_response is not None and not call.failed:
             self.first_response.observe((time.monotonic_ns() - call.received_ns) // 1_000_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from host.metrics.catalogue import Sheet
+from host.metrics.catalogue import MetricsSnapshot
 
 _STAT = Path("/proc/stat")
 _MEMORY = Path("/proc/meminfo")
@@ -13,7 +13,7 @@ _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal
 _IDLE = (3, 4)  # idle, iowait
 
 
-class Machine:
+class MachineMetrics:
     """Polled gauges (protocol spec 6). The first utilization is that since the machine started.
 
     `stat` and `memory` are read as `/proc/stat` and `/proc/meminfo`; what cannot be read, or does
@@ -24,11 +24,11 @@ class Machine:
         self._stat = stat
         self._memory = memory
         self._ticks = (0, 0)  # busy ones, all
-        self._values: dict[str, float] = {}
+        self._gauges: dict[str, float] = {}
 
-    def poll(self) -> None:
+    def sample(self) -> None:
         """Measure."""
-        self._values = {}
+        self._gauges = {}
         try:
             ticks = _ticks(self._stat.read_text())
             total, available = _memory(self._memory.read_text())
@@ -36,16 +36,16 @@ class Machine:
             return
         busy, every = (now - before for now, before in zip(ticks, self._ticks, strict=True))
         self._ticks = ticks
-        self._values = {
+        self._gauges = {
             "nv_cpu_utilization": busy / every if every > 0 else 0.0,
             "nv_cpu_memory_total_bytes": total,
             "nv_cpu_memory_used_bytes": total - available,
         }
 
-    def fill(self, sheet: Sheet) -> None:
+    def collect_into(self, snapshot: MetricsSnapshot) -> None:
         """What was measured last."""
-        for name, value in self._values.items():
-            sheet[name].add((), value)
+        for name, value in self._gauges.items():
+            snapshot[name].add((), value)
 
 
 def _ticks(text: str) -> tuple[int, int]:

@@ -29,7 +29,7 @@ class MetricsSettings:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> MetricsSettings:
+    def from_texts(cls, texts: Sequence[str]) -> MetricsSettings:
         """From `<setting>=<value>` each; the last one of a name counts."""
         given = dict(text.split("=", 1) for text in texts)
         quantiles, warnings = _quantiles(given.pop("summary_quantiles", ""))

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from host.inference.metadata import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
-from host.inference.request import Call, FailureReason, Times
+from host.inference.request import Call, ExecutionTimes, FailureReason
 
 
-class Latencies(Protocol):
+class LatencyRecorder(Protocol):
     """Whoever wants to know of each request how long it took."""
 
-    def answered(
+    def record_success(
         self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
         """A request was answered by the model."""
 
-    def cached(self, queue_ns: int, lookup_ns: int) -> None:
+    def record_cache_hit(self, queue_ns: int, lookup_ns: int) -> None:
         """A request was answered from the response cache."""
 
-    def missed(self, lookup_and_insert_ns: int) -> None:
+    def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
         """An answered request was not in the response cache."""
 
 
-class Counters:
+class InferenceCounters:
     """The statistics of one model version since it was loaded (protocol spec 5.1, 5.2).
 
     All methods belong to the event loop's thread. Requests that were refused before they were
@@ -58,7 +58,7 @@ class Counters:
 
     def __init__(self, name: str, version: str) -> None:
         self.failures = dict.fromkeys(FailureReason, 0)
-        self.latencies: Latencies | None = None
+        self.latencies: LatencyRecorder | None = None
         self._name = name
         self._version = version
         self._last_inference = 0
@@ -69,11 +69,12 @@ class Counters:
         self._hits = self._hit_ns = self._misses = self._miss_ns = 0
         self._batches: dict[int, list[int]] = {}  # size: count, input, infer and output ns
 
-    def batch(self, calls: Sequence[Call], times: Times, late: int = 0) -> None:
+    def record_batch(self, calls: Sequence[Call], times: ExecutionTimes, late: int = 0) -> None:
         """One execution has ended: count it, and those of its calls that did not fail.
 
         Each of them bears the full times of the batch. Calls that failed are reported one by one,
-        with `failure`; those that are answered later, of `late` batch elements, with `answered`.
+        with `record_failure`; those that are answered later, of `late` batch elements, with
+        `record_late_success`.
         """
         started = times.started
         input_ns = times.inputs_ready - started
@@ -93,7 +94,7 @@ class Counters:
                 if waited > 0:
                     queue_ns += waited
                 if self.latencies is not None:
-                    self.latencies.answered(
+                    self.latencies.record_success(
                         now - call.received_ns, waited, input_ns, infer_ns, output_ns
                     )
         self._inferences += inferences
@@ -104,9 +105,11 @@ class Counters:
         self._input_ns += input_ns * answered
         self._infer_ns += infer_ns * answered
         self._output_ns += output_ns * answered
-        self.execution(size, input_ns, infer_ns, output_ns)
+        self.record_execution(size, input_ns, infer_ns, output_ns)
 
-    def execution(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+    def record_execution(
+        self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int
+    ) -> None:
         """One execution of so many batch elements; it does not count its requests."""
         self._executions += 1
         self._last_inference = time.time_ns() // 1_000_000
@@ -118,7 +121,7 @@ class Counters:
         batch[2] += infer_ns
         batch[3] += output_ns
 
-    def success(
+    def record_success(
         self,
         batch_size: int,
         total_ns: int,
@@ -138,17 +141,17 @@ class Counters:
         self._infer_ns += infer_ns
         self._output_ns += output_ns
         if self.latencies is not None:
-            self.latencies.answered(total_ns, queue_ns, input_ns, infer_ns, output_ns)
+            self.latencies.record_success(total_ns, queue_ns, input_ns, infer_ns, output_ns)
 
-    def computed(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+    def add_compute_times(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """A request that has been counted took this much more."""
         self._input_ns += input_ns
         self._infer_ns += infer_ns
         self._output_ns += output_ns
 
-    def answered(self, call: Call, times: Times) -> None:
+    def record_late_success(self, call: Call, times: ExecutionTimes) -> None:
         """A call has got its last answer after its execution had ended."""
-        self.success(
+        self.record_success(
             call.request.batch_size,
             time.monotonic_ns() - call.received_ns,
             times.started - (call.queued_ns or call.received_ns),
@@ -157,13 +160,13 @@ class Counters:
             times.ended - times.outputs_begin,
         )
 
-    def failure(self, total_ns: int, reason: FailureReason = FailureReason.OTHER) -> None:
+    def record_failure(self, total_ns: int, reason: FailureReason = FailureReason.OTHER) -> None:
         """A request that had been queued ended with an error."""
         self.failures[reason] += 1
         self._fail += 1
         self._fail_ns += total_ns
 
-    def cache_hit(self, total_ns: int, queue_ns: int, lookup_ns: int) -> None:
+    def record_cache_hit(self, total_ns: int, queue_ns: int, lookup_ns: int) -> None:
         """A request was answered from the response cache: a success without an inference."""
         self._success += 1
         self._success_ns += total_ns
@@ -171,15 +174,15 @@ class Counters:
         self._hits += 1
         self._hit_ns += lookup_ns
         if self.latencies is not None:
-            self.latencies.cached(queue_ns, lookup_ns)
+            self.latencies.record_cache_hit(queue_ns, lookup_ns)
 
-    def cache_miss(self, lookup_and_insert_ns: int) -> None:
+    def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
         """A successful request was not in the cache: what looking and keeping took on top."""
         self._misses += 1
         self._miss_ns += lookup_and_insert_ns
         self._success_ns += lookup_and_insert_ns
         if self.latencies is not None:
-            self.latencies.missed(lookup_and_insert_ns)
+            self.latencies.record_cache_miss(lookup_and_insert_ns)
 
     def snapshot(self) -> ModelStatistics:
         """The statistics as they are now; batch sizes in ascending order."""

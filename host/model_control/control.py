@@ -12,7 +12,7 @@ from host.config.names import checked_load_name
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
-from host.logs.formats import about
+from host.logs.formats import model_fields
 from host.model_control.dependencies import Families
 from host.models.loads import PollFailure
 from host.models.registry import Registry, State, parse_version
@@ -75,7 +75,9 @@ class Control:
         try:
             override = parse_override(parameters)
         except HostError as error:
-            _log.error("failed to load '%s': %s", name, error.status_string, extra=about(name))
+            _log.error(
+                "failed to load '%s': %s", name, error.status_string, extra=model_fields(name)
+            )
             raise internal(not_polled) from error
         try:
             known = await self._known(name, override)
@@ -149,7 +151,7 @@ class Control:
             number = model.version
             _log.debug(
                 "Model '%s' version %d is not ready: %s",
-                name, number, reason, extra=about(name, number),
+                name, number, reason, extra=model_fields(name, number),
             )  # fmt: skip
         return not reason
 

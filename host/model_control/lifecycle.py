@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from host.config import model_config as configuration
 from host.errors import HostError, internal, invalid_argument, unavailable
-from host.logs.formats import about
+from host.logs.formats import model_fields
 from host.model_control.load_limiter import Slots
 from host.models.loads import (
     LoadRequest,
@@ -114,7 +114,7 @@ class Lifecycle:
                 changed = await self._bring_up_to_date(asked)
             except HostError as error:
                 for level, line in self._reports.lines(name, error, asked.polled):
-                    _log.log(level, "%s", line, extra=about(name))
+                    _log.log(level, "%s", line, extra=model_fields(name))
                 raise
             self._reports.forget(name)
             return changed
@@ -143,7 +143,7 @@ class Lifecycle:
         finally:
             await self._let_go(files)
         self._sources.note(name, look, override)
-        _log.info("successfully loaded '%s'", name, extra=about(name))
+        _log.info("successfully loaded '%s'", name, extra=model_fields(name))
         return changed
 
     async def _find(self, name: str, override: Override | None) -> tuple[Files, Look | None]:
@@ -163,7 +163,7 @@ class Lifecycle:
         self, name: str, files: Files, override: Override | None
     ) -> tuple[configuration.LoadedConfig, list[int]]:
         def read() -> tuple[configuration.LoadedConfig, list[int]]:
-            loaded = configuration.load(
+            loaded = configuration.load_config(
                 files.path,
                 strict=self._settings.strict,
                 config_name=self._settings.config_name,
@@ -214,7 +214,7 @@ class Lifecycle:
         for number in chosen:
             if number in stays:
                 continue
-            _log.info("loading: %s:%d", name, number, extra=about(name, number))
+            _log.info("loading: %s:%d", name, number, extra=model_fields(name, number))
             if number not in serving:
                 self._registry.set(name, Version(number, State.LOADING))
         results = dict(
@@ -249,7 +249,7 @@ class Lifecycle:
             self._living[result] = files
             elder = before[number].model if number in before else None  # it may be unloading
             if elder is not None:
-                result.meter.succeed(elder.meter)
+                result.metrics.inherit_from(elder.metrics)
             self._registry.set(name, Version(number, State.READY, model=result))
         for number, version in before.items():
             if number in serving:
@@ -278,7 +278,7 @@ class Lifecycle:
                     text = error.status_string
                     _log.warning(
                         "failed to load '%s' version %d: %s; tries left: %d",
-                        name, number, text, left + 1, extra=about(name, number),
+                        name, number, text, left + 1, extra=model_fields(name, number),
                     )  # fmt: skip
             return await self._loader.load(files.path, number, loaded)
 
@@ -303,7 +303,7 @@ class Lifecycle:
             else:
                 error = result if isinstance(result, HostError) else internal(repr(result))
                 if error is not result:
-                    extra = about(name, number)
+                    extra = model_fields(name, number)
                     _log.error("unexpected failure of a load", exc_info=result, extra=extra)
                 state, reason = State.UNAVAILABLE, error.status_string
                 if number in stays:
@@ -357,7 +357,7 @@ class Lifecycle:
         if not replaced:
             version.state, version.reason = State.UNAVAILABLE, UNLOADED
             self._registry.changed()
-        extra = about(name, version.number)
+        extra = model_fields(name, version.number)
         _log.info("successfully unloaded '%s' version %d", name, version.number, extra=extra)
 
     async def _let_go(self, files: Files) -> None:

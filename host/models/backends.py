@@ -9,7 +9,7 @@ from pathlib import Path
 from host.config.findings import Finding, Findings, raise_first
 from host.config.model_config import LoadedConfig
 from host.config.schema import ModelConfig, new_config
-from host.environments.environments import PATH
+from host.environments.environments import PATH_PARAMETER
 from host.errors import ErrorCode
 from stub.wire.messages import ModelSource
 
@@ -145,6 +145,6 @@ def _settled(config: ModelConfig, folder: Path) -> ModelConfig:
     settled.CopyFrom(config)
     settled.runtime = _RUNTIME
     environment = folder / f"pb_exec_env_{_RUNTIME}.tar.gz"
-    if PATH not in config.parameters and environment.is_file():
-        settled.parameters[PATH].string_value = str(environment)
+    if PATH_PARAMETER not in config.parameters and environment.is_file():
+        settled.parameters[PATH_PARAMETER].string_value = str(environment)
     return settled

@@ -9,7 +9,7 @@ from itertools import repeat
 import numpy as np
 
 from host.inference.request import Buffer
-from host.inference.shared_memory_bytes import PIECE, ClientBytes
+from host.inference.shared_memory_bytes import CHUNK_SIZE, SharedMemoryBytes
 
 _LENGTH = struct.Struct("<I")
 _WORTH_NUMPY = 64  # elements: below that the loop is done before numpy has begun
@@ -25,14 +25,14 @@ class BytesFault(Exception):
         return template.format(f"inference input '{tensor}' for model '{model}'")
 
 
-def walk(data: Buffer | ClientBytes, count: int) -> None:
+def walk(data: Buffer | SharedMemoryBytes, count: int) -> None:
     """Check that `data` (contiguous) is `count` elements, each a length and as many bytes.
 
     Raises BytesFault, and HostError INTERNAL if bytes of a client are gone. Reads nothing outside
     the buffer, and takes time by its size, whatever `count` is; memory for a piece at most.
     """
-    if isinstance(data, ClientBytes):
-        walk_pieces(data.part, len(data), count, PIECE)
+    if isinstance(data, SharedMemoryBytes):
+        walk_pieces(data.read_part, len(data), count, CHUNK_SIZE)
         return
     size = len(data) if isinstance(data, bytes) else data.nbytes
     if count >= _WORTH_NUMPY and count * 4 <= size:

@@ -6,7 +6,7 @@ import asyncio
 
 from host.cache.responses import ResponseCache
 from host.errors import unavailable
-from host.inference.request import Call, InferRequest, private
+from host.inference.request import Call, InferRequest, copy_from_shared_memory
 
 
 class Drainable:
@@ -51,8 +51,8 @@ class Drainable:
         What it looks at must be what is run: a client that changed its memory in between would have
         others get the answers to its own questions, from the cache. Raises HostError INTERNAL.
         """
-        if self.cache is not None or (request.trace is not None and request.trace.shows_tensors):
-            request.inputs = [private(tensor) for tensor in request.inputs]
+        if self.cache is not None or (request.trace is not None and request.trace.includes_tensors):
+            request.inputs = [copy_from_shared_memory(tensor) for tensor in request.inputs]
 
     def _leave(self, call: Call) -> None:
         self._calls.discard(call)

@@ -12,14 +12,14 @@ from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, ModelConfig
 from host.config.schema import ConfigPart
 from host.errors import HostError
+from host.instances.batch_tracker import FlowControl
 from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
-from host.instances.work import Flow
 from host.logs.formats import Label
 from host.models.python_model import PythonModel
 from host.models.updating import MAY_CHANGE
 from host.models.warmup import Warmup
-from host.options.host_policies import HostPolicies, HostPolicy, policy_for
+from host.options.host_policies import HostPolicies, HostPolicy, find_policy
 from host.scheduling.gate import LimitedGate
 from host.scheduling.queue import LaneQueue
 from host.scheduling.rate_limiter import Need, Permit, RateLimiter, Resource
@@ -89,7 +89,7 @@ class Workshop:
                 limited = self._limiter is not None and not spec.passive
                 group = groups[spec.group]
                 permit = self._permit(spec, group) if limited else None
-                policy = policy_for(self._policies, spec.kind, spec.device_id, group.host_policy)
+                policy = find_policy(self._policies, spec.kind, spec.device_id, group.host_policy)
                 places.append(Place(spec, _signature(group, spec), policy, permit))
         except HostError:
             for place in places:
@@ -126,15 +126,15 @@ class Workshop:
                 arguments.outputs,
                 arguments.decoupled,
                 arguments.overlap,
-                arguments.flow.window,
-                arguments.flow.seconds,
+                arguments.flow.max_outstanding_responses,
+                arguments.flow.send_timeout,
                 tuple(policy.cores),
                 policy.node,
             )
         )
         signature = self._model.signature
         if signature.reshapes_outputs:
-            stub.work.restore = signature.restore
+            stub.batches.restore_shape = signature.restore
         if not spec.passive:
             await self._warmup.run(stub, self._model.new_call, self._model.report)
 
@@ -144,7 +144,7 @@ class Workshop:
         self._model.lanes += lanes
         self._places.update(lanes)
         for lane in lanes:
-            lane.join()
+            lane.start_accepting()
 
     async def change(self, wanted: ModelConfig, finalize: float) -> Change:
         """Make the instances that are missing for the groups of `wanted`. Raises HostError."""
@@ -155,7 +155,7 @@ class Workshop:
             getattr(config, name).MergeFrom(getattr(wanted, name))
         surplus = dict(self._places)
         missing: list[InstanceSpec] = []
-        for spec in configuration.instances(config):
+        for spec in configuration.instance_specs(config):
             fitting = _signature(config.instance_group[spec.group], spec)
             same = [lane for lane, place in surplus.items() if place.signature == fitting]
             if same:  # the one of that name, if it is there
@@ -260,10 +260,12 @@ def _permit_of(lane: Lane) -> Permit:
 class Arguments:
     """What `initialize` is called with (pb_utils spec 2.3)."""
 
-    def __init__(self, directory: Path, version: int, config: ModelConfig, flow: Flow) -> None:
+    def __init__(
+        self, directory: Path, version: int, config: ModelConfig, flow: FlowControl
+    ) -> None:
         self.outputs = [output.name for output in config.output]
         self.decoupled = bool(config.model_transaction_policy.decoupled)
-        self.overlap = configuration.overlap(config)
+        self.overlap = configuration.max_concurrent_batches(config)
         self.flow = flow
         self._common = {
             "model_config": to_json(config),

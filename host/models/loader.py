@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from host.cache.responses import ResponseCache
-from host.cache.store import Store
+from host.cache.store import ResponseStore
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
 from host.environments.environment import Environment
 from host.environments.environments import Environments
-from host.instances.client_memory import deliver
+from host.instances.batch_tracker import FlowControl
+from host.instances.client_memory import write_outputs
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
-from host.instances.work import Flow
-from host.logs.formats import Label, about
+from host.logs.formats import Label, model_fields
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
 from host.models.instance_factory import Arguments, Place, Start, Workshop
@@ -57,10 +57,10 @@ class Loader:
         environments: Environments,
         *,
         auto_complete: bool,
-        flow: Flow,
+        flow: FlowControl,
         metrics: MetricsSettings | None = None,
         debugged: str = "",
-        store: Store | None = None,
+        store: ResponseStore | None = None,
         limiter: RateLimiter | None = None,
         policies: HostPolicies | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class Loader:
         begun = time.monotonic()
         source, loaded = await asyncio.to_thread(self._backends.find, directory, version, loaded)
         loaded.check_instances()
-        environment = await self._environments.find(loaded.config, directory)
+        environment = await self._environments.prepare(loaded.config, directory)
         try:
             model = await self._load(directory, version, loaded, source, environment)
         except BaseException:  # also if cancelled: nobody else would let go of it
@@ -89,7 +89,7 @@ class Loader:
                 environment.release()
             raise
         model.environment = environment
-        model.meter.load_seconds = time.monotonic() - begun
+        model.metrics.load_seconds = time.monotonic() - begun
         return model
 
     async def _load(
@@ -104,21 +104,23 @@ class Loader:
         # Auto-completion cannot change the number of instances, so all can start at once.
         count = len(self._instances(loaded.config))
         attached = name == self._debugged
-        start = partial(self._pool.start, environment=environment, attached=attached)
+        start = partial(self._pool.start_instance, environment=environment, attached=attached)
         label = Label(name, version)
         stubs = await _all(start("", label) for _ in range(count))
         places: list[Place] = []
         try:
             config = await self._complete(loaded, source, stubs, start)
             labels = await asyncio.to_thread(read_labels, directory, config)
-            if said := configuration.input_memory(config):
-                _log.info("%s", said, extra=about(name, version))
+            if said := configuration.input_memory_message(config):
+                _log.info("%s", said, extra=model_fields(name, version))
             states = await asyncio.to_thread(states_of, config, directory)
             model = PythonModel(config, version, self._metrics, labels, states)
-            model.meter.set_namespace(loaded.namespace)
+            model.metrics.set_namespace(loaded.namespace)
             if self._store is not None and config.response_cache.enable:
                 space = loaded.namespace
-                model.cache = ResponseCache(self._store, version, model.counters, deliver, space)
+                model.cache = ResponseCache(
+                    self._store, version, model.counters, write_outputs, space
+                )
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
             arguments = Arguments(directory, version, config, self._flow)
             workshop = Workshop(
@@ -151,7 +153,7 @@ class Loader:
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
         """Those to run: nobody can answer the debuggers of several at one terminal."""
-        specs = configuration.instances(config)
+        specs = configuration.instance_specs(config)
         return specs[:1] if config.name == self._debugged else specs
 
     async def _complete(
@@ -167,10 +169,10 @@ class Loader:
         not be seen by the instance. If it completes nothing, it has only been imported.
         """
         if not self._auto_complete:
-            return configuration.finish(loaded, None)
-        text = await stubs[0].describe(source, to_json(loaded.config))
+            return configuration.complete_config(loaded, None)
+        text = await stubs[0].auto_complete(source, to_json(loaded.config))
         completed = None if text is None else json.loads(text)
-        config = configuration.finish(loaded, completed)
+        config = configuration.complete_config(loaded, completed)
         if completed is not None:
             described = stubs[0]
             stubs[0] = await start("", described.label)

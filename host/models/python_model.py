@@ -11,12 +11,12 @@ from host.config.model_config import ModelConfig
 from host.environments.environment import Environment
 from host.errors import HostError, unavailable
 from host.inference.metadata import ModelStatistics
-from host.inference.request import Call, FailureReason, InferRequest, Times
+from host.inference.request import Call, ExecutionTimes, FailureReason, InferRequest
 from host.instances.batch import Batch
-from host.instances.supervisor import LaneState, Supervisor
-from host.metrics.meter import Meter
+from host.instances.supervisor import InstanceState, Supervisor
+from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
-from host.metrics.statistics import Counters
+from host.metrics.statistics import InferenceCounters
 from host.models.drainable import Drainable
 from host.models.signature import Signature
 from host.scheduling.direct import DirectScheduler
@@ -53,15 +53,15 @@ class PythonModel(Drainable):
         self.scheduler = make_scheduler(config, self.signature, states)
         self.scheduler.lane_returns = self._lane_returns
         self._new_call = call_type(config)
-        self.counters = Counters(self.name, str(version))
-        self.meter = Meter(
+        self.counters = InferenceCounters(self.name, str(version))
+        self.metrics = ModelMetrics(
             config,
             version,
             self.counters,
             lambda: self.scheduler.queued,
             metrics or MetricsSettings(),
         )
-        self._late: dict[Call, Times] = {}  # those whose batch has ended before them
+        self._late: dict[Call, ExecutionTimes] = {}  # those whose batch has ended before them
 
     def infer(self, request: InferRequest) -> Call:
         """Start a request. Raises HostError if it is not valid, or nobody can run it."""
@@ -79,7 +79,7 @@ class PythonModel(Drainable):
         except HostError:
             self._calls.discard(call)  # it was never under way, and is not counted
             if request.trace is not None:
-                request.trace.refused()
+                request.trace.reject_inference()
             raise
         return call
 
@@ -88,11 +88,11 @@ class PythonModel(Drainable):
         call = self._new_call(request)
         call.queued_ns = call.received_ns
         call.on_finish = self._finished
-        if self.meter.latencies is not None:
-            call.on_first = self.meter.latencies.first
+        if self.metrics.latencies is not None:
+            call.on_first_response = self.metrics.latencies.record_first_response
         self._calls.add(call)
         if request.trace is not None:
-            request.trace.begin(request, self.name, self.version, call.received_ns)
+            request.trace.start_inference(request, self.name, self.version, call.received_ns)
         return call
 
     def _submit(self, call: Call) -> None:
@@ -108,23 +108,23 @@ class PythonModel(Drainable):
     @property
     def ready(self) -> bool:
         """Whether at least one instance is alive."""
-        return any(lane.state is LaneState.SERVING and not lane.passive for lane in self.lanes)
+        return any(lane.state is InstanceState.SERVING and not lane.passive for lane in self.lanes)
 
     @property
     def has_say(self) -> bool:
         """Whether the model itself is asked if it is ready."""
-        return any(lane.instance.readiness.defined for lane in self.lanes)
+        return any(lane.instance.readiness_check.model_defines_is_ready for lane in self.lanes)
 
     async def why_not_ready(self) -> str:
         """Why a request should not come now, "" if it may (pb_utils spec 2.11)."""
         serving = [
-            lane for lane in self.lanes if lane.state is LaneState.SERVING and not lane.passive
+            lane for lane in self.lanes if lane.state is InstanceState.SERVING and not lane.passive
         ]
         if not serving:
             return "; ".join(lane.reason for lane in self.lanes)
         for lane in serving:
-            if lane.instance.readiness.defined:
-                reason = await lane.instance.readiness.check()
+            if lane.instance.readiness_check.model_defines_is_ready:
+                reason = await lane.instance.readiness_check.check()
                 if reason:
                     return reason
         return ""
@@ -133,33 +133,33 @@ class PythonModel(Drainable):
         """What it has done so far."""
         return self.counters.snapshot()
 
-    def report(self, batch: Batch, times: Times) -> None:
+    def report(self, batch: Batch, times: ExecutionTimes) -> None:
         """Count a batch that has ended."""
         if isinstance(self.scheduler, SequenceScheduler):
             self._report_rows(batch, times)
             return
-        if not batch.late:
-            self.counters.batch(batch.calls, times)
+        if not batch.deferred:
+            self.counters.record_batch(batch.calls, times)
             return
-        late = [batch.calls[index] for index in batch.late]
-        done = [call for index, call in enumerate(batch.calls) if index not in batch.late]
-        self.counters.batch(done, times, sum(call.request.batch_size for call in late))
+        late = [batch.calls[index] for index in batch.deferred]
+        done = [call for index, call in enumerate(batch.calls) if index not in batch.deferred]
+        self.counters.record_batch(done, times, sum(call.request.batch_size for call in late))
         self._late.update((call, times) for call in late if not call.finished)
 
-    def _report_rows(self, batch: Batch, times: Times) -> None:
+    def _report_rows(self, batch: Batch, times: ExecutionTimes) -> None:
         """As `report`; rows without a request only count as part of the batch."""
-        late = [batch.calls[index] for index in batch.late]
+        late = [batch.calls[index] for index in batch.deferred]
         done = [call for call in batch.calls if call not in late and not isinstance(call, Padding)]
         others = sum(call.request.batch_size for call in batch.calls if call not in done)
-        self.counters.batch(done, times, others)
+        self.counters.record_batch(done, times, others)
         self._late.update((call, times) for call in late if not call.finished)
 
     def abort(self, error: HostError) -> None:
         """End every call under way; `stop` waits no longer for what has no callers any more."""
         for call in list(self._calls):
-            call.abandon(error)
+            call.abort(error)
         for lane in (*self.lanes, *self._retiring):
-            lane.hurry()
+            lane.skip_grace_period()
 
     async def stop(self, grace: float, finalize: float) -> None:
         """End every lane; seconds as for `Instance.stop`."""
@@ -170,7 +170,7 @@ class PythonModel(Drainable):
         await asyncio.gather(*(lane.stop(grace, finalize) for lane in lanes))
         if self.environment is not None:
             self.environment.release()
-        self.meter.end()
+        self.metrics.merge_into_successor()
 
     def retire(self, lane: Supervisor, finalize: float) -> None:
         """End a lane that is not needed any more, once it has finished what it works on.
@@ -194,19 +194,19 @@ class PythonModel(Drainable):
     def _finished(self, call: Call) -> None:
         times = self._late.pop(call, None) if self._late else None
         if call.failed:
-            self.counters.failure(time.monotonic_ns() - call.received_ns, self._reason(call))
+            self.counters.record_failure(time.monotonic_ns() - call.received_ns, self._reason(call))
         elif times is not None:
-            self.counters.answered(call, times)
+            self.counters.record_late_success(call, times)
         self._leave(call)
 
     def _reason(self, call: Call) -> FailureReason:
-        if call.reason is not None:
-            return call.reason
-        started = call.place is not self.scheduler
+        if call.failure_reason is not None:
+            return call.failure_reason
+        started = call.holder is not self.scheduler
         return FailureReason.BACKEND if started else FailureReason.OTHER
 
     def _lane_returns(self) -> bool:
-        coming = (LaneState.RESTARTING, LaneState.PAUSING)
+        coming = (InstanceState.RESTARTING, InstanceState.BACKING_OFF)
         return any(lane.state in coming for lane in self.lanes)
 
     def _refuse_if_hopeless(self, request: InferRequest) -> None:
@@ -223,7 +223,7 @@ class PythonModel(Drainable):
             self._refuse_if_dead()
 
     def _refuse_if_dead(self) -> None:
-        if not any(lane.state is LaneState.RESTARTING for lane in self.lanes):
+        if not any(lane.state is InstanceState.RESTARTING for lane in self.lanes):
             raise unavailable("; ".join(lane.reason for lane in self.lanes))
 
 

@@ -13,7 +13,7 @@ from host.config.model_config import ModelConfig
 from host.errors import HostError, invalid_argument, not_found, unavailable
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Call, InferRequest
-from host.metrics.meter import Meter
+from host.metrics.model_metrics import ModelMetrics
 from host.repository.qualified_name import split
 
 
@@ -23,7 +23,7 @@ class Model(Protocol):
     name: str
     version: int
     config: ModelConfig
-    meter: Meter
+    metrics: ModelMetrics
     labels: Mapping[str, Sequence[str]]
     """Names of classes, by output."""
 

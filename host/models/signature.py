@@ -50,7 +50,7 @@ class Signature:
         host has to know what is in them. Raises HostError INVALID_ARG with the texts of protocol
         spec 3.2 and 3.3, in their order, or INTERNAL if that memory is gone.
         """
-        form = request.form
+        form = request.validation_key
         passed = self._passed.get(id(form))
         if passed is not None:
             request.batch_size = passed[1]

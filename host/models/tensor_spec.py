@@ -6,8 +6,8 @@ from math import prod
 from typing import Any, NoReturn
 
 from host.errors import invalid_argument
-from host.inference.request import InferRequest, Tensor, private
-from host.inference.shared_memory_bytes import PIECE, ClientBytes, refuse_if_too_large
+from host.inference.request import InferRequest, Tensor, copy_from_shared_memory
+from host.inference.shared_memory_bytes import CHUNK_SIZE, SharedMemoryBytes, refuse_if_too_large
 from host.models.bytes_walk import BytesFault, walk
 from stub.wire.datatypes import CODES, NAMES, SIZES
 
@@ -94,10 +94,10 @@ class InputSpec(TensorSpec):
     def private(self, tensor: Tensor, request: InferRequest) -> Tensor:
         """The tensor where its client cannot change what is checked. Raises HostError."""
         data = tensor.data
-        if isinstance(data, ClientBytes) and len(data) > PIECE:
+        if isinstance(data, SharedMemoryBytes) and len(data) > CHUNK_SIZE:
             refuse_if_too_large(tensor.name, data)
             self.check(tensor, request)  # for nothing, so much memory should not be taken
-        return private(tensor)
+        return copy_from_shared_memory(tensor)
 
     def check(self, tensor: Tensor, request: InferRequest) -> bool:
         """Whether the tensor, which is fine, has to be reshaped. Raises HostError."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from host.config.model_config import ModelConfig
 from host.config.schema import ConfigPart
 from host.errors import ErrorCode, HostError, internal, invalid_argument
-from host.inference.request import Call, InferRequest, InferResponse, Tensor, Times
+from host.inference.request import Call, ExecutionTimes, InferRequest, InferResponse, Tensor
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import stub_lost
@@ -79,7 +79,7 @@ class Warmup:
         self,
         instance: Instance,
         new_call: Callable[[InferRequest], Call],
-        report: Callable[[Batch, Times], None],
+        report: Callable[[Batch, ExecutionTimes], None],
     ) -> None:
         """Run every sample on an instance that is initialised. Raises HostError if one fails."""
         for sample in self._samples:
@@ -103,7 +103,7 @@ class Warmup:
                 if errors:
                     texts = "".join(f"{error.message}; " for error in errors)
                     text = f"failed to run warmup sample '{sample.name}': {texts}"
-                    if instance.killed:
+                    if instance.killed_by_signal:
                         raise stub_lost(text, ErrorCode.INVALID_ARG)
                     raise invalid_argument(text)
 
@@ -119,7 +119,7 @@ class Warmup:
 
 
 async def _execute(
-    instance: Instance, calls: Sequence[Call], report: Callable[[Batch, Times], None]
+    instance: Instance, calls: Sequence[Call], report: Callable[[Batch, ExecutionTimes], None]
 ) -> list[HostError]:
     """Run a batch past the scheduler, to its last response; the errors among them."""
     released = asyncio.Event()
@@ -127,7 +127,7 @@ async def _execute(
     open_calls = set(calls)
     answered = asyncio.Event()
 
-    def done(_: Times | None) -> None:
+    def done(_: ExecutionTimes | None) -> None:
         released.set()  # also if its process has died
 
     def responder(call: Call) -> Callable[[InferResponse | None, bool], None]:
@@ -135,7 +135,7 @@ async def _execute(
             if response is not None:
                 if response.error is not None:
                     errors.append(response.error)
-                call.took(response)  # or the model would wait before it sends more
+                call.acknowledge_response(response)  # or the model would wait before it sends more
             if final:
                 open_calls.discard(call)
                 if not open_calls:

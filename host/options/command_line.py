@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from host.options.deprecated_flags import DEPRECATED
-from host.options.flags import BadValue, CommandLine, collect
+from host.options.flags import CommandLine, InvalidValue, parse_flags
 from host.options.flags import usage as usage_text
 from host.options.options import FLAGS, Options, UsageError
 
@@ -22,10 +22,10 @@ def parse(argv: Sequence[str]) -> Options:
     Raises UsageError, whose text is the usage followed by what is wrong (nothing for `--help`).
     """
     try:
-        line = collect(argv, FLAGS, DEPRECATED)
+        line = parse_flags(argv, FLAGS, DEPRECATED)
         _check_given(line)
         options = Options(**line.values)
-    except (BadValue, UsageError) as error:
+    except (InvalidValue, UsageError) as error:
         detail = error.detail if isinstance(error, UsageError) else str(error)
         raise UsageError(detail, usage(), error.advice) from None
     options.warnings[:0] = [

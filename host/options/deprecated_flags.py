@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from host.options.flags import BOOLEAN, SIZE, STRING, Alias, integer
+from host.options.flags import BOOLEAN, SIZE, STRING, DeprecatedFlag, integer
 
 
 def _trace(setting: str) -> Any:
@@ -12,20 +12,20 @@ def _trace(setting: str) -> Any:
 
 
 DEPRECATED = [
-    Alias(
+    DeprecatedFlag(
         "strict-model-config",
         BOOLEAN,
         "Please use --disable-auto-complete-config instead.",
         lambda strict: [("disable-auto-complete-config", "")] if strict else [],
     ),
-    Alias(
+    DeprecatedFlag(
         "response-cache-byte-size",
         SIZE,
         "Please use --cache-config local,size=<bytes> instead.",
         lambda size: [("cache-config", f"local,size={size}")] if size else [],
     ),
     *(
-        Alias(
+        DeprecatedFlag(
             f"trace-{name}", kind, f"Please use --trace-config {setting}=<value>.", _trace(setting)
         )
         for name, kind, setting in (

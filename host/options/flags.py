@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-_T = TypeVar("_T")
+_Value = TypeVar("_Value")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+")
 _FLOAT = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -25,7 +25,7 @@ class Status(enum.Enum):
     REFUSED = "Not supported by this version"
 
 
-class BadValue(Exception):
+class InvalidValue(Exception):
     """The text of a flag's value, or the value itself, will not do; `advice` says what would."""
 
     def __init__(self, text: str, advice: str = "") -> None:
@@ -34,11 +34,11 @@ class BadValue(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """How a flag's text is read. `word` is for the usage text; empty: it takes no value.
 
-    `read` raises BadValue. With `add`, the flag may be given again: it puts what has been read to
-    the value so far.
+    `read` raises InvalidValue. With `add`, the flag may be given again: it puts what has been
+    read to the value so far.
     """
 
     word: str
@@ -48,7 +48,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag and the field it sets. `check` raises BadValue for a value that is no good.
+    """A flag and the field it sets. `check` raises InvalidValue for a value that is no good.
 
     `reason` says why a flag is not honoured.
     """
@@ -56,7 +56,7 @@ class Flag:
     name: str
     field: str
     default: Any
-    kind: Kind
+    kind: ValueKind
     group: str
     help: str
     status: Status
@@ -65,18 +65,20 @@ class Flag:
     reason: str = ""
 
     @property
-    def fate(self) -> str:
+    def status_text(self) -> str:
         """What becomes of it and why, as a sentence; empty if it does what its help says."""
         if self.status is Status.HONOURED:
             return ""
         return f"{': '.join(filter(None, [self.status.value, self.reason]))}."
 
     @property
-    def about(self) -> str:
+    def help_text(self) -> str:
         """What it does, its default if one can be written, and its fate."""
         told = self.status is Status.HONOURED and self.kind.word
-        default = _written(self.default) if told else ""
-        return " ".join(filter(None, [self.help, default and f"Default: {default}.", self.fate]))
+        default = _format_default(self.default) if told else ""
+        return " ".join(
+            filter(None, [self.help, default and f"Default: {default}.", self.status_text])
+        )
 
     def is_off(self, value: Any) -> bool:
         """Whether the value asks for nothing that a refused flag would have to do."""
@@ -84,22 +86,22 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Alias:
+class DeprecatedFlag:
     """A deprecated flag: `replace` gives the (flag, text) pairs that stand for a value of it."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     help: str
     replace: Callable[[Any], list[tuple[str, str]]]
 
     @property
-    def about(self) -> str:
+    def help_text(self) -> str:
         """What to use in its place."""
         return self.help
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FlagGroup:
     """Makes the fields of one group; `group(default, help)` is the value of a field."""
 
     title: str
@@ -108,15 +110,15 @@ class Group:
 
     def __call__(
         self,
-        default: _T,
+        default: _Value,
         help: str,
-        kind: Kind | None = None,
+        kind: ValueKind | None = None,
         status: Status | None = None,
         check: Callable[[Any], object] | None = None,
         name: str = "",
         also: str = "",
         reason: str = "",
-    ) -> _T:
+    ) -> _Value:
         """A field whose flag is called like it, and whose kind follows from the default."""
         kind = kind or _KINDS[type(default)]
         status = status or self.status
@@ -141,7 +143,7 @@ def flags_of(owner: type) -> list[Flag]:
     ]
 
 
-def _written(value: Any) -> str:
+def _format_default(value: Any) -> str:
     """A value as on a command line; empty for what is empty, or has several parts."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -151,36 +153,36 @@ def _written(value: Any) -> str:
 
 
 def _read_bool(text: str) -> bool:
-    """true/on/1 or false/off/0 in any case. Raises BadValue."""
+    """true/on/1 or false/off/0 in any case. Raises InvalidValue."""
     lower = text.lower()
     if lower in ("true", "on", "1"):
         return True
     if lower in ("false", "off", "0"):
         return False
-    raise BadValue(f"invalid value for bool option: {text}")
+    raise InvalidValue(f"invalid value for bool option: {text}")
 
 
-def integer(low: int = -(2**31), high: int = 2**31 - 1) -> Kind:
+def integer(low: int = -(2**31), high: int = 2**31 - 1) -> ValueKind:
     """Whole numbers of a range. Unlike Triton's, the number must be the whole text."""
 
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text):
-            raise BadValue(f"Invalid option value. Got {text}")
+            raise InvalidValue(f"Invalid option value. Got {text}")
         # Longer texts are out of any bound, and Python refuses the longest of them.
         value = int(text) if len(text) < 40 else high + 1
         if not low <= value <= high:
-            raise BadValue(f"Provided option value is out of bound. Got {text}")
+            raise InvalidValue(f"Provided option value is out of bound. Got {text}")
         return value
 
-    return Kind("integer", read)
+    return ValueKind("integer", read)
 
 
 def _read_float(text: str) -> float:
     if not _FLOAT.fullmatch(text):
-        raise BadValue(f"Invalid option value. Got {text}")
+        raise InvalidValue(f"Invalid option value. Got {text}")
     value = float(text)
     if value in (float("inf"), -float("inf")):
-        raise BadValue(f"Provided option value is out of bound. Got {text}")
+        raise InvalidValue(f"Provided option value is out of bound. Got {text}")
     return value
 
 
@@ -189,7 +191,7 @@ def one_of(message: str, *choices: str) -> Callable[[Any], None]:
 
     def check(value: Any) -> None:
         if value not in choices:
-            raise BadValue(message)
+            raise InvalidValue(message)
 
     return check
 
@@ -198,19 +200,19 @@ def _append(values: list[Any], value: Any) -> list[Any]:
     return [*values, value]
 
 
-BOOLEAN = Kind("boolean", _read_bool)
-STRING = Kind("string", str)
+BOOLEAN = ValueKind("boolean", _read_bool)
+STRING = ValueKind("string", str)
 PORT = integer(0, 65535)
 SIZE = integer(0, 2**63 - 1)
-SWITCH = Kind("", lambda _: True)
+SWITCH = ValueKind("", lambda _: True)
 
-_HELP = Alias("help", SWITCH, "Print usage", lambda _: [])
+_HELP = DeprecatedFlag("help", SWITCH, "Print usage", lambda _: [])
 _KINDS = {
     bool: BOOLEAN,
     int: integer(),
-    float: Kind("float", _read_float),
+    float: ValueKind("float", _read_float),
     str: STRING,
-    list: Kind("string", str, _append),
+    list: ValueKind("string", str, _append),
 }
 
 
@@ -220,56 +222,62 @@ class CommandLine:
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     names: list[str] = dataclasses.field(default_factory=list)
-    deprecated: list[Alias] = dataclasses.field(default_factory=list)
+    deprecated: list[DeprecatedFlag] = dataclasses.field(default_factory=list)
 
     def set(self, flag: Flag, text: str) -> None:
-        """Take a flag's text. Raises BadValue."""
-        value = _value(flag, text)
+        """Take a flag's text. Raises InvalidValue."""
+        value = _parse_value(flag, text)
         if flag.kind.add is not None:
             value = flag.kind.add(self.values.get(flag.field, type(flag.default)()), value)
         self.values[flag.field] = value
 
 
-def collect(argv: Sequence[str], flags: Sequence[Flag], aliases: Sequence[Alias]) -> CommandLine:
+def parse_flags(
+    argv: Sequence[str], flags: Sequence[Flag], aliases: Sequence[DeprecatedFlag]
+) -> CommandLine:
     """The values of a command line, each read by itself.
 
-    `--flag=value` and `--flag value`, unique prefixes, `--` to end the flags. Raises BadValue,
+    `--flag=value` and `--flag value`, unique prefixes, `--` to end the flags. Raises InvalidValue,
     with no text for `--help`.
     """
     by_name = {flag.name: flag for flag in flags}
     line = CommandLine()
-    for flag, text in _read(argv, [_HELP, *flags, *aliases]):
+    for flag, text in _split_arguments(argv, [_HELP, *flags, *aliases]):
         if flag is _HELP:
-            raise BadValue("")
+            raise InvalidValue("")
         line.names.append(flag.name)
         if isinstance(flag, Flag):
             line.set(flag, text)
         else:
             line.deprecated.append(flag)
-            for name, replacement in flag.replace(_value(flag, text)):
+            for name, replacement in flag.replace(_parse_value(flag, text)):
                 line.set(by_name[name], replacement)
     return line
 
 
-def bad_option(flag: Flag | Alias, error: BadValue) -> BadValue:
+def invalid_flag_value(flag: Flag | DeprecatedFlag, error: InvalidValue) -> InvalidValue:
     """The complaint about a flag's value."""
-    return BadValue(f'Bad option: "--{flag.name}".\n{error}', error.advice or _advice(flag))
+    return InvalidValue(
+        f'Bad option: "--{flag.name}".\n{error}', error.advice or _usage_advice(flag)
+    )
 
 
-def _advice(flag: Flag | Alias) -> str:
+def _usage_advice(flag: Flag | DeprecatedFlag) -> str:
     if isinstance(flag, Flag) and flag.status is Status.REFUSED:
         return ""  # the complaint says it all
-    return f"--{flag.name} <{flag.kind.word}>: {flag.about}"
+    return f"--{flag.name} <{flag.kind.word}>: {flag.help_text}"
 
 
-def _value(flag: Flag | Alias, text: str) -> Any:
+def _parse_value(flag: Flag | DeprecatedFlag, text: str) -> Any:
     try:
         return flag.kind.read(text)
-    except BadValue as error:
-        raise bad_option(flag, error) from None
+    except InvalidValue as error:
+        raise invalid_flag_value(flag, error) from None
 
 
-def _read(argv: Sequence[str], known: Sequence[Flag | Alias]) -> Iterator[tuple[Any, str]]:
+def _split_arguments(
+    argv: Sequence[str], known: Sequence[Flag | DeprecatedFlag]
+) -> Iterator[tuple[Any, str]]:
     """The flags one by one, each with its text.
 
     Positional arguments are refused after all flags have been seen.
@@ -284,26 +292,28 @@ def _read(argv: Sequence[str], known: Sequence[Flag | Alias]) -> Iterator[tuple[
             positional += rest
         elif argument.startswith("--"):
             written, equals, text = argument[2:].partition("=")
-            flag = names[_resolve(written, names)]
+            flag = names[_resolve_prefix(written, names)]
             if flag.kind.word and not equals:
                 value = next(rest, None)
                 if value is None:
-                    raise BadValue(f"option '--{flag.name}' requires an argument", _advice(flag))
+                    raise InvalidValue(
+                        f"option '--{flag.name}' requires an argument", _usage_advice(flag)
+                    )
                 text = value
             elif equals and not flag.kind.word:
-                raise BadValue(f"option '--{flag.name}' doesn't allow an argument")
+                raise InvalidValue(f"option '--{flag.name}' doesn't allow an argument")
             yield flag, text
         elif argument.startswith("-") and argument != "-":
-            raise BadValue(f"unrecognized option '{argument}'{_hint(argument, names)}")
+            raise InvalidValue(f"unrecognized option '{argument}'{_suggestion(argument, names)}")
         else:
             positional.append(argument)
     if positional:
         path = positional[0]
         meant = f"did you mean --model-repository={path}?" if os.path.isdir(path) else ""
-        raise BadValue(f"Unexpected argument: {path}", meant)
+        raise InvalidValue(f"Unexpected argument: {path}", meant)
 
 
-def _resolve(written: str, names: Iterable[str]) -> str:
+def _resolve_prefix(written: str, names: Iterable[str]) -> str:
     """The name that was meant: itself, or the only one that begins so."""
     if written in names:
         return written
@@ -312,32 +322,32 @@ def _resolve(written: str, names: Iterable[str]) -> str:
         return matches[0]
     if matches:
         possible = " ".join(f"'--{name}'" for name in matches)
-        raise BadValue(f"option '--{written}' is ambiguous; possibilities: {possible}")
-    raise BadValue(f"unrecognized option '--{written}'{_hint(written, names)}")
+        raise InvalidValue(f"option '--{written}' is ambiguous; possibilities: {possible}")
+    raise InvalidValue(f"unrecognized option '--{written}'{_suggestion(written, names)}")
 
 
-def _hint(written: str, names: Iterable[str]) -> str:
+def _suggestion(written: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(written.lstrip("-").replace("_", "-").lower(), names, n=1)
     return f", did you mean '--{close[0]}'?" if close else ""
 
 
-def usage(program: str, flags: Iterable[Flag], aliases: Iterable[Alias]) -> str:
+def usage(program: str, flags: Iterable[Flag], aliases: Iterable[DeprecatedFlag]) -> str:
     """All flags by group, as `--help` shows them."""
-    lines = [f"Usage: {program} [options]", *_entry("help", "", _HELP.help)]
+    lines = [f"Usage: {program} [options]", *_usage_entry("help", "", _HELP.help)]
     group = ""
     for flag in flags:
         if flag.group != group:
             group = flag.group
             lines += ["", f"{group}:"]
         if flag.also:
-            lines += _entry(flag.also, flag.kind.word, f"Equivalent to --{flag.name}.")
-        lines += _entry(flag.name, flag.kind.word, flag.about)
+            lines += _usage_entry(flag.also, flag.kind.word, f"Equivalent to --{flag.name}.")
+        lines += _usage_entry(flag.name, flag.kind.word, flag.help_text)
     lines += ["", "DEPRECATED:"]
     for alias in aliases:
-        lines += _entry(alias.name, alias.kind.word, f"DEPRECATED: {alias.help}")
+        lines += _usage_entry(alias.name, alias.kind.word, f"DEPRECATED: {alias.help}")
     return "\n".join(lines) + "\n"
 
 
-def _entry(name: str, word: str, help: str) -> list[str]:
+def _usage_entry(name: str, word: str, help: str) -> list[str]:
     lines = textwrap.wrap(help, 72, initial_indent="\t", subsequent_indent="\t", tabsize=8)
     return [f"  --{name} <{word}>" if word else f"  --{name}", *lines]

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from host.options.flags import BadValue
+from host.options.flags import InvalidValue
 
-_CORES = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
-_MOST = 1 << 16  # CPUs and NUMA nodes, far more than any machine has
+_CORE_RANGES = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
+_MAX_CORE = 1 << 16  # CPUs and NUMA nodes, far more than any machine has
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ HostPolicies = Mapping[str, HostPolicy]
 def read_policies(settings: Sequence[str]) -> HostPolicies:
     """From `<policy>,<setting>=<value>` each; of one setting the last one counts.
 
-    Raises BadValue.
+    Raises InvalidValue.
     """
     policies: dict[str, HostPolicy] = {}
     for text in settings:
         name, comma, rest = text.partition(",")
         setting, _, value = rest.partition("=")
         if not (name and comma and setting and value):
-            raise BadValue(
+            raise InvalidValue(
                 f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}"
             )
         policy = policies.get(name, HostPolicy(name))
@@ -44,7 +44,7 @@ def read_policies(settings: Sequence[str]) -> HostPolicies:
         elif setting == "numa-node":
             policies[name] = replace(policy, node=_read_node(value))
         else:
-            raise BadValue(
+            raise InvalidValue(
                 f"Unsupported host policy setting '{setting}' is specified, supported settings"
                 " are 'numa-node', 'cpu-cores'"
             )
@@ -55,9 +55,9 @@ def _read_cores(text: str) -> list[int]:
     cores: set[int] = set()
     for part in text.split(","):
         lower, _, upper = part.partition("-")
-        fits = _CORES.fullmatch(part) is not None
-        if not fits or not int(lower) <= int(upper or lower) < _MOST:
-            raise BadValue(
+        fits = _CORE_RANGES.fullmatch(part) is not None
+        if not fits or not int(lower) <= int(upper or lower) < _MAX_CORE:
+            raise InvalidValue(
                 "host policy setting 'cpu-cores' format is"
                 f" '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got {part}"
             )
@@ -66,14 +66,14 @@ def _read_cores(text: str) -> list[int]:
 
 
 def _read_node(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) >= _MOST:
-        raise BadValue(
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) >= _MAX_CORE:
+        raise InvalidValue(
             f"host policy setting 'numa-node' must be the number of a NUMA node. Got {text}"
         )
     return int(text)
 
 
-def policy_for(policies: HostPolicies, kind: str, device: int, named: str) -> HostPolicy:
+def find_policy(policies: HostPolicies, kind: str, device: int, named: str) -> HostPolicy:
     """That of an instance; `named` is what its group says, which by default follows its kind."""
     name = named or (f"gpu_{device}" if kind == "GPU" else kind.lower())
     return policies.get(name, HostPolicy(name))

@@ -13,35 +13,35 @@ from host.options.flags import (
     PORT,
     SIZE,
     SWITCH,
-    BadValue,
-    Group,
+    FlagGroup,
+    InvalidValue,
     Status,
-    bad_option,
     flags_of,
     integer,
+    invalid_flag_value,
 )
 from host.options.host_policies import read_policies
 from host.tracing.config import TraceConfig
 
 StrPath = str | os.PathLike[str]
 
-_server = Group("Server")
-_logging = Group("Logging")
-_models = Group("Model Repository")
-_http = Group("HTTP")
-_grpc = Group("GRPC")
-_metrics = Group("Metrics")
-_tracing = Group("Tracing")
-_backend = Group("Backend")
-_agent = Group(
+_server = FlagGroup("Server")
+_logging = FlagGroup("Logging")
+_models = FlagGroup("Model Repository")
+_http = FlagGroup("HTTP")
+_grpc = FlagGroup("GRPC")
+_metrics = FlagGroup("Metrics")
+_tracing = FlagGroup("Tracing")
+_backend = FlagGroup("Backend")
+_agent = FlagGroup(
     "Repository Agent", Status.IGNORED, "there is none but checksum, which comes with the program"
 )
-_cache = Group("Response Cache")
-_rate = Group("Rate Limiter")
-_shm = Group("Shared Memory")
-_device = Group("Memory/Device Management", Status.IGNORED, "the host itself uses no GPU")
-_cloud = Group("Sagemaker, Vertex", Status.REFUSED, "these platforms' endpoints are not served")
-_own = Group("Stub Processes")
+_cache = FlagGroup("Response Cache")
+_rate = FlagGroup("Rate Limiter")
+_shm = FlagGroup("Shared Memory")
+_device = FlagGroup("Memory/Device Management", Status.IGNORED, "the host itself uses no GPU")
+_cloud = FlagGroup("Sagemaker, Vertex", Status.REFUSED, "these platforms' endpoints are not served")
+_own = FlagGroup("Stub Processes")
 
 _HONOURED = Status.HONOURED
 _REFUSED = Status.REFUSED
@@ -285,11 +285,13 @@ class Options:
                 if flag.check is not None:
                     flag.check(value)
                 if flag.status is Status.REFUSED and not flag.is_off(value):
-                    raise BadValue(f"--{flag.name} is not supported by this version: {flag.reason}")
-            except BadValue as error:
-                bad = bad_option(flag, error)
+                    raise InvalidValue(
+                        f"--{flag.name} is not supported by this version: {flag.reason}"
+                    )
+            except InvalidValue as error:
+                bad = invalid_flag_value(flag, error)
                 raise UsageError(str(bad), advice=bad.advice) from None
-        self._check_together()
+        self._check_combinations()
         self.exit_timeout_secs = max(0, self.exit_timeout_secs)
         self.log_verbose = max(0, self.log_verbose)
         self.model_load_thread_count = max(1, self.model_load_thread_count)
@@ -325,7 +327,7 @@ class Options:
     @property
     def tracing(self) -> TraceConfig:
         """What `--trace-config` says."""
-        return TraceConfig.of(values.trace_settings(self.trace_config))
+        return TraceConfig.from_settings(values.trace_settings(self.trace_config))
 
     @property
     def rate_limiter_resources(self) -> list[tuple[str, int, int | None]]:
@@ -335,14 +337,14 @@ class Options:
     @property
     def metrics_settings(self) -> MetricsSettings:
         """What `--metrics-config` says."""
-        return MetricsSettings.of(self.metrics_config)
+        return MetricsSettings.from_texts(self.metrics_config)
 
     @property
     def metrics_host(self) -> str:
         """The address of the metrics port."""
         return self.metrics_address or self.http_address
 
-    def _check_together(self) -> None:
+    def _check_combinations(self) -> None:
         if self.load_model and self.model_control_mode != "explicit":
             raise UsageError(
                 "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as"
@@ -353,7 +355,7 @@ class Options:
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
         taken: dict[tuple[str, int], str] = {}
-        for service, address, port in self._listeners():
+        for service, address, port in self._listening_addresses():
             other = taken.setdefault((address, port), service)
             if other != service:
                 raise UsageError(
@@ -361,7 +363,7 @@ class Options:
                     f" same address and port {address}:{port}"
                 )
 
-    def _listeners(self) -> list[tuple[str, str, int]]:
+    def _listening_addresses(self) -> list[tuple[str, str, int]]:
         """What listens where; a free port is nobody else's."""
         return [
             (service, address, port)

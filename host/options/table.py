@@ -5,10 +5,10 @@ from __future__ import annotations
 from host.inference.metadata import ServerMetadata
 from host.options.options import Options
 
-_LIMITS = {"off": "OFF", "execution_count": "EXEC_COUNT"}
+_RATE_LIMIT_NAMES = {"off": "OFF", "execution_count": "EXEC_COUNT"}
 
 
-def option_rows(server: ServerMetadata, options: Options) -> list[list[str]]:
+def option_table_rows(server: ServerMetadata, options: Options) -> list[list[str]]:
     """Name and value of each, under the names that Triton gives them, in its order."""
     rows: list[tuple[str, object]] = [
         ("server_id", server.name),
@@ -23,7 +23,7 @@ def option_rows(server: ServerMetadata, options: Options) -> list[list[str]]:
     rows += [
         ("strict_model_config", int(options.disable_auto_complete_config)),
         ("model_config_name", options.model_config_name),
-        ("rate_limit", _LIMITS[options.rate_limit]),
+        ("rate_limit", _RATE_LIMIT_NAMES[options.rate_limit]),
     ]
     for index, (name, count, device) in enumerate(options.rate_limiter_resources):
         where = -1 if device is None else device

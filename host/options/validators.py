@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from host.options.flags import BadValue, Kind, integer, one_of
+from host.options.flags import InvalidValue, ValueKind, integer, one_of
 from host.tracing.config import BATCHING, LEVELS
 
 NAMES = (
@@ -20,7 +20,7 @@ _DEVICE = re.compile(r"[0-9]+:[0-9]+")
 _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
-_LONGEST = 1e8  # seconds; timers of event loops take no more than some years
+_MAX_LENGTH = 1e8  # seconds; timers of event loops take no more than some years
 
 log_format = one_of("invalid argument for --log-format", "default", "ISO8601", "json")
 stub_start = one_of("invalid argument for --stub-start", "fork", "spawn")
@@ -37,7 +37,7 @@ def _read_verbosity(text: str) -> int:
 
 
 _WHOLE = integer()
-VERBOSITY = Kind("integer", _read_verbosity)
+VERBOSITY = ValueKind("integer", _read_verbosity)
 
 
 def control_mode(mode: str) -> None:
@@ -48,25 +48,25 @@ def control_mode(mode: str) -> None:
 def not_negative(number: float) -> None:
     """Zero or more."""
     if not number >= 0:
-        raise BadValue(f"Provided option value is out of bound. Got {number}")
+        raise InvalidValue(f"Provided option value is out of bound. Got {number}")
 
 
 def seconds(number: float) -> None:
     """A time that can be waited for."""
-    if not 0 < number <= _LONGEST:
-        raise BadValue(f"Provided option value is out of bound. Got {number}")
+    if not 0 < number <= _MAX_LENGTH:
+        raise InvalidValue(f"Provided option value is out of bound. Got {number}")
 
 
 def http_max_input_size(size: int) -> None:
     """At least one byte."""
     if size <= 0:
-        raise BadValue("Error: --http-max-input-size must be greater than 0.")
+        raise InvalidValue("Error: --http-max-input-size must be greater than 0.")
 
 
 def grpc_threads(count: int) -> None:
     """2 to 128."""
     if not 2 <= count <= 128:
-        raise BadValue(
+        raise InvalidValue(
             "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
         )
 
@@ -74,7 +74,7 @@ def grpc_threads(count: int) -> None:
 def grpc_response_pool(size: int) -> None:
     """At least one response."""
     if size <= 0:
-        raise BadValue("Error: --grpc-max-response-pool-size must be greater than 0.")
+        raise InvalidValue("Error: --grpc-max-response-pool-size must be greater than 0.")
 
 
 def _restricted(flag: str, what: str) -> Callable[[Sequence[str]], dict[str, tuple[str, str]]]:
@@ -84,14 +84,14 @@ def _restricted(flag: str, what: str) -> Callable[[Sequence[str]], dict[str, tup
             names, colon, rest = setting.partition(":")
             key, equals, value = rest.partition("=")
             if not (names and colon and key and equals and value):
-                raise BadValue(
+                raise InvalidValue(
                     f"--{flag} option format is '<config name>:<setting>=<value>'. Got {setting}"
                 )
             for name in names.split(","):
                 if name not in CATEGORIES:
-                    raise BadValue(f"unknown restricted {what} '{name}' ")
+                    raise InvalidValue(f"unknown restricted {what} '{name}' ")
                 if name in restricted:
-                    raise BadValue(
+                    raise InvalidValue(
                         f"restricted {what} '{name}' can not be specified in multiple config groups"
                     )
                 restricted[name] = key, value
@@ -101,14 +101,14 @@ def _restricted(flag: str, what: str) -> Callable[[Sequence[str]], dict[str, tup
 
 
 http_restriction = _restricted("http-restricted-api", "api")
-"""Header and value that each restricted category asks for. Raises BadValue."""
+"""Header and value that each restricted category asks for. Raises InvalidValue."""
 
 grpc_restriction = _restricted("grpc-restricted-protocol", "protocol")
 """The same of gRPC; the metadata key lacks its prefix."""
 
 
 def header_pattern(pattern: str) -> Any:
-    """Compiles a pattern of header names; its `search` takes a name. Raises BadValue.
+    """Compiles a pattern of header names; its `search` takes a name. Raises InvalidValue.
 
     RE2 has no backtracking: a search takes time in proportion to the name, whatever the pattern
     is, and a pattern whose program takes more than 1 MiB is refused here.
@@ -123,7 +123,7 @@ def header_pattern(pattern: str) -> Any:
     except re2.error as error:
         reason = error.args[0]
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        raise BadValue(
+        raise InvalidValue(
             f"invalid regular expression: {text}. Got {pattern}; the syntax is that of RE2"
         ) from None
 
@@ -146,7 +146,7 @@ def metrics_config(settings: Sequence[str]) -> None:
     for text in settings:
         setting, _, value = text.partition("=")  # only the value may have commas
         if not setting or not value or "," in setting:
-            raise BadValue(f"--metrics-config option format is <setting>=<value>. Got {text}")
+            raise InvalidValue(f"--metrics-config option format is <setting>=<value>. Got {text}")
 
 
 def cache_config(settings: Sequence[str]) -> None:
@@ -155,13 +155,13 @@ def cache_config(settings: Sequence[str]) -> None:
     for text in settings:
         parts = _split(text)
         if parts is None or not parts[0]:
-            raise BadValue(
+            raise InvalidValue(
                 f"{'' if parts is None else 'No cache specified. '}--cache-config option format is"
                 f" '<cache name>,<setting>=<value>'. Got {text}"
             )
         names.add(parts[0])
     if len(names) > 1:
-        raise BadValue(
+        raise InvalidValue(
             "found multiple cache configurations, but only a single cache is currently supported"
         )
 
@@ -178,7 +178,7 @@ def rate_resource(settings: Sequence[str]) -> None:
     """`<name>:<count>[:<device>]` each."""
     for text in settings:
         if not _RESOURCE.fullmatch(text):
-            raise BadValue(
+            raise InvalidValue(
                 "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or"
                 f" '<resource_name>:<count>'. Got {text}"
             )
@@ -196,7 +196,7 @@ def device_sizes(flag: str) -> Callable[[Sequence[str]], None]:
     def check(settings: Sequence[str]) -> None:
         for text in settings:
             if not _DEVICE.fullmatch(text):
-                raise BadValue(f"--{flag} option format is '<device>:<bytes>'. Got {text}")
+                raise InvalidValue(f"--{flag} option format is '<device>:<bytes>'. Got {text}")
 
     return check
 
@@ -205,7 +205,7 @@ def gpu_limit(settings: Sequence[str]) -> None:
     """`<device>:<fraction>` each."""
     for text in settings:
         if not _FRACTION.fullmatch(text):
-            raise BadValue(
+            raise InvalidValue(
                 f"--model-load-gpu-limit option format is '<device>:<fraction>'. Got {text}"
             )
 
@@ -215,15 +215,15 @@ def trace_config(settings: Sequence[str]) -> None:
     for text in settings:
         parts = _split(text)
         if parts is None:
-            raise BadValue(
+            raise InvalidValue(
                 f"--trace-config option format is '<mode>,<setting>=<value>'. Got {text}"
             )
         name, setting, value = parts
         if not name and setting == "level" and value.lower() not in LEVELS:
-            raise BadValue(f"invalid value for trace level option: {value}")
+            raise InvalidValue(f"invalid value for trace level option: {value}")
         mode = name or (value if setting == "mode" else "triton")
         if mode not in ("triton", "opentelemetry"):
-            raise BadValue(
+            raise InvalidValue(
                 f"invalid value for trace mode option: {mode}. Available options are"
                 ' "triton" and "opentelemetry"'
             )
@@ -244,16 +244,16 @@ _TRACE_NUMBERS = {
 }
 
 
-def _stol(text: str) -> int:
+def _parse_leading_integer(text: str) -> int:
     if not _NUMBER.fullmatch(text):
-        raise BadValue("stol")
+        raise InvalidValue("stol")
     return int(text)
 
 
 def _read_backend(text: str) -> tuple[str, str, str]:
     parts = _split(text)
     if parts is None:
-        raise BadValue(
+        raise InvalidValue(
             f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}"
         )
     return parts
@@ -266,27 +266,30 @@ def _add_backend(
     return {**backends, name: {**backends.get(name, {}), setting: value}}
 
 
-BACKEND_CONFIG = Kind("string", _read_backend, _add_backend)
+BACKEND_CONFIG = ValueKind("string", _read_backend, _add_backend)
 
 
 def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
     """The Python backend's settings must be usable (pb_utils spec 6.1)."""
     given = backends.get("python", {})
-    numbers = {key: _stol(text) for key, text in given.items() if key in _PYTHON_NUMBERS}
-    for key, (least, complaint) in _PYTHON_LEAST.items():
+    numbers = {
+        key: _parse_leading_integer(text) for key, text in given.items() if key in _PYTHON_NUMBERS
+    }
+    for key, (least, complaint) in _PYTHON_MINIMUMS.items():
         if numbers.get(key, least) < least:
-            raise BadValue(complaint)
+            raise InvalidValue(complaint)
     if given.get(_PYTHON_PREFIX) == "":
-        raise BadValue("shm-region-prefix-name must at least contain one character.")
+        raise InvalidValue("shm-region-prefix-name must at least contain one character.")
 
 
-_PYTHON_LEAST = {  # in bytes, threads and seconds; the texts are Triton's, the first limit is 1 MiB
+# In bytes, threads and seconds; the texts are Triton's, the first limit is 1 MiB.
+_PYTHON_MINIMUMS = {
     "shm-default-byte-size": (1 << 20, "shm-default-byte-size can't be smaller than 4 MiBs"),
     "shm-growth-byte-size": (1, "shm-growth-byte-size can't be smaller than or equal to zero."),
     "thread-pool-size": (1, "thread-pool-size can't be less than 1."),
     "stub-timeout-seconds": (1, "stub-timeout-seconds can't be smaller than or equal to zero."),
 }
-_PYTHON_NUMBERS = (*_PYTHON_LEAST, "shm_message_queue_size")
+_PYTHON_NUMBERS = (*_PYTHON_MINIMUMS, "shm_message_queue_size")
 _PYTHON_PREFIX = "shm-region-prefix-name"
 
 

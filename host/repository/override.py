@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from host.errors import internal, invalid_argument
 from host.inference.request import Parameter
-from host.system.private_directory import PrivateFolder
+from host.system.private_directory import PrivateDirectory
 
 _FILE = "file:"
 _TYPES: dict[type, str] = {bool: "BOOL", int: "INT", float: "DOUBLE", str: "STRING", bytes: "BYTES"}
@@ -85,14 +85,14 @@ class Uploads:
     """
 
     def __init__(self) -> None:
-        self._folder: PrivateFolder | None = None
+        self._folder: PrivateDirectory | None = None
         self._lock = threading.Lock()
 
     def write(self, files: Mapping[str, bytes]) -> Path:
         """A new model directory. Blocks; any thread may call. Raises HostError INTERNAL."""
         with self._lock:
             try:
-                self._folder = self._folder or PrivateFolder()
+                self._folder = self._folder or PrivateDirectory()
                 directory = Path(tempfile.mkdtemp(prefix="model-", dir=self._folder.path))
             except OSError as error:
                 raise internal(

@@ -115,7 +115,7 @@ class _Graph:
             if id(node) in seen or id(node) not in self.stuck or not isinstance(node, Call):
                 continue
             seen.add(id(node))
-            place = node.place
+            place = node.holder
             if hasattr(place, "lanes") or getattr(node, "behind", None) is not None:
                 return node
             todo += getattr(place, "waiting_for", ())
@@ -129,7 +129,7 @@ def _goes_on(call: Call) -> bool:
     """
     if isinstance(call, OrderedCall) and call.behind is not None:
         return False
-    place = call.place
+    place = call.holder
     return any(
         not any(getattr(lane, name, ()) for name in ("held_up_by", "waiting_for", "lanes"))
         for lane in getattr(place, "lanes", (place,))
@@ -141,7 +141,7 @@ def _ways(node: object, old: Collection[Call]) -> _Ways:
         if node.finished:
             return []
         behind = node.behind if isinstance(node, OrderedCall) else None
-        return [[[other for other in (node.place, behind) if other is not None]]]
+        return [[[other for other in (node.holder, behind) if other is not None]]]
     lanes: Sequence[object] | None = getattr(node, "lanes", None)
     if lanes is not None:
         return [] if _lane_returns(node) else [[[lane] for lane in lanes]]
@@ -165,7 +165,7 @@ def _fail(call: Call, held_up: Call) -> None:
     """Fail a call that goes in a circle; `held_up` is what cannot go on for it."""
     name, busy = call.request.model_name, held_up.request.model_name
     called = "it" if busy == name else f"'{name}'"
-    place = held_up.place
+    place = held_up.holder
     queued = hasattr(place, "lanes")
     if isinstance(held_up, OrderedCall) and held_up.behind is not None and not queued:
         why = (
@@ -184,7 +184,7 @@ def _fail(call: Call, held_up: Call) -> None:
             f" Raise the instance_group count of '{busy}', or do not call {called} from a model"
             " that it calls"
         )
-    call.abandon(
+    call.abort(
         internal(
             f"Model {name} - Error when running inference: the request waits for itself: {why}"
         )

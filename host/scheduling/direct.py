@@ -36,7 +36,7 @@ class DirectScheduler(LaneQueue):
             if lane is None:
                 self._enqueue(call)
             else:
-                call.place = lane
+                call.holder = lane
                 call.on_cancel = lane.cancel
                 lane.run([call])
         elif (lane := self._taker(call)) is not None:
@@ -63,7 +63,7 @@ class DirectScheduler(LaneQueue):
         super().lane_gone(lane)
         while lane is self._ahead_at:
             self._begin_ahead()
-        for call in reversed(lane.take_unstarted()):
+        for call in reversed(lane.drain_prefetched()):
             if not call.finished:
                 self._enqueue(call)
                 self._waiting.to_front(call)
@@ -89,7 +89,7 @@ class DirectScheduler(LaneQueue):
         """Answer every call that has not started."""
         super().fail_queued(error)
         for call in tuple(self._ahead):
-            call.abandon(error)
+            call.abort(error)
 
     @property
     def queued(self) -> int:
@@ -101,12 +101,12 @@ class DirectScheduler(LaneQueue):
         if len(self.lanes) != 1:
             return None
         lane = self.lanes[0]
-        return lane if lane.takes_ahead(call, len(self._ahead)) else None
+        return lane if lane.accepts_prefetch(call, len(self._ahead)) else None
 
     def _send_ahead(self, lane: Lane, call: Call) -> None:
         self._ahead.append(call)
         self._ahead_at = lane
-        call.place = self
+        call.holder = self
         call.on_cancel = lane.cancel
         lane.run([call])
 
@@ -117,4 +117,4 @@ class DirectScheduler(LaneQueue):
         if not self._ahead:
             self._ahead_at = None
         if not begun.finished:
-            begun.place = lane
+            begun.holder = lane

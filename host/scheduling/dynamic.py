@@ -184,7 +184,7 @@ class DynamicScheduler(LaneQueue):
 
     def _expire(self, now: int) -> None:
         for call in self._queue.expire(now):
-            call.reason = FailureReason.REJECTED
+            call.failure_reason = FailureReason.REJECTED
             self.refuse(call, unavailable("Request timeout expired"))
         if not self._queue:
             self.gate.idle()

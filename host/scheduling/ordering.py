@@ -35,21 +35,21 @@ class OrderedCall(Call):
             self.held.append((response, final))
             if final:
                 self.answered = True
-                self.place = self.on_cancel = None  # it waits for its turn, and for no lane
+                self.holder = self.on_cancel = None  # it waits for its turn, and for no lane
                 self.request.inputs = []
             if order.first is self:
                 order.release()
             elif response is not None and not final:
                 # The model may have to send more of this one before it gets to the first one.
-                super().took(response)
+                super().acknowledge_response(response)
                 self._taken_early += 1
 
-    def took(self, response: InferResponse) -> None:
+    def acknowledge_response(self, response: InferResponse) -> None:
         """The asker is done with a response that was not the last one."""
         if self._taken_early:
             self._taken_early -= 1
         else:
-            super().took(response)
+            super().acknowledge_response(response)
 
     def refuse(self, error: HostError) -> None:
         """End the call out of turn: it has not been run, and nobody waits for it in vain."""

@@ -51,7 +51,7 @@ class LaneQueue(ABC):
     def _enqueue(self, call: Call) -> None:
         """Let the call wait. Raises HostError if there is no room for it."""
         self._queue.add(call)
-        call.place = self
+        call.holder = self
         call.on_cancel = self._leave
 
     def _leave(self, call: Call) -> None:
@@ -72,6 +72,6 @@ class LaneQueue(ABC):
 def start(lane: Lane, calls: list[Call]) -> None:
     """Run a batch; from here on its calls belong to the lane."""
     for call in calls:
-        call.place = lane
+        call.holder = lane
         call.on_cancel = lane.cancel
     lane.run(calls)

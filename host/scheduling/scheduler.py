@@ -21,14 +21,14 @@ class Lane(Protocol):
     def cancel(self, call: Call) -> bool:
         """Nobody waits any more for a call that runs here; whether its model has begun with it."""
 
-    def takes_ahead(self, call: Call, ahead: int) -> bool:
+    def accepts_prefetch(self, call: Call, ahead: int) -> bool:
         """Whether this call may be given to it now, while it runs another one and has been given
         so many more.
 
         It begins it once it would be free; `lane_free` is called for each of them.
         """
 
-    def take_unstarted(self) -> Sequence[Call]:
+    def drain_prefetched(self) -> Sequence[Call]:
         """The calls that it was sent ahead and has not begun when it died; told once."""
 
     @property

@@ -29,10 +29,10 @@ class BlockingServer:
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="pbhost-loop", daemon=True
         )
-        self._work: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._process = 0  # the one that has started it
         self._running = False
-        self._changing = threading.Lock()  # nothing is handed to a loop that is about to end
+        self._state_lock = threading.Lock()  # nothing is handed to a loop that is about to end
 
     @property
     def grpc_port(self) -> int:
@@ -46,7 +46,7 @@ class BlockingServer:
 
     def start(self) -> BlockingServer:
         """As `Server.start`; a server starts once. Raises HostError."""
-        with self._changing:
+        with self._state_lock:
             if self._thread.ident is not None:
                 raise unavailable("this server has been started before; make another one")
             self._thread.start()
@@ -54,7 +54,7 @@ class BlockingServer:
         try:
             self._run(self._server.start())
         except BaseException:  # Ctrl-C strikes here, and not in the thread of the loop
-            self._end_loop()
+            self._stop_loop()
             raise
         return self
 
@@ -87,33 +87,33 @@ class BlockingServer:
         try:
             return self._run(self._server.stop())
         finally:
-            self._end_loop()
+            self._stop_loop()
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        with self._changing:
+        with self._state_lock:
             if not self._running or os.getpid() != self._process:
                 work.close()
                 raise unavailable("this server does not run in this process: start it, or make one")
-            future = asyncio.run_coroutine_threadsafe(self._noted(work), self._loop)
+            future = asyncio.run_coroutine_threadsafe(self._tracked(work), self._loop)
         try:
             return future.result()
         except BaseException:  # Ctrl-C: nobody waits any more; a failure is over anyway
             future.cancel()
             raise
 
-    async def _noted(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+    async def _tracked(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         task = asyncio.current_task()
         assert task is not None
-        self._work.add(task)
+        self._tasks.add(task)
         try:
             return await work
         finally:
-            self._work.discard(task)
+            self._tasks.discard(task)
 
-    async def _settle(self) -> None:
+    async def _finish_tasks(self) -> None:
         """Let what was begun clean up after itself, then end what nobody waits for."""
-        if self._work:
-            await asyncio.wait(self._work)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()
@@ -121,12 +121,12 @@ class BlockingServer:
             await asyncio.wait(rest)
         await self._loop.shutdown_default_executor()
 
-    def _end_loop(self) -> None:
-        with self._changing:
+    def _stop_loop(self) -> None:
+        with self._state_lock:
             if not self._running:
                 return  # another thread has stopped it
             self._running = False
-        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._finish_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -10,43 +10,43 @@ from typing import Any, TypeVar
 
 from host.core import Core
 from host.errors import HostError
-from host.frontends.forwarding import Forwarding
-from host.frontends.grpc.aio import GrpcAioFrontend, check_files
-from host.frontends.grpc.h2.frontend import H2Frontend, h2_context
-from host.frontends.grpc.h2.limits import Limits
+from host.frontends.forwarding import HeaderForwarding
+from host.frontends.grpc.aio import GrpcAioFrontend, check_tls_files
+from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_context
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import GrpcOptions
 from host.frontends.grpc.service import GrpcService
 from host.frontends.http.app import HttpApp
 from host.frontends.http.metrics_app import MetricsApp
-from host.frontends.http1.connection import Patience
+from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.listener import HttpListener
 from host.frontends.restrictions import Restrictions
-from host.frontends.sockets import check_place
+from host.frontends.sockets import check_address
 from host.frontends.tls import TlsFiles
-from host.instances.busy_polling import Sources
-from host.metrics.family import Family
+from host.instances.busy_polling import ConnectionHooks
+from host.metrics.family import MetricFamily
 from host.options.options import Options
 from host.options.validators import grpc_restriction, http_restriction
 
-_T = TypeVar("_T")
+_Started = TypeVar("_Started")
 
 _log = logging.getLogger("pbhost")
 
 _GRPC_PREFIX = "triton-grpc-protocol-"  # of metadata that open what is restricted
 
 
-class Doors:
+class Endpoints:
     """What clients reach a server by. Belongs to the event loop; ports are 0 until opened.
 
     `families` are the metrics of models.
     """
 
     def __init__(
-        self, core: Core, options: Options, families: Callable[[], Iterable[Family]]
+        self, core: Core, options: Options, families: Callable[[], Iterable[MetricFamily]]
     ) -> None:
         self._core = core
         self._options = options
-        self._families = families
+        self._model_families = families
         self.grpc_port = 0
         self.http_port = 0
         self.metrics_port = 0
@@ -56,68 +56,69 @@ class Doors:
         self._http: HttpListener | None = None
         self._metrics: HttpListener | None = None
         self._http_tls: ssl.SSLContext | None = None
-        self._patience = Patience(
-            headers=options.http_header_timeout_secs,
-            pause=options.http_body_timeout_secs,
-            idle=options.http_idle_timeout_secs,
+        self._timeouts = Timeouts(
+            header_timeout=options.http_header_timeout_secs,
+            data_rate_interval=options.http_body_timeout_secs,
+            idle_timeout=options.http_idle_timeout_secs,
         )
 
-    async def prepare(self) -> None:
+    async def check_configuration(self) -> None:
         """Find out now what would end the start when all models have loaded.
 
         Nobody listens yet. Raises HostError if a certificate is of no use, or a port is taken.
         """
         options = self._options
         if options.allow_grpc:
-            await _start("GRPC", _check_grpc_tls(options))
-            _check_place(
+            await _start_service("GRPC", _check_grpc_tls(options))
+            _check_address(
                 "GRPC", "grpc", options.grpc_address, options.grpc_port, options.reuse_grpc_port
             )
         if options.allow_http:
-            self._http_tls = await _start("HTTP", _http_tls(options))
-            _check_place(
+            self._http_tls = await _start_service("HTTP", _http_tls(options))
+            _check_address(
                 "HTTP", "http", options.http_address, options.http_port, options.reuse_http_port
             )
         if options.allow_metrics:
-            _check_place("Metrics", "metrics", options.metrics_host, options.metrics_port)
+            _check_address("Metrics", "metrics", options.metrics_host, options.metrics_port)
 
-    async def open(self, sources: Sources) -> None:
-        """Open the doors to models. `sources` makes what tells of requests, for each connection.
+    async def start(self, connection_hooks: ConnectionHooks) -> None:
+        """Open the endpoints to models. `connection_hooks` reports the requests of a connection.
 
         Raises HostError if a port or a certificate is of no use.
         """
         if self._options.allow_grpc:
-            await self._open_grpc(sources)
+            await self._open_grpc(connection_hooks)
         if self._options.allow_http:
-            await self._open_http(sources)
+            await self._open_http(connection_hooks)
 
-    async def _open_grpc(self, sources: Sources) -> None:
+    async def _open_grpc(self, connection_hooks: ConnectionHooks) -> None:
         options = self._options
         service = self._grpc_service = GrpcService(
             self._core,
             Restrictions(grpc_restriction(options.grpc_restricted_protocol), _GRPC_PREFIX),
-            Forwarding(options.grpc_header_forward_pattern),
+            HeaderForwarding(options.grpc_header_forward_pattern),
         )
         settings = _grpc_options(options)
         address, port = options.grpc_address, options.grpc_port
         if options.grpc_engine == "h2":
-            limits = Limits(
-                handshake=options.grpc_handshake_timeout_secs, pause=options.grpc_body_timeout_secs
+            limits = ConnectionLimits(
+                handshake_timeout=options.grpc_handshake_timeout_secs,
+                data_rate_interval=options.grpc_body_timeout_secs,
             )
-            self._grpc = H2Frontend(service, address, port, settings, limits, sources)
+            self._grpc = H2Frontend(service, address, port, settings, limits, connection_hooks)
         else:
             self._grpc = GrpcAioFrontend(service, address, port, settings)
-        self.grpc_port = await _start("GRPC", self._grpc.start())
+        self.grpc_port = await _start_service("GRPC", self._grpc.start())
         _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
 
-    async def _open_http(self, sources: Sources) -> None:
+    async def _open_http(self, connection_hooks: ConnectionHooks) -> None:
         options = self._options
         app = self._http_app = HttpApp(
             self._core,
             options.http_max_input_size,
             Restrictions(http_restriction(options.http_restricted_api)),
-            Forwarding(options.http_header_forward_pattern),
-            self._families,
+            HeaderForwarding(options.http_header_forward_pattern),
+            self._model_families,
             options.http_api_page,
         )
         self._http = HttpListener(
@@ -126,24 +127,26 @@ class Doors:
             options.http_port,
             reuse_port=options.reuse_http_port,
             tls=self._http_tls,
-            patience=self._patience,
-            starter=app.starter,
-            sources=sources,
+            timeouts=self._timeouts,
+            fast_path=app.fast_path,
+            connection_hooks=connection_hooks,
         )
-        self.http_port = await _start("HTTP", self._http.start())
+        self.http_port = await _start_service("HTTP", self._http.start())
         _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)
 
-    async def open_metrics(self, families: Callable[[], Awaitable[Iterable[Family]]]) -> None:
+    async def start_metrics(
+        self, families: Callable[[], Awaitable[Iterable[MetricFamily]]]
+    ) -> None:
         """Open the port of metrics. Raises HostError if that is not possible."""
         address = self._options.metrics_host
         self._metrics = HttpListener(
-            MetricsApp(families), address, self._options.metrics_port, patience=self._patience
+            MetricsApp(families), address, self._options.metrics_port, timeouts=self._timeouts
         )
-        self.metrics_port = await _start("Metrics", self._metrics.start())
+        self.metrics_port = await _start_service("Metrics", self._metrics.start())
         _log.info("Started Metrics Service at %s:%d", address, self.metrics_port)
 
     async def drain(self, deadline: float) -> bool:
-        """Refuse new requests at every door, and wait for open ones until `deadline` (loop time).
+        """Refuse new requests, and wait for open ones until `deadline` (loop time).
 
         Returns whether all have been answered. Health is still told.
         """
@@ -160,24 +163,26 @@ class Doors:
 
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         draining = asyncio.gather(*(service.drain(left) for _, service in services))
-        await wait_reporting(draining, deadline, report)
+        await wait_with_reports(draining, deadline, report)
         return all(await draining)
 
-    async def close(self, deadline: float) -> None:
+    async def stop(self, deadline: float) -> None:
         """Close all but the port of metrics, by `deadline`; what is still open is cut off."""
         grpc, self._grpc, self._grpc_service = self._grpc, None, None
         http, self._http, self._http_app = self._http, None, None
         left = max(0.0, deadline - asyncio.get_running_loop().time())
-        await asyncio.gather(*(door.stop(left) for door in (http, grpc) if door is not None))
+        await asyncio.gather(
+            *(frontend.stop(left) for frontend in (http, grpc) if frontend is not None)
+        )
 
-    async def close_metrics(self, grace: float) -> None:
+    async def stop_metrics(self, grace: float) -> None:
         """Close the port of metrics, the last one."""
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             await metrics.stop(grace)
 
 
-async def wait_reporting(
+async def wait_with_reports(
     work: asyncio.Future[Any],
     deadline: float,
     report: Callable[[float], None],
@@ -197,7 +202,7 @@ async def wait_reporting(
         report(left)
 
 
-async def _start(service: str, starting: Awaitable[_T]) -> _T:
+async def _start_service(service: str, starting: Awaitable[_Started]) -> _Started:
     try:
         return await starting
     except HostError as error:
@@ -209,17 +214,17 @@ def _log_failure(service: str, error: HostError) -> None:
     _log.error("failed to start %s service: %s - %s", service, error.code.value, error.message)
 
 
-def _check_place(
-    service: str, door: str, address: str, port: int, reuse_port: bool = False
+def _check_address(
+    service: str, flag_prefix: str, address: str, port: int, reuse_port: bool = False
 ) -> None:
     try:
-        check_place(address, port, reuse_port)
+        check_address(address, port, reuse_port)
     except HostError as error:
         _log_failure(service, error)
         _log.error(
             "--%s-address=%s --%s-port=%d: this must be an address of this machine, and a port that"
             " nobody else listens on; port 0 is a free one",
-            door, address, door, port,
+            flag_prefix, address, flag_prefix, port,
         )  # fmt: skip
         raise
 
@@ -227,7 +232,7 @@ def _check_place(
 async def _check_grpc_tls(options: Options) -> None:
     files = _grpc_tls(options)
     if files is not None:
-        check = h2_context if options.grpc_engine == "h2" else check_files
+        check = create_h2_context if options.grpc_engine == "h2" else check_tls_files
         await asyncio.to_thread(check, files)
 
 
@@ -260,7 +265,7 @@ async def _http_tls(options: Options) -> ssl.SSLContext | None:
         options.http_root_cert,
         options.http_use_ssl_mutual,
     )
-    return await asyncio.to_thread(files.context)
+    return await asyncio.to_thread(files.create_context)
 
 
 def _grpc_tls(options: Options) -> TlsFiles | None:

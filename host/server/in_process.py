@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pb_utils
 from host.errors import invalid_argument
 from host.inference.request import InferRequest, InferResponse, Parameter, Tensor
-from host.inference.shared_memory_bytes import contents
+from host.inference.shared_memory_bytes import read_bytes
 from stub.wire.datatypes import CODES, NAMES
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -92,7 +92,7 @@ def to_result(response: InferResponse) -> Result:
     """Outputs as arrays of their own, so that the shared memory they came in is free at once."""
     outputs = {}
     for output in response.outputs:
-        data = memoryview(contents(output.data))
+        data = memoryview(read_bytes(output.data))
         tensor = pb_utils.Tensor._from_wire(
             output.name, CODES[output.datatype], output.shape, data, output.owner
         )

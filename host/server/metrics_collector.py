@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-from host.cache.store import Store
+from host.cache.store import ResponseStore
 from host.instances.pool import StubPool
-from host.instances.supervisor import LaneState
-from host.metrics.catalogue import Sheet
+from host.instances.supervisor import InstanceState
+from host.metrics.catalogue import MetricsSnapshot
 from host.metrics.custom import CustomMetrics
-from host.metrics.family import Family, labels_of
-from host.metrics.machine import Machine
+from host.metrics.family import MetricFamily, labels_of
+from host.metrics.machine import MachineMetrics
 from host.models.python_model import PythonModel
 from host.models.registry import Registry
 from host.scheduling.dynamic import DynamicScheduler
 
-_LATE_SECONDS = 1.0  # that a scrape waits for what a stub was just saying
+_CATCH_UP_TIMEOUT_S = 1.0  # that a scrape waits for what a stub was just saying
 
 
-class Scrape:
+class MetricsCollector:
     """Reads the server's numbers when asked, and those of the machine at intervals.
 
     `interval` is that of `--metrics-interval-ms`, in seconds: measurements come twice as often.
@@ -32,53 +32,53 @@ class Scrape:
         pool: StubPool,
         custom: CustomMetrics,
         *,
-        machine: Machine | None,
+        machine: MachineMetrics | None,
         interval: float,
         pinned: int,
-        store: Store | None = None,
+        store: ResponseStore | None = None,
     ) -> None:
         self._registry = registry
         self._pool = pool
-        self._custom = custom
+        self._custom_metrics = custom
         self._machine = machine
-        self._pause = max(0.001, interval / 2)
-        self._pinned = pinned
+        self._sample_interval = max(0.001, interval / 2)
+        self._pinned_pool_bytes = pinned
         self._store = store
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
-            self._poll(machine)
+            self._sample_machine(machine)
 
-    def _poll(self, machine: Machine) -> None:
-        machine.poll()
+    def _sample_machine(self, machine: MachineMetrics) -> None:
+        machine.sample()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._pause, self._poll, machine)
+        self._timer = loop.call_later(self._sample_interval, self._sample_machine, machine)
 
-    async def complete(self) -> list[Family]:
+    async def collect_after_catch_up(self) -> list[MetricFamily]:
         """As `families`, also if stubs have said more than there was room for at a time."""
-        await self._pool.catch_up(_LATE_SECONDS)
-        return self.families()
+        await self._pool.catch_up(_CATCH_UP_TIMEOUT_S)
+        return self.collect()
 
-    def families(self) -> list[Family]:
+    def collect(self) -> list[MetricFamily]:
         """Everything as it is now; what stubs have said is taken in first."""
         self._pool.drain()
-        sheet = Sheet()
+        snapshot = MetricsSnapshot()
         entries = [entry for _, entry in self._registry.items()]
         for model in [v.model for entry in entries for _, v in sorted(entry.versions.items())]:
             if model is not None:
-                model.meter.fill(sheet)
+                model.metrics.collect_into(snapshot)
             if isinstance(model, PythonModel):
-                _fill_lanes(sheet, model)
-        sheet["nv_pinned_memory_pool_total_bytes"].add((), self._pinned)
-        sheet["nv_pinned_memory_pool_used_bytes"].add((), 0)
+                _collect_instances(snapshot, model)
+        snapshot["nv_pinned_memory_pool_total_bytes"].add((), self._pinned_pool_bytes)
+        snapshot["nv_pinned_memory_pool_used_bytes"].add((), 0)
         if self._machine is not None:
-            self._machine.fill(sheet)
+            self._machine.collect_into(snapshot)
         if self._store is not None:
-            self._store.fill(sheet)
+            self._store.collect_into(snapshot)
         arenas = self._pool.arenas
-        for owner, taken in zip(("host", "stubs"), arenas.taken(), strict=True):
-            sheet["pbhost_arena_used_bytes"].add((("owner", owner),), taken)
-        sheet["pbhost_arena_limit_bytes"].add((), arenas.limit)
-        return [*sheet.families(), *self._custom.collect()]
+        for owner, taken in zip(("host", "stubs"), arenas.used_bytes(), strict=True):
+            snapshot["pbhost_arena_used_bytes"].add((("owner", owner),), taken)
+        snapshot["pbhost_arena_limit_bytes"].add((), arenas.limit)
+        return [*snapshot.families(), *self._custom_metrics.collect()]
 
     def close(self) -> None:
         """Measure no more."""
@@ -86,13 +86,13 @@ class Scrape:
             self._timer.cancel()
 
 
-def _fill_lanes(sheet: Sheet, model: PythonModel) -> None:
+def _collect_instances(snapshot: MetricsSnapshot, model: PythonModel) -> None:
     for lane in model.lanes:
-        labels = labels_of({**dict(model.meter.labels), "instance": lane.instance.name})
-        sheet["pbhost_stub_up"].add(labels, int(lane.state is LaneState.SERVING))
-        sheet["pbhost_stub_restarts_total"].add(labels, lane.restarts)
-        sheet["pbhost_instance_busy_us_total"].add(labels, lane.busy_ns // 1000)
+        labels = labels_of({**dict(model.metrics.labels), "instance": lane.instance.name})
+        snapshot["pbhost_stub_up"].add(labels, int(lane.state is InstanceState.SERVING))
+        snapshot["pbhost_stub_restarts_total"].add(labels, lane.restarts)
+        snapshot["pbhost_instance_busy_us_total"].add(labels, lane.busy_ns // 1000)
     if isinstance(model.scheduler, DynamicScheduler):
         for why, count in model.scheduler.closed.items():
-            labels = labels_of({**dict(model.meter.labels), "reason": why.value})
-            sheet["pbhost_batches_closed_total"].add(labels, count)
+            labels = labels_of({**dict(model.metrics.labels), "reason": why.value})
+            snapshot["pbhost_batches_closed_total"].add(labels, count)

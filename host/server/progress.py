@@ -10,10 +10,10 @@ from types import TracebackType
 
 from host.models.registry import Registry, State
 
-_SECONDS = 0.2
+_REFRESH_SECONDS = 0.2
 
 
-class Progress:
+class LoadProgress:
     """While entered, repaints `loaded 3/20, loading: a, b`; silent when stderr is no terminal."""
 
     def __init__(self, registry: Registry, names: Sequence[str]) -> None:
@@ -22,9 +22,9 @@ class Progress:
         self._shown = sys.stderr.isatty()
         self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> LoadProgress:
         if self._shown:
-            self._paint()
+            self._refresh()
         return self
 
     def __exit__(
@@ -38,7 +38,7 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
-    def _paint(self) -> None:
+    def _refresh(self) -> None:
         states = {
             name: [version.state for version in self._registry.versions(name).values()]
             for name in self._names
@@ -48,4 +48,4 @@ class Progress:
         text = f"loaded {loaded}/{len(self._names)}, loading: {', '.join(loading)}"
         sys.stderr.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
         sys.stderr.flush()
-        self._timer = asyncio.get_running_loop().call_later(_SECONDS, self._paint)
+        self._timer = asyncio.get_running_loop().call_later(_REFRESH_SECONDS, self._refresh)

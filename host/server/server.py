@@ -11,22 +11,22 @@ from pathlib import Path
 from types import TracebackType
 
 from host.cache.opening import open_store
-from host.cache.store import Store
+from host.cache.store import ResponseStore
 from host.core import Core
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
 from host.inference.request import InferRequest, InferResponse
+from host.instances.batch_tracker import FlowControl
 from host.instances.gpus import find_gpus
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
 from host.instances.process import Launcher
 from host.instances.terminal import has_terminal
-from host.instances.work import Flow
-from host.logs.handler import Log, configure, table
+from host.logs.handler import LogHandler, configure, format_table
 from host.logs.settings import LogSettings
 from host.metrics.custom import CustomMetrics
-from host.metrics.machine import Machine
+from host.metrics.machine import MachineMetrics
 from host.model_control.control import Control
 from host.model_control.dependencies import Families
 from host.model_control.lifecycle import Lifecycle
@@ -37,20 +37,20 @@ from host.models.loads import LoadSettings
 from host.models.registry import Registry, State
 from host.options.host_policies import read_policies
 from host.options.options import Options
-from host.options.table import option_rows
+from host.options.table import option_table_rows
 from host.repository.repository import Repository
 from host.scheduling.rate_limiter import Allowance, RateLimiter
-from host.server.endpoints import Doors, wait_reporting
+from host.server.endpoints import Endpoints, wait_with_reports
 from host.server.in_process import Arrays, Result, to_request, to_result
-from host.server.metrics_collector import Scrape
-from host.server.progress import Progress
-from host.system.cpus import usable
+from host.server.metrics_collector import MetricsCollector
+from host.server.progress import LoadProgress
+from host.system.cpus import usable_cpus
 from host.tracing.tracer import Tracer
-from stub.wire.ring import AWAKE_SECONDS
+from stub.wire.ring import BUSY_POLL_SECONDS
 
 _log = logging.getLogger("pbhost")
 
-_LAST_SECONDS = 5.0  # for `finalize` of idle models when the exit timeout is over
+_FINAL_TIMEOUT_S = 5.0  # for `finalize` of idle models when the exit timeout is over
 
 
 class Server:
@@ -71,27 +71,27 @@ class Server:
         self._lifecycle: Lifecycle | None = None
         self._poller: Poller | None = None
         self._custom_metrics = CustomMetrics()
-        self._doors = Doors(self.core, options, self._custom_metrics.collect)
-        self._store: Store | None = None
-        self._scrape: Scrape | None = None
-        self._log: Log | None = None
+        self._endpoints = Endpoints(self.core, options, self._custom_metrics.collect)
+        self._store: ResponseStore | None = None
+        self._metrics_collector: MetricsCollector | None = None
+        self._log: LogHandler | None = None
         self._tracer: Tracer | None = None
-        self._up = False  # whether it has started, and nobody has told it to stop
+        self._running = False  # whether it has started, and nobody has told it to stop
 
     @property
     def grpc_port(self) -> int:
         """Where gRPC is served, 0 if it is not."""
-        return self._doors.grpc_port
+        return self._endpoints.grpc_port
 
     @property
     def http_port(self) -> int:
         """Where HTTP is served, 0 if it is not."""
-        return self._doors.http_port
+        return self._endpoints.http_port
 
     @property
     def metrics_port(self) -> int:
         """Where metrics are served, 0 if they are not."""
-        return self._doors.metrics_port
+        return self._endpoints.metrics_port
 
     async def start(self) -> Server:
         """Load the models, then open the ports.
@@ -111,28 +111,28 @@ class Server:
                 _log.warning(warning)
             tracer = self._tracer = Tracer(options.tracing)
             self.core.connect_logs(tracer, LogSettings(self._log))
-            await self._doors.prepare()
+            await self._endpoints.check_configuration()
             await self._load()
-            self.core.start()
-            rows = option_rows(self.core.server_metadata(), options)
-            _log.info("%s", table(["Option", "Value"], rows), extra={"table": True})
+            self.core.finish_startup()
+            rows = option_table_rows(self.core.server_metadata(), options)
+            _log.info("%s", format_table(["Option", "Value"], rows), extra={"table": True})
             assert self._pool is not None
-            await self._doors.open(self._pool.attention.source)
+            await self._endpoints.start(self._pool.busy_poller.connection_hook)
             if options.allow_metrics:
                 await self._open_metrics()
         except BaseException:  # a cancelled start (Ctrl-C) must not leave processes behind either
             await self.stop()
             raise
-        self._up = True
+        self._running = True
         return self
 
     async def _load(self) -> None:
         options = self.options
         repository = Repository(map(Path, options.model_repository), options.model_namespacing)
-        usual = ForkLauncher if options.stub_start == "fork" else SpawnLauncher
+        default_launcher = ForkLauncher if options.stub_start == "fork" else SpawnLauncher
         try:
             pool = self._pool = StubPool(
-                self._launcher or usual(),
+                self._launcher or default_launcher(),
                 options.arena_limit,
                 self.core,
                 self._custom_metrics,
@@ -146,10 +146,10 @@ class Server:
                 " set --arena-byte-size to less, or allow this process more (ulimit -v)"
             ) from failure
         # On less than two cores, whoever is waited for needs the one that waits.
-        if options.stay_awake and usable() >= 2.0:
-            pool.attention.seconds = AWAKE_SECONDS
+        if options.stay_awake and usable_cpus() >= 2.0:
+            pool.busy_poller.seconds = BUSY_POLL_SECONDS
         pool.load_seconds = options.stub_load_timeout_secs or None
-        self.core.connect_regions(pool.regions)
+        self.core.connect_shared_memory(pool.regions)
         environments = self._environments = Environments(
             options.environment_cache, options.environment_timeout_secs
         )
@@ -160,14 +160,14 @@ class Server:
             Backends(Path(options.backend_directory), options.backend_config),
             environments,
             auto_complete=not options.disable_auto_complete_config,
-            flow=Flow(
-                min(Flow.window, options.grpc_max_response_pool_size),
+            flow=FlowControl(
+                min(FlowControl.max_outstanding_responses, options.grpc_max_response_pool_size),
                 options.response_send_timeout_secs,
             ),
             debugged=options.debug_model,
             metrics=options.metrics_settings,
             store=self._store,
-            limiter=_limiter(options),
+            limiter=_make_rate_limiter(options),
             policies=read_policies(options.host_policy),
         )
         lifecycle = self._lifecycle = Lifecycle(
@@ -198,17 +198,17 @@ class Server:
             repository,
             families,
             explicit=options.model_control_mode == "explicit",
-            serving=lambda: self.core.serving,
+            serving=lambda: self.core.accepts_requests,
         )
-        self.core.connect(control)
-        names, sound = await self._startup_models(repository)
+        self.core.connect_model_control(control)
+        names, all_loaded = await self._startup_models(repository)
         if options.debug_model:
-            _warn_debugging(options.debug_model, names)
+            _warn_about_debugging(options.debug_model, names)
         # A line that is painted anew would run over what a debugger asks.
-        with nullcontext() if options.debug_model else Progress(self._registry, names):
-            sound = await families.load_all(names) and sound
+        with nullcontext() if options.debug_model else LoadProgress(self._registry, names):
+            all_loaded = await families.load_all(names) and all_loaded
         _log.info("%s", self.model_table(), extra={"table": True})
-        if not sound:
+        if not all_loaded:
             error = internal("failed to load all models")
             if options.exit_on_error:
                 raise error
@@ -239,16 +239,16 @@ class Server:
     async def _open_metrics(self) -> None:
         options = self.options
         assert self._pool is not None
-        scrape = self._scrape = Scrape(
+        collector = self._metrics_collector = MetricsCollector(
             self._registry,
             self._pool,
             self._custom_metrics,
-            machine=Machine() if options.allow_cpu_metrics else None,
+            machine=MachineMetrics() if options.allow_cpu_metrics else None,
             interval=options.metrics_interval_ms / 1000,
             pinned=options.pinned_memory_pool_byte_size,
             store=self._store,
         )
-        await self._doors.open_metrics(scrape.complete)
+        await self._endpoints.start_metrics(collector.collect_after_catch_up)
 
     def model_table(self) -> str:
         """Every known version, with READY or the reason why not."""
@@ -264,7 +264,7 @@ class Server:
                     status += f": {version.reason}"
                 rows.append([name, str(number), status])
         rows.sort(key=lambda row: row[0])
-        return table(["Model", "Version", "Status"], rows)
+        return format_table(["Model", "Version", "Status"], rows)
 
     async def infer(
         self,
@@ -281,9 +281,9 @@ class Server:
         Raises HostError as a client would see it.
         """
         request = to_request(model, inputs, version, request_id, outputs, parameters or {})
-        return to_result(await self.ask(request))
+        return to_result(await self.infer_request(request))
 
-    async def ask(self, request: InferRequest) -> InferResponse:
+    async def infer_request(self, request: InferRequest) -> InferResponse:
         """The response to a request in the host's own form. Raises HostError."""
         return await self.core.infer(request)
 
@@ -292,42 +292,42 @@ class Server:
 
         Returns whether all work ended within the exit timeout.
         """
-        self.core.begin_exit()
+        self.core.start_exit()
         try:
             if self._poller is not None:
                 await self._poller.close()
-            if self._up:
-                self._up = False
-                await self._serve_on()
+            if self._running:
+                self._running = False
+                await self._delay_exit()
             deadline = asyncio.get_running_loop().time() + self.options.exit_timeout_secs
-            in_time = await self._doors.drain(deadline)
-            await self._doors.close(deadline)
+            in_time = await self._endpoints.drain(deadline)
+            await self._endpoints.stop(deadline)
             if self._lifecycle is not None:
                 in_time = await self._unload(self._lifecycle, deadline, in_time)
         finally:  # also if this is cancelled: no process outlives the server
-            await self._give_back()
+            await self._release_resources()
         return in_time
 
-    async def _serve_on(self) -> None:
+    async def _delay_exit(self) -> None:
         """Give those who watch health the time to send requests elsewhere."""
         delay = self.options.exit_delay_secs
         if delay > 0:
             _log.info("Not ready any more; requests are still taken for %g s", delay)
             await asyncio.sleep(delay)
 
-    async def _give_back(self) -> None:
+    async def _release_resources(self) -> None:
         """End what is left, and keep no reference to it: a stopped server holds no memory."""
-        self.core.connect(None)
+        self.core.connect_model_control(None)
         pool, lifecycle, log = self._pool, self._lifecycle, self._log
         environments, self._environments = self._environments, None
-        scrape, self._scrape = self._scrape, None
+        collector, self._metrics_collector = self._metrics_collector, None
         store, self._store = self._store, None
         tracer, self._tracer = self._tracer, None
         self._poller = self._lifecycle = self._pool = self._log = None
-        await self._doors.close(0.0)  # if this end was cut short
-        await self._doors.close_metrics(_LAST_SECONDS)
-        if scrape is not None:
-            scrape.close()
+        await self._endpoints.stop(0.0)  # if this end was cut short
+        await self._endpoints.stop_metrics(_FINAL_TIMEOUT_S)
+        if collector is not None:
+            collector.close()
         if pool is not None:
             await pool.close()
         if environments is not None:
@@ -344,13 +344,13 @@ class Server:
     async def _unload(self, lifecycle: Lifecycle, deadline: float, in_time: bool) -> bool:
         _log.info("Waiting for in-flight requests to complete.")
         unload = asyncio.ensure_future(lifecycle.unload_all())
-        if await wait_reporting(unload, deadline, lambda left: _log_busy(lifecycle, left)):
+        if await wait_with_reports(unload, deadline, lambda left: _log_in_flight(lifecycle, left)):
             unload.result()
             if in_time:
                 return True
         _log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
         lifecycle.abort_all(unavailable("the server stops and its exit timeout has expired"))
-        await asyncio.wait([unload], timeout=_LAST_SECONDS)
+        await asyncio.wait([unload], timeout=_FINAL_TIMEOUT_S)
         unload.cancel()
         await asyncio.wait([unload])
         return False
@@ -367,13 +367,13 @@ class Server:
         await self.stop()
 
 
-def _limiter(options: Options) -> RateLimiter | None:
+def _make_rate_limiter(options: Options) -> RateLimiter | None:
     if options.rate_limit == "off":
         return None
     return RateLimiter(Allowance(*given) for given in options.rate_limiter_resources)
 
 
-def _warn_debugging(model: str, names: Sequence[str]) -> None:
+def _warn_about_debugging(model: str, names: Sequence[str]) -> None:
     if not has_terminal():
         _log.warning(
             "--debug-model: stdin is not a terminal, so a debugger in '%s' finds nobody to ask and"
@@ -384,7 +384,7 @@ def _warn_debugging(model: str, names: Sequence[str]) -> None:
         _log.warning("--debug-model: '%s' is none of the models that are loaded now", model)
 
 
-def _log_busy(lifecycle: Lifecycle, left: float) -> None:
+def _log_in_flight(lifecycle: Lifecycle, left: float) -> None:
     busy = [model for model in lifecycle.models() if model.in_flight]
     _log.info("Timeout %d: Found %d model versions that have in-flight inferences", left, len(busy))
     for model in busy:

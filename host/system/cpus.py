@@ -9,16 +9,16 @@ from pathlib import Path
 _GROUP, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-def usable(group: Path = _GROUP, mount: Path = _MOUNT) -> float:
+def usable_cpus(group: Path = _GROUP, mount: Path = _MOUNT) -> float:
     """How many processors at a time: those it is bound to, or less if its control group has less.
 
     `group` tells which one that is (cgroups(7)), and `mount` is where these are; what cannot be
     read there is no limit.
     """
-    return min([float(len(os.sched_getaffinity(0))), *_limits(group, mount)])
+    return min([float(len(os.sched_getaffinity(0))), *_cgroup_limits(group, mount)])
 
 
-def _limits(group: Path, mount: Path) -> Iterator[float]:
+def _cgroup_limits(group: Path, mount: Path) -> Iterator[float]:
     try:
         lines = group.read_text().splitlines()
     except OSError:
@@ -36,12 +36,12 @@ def _limits(group: Path, mount: Path) -> Iterator[float]:
         # In a container, only its own group may be there, as the outermost one.
         for folder in {at, own, *(above for above in own.parents if at in above.parents)}:
             try:
-                yield _limit(folder)
+                yield _cgroup_limit(folder)
             except (OSError, ValueError, ZeroDivisionError):
                 continue
 
 
-def _limit(folder: Path) -> float:
+def _cgroup_limit(folder: Path) -> float:
     """Of one group. Raises OSError or ValueError if it has none."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()  # "max" is none

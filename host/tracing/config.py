@@ -51,7 +51,7 @@ class TraceConfig:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(
+    def from_settings(
         cls, settings: Iterable[tuple[str, str, str]], environment: Mapping[str, str] = os.environ
     ) -> TraceConfig:
         """From (mode or "", setting, value) each; of one given again, the last counts.
@@ -92,9 +92,9 @@ class TraceConfig:
                 for setting, (variable, number) in _BATCHING.items()
             },
         )
-        return replace(made, warnings=(*warnings, *made._contradictions()))
+        return replace(made, warnings=(*warnings, *made._contradiction_warnings()))
 
-    def _contradictions(self) -> list[str]:
+    def _contradiction_warnings(self) -> list[str]:
         if not self.level:
             return []
         if self.mode == TRITON:
@@ -105,7 +105,7 @@ class TraceConfig:
             return ["trace level TENSORS is not supported in mode opentelemetry"]
         return []
 
-    def described(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """The options of the mode, as clients see them behind the settings."""
         if self.mode == TRITON:
             return {}

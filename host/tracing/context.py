@@ -15,7 +15,7 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 
 @dataclass(frozen=True, slots=True)
-class Propagated:
+class RemoteSpan:
     """The span outside of the server that a request is part of; `state` is its `tracestate`."""
 
     trace: int
@@ -23,7 +23,7 @@ class Propagated:
     state: str = ""
 
 
-def extract(header: Header) -> Propagated | None:
+def parse_trace_context(header: Header) -> RemoteSpan | None:
     """What the headers `traceparent` and `tracestate` say; None if they say nothing valid."""
     text = header("traceparent")
     found = None if text is None else _TRACEPARENT.fullmatch(text.strip())
@@ -32,18 +32,18 @@ def extract(header: Header) -> Propagated | None:
     version, trace, span = found[1], int(found[2], 16), int(found[3], 16)
     if not trace or not span or version == "ff" or (version == "00" and found[5]):
         return None
-    return Propagated(trace, span, header("tracestate") or "")
+    return RemoteSpan(trace, span, header("tracestate") or "")
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class SpanIds:
     """The ids of the spans of one request in one model, in OpenTelemetry's sense.
 
     `parent` is what is above all of them, 0 for nothing; `root` is the request's own span at the
     door, 0 for a request of a model; `state` is the `tracestate` that came from outside.
     """
 
-    trace: int
+    trace_id: int
     parent: int
     root: int
     model: int
@@ -51,24 +51,24 @@ class Spans:
     state: str = ""
 
     @classmethod
-    def at_door(cls, outside: Propagated | None) -> Spans:
+    def for_client_request(cls, remote: RemoteSpan | None) -> SpanIds:
         """Of a request of a client."""
-        if outside is None:
-            return cls(_new(128), 0, _new(64), _new(64), _new(64))
-        ours = _new(64), _new(64), _new(64)
-        return cls(outside.trace, outside.span, *ours, state=outside.state)
+        if remote is None:
+            return cls(_random_id(128), 0, _random_id(64), _random_id(64), _random_id(64))
+        new_ids = _random_id(64), _random_id(64), _random_id(64)
+        return cls(remote.trace, remote.span, *new_ids, state=remote.state)
 
-    def below(self, parent: int) -> Spans:
+    def for_child_request(self, parent: int) -> SpanIds:
         """Of a request that is made on behalf of this one."""
-        return Spans(self.trace, parent, 0, _new(64), _new(64), self.state)
+        return SpanIds(self.trace_id, parent, 0, _random_id(64), _random_id(64), self.state)
 
-    def context(self, span: int) -> str:
+    def trace_headers(self, span: int) -> str:
         """The W3C headers that make what follows a child of one of the spans, as JSON."""
-        headers = {"traceparent": f"00-{self.trace:032x}-{span:016x}-01"}
+        headers = {"traceparent": f"00-{self.trace_id:032x}-{span:016x}-01"}
         if self.state:
             headers["tracestate"] = self.state
         return json.dumps(headers, separators=(",", ":"))
 
 
-def _new(bits: int) -> int:
+def _random_id(bits: int) -> int:
     return random.getrandbits(bits) or 1

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from host.tracing.config import TENSORS, TIMESTAMPS
-from host.tracing.trace import Family
+from host.tracing.trace import TraceTree
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class TraceSettingValues:
     """What a setting consists of; see TraceConfig."""
 
     level: frozenset[str]
@@ -19,34 +19,34 @@ class Values:
     log_frequency: int
 
 
-class Sink(Protocol):
+class TraceSink(Protocol):
     """Where the traces of a setting go."""
 
-    def take(self, setting: Setting, family: Family) -> None:
+    def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
         """A trace is complete."""
 
-    def flush(self, setting: Setting) -> None:
+    def flush_setting(self, setting: TraceSetting) -> None:
         """The setting has ended, and so have all its traces."""
 
 
-class Setting:
-    """Counts the requests of its scope. It is replaced, not changed: `end` is then called.
+class TraceSetting:
+    """Counts the requests of its scope. It is replaced, not changed: `retire` is then called.
 
-    `collected` is what its sink keeps for it.
+    `buffer` is what its sink keeps for it.
     """
 
-    def __init__(self, values: Values, sink: Sink) -> None:
+    def __init__(self, values: TraceSettingValues, sink: TraceSink) -> None:
         self.values = values
-        self.left = values.count
-        self.collected: list[str] = []
-        self.pending = 0
+        self.remaining = values.count
+        self.buffer: list[str] = []
+        self.pending_traces = 0
         """Traces that are not complete."""
-        self._seen = 0
+        self._request_count = 0
         self._sink = sink
-        self._ended = False
+        self._retired = False
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether any requests might be traced."""
         return bool(self.values.level)
 
@@ -60,35 +60,35 @@ class Setting:
         """Whether tensors are noted."""
         return TENSORS in self.values.level
 
-    def current(self) -> Values:
+    def remaining_values(self) -> TraceSettingValues:
         """The values, with the count that is left."""
         values = self.values
-        return Values(values.level, values.rate, self.left, values.log_frequency)
+        return TraceSettingValues(values.level, values.rate, self.remaining, values.log_frequency)
 
-    def sample(self, forced: bool) -> Family | None:
-        """Count a request; the family of its trace if it is to be traced.
+    def sample_request(self, forced: bool) -> TraceTree | None:
+        """Count a request; the tree of its trace if it is to be traced.
 
         A `forced` one always is, whatever rate and count say.
         """
         chosen = False
-        if self.values.rate and self.left:
-            self._seen += 1
-            chosen = self._seen % self.values.rate == 0
-            if chosen and self.left > 0:
-                self.left -= 1
+        if self.values.rate and self.remaining:
+            self._request_count += 1
+            chosen = self._request_count % self.values.rate == 0
+            if chosen and self.remaining > 0:
+                self.remaining -= 1
         if not (chosen or forced):
             return None
-        self.pending += 1
-        return Family(self._complete, self.tensors)
+        self.pending_traces += 1
+        return TraceTree(self._complete, self.tensors)
 
-    def _complete(self, family: Family) -> None:
-        self.pending -= 1
-        self._sink.take(self, family)
-        if self._ended and not self.pending:
-            self._sink.flush(self)
+    def _complete(self, tree: TraceTree) -> None:
+        self.pending_traces -= 1
+        self._sink.write_tree(self, tree)
+        if self._retired and not self.pending_traces:
+            self._sink.flush_setting(self)
 
-    def end(self) -> None:
+    def retire(self) -> None:
         """Another setting takes its place; the sink hears of the end when all is complete."""
-        self._ended = True
-        if not self.pending:
-            self._sink.flush(self)
+        self._retired = True
+        if not self.pending_traces:
+            self._sink.flush_setting(self)

@@ -8,9 +8,9 @@ from typing import Any
 
 from host.errors import invalid_argument
 from host.tracing.config import TENSORS, TIMESTAMPS, TRITON, TraceConfig
-from host.tracing.setting import Setting, Sink, Values
+from host.tracing.setting import TraceSetting, TraceSettingValues, TraceSink
 
-Shown = dict[str, str | list[str]]
+DescribedSettings = dict[str, str | list[str]]
 """Settings as clients see them."""
 
 
@@ -24,61 +24,70 @@ class Overrides:
     log_frequency: int | None = None
 
 
-Change = Mapping[str, Any]
+SettingChanges = Mapping[str, Any]
 """New values by field of `Overrides`; None clears a field."""
 
 
 class TraceSettings:
     """Found on every request while any is on, changed by clients."""
 
-    def __init__(self, config: TraceConfig, sink: Sink) -> None:
+    def __init__(self, config: TraceConfig, sink: TraceSink) -> None:
         self._config = config
         self._sink = sink
-        self._start = Values(config.level, config.rate, config.count, config.log_frequency)
-        self._own = Overrides()
-        self._own_of: dict[str, Overrides] = {}
-        self._global = Setting(self._start, sink)
-        self._of: dict[str, Setting] = {}
-        self.on = self._any_on()
+        self._initial_values = TraceSettingValues(
+            config.level, config.rate, config.count, config.log_frequency
+        )
+        self._global_overrides = Overrides()
+        self._model_overrides: dict[str, Overrides] = {}
+        self._global = TraceSetting(self._initial_values, sink)
+        self._model_settings: dict[str, TraceSetting] = {}
+        self.enabled = self._any_enabled()
         """Whether any requests might be traced."""
 
-    def find(self, model: str) -> Setting:
+    def find(self, model: str) -> TraceSetting:
         """The setting for requests to a model."""
-        return self._of.get(model, self._global)
+        return self._model_settings.get(model, self._global)
 
-    def update(self, model: str, change: Change) -> None:
+    def update(self, model: str, change: SettingChanges) -> None:
         """Change the setting of a model, or with "" that of all that have none of their own.
 
         Raises HostError, and has then changed nothing.
         """
         if model:
-            own = replace(self._own_of.get(model, Overrides()), **change)
-            values = _complete(self._keep(own, self._of.get(model), change), self._current())
-            self._check(values)
-            self._set(model, own, values)
+            overrides = replace(self._model_overrides.get(model, Overrides()), **change)
+            values = _with_defaults(
+                self._keep_remaining_count(overrides, self._model_settings.get(model), change),
+                self._global_values(),
+            )
+            self._check_values(values)
+            self._set_model(model, overrides, values)
         else:
-            own = replace(self._own, **change)
-            values = _complete(self._keep(own, self._global, change), self._start)
-            self._check(values)
-            self._own = own
-            before, self._global = self._global, Setting(values, self._sink)
-            before.end()
-            for name, of_model in self._own_of.items():
-                kept = self._keep(of_model, self._of[name], {})
-                self._set(name, of_model, _complete(kept, values))
-        self.on = self._any_on()
+            overrides = replace(self._global_overrides, **change)
+            values = _with_defaults(
+                self._keep_remaining_count(overrides, self._global, change), self._initial_values
+            )
+            self._check_values(values)
+            self._global_overrides = overrides
+            before, self._global = self._global, TraceSetting(values, self._sink)
+            before.retire()
+            for name, of_model in self._model_overrides.items():
+                kept = self._keep_remaining_count(of_model, self._model_settings[name], {})
+                self._set_model(name, of_model, _with_defaults(kept, values))
+        self.enabled = self._any_enabled()
 
-    def _current(self) -> Values:
-        return self._global.current()
+    def _global_values(self) -> TraceSettingValues:
+        return self._global.remaining_values()
 
     @staticmethod
-    def _keep(own: Overrides, setting: Setting | None, change: Change) -> Overrides:
+    def _keep_remaining_count(
+        overrides: Overrides, setting: TraceSetting | None, change: SettingChanges
+    ) -> Overrides:
         """With what is left of the scope's own count, unless that is changed."""
-        if setting is None or own.count is None or "count" in change:
-            return own
-        return replace(own, count=setting.left)
+        if setting is None or overrides.count is None or "count" in change:
+            return overrides
+        return replace(overrides, count=setting.remaining)
 
-    def _check(self, values: Values) -> None:
+    def _check_values(self, values: TraceSettingValues) -> None:
         if not values.level:
             return
         reason = ""
@@ -91,27 +100,29 @@ class TraceSettings:
         if reason:
             raise invalid_argument(f"Attempting to set invalid trace setting :{reason}")
 
-    def _set(self, model: str, own: Overrides, values: Values) -> None:
-        before = self._of.pop(model, None)
+    def _set_model(self, model: str, overrides: Overrides, values: TraceSettingValues) -> None:
+        before = self._model_settings.pop(model, None)
         if before is not None:
-            before.end()
-        if own == Overrides():
-            self._own_of.pop(model, None)
+            before.retire()
+        if overrides == Overrides():
+            self._model_overrides.pop(model, None)
             return
-        self._own_of = {**self._own_of, model: own}
-        self._of[model] = Setting(values, self._sink)
+        self._model_overrides = {**self._model_overrides, model: overrides}
+        self._model_settings[model] = TraceSetting(values, self._sink)
 
-    def _any_on(self) -> bool:
+    def _any_enabled(self) -> bool:
         config = self._config
         if config.mode == TRITON and not config.file:
             return False
-        return self._global.on or any(setting.on for setting in self._of.values())
+        return self._global.enabled or any(
+            setting.enabled for setting in self._model_settings.values()
+        )
 
-    def describe(self, model: str) -> Shown:
+    def describe(self, model: str) -> DescribedSettings:
         """The setting of a model, or with "" the global one, in the order it is shown in."""
-        values = self.find(model).current()
+        values = self.find(model).remaining_values()
         level = [name for name in (TIMESTAMPS, TENSORS) if name in values.level]
-        shown: Shown = {
+        shown: DescribedSettings = {
             "trace_level": level or ["OFF"],
             "trace_rate": str(values.rate),
             "trace_count": str(values.count),
@@ -119,16 +130,16 @@ class TraceSettings:
         config = self._config
         if config.mode == TRITON:
             shown |= {"log_frequency": str(values.log_frequency), "trace_file": config.file}
-        return shown | {"trace_mode": config.mode} | config.described()
+        return shown | {"trace_mode": config.mode} | config.describe()
 
-    def end(self) -> None:
+    def retire_all(self) -> None:
         """No more requests are traced, and what has been collected is written."""
-        self.on = False
-        for setting in (*self._of.values(), self._global):
-            setting.end()
+        self.enabled = False
+        for setting in (*self._model_settings.values(), self._global):
+            setting.retire()
 
 
-def _complete(own: Overrides, around: Values) -> Values:
+def _with_defaults(overrides: Overrides, defaults: TraceSettingValues) -> TraceSettingValues:
     """The values of a scope within another."""
-    given = {f.name: getattr(own, f.name) for f in fields(own)}
-    return replace(around, **{name: value for name, value in given.items() if value is not None})
+    given = {f.name: getattr(overrides, f.name) for f in fields(overrides)}
+    return replace(defaults, **{name: value for name, value in given.items() if value is not None})

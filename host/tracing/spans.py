@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from host.errors import HostError, unavailable
 from host.tracing.config import TraceConfig
-from host.tracing.setting import Setting
-from host.tracing.trace import Family, Moment, Trace
+from host.tracing.setting import TraceSetting
+from host.tracing.trace import Trace, TraceEvent, TraceTree
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -42,15 +42,15 @@ def not_installed(missing: ImportError) -> HostError:
 
 
 class SpanSink:
-    """Sends each trace as spans. `over` is called with every family that is complete.
+    """Sends each trace as spans. `on_complete` is called with every tree that is complete.
 
     Spans are sent by a thread of OpenTelemetry's own, in batches. Raises HostError.
     """
 
-    def __init__(self, config: TraceConfig, over: Callable[[Family], None]) -> None:
+    def __init__(self, config: TraceConfig, on_complete: Callable[[TraceTree], None]) -> None:
         if MISSING is not None:
             raise not_installed(MISSING)
-        self._over = over
+        self._on_complete = on_complete
         _HostLog.install()
         attributes = dict(config.resource)
         self._resource = Resource.create(
@@ -65,16 +65,16 @@ class SpanSink:
             min(batching["bsp_max_export_batch_size"], batching["bsp_max_queue_size"]),
         )
 
-    def take(self, setting: Setting, family: Family) -> None:
+    def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
         """A trace is complete."""
-        self._over(family)
+        self._on_complete(tree)
         # Of one clock's time there is only now to say what it is in the other's.
         offset = time.time_ns() - time.monotonic_ns()
-        for trace in family.traces:
+        for trace in tree.traces:
             for span in self._spans(trace, offset):
                 self._processor.on_end(span)
 
-    def flush(self, setting: Setting) -> None:
+    def flush_setting(self, setting: TraceSetting) -> None:
         """Nothing is kept by setting."""
 
     def close(self) -> None:
@@ -82,43 +82,49 @@ class SpanSink:
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
     def _spans(self, trace: Trace, offset: int) -> Iterator[ReadableSpan]:
-        ids = trace.spans
+        ids = trace.span_ids
         assert ids is not None
-        above = ids.parent
+        parent_id = ids.parent
         if ids.root:
             yield self._span(
-                trace, "InferRequest", ids.root, above, trace.outside, offset, SpanKind.SERVER
+                trace,
+                "InferRequest",
+                ids.root,
+                parent_id,
+                trace.endpoint_events,
+                offset,
+                SpanKind.SERVER,
             )
-            above = ids.root
-        if trace.inside:
-            yield self._span(trace, trace.model, ids.model, above, trace.inside, offset)
-        if trace.computing:
-            yield self._span(trace, "compute", ids.compute, ids.model, trace.computing, offset)
+            parent_id = ids.root
+        if trace.model_events:
+            yield self._span(trace, trace.model, ids.model, parent_id, trace.model_events, offset)
+        if trace.compute_events:
+            yield self._span(trace, "compute", ids.compute, ids.model, trace.compute_events, offset)
 
     def _span(
         self,
         trace: Trace,
         name: str,
         number: int,
-        above: int,
-        moments: Sequence[Moment],
+        parent_id: int,
+        events: Sequence[TraceEvent],
         offset: int,
         kind: SpanKind | None = None,
     ) -> ReadableSpan:
-        ids = trace.spans
+        ids = trace.span_ids
         assert ids is not None
         state = TraceState.from_header([ids.state]) if ids.state else TraceState()
-        times = [ns + offset for _, ns in moments] or [time.time_ns()]
+        times = [ns + offset for _, ns in events] or [time.time_ns()]
         failed = trace.error and name != "compute"
         return ReadableSpan(
             name,
-            SpanContext(ids.trace, number, False, TraceFlags(TraceFlags.SAMPLED), state),
-            SpanContext(ids.trace, above, True, TraceFlags(TraceFlags.SAMPLED), state)
-            if above
+            SpanContext(ids.trace_id, number, False, TraceFlags(TraceFlags.SAMPLED), state),
+            SpanContext(ids.trace_id, parent_id, True, TraceFlags(TraceFlags.SAMPLED), state)
+            if parent_id
             else None,
             self._resource,
             _attributes(trace) if number == ids.model else {},
-            [Event(event, timestamp=ns + offset) for event, ns in moments],
+            [Event(event, timestamp=ns + offset) for event, ns in events],
             kind=kind or SpanKind.INTERNAL,
             status=Status(StatusCode.ERROR, trace.error) if failed else Status(),
             start_time=min(times),

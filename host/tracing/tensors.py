@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from host.inference.request import Buffer, Tensor
-from host.inference.shared_memory_bytes import contents
+from host.inference.shared_memory_bytes import read_bytes
 
 _TYPES = {
     "BOOL": "u1",
@@ -28,7 +28,7 @@ def tensor_json(tensor: Tensor) -> dict[str, str]:
     """A tensor with all its elements; those of FP16 and BF16 are left out, as Triton does."""
     return {
         "name": tensor.name,
-        "data": elements(tensor.datatype, contents(tensor.data)),
+        "data": elements(tensor.datatype, read_bytes(tensor.data)),
         "shape": ",".join(map(str, tensor.shape)),
         "dtype": tensor.datatype,
     }

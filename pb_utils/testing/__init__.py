@@ -11,7 +11,7 @@ Requests, tensors and responses take the same forms on their way as they do in a
 
 from pb_utils.testing._harness import Fake, ModelHarness, load
 from pb_utils.testing._metrics import MetricSample
-from pb_utils.testing._others import ModelControl
+from pb_utils.testing._other_models import ModelControl
 from pb_utils.testing._runtime import LogRecord
 
 __all__ = ["Fake", "LogRecord", "MetricSample", "ModelControl", "ModelHarness", "load"]

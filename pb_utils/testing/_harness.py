@@ -15,11 +15,11 @@ from pb_utils._iterator import ResponseIterator
 from pb_utils._model_exception import TritonModelException
 from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
-from pb_utils._stream import Stream
-from pb_utils.testing import _exchange, _loading
+from pb_utils._stream import ResponseStream
+from pb_utils.testing import _loading, _messages
 from pb_utils.testing._instance import Instance
 from pb_utils.testing._metrics import MetricSample
-from pb_utils.testing._others import ModelControl, OtherModels
+from pb_utils.testing._other_models import ModelControl, OtherModels
 from pb_utils.testing._runtime import HarnessRuntime, LogRecord
 
 if TYPE_CHECKING:
@@ -76,21 +76,21 @@ def load(
         texts = {key: {"string_value": text} for key, text in parameters.items()}
         given["parameters"] = {**given.get("parameters", {}), **texts}
     if isinstance(model, type):
-        source = _loading.from_class(model, version)
+        source = _loading.load_class(model, version)
         default_name = model.__name__
     else:
         folder = Path(model).resolve()
         if backend is None:
             filename = given.get("default_model_filename") or "model.py"
-            source = _loading.from_folder(folder, version, filename)
+            source = _loading.load_folder(folder, version, filename)
         else:
-            source = _loading.from_backend(Path(backend).resolve(), folder, version)
+            source = _loading.load_backend(Path(backend).resolve(), folder, version)
         default_name = folder.name
     full = _loading.full_config(given, name or given.get("name") or default_name)
     try:
         return ModelHarness(source, full, models or {}, response_timeout, on_log)
     except BaseException:  # Ctrl-C, too: nobody else would forget its modules
-        source.forget()
+        source.unload()
         raise
 
 
@@ -107,7 +107,7 @@ class ModelHarness:
 
     def __init__(
         self,
-        source: _loading.Source,
+        source: _loading.LoadedModel,
         config: dict[str, Any],
         models: Mapping[str, Fake],
         response_timeout: float,
@@ -118,7 +118,7 @@ class ModelHarness:
         self.control: list[ModelControl] = []
         self._instance: Instance
         self._source = source
-        self._seconds = response_timeout
+        self._response_timeout = response_timeout
         others = {
             name: model._instance if isinstance(model, ModelHarness) else model
             for name, model in models.items()
@@ -136,14 +136,14 @@ class ModelHarness:
                 if not config["input"] and hasattr(source.model_class, "auto_complete_config"):
                     config = _loading.completed_config(source.model_class, config)
                 self.config: dict[str, Any] = config
-                self.args: dict[str, str] = _loading.arguments(
+                self.args: dict[str, str] = _loading.initialize_arguments(
                     config, source.directory, source.version
                 )
                 self.model: Any = source.model_class()
                 if hasattr(self.model, "initialize"):
                     self.model.initialize(dict(self.args))
         except BaseException:  # Ctrl-C, too: nobody else would forget it
-            _runtime.forget(self._runtime)
+            _runtime.stop_using(self._runtime)
             raise
         name = self.args["model_instance_name"]
         self._instance = Instance(
@@ -182,7 +182,7 @@ class ModelHarness:
         request = InferenceRequest(
             request_id=request_id,
             correlation_id=correlation_id,
-            inputs=_exchange.as_tensors(inputs),
+            inputs=_messages.as_tensors(inputs),
             requested_output_names=requested_outputs,
             model_name=self.args["model_name"],
             model_version=int(self.args["model_version"]),
@@ -194,7 +194,9 @@ class ModelHarness:
         if cancelled:
             gone.set()
         decoupled = self._instance.decoupled
-        request._handle = _exchange.Incoming(decoupled, _exchange.ignored, gone, requested_outputs)
+        request._handle = _messages.PendingRequest(
+            decoupled, _messages.discard_response, gone, requested_outputs
+        )
         return request
 
     def infer(
@@ -222,7 +224,7 @@ class ModelHarness:
             parameters=parameters,
             requested_outputs=requested_outputs,
         )
-        return _exchange.as_arrays(self.execute([request])[0])
+        return _messages.as_arrays(self.execute([request])[0])
 
     def execute(self, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
         """Send one batch of requests and return the responses, as a client would get them.
@@ -241,15 +243,15 @@ class ModelHarness:
                 f"Model '{self.args['model_name']}' is decoupled, so that it may give any number "
                 "of responses: use stream() or submit()."
             )
-        streams = [Stream() for _ in requests]
-        self._instance.run(requests, [_exchange.into(stream) for stream in streams])
+        streams = [ResponseStream() for _ in requests]
+        self._instance.run_batch(requests, [_messages.receiver_of(stream) for stream in streams])
         responses: list[InferenceResponse] = []
         for stream in streams:
-            late = stream.expires(self._seconds, self._too_late())
-            response = stream.take()
+            late = stream.set_timeout(self._response_timeout, self._timeout_error())
+            response = stream.next_response()
             assert response is not None
-            if response is late or isinstance(response, _exchange.Unanswered):
-                raise TritonModelException(_exchange.message(response))
+            if response is late or isinstance(response, _messages.NoResponse):
+                raise TritonModelException(_messages.error_text(response))
             responses.append(response)
         return responses
 
@@ -265,16 +267,16 @@ class ModelHarness:
             Exception: whatever ``execute`` raises.
         """
         self._check_open()
-        stream = Stream()
-        put = _exchange.into(stream)
+        stream = ResponseStream()
+        put = _messages.receiver_of(stream)
 
         def tell(response: InferenceResponse | None, final: bool) -> None:
             if response is not None:
                 receive(response)
             put(response, final)
 
-        self._instance.run([request], [tell])
-        while stream.take() is not None:
+        self._instance.run_batch([request], [tell])
+        while stream.next_response() is not None:
             pass
 
     def submit(self, requests: Sequence[InferenceRequest]) -> list[ResponseIterator]:
@@ -289,14 +291,14 @@ class ModelHarness:
             TritonModelException: the model has been finalized.
         """
         self._check_open()
-        streams: list[Stream] = []
+        streams: list[ResponseStream] = []
         for request in requests:
-            stream = Stream()
-            stream.cancelled_by(_exchange.cancellation(request).set)
-            stream.expires(self._seconds, self._too_late())
+            stream = ResponseStream()
+            stream.set_cancel_callback(_messages.cancelled_event(request).set)
+            stream.set_timeout(self._response_timeout, self._timeout_error())
             streams.append(stream)
-        self._instance.run_later(requests, [_exchange.into(stream) for stream in streams])
-        return [ResponseIterator._of(stream) for stream in streams]
+        self._instance.submit_batch(requests, [_messages.receiver_of(stream) for stream in streams])
+        return [ResponseIterator._from_stream(stream) for stream in streams]
 
     def stream(
         self,
@@ -321,7 +323,7 @@ class ModelHarness:
             requested_outputs=requested_outputs,
         )
         (responses,) = self.submit([request])
-        return (_exchange.as_arrays(response) for response in responses)
+        return (_messages.as_arrays(response) for response in responses)
 
     def is_ready(self) -> bool:
         """Return what the model's ``is_ready`` says; True if it has none.
@@ -363,8 +365,8 @@ class ModelHarness:
                     self.model.finalize()
         finally:
             self._runtime.bls_allowed = False
-            _runtime.forget(self._runtime)
-            self._source.forget()
+            _runtime.stop_using(self._runtime)
+            self._source.unload()
 
     def __enter__(self) -> ModelHarness:
         """Return the harness itself."""
@@ -383,8 +385,8 @@ class ModelHarness:
         if self._instance.closed:
             raise TritonModelException("The model has been finalized.")
 
-    def _too_late(self) -> str:
+    def _timeout_error(self) -> str:
         return (
             f"Model '{self.args['model_name']}' has not ended its responses within the "
-            f"response_timeout of {self._seconds:g} seconds."
+            f"response_timeout of {self._response_timeout:g} seconds."
         )

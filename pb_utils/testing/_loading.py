@@ -16,26 +16,26 @@ from pb_utils._model_config import ModelConfig
 from pb_utils._model_exception import TritonModelException
 
 
-class Source(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model's class, the file that defines it, the model's folder, and how to forget it all."""
 
     model_class: type[Any]
     file: Path
     directory: Path
     version: str
-    forget: Callable[[], None]
+    unload: Callable[[], None]
 
 
-def from_class(model_class: type[Any], version: int | str | None) -> Source:
+def load_class(model_class: type[Any], version: int | str | None) -> LoadedModel:
     """Take a class as it is; its model's folder is that of its file."""
     try:
         file = Path(inspect.getfile(model_class)).resolve()
     except (OSError, TypeError):  # it was typed into an interpreter
         file = Path.cwd() / "model.py"
-    return Source(model_class, file, file.parent, str(version or 1), lambda: None)
+    return LoadedModel(model_class, file, file.parent, str(version or 1), lambda: None)
 
 
-def from_folder(directory: Path, version: int | str | None, filename: str) -> Source:
+def load_folder(directory: Path, version: int | str | None, filename: str) -> LoadedModel:
     """Import the model of a folder ``<version>/<filename>``, by default of the highest version.
 
     Raises:
@@ -43,16 +43,18 @@ def from_folder(directory: Path, version: int | str | None, filename: str) -> So
         Exception: whatever importing it raises.
     """
     chosen = str(version or _latest_version(directory))
-    imports = _Imports(directory, chosen)
+    imports = _ModelImports(directory, chosen)
     try:
-        model_class = imports.model_class(filename)
+        model_class = imports.import_model_class(filename)
     except BaseException:  # a module may raise anything, SystemExit too
-        imports.undo()
+        imports.remove_modules()
         raise
-    return Source(model_class, directory / chosen / filename, directory, chosen, imports.undo)
+    return LoadedModel(
+        model_class, directory / chosen / filename, directory, chosen, imports.remove_modules
+    )
 
 
-def from_backend(backend: Path, directory: Path, version: int | str | None) -> Source:
+def load_backend(backend: Path, directory: Path, version: int | str | None) -> LoadedModel:
     """Import ``model.py`` of a Python-based backend's folder, for the model in ``directory``.
 
     Raises:
@@ -60,16 +62,16 @@ def from_backend(backend: Path, directory: Path, version: int | str | None) -> S
         Exception: whatever importing it raises.
     """
     chosen = str(version or _latest_version(directory))
-    imports = _Imports(backend, "")
+    imports = _ModelImports(backend, "")
     try:
-        model_class = imports.model_class("model.py")
+        model_class = imports.import_model_class("model.py")
     except BaseException:  # a module may raise anything, SystemExit too
-        imports.undo()
+        imports.remove_modules()
         raise
-    return Source(model_class, backend / "model.py", directory, chosen, imports.undo)
+    return LoadedModel(model_class, backend / "model.py", directory, chosen, imports.remove_modules)
 
 
-class _Imports:
+class _ModelImports:
     """Makes the modules of a model importable, and forgets them again.
 
     Without a version they lie in ``directory`` itself, and are no package.
@@ -81,7 +83,7 @@ class _Imports:
         self._modules_before = set(sys.modules)
         self._paths = [str(directory / version), str(directory)] if version else [str(directory)]
 
-    def model_class(self, filename: str) -> type[Any]:
+    def import_model_class(self, filename: str) -> type[Any]:
         """Import ``<version>.<stem>``, or ``<stem>``, and return its ``TritonPythonModel``."""
         if not filename.endswith(".py"):
             raise TritonModelException(
@@ -91,7 +93,7 @@ class _Imports:
         if not path.is_file():
             raise TritonModelException(f"Python model file not found in '{path}'")
         top = self._version or path.stem
-        self._forget(lambda name, module: name.split(".")[0] == top)
+        self._remove_modules_where(lambda name, module: name.split(".")[0] == top)
         sys.path.extend(self._paths)
         importlib.invalidate_caches()
         if self._version:
@@ -104,10 +106,10 @@ class _Imports:
         model_class: type[Any] = module.TritonPythonModel
         return model_class
 
-    def undo(self) -> None:
+    def remove_modules(self) -> None:
         """Forget what was imported from the model's folder since."""
         inside = str(self._directory) + "/"
-        self._forget(
+        self._remove_modules_where(
             lambda name, module: (
                 name.split(".")[0] == self._version
                 or (
@@ -123,7 +125,7 @@ class _Imports:
                 sys.path.reverse()
 
     @staticmethod
-    def _forget(unwanted: Any) -> None:
+    def _remove_modules_where(unwanted: Any) -> None:
         for name, module in list(sys.modules.items()):
             if unwanted(name, module):
                 del sys.modules[name]
@@ -209,7 +211,9 @@ def completed_config(model_class: type[Any], config: dict[str, Any]) -> dict[str
     return full_config(completed.as_dict(), config["name"])
 
 
-def arguments(config: Mapping[str, Any], directory: Path, version: str) -> dict[str, str]:
+def initialize_arguments(
+    config: Mapping[str, Any], directory: Path, version: str
+) -> dict[str, str]:
     """Return what ``initialize`` is given: the first instance of the first group."""
     group = (config["instance_group"] or [{}])[0]
     return {

@@ -12,14 +12,14 @@ from pb_utils import _runtime
 from pb_utils._logger import Logger
 from pb_utils._model_exception import TritonModelException
 from pb_utils._response import InferenceResponse
-from pb_utils._stream import Stream
-from pb_utils.testing._exchange import failed
+from pb_utils._stream import ResponseStream
+from pb_utils.testing._messages import error_response
 from pb_utils.testing._metrics import Metrics
-from pb_utils.testing._others import OtherModels
+from pb_utils.testing._other_models import OtherModels
 
 if TYPE_CHECKING:
     from pb_utils._request import InferenceRequest
-    from pb_utils._runtime import Receive
+    from pb_utils._runtime import ResponseReceiver
 
 
 class LogRecord(NamedTuple):
@@ -51,7 +51,7 @@ class HarnessRuntime:
         self._instance_name = instance_name
         self._others = others
         self._logs = logs
-        self._seconds = seconds
+        self._response_timeout = seconds
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
         """Keep a message."""
@@ -73,35 +73,35 @@ class HarnessRuntime:
 
     def exec(self, request: InferenceRequest) -> InferenceResponse:
         """Have another model answer, in this thread."""
-        self._check_season()
-        stream = Stream()
+        self._check_bls_allowed()
+        stream = ResponseStream()
         cancelled = threading.Event()
-        stream.cancelled_by(cancelled.set)
+        stream.set_cancel_callback(cancelled.set)
         with _runtime.use(self, lasting=True):
-            self._others.answer(request, False, stream.receive, cancelled)
+            self._others.infer(request, False, stream.put_response, cancelled)
         text = (
             f"Model '{request._model_name}' has not answered within the response_timeout of "
-            f"{self._seconds:g} seconds."
+            f"{self._response_timeout:g} seconds."
         )
-        stream.expires(self._seconds, text)
-        response = stream.take()
+        stream.set_timeout(self._response_timeout, text)
+        response = stream.next_response()
         assert response is not None
         return response
 
-    def ask(
-        self, request: InferenceRequest, decoupled: bool, receive: Receive
+    def send_request(
+        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         """Have another model answer, in a thread of its own."""
-        self._check_season()
+        self._check_bls_allowed()
         cancelled = threading.Event()
 
         def answer() -> None:
             try:
                 with _runtime.use(self, lasting=True):
-                    self._others.answer(request, decoupled, receive, cancelled)
+                    self._others.infer(request, decoupled, receive, cancelled)
             except Exception as error:  # of a test's author; it is the answer
                 receive(
-                    failed(
+                    error_response(
                         f"what stands for model '{request._model_name}' in this test raised "
                         f"{type(error).__name__}: {error}"
                     ),
@@ -117,27 +117,27 @@ class HarnessRuntime:
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """Load another model."""
         try:
-            self._others.load(name, config, files)
+            self._others.load_model(name, config, files)
         except TritonModelException as error:
-            raise self._refused(error) from None
+            raise self._as_server_error(error) from None
 
     def unload_model(self, name: str, dependents: bool) -> None:
         """Unload another model."""
-        self._others.unload(name)
+        self._others.unload_model(name)
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Return whether another model would answer."""
         try:
-            return self._others.is_ready(name, version)
+            return self._others.is_model_ready(name, version)
         except TritonModelException as error:
-            raise self._refused(error) from None
+            raise self._as_server_error(error) from None
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
         """Register a metric family."""
         try:
             return self.metrics.new_family(name, kind)
         except TritonModelException as error:
-            raise self._refused(error) from None
+            raise self._as_server_error(error) from None
 
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
@@ -146,7 +146,7 @@ class HarnessRuntime:
         try:
             return self.metrics.new_metric(family, labels, buckets)
         except TritonModelException as error:
-            raise self._refused(error) from None
+            raise self._as_server_error(error) from None
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
         """Change a metric."""
@@ -160,13 +160,13 @@ class HarnessRuntime:
         """Forget metrics."""
         self.metrics.drop(families, metrics)
 
-    def refusal(self, text: str) -> str:
+    def error_message(self, text: str) -> str:
         """Return a refusal as a server words it."""
         return f"Failed to process the request for model '{self._instance_name}', message: {text}"
 
-    def _refused(self, error: TritonModelException) -> TritonModelException:
-        return TritonModelException(self.refusal(str(error)))
+    def _as_server_error(self, error: TritonModelException) -> TritonModelException:
+        return TritonModelException(self.error_message(str(error)))
 
-    def _check_season(self) -> None:
+    def _check_bls_allowed(self) -> None:
         if not self.bls_allowed:
             raise TritonModelException("BLS is only supported during the 'execute' function.")

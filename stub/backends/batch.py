@@ -7,79 +7,79 @@ import numpy as np
 import pb_utils
 from pb_utils._datatypes import BF16, BYTES, STORAGE, TRITON_STRING_TO_NUMPY
 from pb_utils._storage import byte_view, read_only_view
-from stub.backends.contract import Contract, Expected
-from stub.backends.placed import part_of
+from stub.backends.contract import ConfiguredTensor, ModelContract
+from stub.backends.output_memory import block_of
 
 Array = Any
 """A numpy array; BF16 lies in 16-bit integers, BYTES are an object array of `bytes`."""
 
-Run = Callable[[Dict[str, Array], List[str]], Mapping[str, Array]]
+RunFunction = Callable[[Dict[str, Array], List[str]], Mapping[str, Array]]
 """Runs the model: inputs by name, the outputs that are wanted; returns at least those."""
 
-_CODES = {name: code for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1)}
-_CODES["TYPE_BF16"] = BF16
+_TRITON_CODES = {name: code for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1)}
+_TRITON_CODES["TYPE_BF16"] = BF16
 
 
-class BadInput(Exception):
+class InvalidInput(Exception):
     """A request cannot be run, by its sender's fault."""
 
 
-def answer(
-    requests: Sequence[pb_utils.InferenceRequest], contract: Contract, run: Run
+def run_requests(
+    requests: Sequence[pb_utils.InferenceRequest], contract: ModelContract, run: RunFunction
 ) -> List[pb_utils.InferenceResponse]:
     """A response to each request: from one run, or from one run each if the model has no batches.
 
-    What `run` raises goes through, except for BadInput, which is an INVALID_ARG error.
+    What `run` raises goes through, except for InvalidInput, which is an INVALID_ARG error.
     """
-    if len(requests) == 1 and contract.plain:
-        return [_alone(requests[0], contract, run)]
-    if contract.batches:
-        return _together(requests, contract, run)
-    return [response for each in requests for response in _together([each], contract, run)]
+    if len(requests) == 1 and contract.has_only_plain_tensors:
+        return [_run_single(requests[0], contract, run)]
+    if contract.supports_batching:
+        return _run_batch(requests, contract, run)
+    return [response for each in requests for response in _run_batch([each], contract, run)]
 
 
-def _alone(
-    request: pb_utils.InferenceRequest, contract: Contract, run: Run
+def _run_single(
+    request: pb_utils.InferenceRequest, contract: ModelContract, run: RunFunction
 ) -> pb_utils.InferenceResponse:
     """As `_together`, in fewer steps, as most batches of quick networks have one request."""
-    inputs = {tensor._name: array_of(tensor) for tensor in request._inputs}
+    inputs = {tensor._name: array_from_tensor(tensor) for tensor in request._inputs}
     wanted = [name for name in contract.outputs if name in request._requested_output_names]
-    items = len(next(iter(inputs.values()))) if inputs and contract.batches else 1
+    items = len(next(iter(inputs.values()))) if inputs and contract.supports_batching else 1
     try:
         outputs = run(inputs, wanted)
-    except BadInput as problem:
-        return _refused(problem)
+    except InvalidInput as problem:
+        return _invalid_arg_response(problem)
     tensors: List[pb_utils.Tensor] = []
     for name in wanted:
-        array = _checked(contract, name, outputs)
-        if contract.batches:
+        array = _checked_output(contract, name, outputs)
+        if contract.supports_batching:
             length = len(array) if array.ndim else 0
             if length < items:
-                return _too_short(request, name, items, length)
+                return _too_small_response(request, name, items, length)
             if length > items:
                 array = array[:items]
-        tensors.append(tensor_over(contract.outputs[name], array))
+        tensors.append(tensor_from_array(contract.outputs[name], array))
     return pb_utils.InferenceResponse._from_wire(tensors, None, {})
 
 
-def _together(
-    requests: Sequence[pb_utils.InferenceRequest], contract: Contract, run: Run
+def _run_batch(
+    requests: Sequence[pb_utils.InferenceRequest], contract: ModelContract, run: RunFunction
 ) -> List[pb_utils.InferenceResponse]:
     batch = Batch(requests, contract)
     try:
         return batch.responses(run(batch.inputs, batch.wanted))
-    except BadInput as problem:
+    except InvalidInput as problem:
         if len(requests) > 1:  # the others have done nothing wrong
-            return [one for each in requests for one in _together([each], contract, run)]
-        return [_refused(problem)]
+            return [one for each in requests for one in _run_batch([each], contract, run)]
+        return [_invalid_arg_response(problem)]
 
 
-def _refused(problem: BadInput) -> pb_utils.InferenceResponse:
+def _invalid_arg_response(problem: InvalidInput) -> pb_utils.InferenceResponse:
     error = pb_utils.TritonError(str(problem), pb_utils.TritonError.INVALID_ARG)
     return pb_utils.InferenceResponse(error=error)
 
 
-class Raw:
+class RawTensor:
     """A tensor whose bytes are in a layout of the model's own: as many for each item as for others.
 
     `shape` is complete, and does not tell how many bytes there are.
@@ -99,10 +99,10 @@ class Raw:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, items: slice) -> "Raw":
+    def __getitem__(self, items: slice) -> "RawTensor":
         start, end, _ = items.indices(len(self))
         size = len(self.data) // max(1, len(self))
-        return Raw(self.data[start * size : end * size], [end - start, *self.shape[1:]])
+        return RawTensor(self.data[start * size : end * size], [end - start, *self.shape[1:]])
 
 
 class Batch:
@@ -113,28 +113,33 @@ class Batch:
     `wanted` are the outputs that any request asks for. `sizes` are items per request.
     """
 
-    def __init__(self, requests: Sequence[pb_utils.InferenceRequest], contract: Contract) -> None:
+    def __init__(
+        self, requests: Sequence[pb_utils.InferenceRequest], contract: ModelContract
+    ) -> None:
         self._requests = requests
         self._contract = contract
         tensors = [{tensor.name(): tensor for tensor in each.inputs()} for each in requests]
-        self.sizes = [_items(each, contract) if contract.batches else 1 for each in tensors]
+        self.sizes = [
+            _batch_size(each, contract) if contract.supports_batching else 1 for each in tensors
+        ]
         # The scheduler joins only requests with the same set of inputs (configuration spec 4.7).
         self.inputs: Dict[str, Array] = {
-            name: self._joined(name, [each[name] for each in tensors]) for name in tensors[0]
+            name: self._concatenated_input(name, [each[name] for each in tensors])
+            for name in tensors[0]
         }
         asked = set().union(*(each.requested_output_names() for each in requests))
         self.wanted = [name for name in contract.outputs if name in asked]
 
-    def _joined(self, name: str, tensors: List[pb_utils.Tensor]) -> Array:
+    def _concatenated_input(self, name: str, tensors: List[pb_utils.Tensor]) -> Array:
         expected = self._contract.inputs.get(name)
-        if expected is not None and expected.of_batch:
-            return array_of(tensors[0])  # every request has the same
-        if expected is not None and expected.raw:
-            return _raw(tensors)
-        arrays = [array_of(tensor) for tensor in tensors]
+        if expected is not None and expected.is_batch_tensor:
+            return array_from_tensor(tensors[0])  # every request has the same
+        if expected is not None and expected.is_non_linear:
+            return _joined_raw(tensors)
+        arrays = [array_from_tensor(tensor) for tensor in tensors]
         if expected is not None and expected.ragged:
             arrays = [array.reshape(-1) for array in arrays]
-        if expected is not None and expected.of_shape and len(arrays) > 1:
+        if expected is not None and expected.is_shape_tensor and len(arrays) > 1:
             total = arrays[0].copy()  # the scheduler joins only equal ones, but for their first
             total[0] = sum(array[0] for array in arrays)
             return total
@@ -142,7 +147,7 @@ class Batch:
 
     def responses(self, outputs: Mapping[str, Array]) -> List[pb_utils.InferenceResponse]:
         """One response per request, over parts of these arrays. Raises TritonModelException."""
-        arrays = {name: _checked(self._contract, name, outputs) for name in self.wanted}
+        arrays = {name: _checked_output(self._contract, name, outputs) for name in self.wanted}
         answers: List[pb_utils.InferenceResponse] = []
         end = 0
         for request, size in zip(self._requests, self.sizes):
@@ -152,7 +157,7 @@ class Batch:
                 name: array
                 for name, array in arrays.items()
                 # What is about the batch is taken apart later, and lies in the first response.
-                if (not answers if self._contract.outputs[name].of_batch else name in asked)
+                if (not answers if self._contract.outputs[name].is_batch_tensor else name in asked)
             }
             answers.append(self._response(request, mine, start, end))
         return answers
@@ -163,26 +168,26 @@ class Batch:
         tensors: List[pb_utils.Tensor] = []
         for name, array in arrays.items():
             expected = self._contract.outputs[name]
-            if expected.of_shape and self._contract.batches:
+            if expected.is_shape_tensor and self._contract.supports_batching:
                 array = array.copy()
                 array[0] = end - start
-            elif self._contract.batches and not expected.of_batch:
+            elif self._contract.supports_batching and not expected.is_batch_tensor:
                 length = len(array) if array.ndim else 0
                 if length < end:
-                    return _too_short(request, name, end, length)
+                    return _too_small_response(request, name, end, length)
                 array = array[start:end]
-            tensors.append(tensor_over(expected, array))
+            tensors.append(tensor_from_array(expected, array))
         return pb_utils.InferenceResponse(tensors)
 
 
-def _checked(contract: Contract, name: str, outputs: Mapping[str, Array]) -> Array:
+def _checked_output(contract: ModelContract, name: str, outputs: Mapping[str, Array]) -> Array:
     """The output in the configuration's data type and, if it is a scalar, shape."""
     expected, array = contract.outputs[name], outputs[name]
-    if expected.raw:
+    if expected.is_non_linear:
         return array
     if array.dtype.kind == "U":
         array = array.astype(np.object_)
-    code = _CODES[expected.data_type]
+    code = _TRITON_CODES[expected.data_type]
     if array.dtype != STORAGE[code] and not (code == BYTES and array.dtype.kind == "S"):
         raise pb_utils.TritonModelException(
             f"configuration expects datatype {expected.data_type} for output '{name}' of model"
@@ -191,15 +196,15 @@ def _checked(contract: Contract, name: str, outputs: Mapping[str, Array]) -> Arr
     return array.reshape(1) if not array.ndim and expected.shape == [1] else array
 
 
-def _items(tensors: Mapping[str, pb_utils.Tensor], contract: Contract) -> int:
+def _batch_size(tensors: Mapping[str, pb_utils.Tensor], contract: ModelContract) -> int:
     for name, tensor in tensors.items():
         expected = contract.inputs.get(name)
-        if expected is None or not expected.of_shape:
+        if expected is None or not expected.is_shape_tensor:
             return tensor.shape()[0]
     return 1  # every input was optional, and left out
 
 
-def array_of(tensor: pb_utils.Tensor) -> Array:
+def array_from_tensor(tensor: pb_utils.Tensor) -> Array:
     """The content without a copy, except for BYTES, which must be taken apart."""
     if tensor.triton_dtype() == BF16:
         data = tensor._wire_data()
@@ -207,7 +212,7 @@ def array_of(tensor: pb_utils.Tensor) -> Array:
     return tensor.as_numpy(copy=False)
 
 
-def _raw(tensors: Sequence[pb_utils.Tensor]) -> Raw:
+def _joined_raw(tensors: Sequence[pb_utils.Tensor]) -> RawTensor:
     parts: List[Array] = []
     for tensor in tensors:
         data = tensor._wire_data()
@@ -215,16 +220,16 @@ def _raw(tensors: Sequence[pb_utils.Tensor]) -> Raw:
         parts.append(read_only_view(data, np.dtype(np.uint8), [len(data)], owner))
     shape = tensors[0].shape()
     if len(tensors) == 1:
-        return Raw(parts[0], shape)
-    return Raw(np.concatenate(parts), [sum(each.shape()[0] for each in tensors), *shape[1:]])
+        return RawTensor(parts[0], shape)
+    return RawTensor(np.concatenate(parts), [sum(each.shape()[0] for each in tensors), *shape[1:]])
 
 
-def tensor_over(expected: Expected, array: Array) -> pb_utils.Tensor:
+def tensor_from_array(expected: ConfiguredTensor, array: Array) -> pb_utils.Tensor:
     """A tensor over the array's memory, by reference if that is shared memory of this process."""
-    if isinstance(array, Raw):
-        code, data = _CODES[expected.data_type], np.ascontiguousarray(array.data)
+    if isinstance(array, RawTensor):
+        code, data = _TRITON_CODES[expected.data_type], np.ascontiguousarray(array.data)
         return pb_utils.Tensor._from_wire(expected.name, code, array.shape, byte_view(data), data)
-    block, code = part_of(array), _CODES[expected.data_type]
+    block, code = block_of(array), _TRITON_CODES[expected.data_type]
     if block is not None:
         shape = list(array.shape)
         return pb_utils.Tensor._from_wire(expected.name, code, shape, block.data, block)
@@ -237,7 +242,7 @@ def tensor_over(expected: Expected, array: Array) -> pb_utils.Tensor:
     )
 
 
-def _too_short(
+def _too_small_response(
     request: pb_utils.InferenceRequest, name: str, wanted: int, length: int
 ) -> pb_utils.InferenceResponse:
     text = (

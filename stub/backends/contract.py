@@ -7,7 +7,7 @@ from stub.user_model import ModelFailure
 Shape = List[int]
 
 
-class Expected:
+class ConfiguredTensor:
     """One tensor of the configuration, in the form in which the model sees it.
 
     `shape` is complete: with the batch dimension, as -1, where there is one. `of_batch`: there is
@@ -17,8 +17,16 @@ class Expected:
     """
 
     __slots__ = (
-        *("control", "data_type", "dims", "name", "of_batch", "of_shape", "optional", "ragged"),
-        *("raw", "shape"),
+        *(
+            "data_type",
+            "dims",
+            "is_batch_tensor",
+            "is_control",
+            "is_non_linear",
+            "is_shape_tensor",
+            "name",
+        ),
+        *("optional", "ragged", "shape"),
     )
 
     def __init__(
@@ -33,17 +41,17 @@ class Expected:
         reshape = entry.get("reshape")
         self.dims: Shape = list(entry["dims"] if reshape is None else reshape.get("shape", ()))
         self.shape: Shape = [-1, *self.dims] if batches else self.dims
-        self.of_shape = bool(entry.get("is_shape_tensor"))
-        if self.of_shape and batches and self.dims:
+        self.is_shape_tensor = bool(entry.get("is_shape_tensor"))
+        if self.is_shape_tensor and batches and self.dims:
             self.shape = [self.dims[0] + 1, *self.dims[1:]]
-        self.raw = bool(entry.get("is_non_linear_format_io"))
+        self.is_non_linear = bool(entry.get("is_non_linear_format_io"))
         self.optional = bool(entry.get("optional"))
         self.ragged = bool(entry.get("allow_ragged_batch"))
-        self.of_batch = of_batch
-        self.control = control
+        self.is_batch_tensor = of_batch
+        self.is_control = control
 
 
-class Provided(NamedTuple):
+class ModelTensor(NamedTuple):
     """One tensor as the model's file describes it; -1 is any size, and no `shape` any shape."""
 
     name: str
@@ -52,7 +60,7 @@ class Provided(NamedTuple):
     optional: bool = False
 
 
-class Contract:
+class ModelContract:
     """The tensors that a configuration promises. `batches`: whether they have a batch dimension;
     `plain`: whether all are ordinary, so that those of a single request need no second look.
 
@@ -61,33 +69,45 @@ class Contract:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.model: str = config["name"]
-        self.batches: bool = config.get("max_batch_size", 0) > 0
+        self.supports_batching: bool = config.get("max_batch_size", 0) > 0
         scattered = {
             name for each in config.get("batch_output", ()) for name in each["target_name"]
         }
-        inputs = [Expected(entry, self.batches) for entry in config.get("input", ())]
+        inputs = [
+            ConfiguredTensor(entry, self.supports_batching) for entry in config.get("input", ())
+        ]
         for each in config.get("batch_input", ()):
             for name in each["target_name"]:
                 entry = {"name": name, "data_type": each["data_type"], "dims": ()}
-                inputs.append(Expected(entry, self.batches, of_batch=True))
+                inputs.append(ConfiguredTensor(entry, self.supports_batching, of_batch=True))
         sequences = config.get("sequence_batching", {})
         controls, states = sequences.get("control_input", ()), sequences.get("state", ())
-        inputs += [Expected(_control(each), self.batches, control=True) for each in controls]
+        inputs += [
+            ConfiguredTensor(_control_entry(each), self.supports_batching, control=True)
+            for each in controls
+        ]
         outputs = [
-            Expected(entry, self.batches, of_batch=entry["name"] in scattered)
+            ConfiguredTensor(entry, self.supports_batching, of_batch=entry["name"] in scattered)
             for entry in config.get("output", ())
         ]
         for each in states:  # what the host keeps for the model: an output becomes an input
-            inputs.append(Expected({**each, "name": each["input_name"]}, self.batches))
-            outputs.append(Expected({**each, "name": each["output_name"]}, self.batches))
+            inputs.append(
+                ConfiguredTensor({**each, "name": each["input_name"]}, self.supports_batching)
+            )
+            outputs.append(
+                ConfiguredTensor({**each, "name": each["output_name"]}, self.supports_batching)
+            )
         self.inputs = {tensor.name: tensor for tensor in inputs}
         self.outputs = {tensor.name: tensor for tensor in outputs}
-        self.plain = not any(
-            tensor.of_batch or tensor.of_shape or tensor.raw or tensor.ragged
+        self.has_only_plain_tensors = not any(
+            tensor.is_batch_tensor
+            or tensor.is_shape_tensor
+            or tensor.is_non_linear
+            or tensor.ragged
             for tensor in (*inputs, *outputs)
         )
 
-    def check(self, inputs: Sequence[Provided], outputs: Sequence[Provided]) -> None:
+    def check_model(self, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> None:
         """Compare with all that the model provides (configuration spec 2.7).
 
         A configuration may leave out outputs, and inputs that the model can do without.
@@ -96,7 +116,7 @@ class Contract:
         """
         provided = [tensor.name for tensor in inputs]
         for wanted in self.inputs.values():
-            if wanted.control and wanted.name not in provided:
+            if wanted.is_control and wanted.name not in provided:
                 raise ModelFailure(
                     f"configuration specified sequence control '{wanted.name}', but model does not"
                     " provide that input"
@@ -107,11 +127,11 @@ class Contract:
                 f"unable to load model '{self.model}', configuration expects {len(self.inputs)}"
                 f" inputs, model provides {len(inputs)}"
             )
-        self._check("input", self.inputs, inputs)
-        self._check("output", self.outputs, outputs)
+        self._check_tensors("input", self.inputs, inputs)
+        self._check_tensors("output", self.outputs, outputs)
 
-    def _check(
-        self, kind: str, expected: Mapping[str, Expected], provided: Sequence[Provided]
+    def _check_tensors(
+        self, kind: str, expected: Mapping[str, ConfiguredTensor], provided: Sequence[ModelTensor]
     ) -> None:
         known = {tensor.name: tensor for tensor in provided}
         for name, wanted in expected.items():
@@ -133,24 +153,24 @@ class Contract:
                 )
             self._check_shape(wanted, tensor)
 
-    def _check_shape(self, wanted: Expected, tensor: Provided) -> None:
+    def _check_shape(self, wanted: ConfiguredTensor, tensor: ModelTensor) -> None:
         have, want = tensor.shape, [-1] if wanted.ragged else wanted.shape
-        if have is None or have == want or wanted.of_batch:
+        if have is None or have == want or wanted.is_batch_tensor:
             return
         # A scalar is served as one element, as a configuration cannot say "no dimensions".
         if not have and wanted.shape == [1]:
             return
         if len(have) == len(want) and all(theirs in (-1, ours) for theirs, ours in zip(have, want)):
             return
-        said = f"(shape {shown(wanted.shape)})"
-        if self.batches:
+        said = f"(shape {format_shape(wanted.shape)})"
+        if self.supports_batching:
             said = (
                 "(an initial batch dimension because max_batch_size > 0 followed by the explicit"
-                f" tensor shape, making complete shape {shown(wanted.shape)})"
+                f" tensor shape, making complete shape {format_shape(wanted.shape)})"
             )
         raise ModelFailure(
             f"model '{self.model}', tensor '{wanted.name}': the model expects {len(have)}"
-            f" dimensions (shape {shown(have)}) but the model configuration specifies"
+            f" dimensions (shape {format_shape(have)}) but the model configuration specifies"
             f" {len(wanted.shape)} dimensions {said}"
         )
 
@@ -165,7 +185,7 @@ class Contract:
                     )
 
 
-def shown(shape: Sequence[int]) -> str:
+def format_shape(shape: Sequence[int]) -> str:
     """A shape as error texts show it: `[1,-1,3]`."""
     return "[" + ",".join(map(str, shape)) + "]"
 
@@ -177,7 +197,7 @@ _CONTROL_TYPES = {
 }
 
 
-def _control(each: Mapping[str, Any]) -> Dict[str, Any]:
+def _control_entry(each: Mapping[str, Any]) -> Dict[str, Any]:
     """An entry as it would stand among the inputs; its first control says of which type it is."""
     control = each["control"][0]
     types = [kind for values, kind in _CONTROL_TYPES.items() if control.get(values)]

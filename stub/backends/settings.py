@@ -22,10 +22,10 @@ class Settings:
         self, model: str, texts: Mapping[str, str], fallback: Optional[Mapping[str, str]] = None
     ) -> None:
         self._model = model
-        self.texts: Dict[str, str] = {**(fallback or {}), **texts}
+        self.values: Dict[str, str] = {**(fallback or {}), **texts}
 
     @classmethod
-    def of(
+    def from_config(
         cls, config: Mapping[str, Any], fallback: Optional[Mapping[str, str]] = None
     ) -> "Settings":
         """The `parameters` of a configuration."""
@@ -33,39 +33,41 @@ class Settings:
         texts = {key: value.get("string_value", "") for key, value in parameters.items()}
         return cls(config["name"], texts, fallback)
 
-    def flag(self, name: str, default: bool) -> bool:
+    def get_bool(self, name: str, default: bool) -> bool:
         """A yes or no."""
-        text = self.texts.get(name)
+        text = self.values.get(name)
         if text is None:
             return default
         if text.lower() not in _FLAGS:
-            raise self._bad(name, "true or false")
+            raise self._invalid_parameter(name, "true or false")
         return _FLAGS[text.lower()]
 
-    def number(self, name: str, default: int, least: int = 0) -> int:
+    def get_int(self, name: str, default: int, least: int = 0) -> int:
         """A whole number."""
-        text = self.texts.get(name)
+        text = self.values.get(name)
         if text is None:
             return default
         try:
             number = int(text)
         except ValueError:
-            raise self._bad(name, "a whole number") from None
+            raise self._invalid_parameter(name, "a whole number") from None
         if number < least:
-            raise self._bad(name, f"a whole number from {least}")
+            raise self._invalid_parameter(name, f"a whole number from {least}")
         return number
 
-    def choice(self, name: str, default: str, allowed: Sequence[str]) -> str:
+    def get_choice(self, name: str, default: str, allowed: Sequence[str]) -> str:
         """One of several words."""
-        text = self.texts.get(name, default)
+        text = self.values.get(name, default)
         if text not in allowed:
-            raise self._bad(name, "one of " + ", ".join(f"'{word}'" for word in allowed))
+            raise self._invalid_parameter(
+                name, "one of " + ", ".join(f"'{word}'" for word in allowed)
+            )
         return text
 
-    def _bad(self, name: str, expected: str) -> ModelFailure:
+    def _invalid_parameter(self, name: str, expected: str) -> ModelFailure:
         return ModelFailure(
             f"model '{self._model}' cannot be loaded: parameter '{name}' must be {expected}, got"
-            f" '{self.texts[name]}'"
+            f" '{self.values[name]}'"
         )
 
 
@@ -92,7 +94,7 @@ class Placement:
             )
 
 
-def configuration(args: Mapping[str, str]) -> Dict[str, Any]:
+def parse_config(args: Mapping[str, str]) -> Dict[str, Any]:
     """The configuration that `initialize` is given."""
     config: Dict[str, Any] = json.loads(args["model_config"])
     return config
@@ -109,7 +111,7 @@ def model_path(config: Mapping[str, Any], version_dir: str, capability: str = ""
     return os.path.normpath(os.path.join(version_dir, name))
 
 
-def missing(
+def missing_package_error(
     model: str, backend: str, package: str, error: ImportError, extra: str = ""
 ) -> ModelFailure:
     """What to say when the framework cannot be imported; `extra` has it and what it needs."""

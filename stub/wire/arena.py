@@ -9,9 +9,9 @@ import threading
 from collections import deque
 from typing import Callable, Deque, Dict, Iterable, List, Tuple
 
-from stub.wire.shared_file import PAGE, Mapping, create, identity
+from stub.wire.shared_file import PAGE, Mapping, create_shared_file, file_identity
 
-_SPAN_FACTOR = 4  # blocks of one size class never become another's, so addresses outgrow bytes
+_ADDRESS_FACTOR = 4  # blocks of one size class never become another's, so addresses outgrow bytes
 
 
 class ArenaFull(Exception):
@@ -22,22 +22,22 @@ class ArenaFull(Exception):
             f"{asked} bytes were asked of a tensor arena that uses {used} of {allowed} bytes"
             f" ({reason})"
         )
-        self.asked = asked
+        self.requested = asked
         self.used = used
         self.allowed = allowed
 
 
-def create_file(name: str, limit: int) -> int:
+def create_arena_file(name: str, limit: int) -> int:
     """A new arena's file descriptor.
 
     `limit` is the number of bytes that may be in use at a time. Raises OSError.
     """
-    return create(name, span_of(limit))
+    return create_shared_file(name, file_size(limit))
 
 
-def span_of(limit: int) -> int:
+def file_size(limit: int) -> int:
     """Length of the file and of every mapping of it, in bytes."""
-    return (limit * _SPAN_FACTOR + PAGE - 1) // PAGE * PAGE
+    return (limit * _ADDRESS_FACTOR + PAGE - 1) // PAGE * PAGE
 
 
 def _size_class(size: int) -> int:
@@ -52,7 +52,7 @@ def _size_class(size: int) -> int:
 class Block:
     """Bytes in some arena, valid and unchanging as long as this object lives."""
 
-    __slots__ = ("__weakref__", "arena", "offset", "size", "data", "_dropped")
+    __slots__ = ("__weakref__", "arena", "offset", "size", "data", "_on_drop")
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class Block:
         offset: int,
         size: int,
         data: memoryview,
-        dropped: Callable[[int, int], None],
+        on_drop: Callable[[int, int], None],
     ) -> None:
         self.arena = arena
         self.offset = offset
         self.size = size
         self.data = data
-        self._dropped = dropped
+        self._on_drop = on_drop
 
     def __del__(self) -> None:
-        self._dropped(self.arena, self.offset)
+        self._on_drop(self.arena, self.offset)
 
 
 class Arena:
@@ -84,14 +84,14 @@ class Arena:
         self.used = 0  # bytes in blocks that are alive
         self.warm = 0  # bytes in free blocks that still have their memory
         self._fd = fd
-        self._mapping = Mapping(fd, span_of(limit), writable=True)
+        self._mapping = Mapping(fd, file_size(limit), writable=True)
         self._view = self._mapping.view
         self._top = 0
         self._peak = 0
         self._sizes: Dict[int, int] = {}
         self._free: Dict[int, List[int]] = {}
-        self._bare: Dict[int, List[int]] = {}  # free, and their memory was given back
-        self._drops: Deque[int] = deque()  # a finaliser must not wait for the lock: it may hold it
+        self._punched: Dict[int, List[int]] = {}  # free, and their memory was given back
+        self._dropped: Deque[int] = deque()  # a finaliser may hold the lock: it cannot wait
         self._lock = threading.Lock()
         self._closed = False
 
@@ -100,7 +100,7 @@ class Arena:
         with self._lock:
             self._closed = True
             self._view = memoryview(b"")
-            self._mapping.let_go()
+            self._mapping.unmap()
 
     def write(self, data: memoryview) -> Block:
         """Copy `data` (bytes, C-contiguous, format 'B') into a new block. Raises ArenaFull."""
@@ -108,21 +108,21 @@ class Arena:
         offset = self._allocate(size)
         view = self._view[offset : offset + size]
         view[:] = data
-        return Block(self.number, offset, size, view.toreadonly(), self._drop)
+        return Block(self.number, offset, size, view.toreadonly(), self._on_block_drop)
 
-    def fill(self, size: int, fill: Callable[[memoryview], None]) -> Block:
+    def write_with(self, size: int, fill: Callable[[memoryview], None]) -> Block:
         """A new block that `fill` writes. Raises ArenaFull, and what `fill` raises."""
         offset = self._allocate(size)
         view = self._view[offset : offset + size]
-        block = Block(self.number, offset, size, view.toreadonly(), self._drop)
+        block = Block(self.number, offset, size, view.toreadonly(), self._on_block_drop)
         fill(view)
         return block
 
-    def free(self, but: Iterable[Block] = ()) -> int:
-        """Bytes of the limit that no blocks take, or none but these."""
+    def free_bytes(self, excluding: Iterable[Block] = ()) -> int:
+        """Bytes of the limit that no blocks take, or none but `excluding`."""
         with self._lock:
-            self._collect()
-            others = sum(self._sizes[offset] for offset in {block.offset for block in but})
+            self._collect_dropped()
+            others = sum(self._sizes[offset] for offset in {block.offset for block in excluding})
             return self.limit - self.used + others
 
     def trim(self) -> bool:
@@ -133,16 +133,16 @@ class Arena:
         with self._lock:
             if self._closed:
                 return False
-            self._collect()
+            self._collect_dropped()
             peak, self._peak = self._peak, self.used
-            self._give_back(max(0, peak - self.used))
+            self._punch_free_blocks(max(0, peak - self.used))
             return self.warm > 0
 
-    def _drop(self, arena: int, offset: int) -> None:
-        self._drops.append(offset)
+    def _on_block_drop(self, arena: int, offset: int) -> None:
+        self._dropped.append(offset)
 
-    def _collect(self) -> None:
-        drops = self._drops
+    def _collect_dropped(self) -> None:
+        drops = self._dropped
         while drops:
             offset = drops.popleft()
             size = self._sizes[offset]
@@ -150,62 +150,64 @@ class Arena:
             self.warm += size
             self._free.setdefault(size, []).append(offset)
 
-    def _allocate(self, asked: int) -> int:
-        size = _size_class(asked)
+    def _allocate(self, requested: int) -> int:
+        size = _size_class(requested)
         with self._lock:
             if self._closed:
-                raise ArenaFull(asked, self.used, self.limit, "it is closed")
-            self._collect()
+                raise ArenaFull(requested, self.used, self.limit, "it is closed")
+            self._collect_dropped()
             stack = self._free.get(size)
             if stack:
                 offset = stack.pop()
                 self.warm -= size
             else:
-                offset = self._reserve(asked, size)
+                offset = self._reserve(requested, size)
             self.used += size
             if self.used > self._peak:
                 self._peak = self.used
             return offset
 
-    def _reserve(self, asked: int, size: int) -> int:
+    def _reserve(self, requested: int, size: int) -> int:
         """A block with fresh memory under it."""
         if self.used + self.warm + size > self.limit:
-            self._give_back(max(0, self.limit - self.used - size))
+            self._punch_free_blocks(max(0, self.limit - self.used - size))
         if self.used + size > self.limit:
-            raise ArenaFull(asked, self.used, self.limit, "its limit")
-        bare = self._bare.get(size)
+            raise ArenaFull(requested, self.used, self.limit, "its limit")
+        bare = self._punched.get(size)
         if bare:
             offset = bare.pop()
-        elif self._fits(size):
+        elif self._has_addresses(size):
             offset = self._top
             self._top += size
         else:
-            raise ArenaFull(asked, self.used, self.limit, "too many different sizes")
+            raise ArenaFull(requested, self.used, self.limit, "too many different sizes")
         self._sizes[offset] = size
         try:
             os.posix_fallocate(self._fd, offset, size)
         except OSError as error:
-            self._bare.setdefault(size, []).append(offset)
-            raise ArenaFull(asked, self.used, self.limit, error.strerror or "no memory") from error
+            self._punched.setdefault(size, []).append(offset)
+            raise ArenaFull(
+                requested, self.used, self.limit, error.strerror or "no memory"
+            ) from error
         return offset
 
-    def _fits(self, size: int) -> bool:
+    def _has_addresses(self, size: int) -> bool:
         """Whether there are addresses left; those of an empty arena start anew."""
         if self._top + size > len(self._view) and not self.used:
-            self._mapping.punch(0, self._top)
+            self._mapping.punch_hole(0, self._top)
             self._top = self.warm = 0
-            for record in (self._sizes, self._free, self._bare):
+            for record in (self._sizes, self._free, self._punched):
                 record.clear()
         return self._top + size <= len(self._view)
 
-    def _give_back(self, keep: int) -> None:
+    def _punch_free_blocks(self, keep: int) -> None:
         """Punch free blocks out of the file, largest first, until `keep` warm bytes are left."""
         for size in sorted(self._free, reverse=True):
             stack = self._free[size]
             while stack and self.warm > keep:
                 offset = stack.pop()
-                self._mapping.punch(offset, size)
-                self._bare.setdefault(size, []).append(offset)
+                self._mapping.punch_hole(offset, size)
+                self._punched.setdefault(size, []).append(offset)
                 self.warm -= size
 
 
@@ -213,8 +215,8 @@ class ArenaReader:
     """The reading end: the same file, mapped read-only."""
 
     def __init__(self, fd: int, limit: int) -> None:
-        self.file = identity(fd)
-        self._view = Mapping(fd, span_of(limit), writable=False).view
+        self.file = file_identity(fd)
+        self._view = Mapping(fd, file_size(limit), writable=False).view
 
     def slice(self, offset: int, size: int) -> memoryview:
         """The bytes at `offset`. Raises ValueError if they do not lie inside the arena."""
@@ -223,12 +225,12 @@ class ArenaReader:
         return self._view[offset : offset + size]
 
 
-class RegionMap:
+class RegionMapping:
     """A client's shared memory: read in place, and written to where the client asked for it."""
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
-        self.file = identity(fd)
-        self.place = offset
+        self.file = file_identity(fd)
+        self.offset = offset
         self._view = Mapping(fd, size, True, offset).view
 
     def slice(self, offset: int, size: int) -> memoryview:
@@ -242,49 +244,49 @@ class RegionMap:
         return self._view[offset : offset + size]
 
 
-class Ledger:
+class BlockReferences:
     """Blocks that a peer has been told of: they live until it returns them, once per telling."""
 
     def __init__(self) -> None:
-        self._lent: Dict[Tuple[int, int], List[Block]] = {}
+        self._exported: Dict[Tuple[int, int], List[Block]] = {}
         self._lock = threading.Lock()
 
-    def lend(self, block: Block) -> None:
+    def export_block(self, block: Block) -> None:
         """Keep the block for the peer."""
         with self._lock:
-            self._lent.setdefault((block.arena, block.offset), []).append(block)
+            self._exported.setdefault((block.arena, block.offset), []).append(block)
 
-    def returned(self, arena: int, offset: int, count: int) -> None:
+    def release_block(self, arena: int, offset: int, count: int) -> None:
         """The peer is done with it. Raises KeyError if it was not lent that often.
 
         The latest holding goes first: a block that came back to its owner and was passed on again
         is held through the earlier telling, which must outlive the later one.
         """
         with self._lock:
-            held = self._lent[(arena, offset)]
+            held = self._exported[(arena, offset)]
             if count > len(held):
                 raise KeyError((arena, offset))
             gone = held[len(held) - count :]
             del held[len(held) - count :]
             if not held:
-                del self._lent[(arena, offset)]
+                del self._exported[(arena, offset)]
         del gone  # outside the lock: dropping a block may drop others
 
-    def blocks(self) -> List[Block]:
+    def exported_blocks(self) -> List[Block]:
         """All blocks that the peer holds; one that it was told of twice is there twice."""
         with self._lock:
-            return [block for held in self._lent.values() for block in held]
+            return [block for held in self._exported.values() for block in held]
 
-    def find(self, arena: int, offset: int) -> Block:
+    def find_block(self, arena: int, offset: int) -> Block:
         """A block that the peer holds. Raises KeyError."""
         with self._lock:
-            return self._lent[(arena, offset)][-1]
+            return self._exported[(arena, offset)][-1]
 
-    def clear(self) -> None:
+    def release_all(self) -> None:
         """The peer is gone, and with it all it held."""
         with self._lock:
-            lent, self._lent = self._lent, {}
+            lent, self._exported = self._exported, {}
         lent.clear()
 
     def __len__(self) -> int:
-        return sum(map(len, self._lent.values()))
+        return sum(map(len, self._exported.values()))

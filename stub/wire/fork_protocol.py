@@ -5,26 +5,26 @@ import socket
 from dataclasses import replace
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from stub.wire.spawn import Spawn
+from stub.wire.spawn import SpawnArguments
 
-_LONGEST = 1 << 16  # bytes of a message
+_MAX_MESSAGE = 1 << 16  # bytes of a message
 
 
-def send_request(sock: socket.socket, spawn: Spawn, stdout: int, stderr: int) -> None:
+def send_request(sock: socket.socket, spawn: SpawnArguments, stdout: int, stderr: int) -> None:
     """Ask for a stub; it gets copies of all descriptors. Raises OSError."""
     descriptors = [*spawn.descriptors, stdout, stderr]
     socket.send_fds(sock, [spawn.dump().encode()], descriptors)
 
 
-def receive_request(sock: socket.socket) -> Optional[Tuple[Spawn, int, int]]:
+def receive_request(sock: socket.socket) -> Optional[Tuple[SpawnArguments, int, int]]:
     """A request with the receiver's descriptors, and those for its output; None at the end."""
-    count = len(Spawn.DESCRIPTORS) + 2
-    data, descriptors, _, _ = socket.recv_fds(sock, _LONGEST, count)
+    count = len(SpawnArguments.DESCRIPTORS) + 2
+    data, descriptors, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, count)
     if not data:
         return None
     *own, stdout, stderr = descriptors
-    fields: Dict[str, Any] = dict(zip(Spawn.DESCRIPTORS, own))
-    return replace(Spawn.load(data.decode()), **fields), stdout, stderr
+    fields: Dict[str, Any] = dict(zip(SpawnArguments.DESCRIPTORS, own))
+    return replace(SpawnArguments.load(data.decode()), **fields), stdout, stderr
 
 
 def send_started(sock: socket.socket, token: str, pid: int, pidfd: int) -> None:
@@ -37,12 +37,12 @@ def send_ended(sock: socket.socket, pid: int, code: int) -> None:
     sock.send(_dump({"pid": pid, "code": code}))
 
 
-def receive_news(sock: socket.socket) -> Optional[Tuple[Dict[str, object], Sequence[int]]]:
+def receive_event(sock: socket.socket) -> Optional[Tuple[Dict[str, object], Sequence[int]]]:
     """What the server tells: `token`, `pid` and a pidfd, or `pid` and `code`; None at the end.
 
     Raises BlockingIOError if there is nothing yet.
     """
-    data, descriptors, _, _ = socket.recv_fds(sock, _LONGEST, 1)
+    data, descriptors, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, 1)
     if not data:
         return None
     news: Dict[str, object] = json.loads(data)

@@ -7,7 +7,7 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameters of glibc's mallopt
 _LARGEST_KEPT = 32 << 20  # bytes; glibc takes no more
 
 
-def keep_freed_memory(most: int = 64 << 20) -> None:
+def tune_malloc(most: int = 64 << 20) -> None:
     """Let the C library keep up to `most` bytes of freed memory at the heap's end for what comes
     next, blocks of megabytes too.
 
@@ -20,7 +20,7 @@ def keep_freed_memory(most: int = 64 << 20) -> None:
         mallopt(_TRIM_THRESHOLD, most)
 
 
-def spare_what_is_there() -> None:
+def freeze_gc() -> None:
     """Let collections of garbage pass over all that exists by now: modules, and what they hold.
 
     It is for a process that has imported what it needs. Of a host, a full collection looked at all

@@ -18,10 +18,10 @@ class _Message(msgspec.Struct, tag_field="t", array_like=True):
 # Either way
 
 
-class Return(_Message, tag="ret"):
+class BlockRelease(_Message, tag="release"):
     """The receiver's blocks that the sender no longer reads: (arena, offset, how many times)."""
 
-    grants: List[Tuple[int, int, int]]
+    blocks: List[Tuple[int, int, int]]
 
 
 # Host to stub
@@ -60,7 +60,7 @@ class ModelSource(msgspec.Struct, array_like=True):
     settings: Dict[str, str] = {}
 
 
-class Describe(_Message, tag="describe"):
+class AutoComplete(_Message, tag="complete"):
     """Import the model and let it complete its configuration (`config`: JSON text)."""
 
     source: ModelSource
@@ -70,9 +70,10 @@ class Describe(_Message, tag="describe"):
 class Initialize(_Message, tag="init"):
     """Become this instance: import if not done yet, construct, call `initialize(args)`.
 
-    `overlap` is how many batches an `async def execute` may work on at a time; `window` how many
-    responses to one request may be under way, and `send_seconds` how long the next one waits. It is
-    to run on the CPUs `cores`, if any, with memory of NUMA node `node`, if that is not None.
+    `max_concurrent_batches` is how many batches an `async def execute` may work on at a time;
+    `max_outstanding_responses` how many responses to one request may be under way, and
+    `send_timeout` how many seconds the next one waits. It is to run on the CPUs `cpus`, if any,
+    with memory of NUMA node `numa_node`, if that is not None.
     """
 
     instance_name: str
@@ -80,11 +81,11 @@ class Initialize(_Message, tag="init"):
     args: Dict[str, str]
     outputs: List[str]
     decoupled: bool = False
-    overlap: int = 1
-    window: int = 128
-    send_seconds: float = 60.0
-    cores: Tuple[int, ...] = ()
-    node: Optional[int] = None
+    max_concurrent_batches: int = 1
+    max_outstanding_responses: int = 128
+    send_timeout: float = 60.0
+    cpus: Tuple[int, ...] = ()
+    numa_node: Optional[int] = None
 
 
 class Execute(_Message, tag="exec"):
@@ -94,22 +95,22 @@ class Execute(_Message, tag="exec"):
     requests: List[WireRequest]
 
 
-class Answer(_Message, tag="answer"):
-    """A response to an `Ask`; None for a last one that is only an end."""
+class BlsResponse(_Message, tag="bls_response"):
+    """A response to an `BlsRequest`; None for a last one that is only an end."""
 
     number: int
     response: Optional[WireResponse]
     final: bool = True
 
 
-class Cancelled(_Message, tag="cancel"):
+class CancelRequest(_Message, tag="cancel"):
     """The caller of that request of that batch has lost interest."""
 
     batch: int
     index: int
 
 
-class Taken(_Message, tag="taken"):
+class ResponseAck(_Message, tag="ack"):
     """The caller of that request has taken so many of its responses: so many more may come."""
 
     batch: int
@@ -117,21 +118,21 @@ class Taken(_Message, tag="taken"):
     count: int
 
 
-class Told(_Message, tag="told"):
-    """The reply to any numbered message but an `Ask`: an error's text, or a value."""
+class HostReply(_Message, tag="reply"):
+    """The reply to any numbered message but an `BlsRequest`: an error's text, or a value."""
 
     number: int
     error: Optional[str]
     value: Union[None, bool, int, float] = None
 
 
-class CheckReady(_Message, tag="check"):
-    """Call `is_ready`, say `Checked`."""
+class CheckReady(_Message, tag="check_ready"):
+    """Call `is_ready`, say `ReadinessResult`."""
 
     number: int
 
 
-class Finalize(_Message, tag="fini"):
+class Finalize(_Message, tag="finalize"):
     """Call `finalize`, say `Finalized`, leave."""
 
 
@@ -142,25 +143,25 @@ class Hello(_Message, tag="hello"):
     """One of the stub's sockets is connected."""
 
 
-class Described(_Message, tag="described"):
+class AutoCompleted(_Message, tag="completed"):
     """The completed configuration as JSON, or None if the model defines no completion."""
 
     config: Optional[str]
 
 
-class Initialized(_Message, tag="ready"):
-    """The instance takes batches from now on; `checks` whether it defines `is_ready`."""
+class Initialized(_Message, tag="initialized"):
+    """The instance takes batches from now on; `defines_is_ready` whether it defines `is_ready`."""
 
-    checks: bool = False
+    defines_is_ready: bool = False
 
 
-class LoadFailed(_Message, tag="loadfail"):
+class LoadFailed(_Message, tag="load_failed"):
     """Import, construction, completion or `initialize` failed with this text."""
 
     text: str
 
 
-class Respond(_Message, tag="resp"):
+class Response(_Message, tag="response"):
     """One response to request `index` of `batch`."""
 
     batch: int
@@ -169,7 +170,7 @@ class Respond(_Message, tag="resp"):
     final: bool = True
 
 
-class Released(_Message, tag="free"):
+class InstanceReleased(_Message, tag="released"):
     """`execute` goes on with this batch as a coroutine, and the instance is free."""
 
     batch: int
@@ -180,7 +181,7 @@ class BatchDone(_Message, tag="done"):
 
     A batch that everybody had left before it began is not run, and its times are 0.
     `failure` is the text that the log gets when the whole batch failed. Requests at the indexes
-    `late` are answered later; those at `rescheduled` are to be queued again.
+    `deferred` are answered later; those at `rescheduled` are to be queued again.
     """
 
     batch: int
@@ -189,11 +190,11 @@ class BatchDone(_Message, tag="done"):
     outputs_begin: int
     ended: int
     failure: Optional[str] = None
-    late: Tuple[int, ...] = ()
+    deferred: Tuple[int, ...] = ()
     rescheduled: Tuple[int, ...] = ()
 
 
-class Ask(_Message, tag="ask"):
+class BlsRequest(_Message, tag="bls_request"):
     """A model asks another one (BLS) on behalf of a batch, 0 if nobody knows of which.
 
     `blocking`: the batch's thread waits, and reads its answer as work. `decoupled`: any number of
@@ -207,8 +208,8 @@ class Ask(_Message, tag="ask"):
     decoupled: bool = False
 
 
-class Withdraw(_Message, tag="withdraw"):
-    """Nobody wants the answers to this `Ask` any more."""
+class CancelBls(_Message, tag="cancel_bls"):
+    """Nobody wants the answers to this `BlsRequest` any more."""
 
     number: int
 
@@ -230,7 +231,7 @@ class UnloadModel(_Message, tag="unload"):
     dependents: bool
 
 
-class IsModelReady(_Message, tag="isready"):
+class IsModelReady(_Message, tag="is_ready"):
     """Whether that version, "" for any, of a model is ready."""
 
     number: int
@@ -259,10 +260,10 @@ class NewMetric(_Message, tag="metric"):
 
 
 class ChangeMetric(_Message, tag="change"):
-    """Change a value; `change` is increment, set or observe."""
+    """Change a value; `operation` is increment, set or observe."""
 
     metric: int
-    change: str
+    operation: str
     value: float
 
 
@@ -280,7 +281,7 @@ class DropMetrics(_Message, tag="drop"):
     metrics: List[int]
 
 
-class Checked(_Message, tag="checked"):
+class ReadinessResult(_Message, tag="readiness"):
     """What `is_ready` said, and why not."""
 
     number: int
@@ -298,37 +299,37 @@ class LogLine(_Message, tag="log"):
     batch: int = 0
 
 
-class Finalized(_Message, tag="finid"):
+class Finalized(_Message, tag="finalized"):
     """`finalize` has returned, with this error text if it raised."""
 
     error: Optional[str]
 
 
 ToStub = Union[
-    Return,
+    BlockRelease,
     OpenArena,
     CloseArena,
-    Describe,
+    AutoComplete,
     Initialize,
     Execute,
-    Answer,
-    Cancelled,
-    Taken,
-    Told,
+    BlsResponse,
+    CancelRequest,
+    ResponseAck,
+    HostReply,
     CheckReady,
     Finalize,
 ]
 ToHost = Union[
-    Return,
+    BlockRelease,
     Hello,
-    Described,
+    AutoCompleted,
     Initialized,
     LoadFailed,
-    Respond,
-    Released,
+    Response,
+    InstanceReleased,
     BatchDone,
-    Ask,
-    Withdraw,
+    BlsRequest,
+    CancelBls,
     LoadModel,
     UnloadModel,
     IsModelReady,
@@ -337,7 +338,7 @@ ToHost = Union[
     ChangeMetric,
     ReadMetric,
     DropMetrics,
-    Checked,
+    ReadinessResult,
     LogLine,
     Finalized,
 ]

@@ -29,7 +29,7 @@ class WireTensor(msgspec.Struct, array_like=True, gc=False):
     size: int = 0
 
 
-Slot = Tuple[int, int, int]
+OutputPlacement = Tuple[int, int, int]
 """Where in a client's region an output is to be written: (arena, offset, room in bytes)."""
 
 
@@ -51,8 +51,8 @@ class TraceLink(msgspec.Struct, array_like=True, gc=False):
 
 class WireRequest(msgspec.Struct, array_like=True):
     """An inference request. No `outputs` means all that the model's configuration lists; those in
-    `slots` are written there if they fit. A `window` is how many responses may be under way, if
-    not as many as usual.
+    `output_placement` are written there if they fit. `max_outstanding_responses` is how many
+    responses may be under way, if not as many as usual.
     """
 
     id: str
@@ -65,8 +65,8 @@ class WireRequest(msgspec.Struct, array_like=True):
     model: str = ""
     version: int = -1
     trace: Optional[TraceLink] = None
-    slots: Optional[Dict[str, Slot]] = None
-    window: int = 0
+    output_placement: Optional[Dict[str, OutputPlacement]] = None
+    max_outstanding_responses: int = 0
 
 
 class WireResponse(msgspec.Struct, array_like=True):

@@ -20,8 +20,8 @@ class State(enum.Enum):
 
     CONNECTING = "connecting"
     IDLE = "idle"
-    DESCRIBING = "describing"
-    DESCRIBED = "described"
+    AUTO_COMPLETING = "describing"
+    AUTO_COMPLETED = "described"
     INITIALIZING = "initializing"
     SERVING = "serving"
     FINALIZING = "finalizing"
@@ -29,7 +29,7 @@ class State(enum.Enum):
     ERROR = "error"
 
 
-_INITIALIZING = (
+_HOST_CALLS = (
     m.LoadModel,
     m.UnloadModel,
     m.IsModelReady,
@@ -41,52 +41,52 @@ _INITIALIZING = (
 )
 """What a model may ask for besides answering, from `initialize` on."""
 
-_WORKING = (
-    *_INITIALIZING,
-    m.Respond,
-    m.Released,
+_FROM_SERVING_STUB = (
+    *_HOST_CALLS,
+    m.Response,
+    m.InstanceReleased,
     m.BatchDone,
-    m.Ask,
-    m.Withdraw,
-    m.Checked,
+    m.BlsRequest,
+    m.CancelBls,
+    m.ReadinessResult,
 )
 
-_TO_THE_STUB = (m.Answer, m.Cancelled, m.Taken, m.Told, m.CheckReady)
+_TO_SERVING_STUB = (m.BlsResponse, m.CancelRequest, m.ResponseAck, m.HostReply, m.CheckReady)
 """These may cross the stub's last words on their way."""
 
 
-def _stay(state: State, *messages: Iterable[Type[object]]) -> Dict[Type[object], State]:
+def _keep_state(state: State, *messages: Iterable[Type[object]]) -> Dict[Type[object], State]:
     return {kind: state for kinds in messages for kind in kinds}
 
 
-MOVES: Dict[State, Dict[Type[object], State]] = {
+TRANSITIONS: Dict[State, Dict[Type[object], State]] = {
     State.CONNECTING: {m.Hello: State.IDLE},
     State.IDLE: {
-        m.Describe: State.DESCRIBING,
+        m.AutoComplete: State.AUTO_COMPLETING,
         m.Initialize: State.INITIALIZING,
         m.Finalize: State.FINALIZING,
     },
-    State.DESCRIBING: {m.Described: State.DESCRIBED, m.LoadFailed: State.ENDED},
-    State.DESCRIBED: {m.Initialize: State.INITIALIZING, m.Finalize: State.FINALIZING},
+    State.AUTO_COMPLETING: {m.AutoCompleted: State.AUTO_COMPLETED, m.LoadFailed: State.ENDED},
+    State.AUTO_COMPLETED: {m.Initialize: State.INITIALIZING, m.Finalize: State.FINALIZING},
     State.INITIALIZING: {
-        **_stay(State.INITIALIZING, _INITIALIZING, (m.Told,)),
+        **_keep_state(State.INITIALIZING, _HOST_CALLS, (m.HostReply,)),
         m.Initialized: State.SERVING,
         m.LoadFailed: State.ENDED,
     },
     State.SERVING: {
-        **_stay(State.SERVING, _WORKING, _TO_THE_STUB, (m.Execute,)),
+        **_keep_state(State.SERVING, _FROM_SERVING_STUB, _TO_SERVING_STUB, (m.Execute,)),
         m.Finalize: State.FINALIZING,
     },
     # Work that was under way when the stub was told to leave may still cross it on the wire.
     State.FINALIZING: {
-        **_stay(State.FINALIZING, _WORKING, _TO_THE_STUB),
+        **_keep_state(State.FINALIZING, _FROM_SERVING_STUB, _TO_SERVING_STUB),
         m.Finalized: State.ENDED,
     },
-    State.ENDED: _stay(State.ENDED, _TO_THE_STUB),
+    State.ENDED: _keep_state(State.ENDED, _TO_SERVING_STUB),
     State.ERROR: {},
 }
 
-ALWAYS = (m.LogLine, m.Return, m.OpenArena, m.CloseArena)
+ALWAYS_ALLOWED = (m.LogLine, m.BlockRelease, m.OpenArena, m.CloseArena)
 """Legal in every state but ERROR: they concern the process, not its life."""
 
 
@@ -96,15 +96,15 @@ class Session:
     def __init__(self) -> None:
         self.state = State.CONNECTING
 
-    def step(self, message: Union[m.ToStub, m.ToHost]) -> None:
+    def advance(self, message: Union[m.ToStub, m.ToHost]) -> None:
         """Take note of a message that was sent or received.
 
         Raises ProtocolError if the table does not allow it; the session is then in ERROR for good.
         """
         kind = type(message)
-        following = MOVES[self.state].get(kind)
+        following = TRANSITIONS[self.state].get(kind)
         if following is not None:
             self.state = following
-        elif kind not in ALWAYS or self.state is State.ERROR:
+        elif kind not in ALWAYS_ALLOWED or self.state is State.ERROR:
             state, self.state = self.state, State.ERROR
             raise ProtocolError(f"{kind.__name__} is not allowed while {state.value}")

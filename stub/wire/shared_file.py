@@ -9,7 +9,7 @@ PAGE = mmap.PAGESIZE
 _ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of fcntl; not in every Python's module
 
 
-def create(name: str, size: int) -> int:
+def create_shared_file(name: str, size: int) -> int:
     """A new sparse file of `size` bytes, as a descriptor. Raises OSError.
 
     Its size is sealed: a process that shrank it would make others' next read a SIGBUS.
@@ -43,17 +43,17 @@ class Mapping:
         self._map = mmap.mmap(fd, size, prot=protection, offset=offset)
         self.view = memoryview(self._map)
 
-    def let_go(self) -> None:
+    def unmap(self) -> None:
         """This object no longer keeps the memory mapped; parts of `view` still do."""
         self.view = memoryview(b"")
         del self._map
 
-    def punch(self, offset: int, size: int) -> None:
+    def punch_hole(self, offset: int, size: int) -> None:
         """Give the memory of these bytes (whole pages) back to the system; they read as zero."""
         self._map.madvise(mmap.MADV_REMOVE, offset, size)
 
 
-def identity(fd: int) -> Tuple[int, int]:
+def file_identity(fd: int) -> Tuple[int, int]:
     """Which file that is: device and inode."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino

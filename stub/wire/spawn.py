@@ -6,7 +6,7 @@ from typing import ClassVar, Tuple
 
 
 @dataclass(frozen=True)
-class Spawn:
+class SpawnArguments:
     """What the host passes to a new stub, as JSON in its only argument.
 
     Descriptors are inherited; limits are in bytes. `lifeline_fd` ends when the host does.
@@ -16,7 +16,7 @@ class Spawn:
 
     endpoint: str
     token: str
-    title: str
+    process_title: str
     lifeline_fd: int
     rings_fd: int
     work_event_fd: int
@@ -46,6 +46,6 @@ class Spawn:
         return json.dumps(asdict(self))
 
     @classmethod
-    def load(cls, text: str) -> "Spawn":
+    def load(cls, text: str) -> "SpawnArguments":
         """From an argument."""
         return cls(**json.loads(text))

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests import readmes
-from tests.asking import Stream, failure, is_final, tensor
+from tests.asking import InferStream, infer_error, is_final, tensor
 from tests.conftest import DEADLINE, ROOT, RunningHost, Serve
 from tests.pythons import need_index
 
@@ -86,7 +86,7 @@ def serve_own(serve: Serve, name: str, *more: str) -> RunningHost:
     return serve(ROOT / repository[2], *folders, *more)
 
 
-class Asks(Stream):
+class Asks(InferStream):
     """A stream to any model."""
 
     def ask(self, model: str, inputs: list[grpcclient.InferInput], **options: Any) -> None:
@@ -145,7 +145,7 @@ def test_repeat_refuses_delays_that_do_not_belong_to_numbers(host: RunningHost) 
     stream = Asks(host, headers={"triton_grpc_error": "true"})
     with stream:
         stream.ask("repeat", inputs)
-        status, text = failure(stream.next)
+        status, text = infer_error(stream.next)
     assert (status, text) == (
         "StatusCode.INVALID_ARGUMENT",
         "IN has 2 elements, but DELAY has 1",
@@ -189,7 +189,7 @@ def test_a_python_based_backend_serves_a_table(serve: Serve) -> None:
     assert EXPECTED["elements"] in run(OWN_HOSTS["elements"][1], host)
     with host.client() as client:
         symbol = tensor("SYMBOL", np.array([b"Xx"], dtype=np.object_))
-        assert failure(client.infer, "elements", [symbol]) == (
+        assert infer_error(client.infer, "elements", [symbol]) == (
             "StatusCode.NOT_FOUND",
             "the table has no row b'Xx'",
         )

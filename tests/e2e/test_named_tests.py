@@ -1,4 +1,4 @@
-"""The tests that docs/compatibility.md names as its witnesses."""
+"""The tests that docs/reference/compatibility.md names as its witnesses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 NAMED = re.findall(r"`(test_\w+\.py)::(test_\w+)`", PAGE.read_text())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, infer_error, tensor
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve
 from tests.readmes import walkthroughs, without_digits, write
 
@@ -89,7 +89,7 @@ def test_an_image_without_text_has_no_words(client: Client, model: str) -> None:
 
 @pytest.mark.parametrize("model", READERS)
 def test_what_is_no_image_is_the_senders_fault(client: Client, model: str) -> None:
-    status, text = failure(read, client, model, b"no image")
+    status, text = infer_error(read, client, model, b"no image")
     assert status == "StatusCode.INVALID_ARGUMENT"
     assert text.endswith("IMAGE must be a whole image file, such as JPEG or PNG, got 8 bytes")
 
@@ -120,7 +120,7 @@ def test_what_is_painted_follows_from_the_words(client: Client) -> None:
 
 
 def test_a_number_of_steps_that_makes_no_sense_is_refused(client: Client) -> None:
-    status, text = failure(paint, client, "a red disc", 0)
+    status, text = infer_error(paint, client, "a red disc", 0)
     assert (status, text) == (
         "StatusCode.INVALID_ARGUMENT",
         "STEPS must be from 1 to 1000, got 0",

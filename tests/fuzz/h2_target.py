@@ -16,31 +16,31 @@ import hpack
 
 from host.errors import not_found
 from host.frontends.grpc.h2 import frames
-from host.frontends.grpc.h2.connection import Connection
-from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.connection import H2Connection
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.route import Router
 from host.frontends.grpc.methods import (
-    Client,
-    Context,
-    Done,
     GrpcOptions,
+    ResponseCallback,
+    RpcContext,
     StreamMethod,
+    StreamWriter,
     UnaryMethod,
 )
-from host.instances.busy_polling import nobody
+from host.instances.busy_polling import no_connection_hook
 from tests.memory_transport import MemoryTransport
 
-LIMITS = Limits(
-    max_message=4096,
+LIMITS = ConnectionLimits(
+    max_message_size=4096,
     max_streams=8,
     stream_window=8192,
     connection_window=65536,
     max_frame=16384,
-    send_queue=4096,
-    header_block=4096,
-    header_list_end=8192,
-    resets=(50, 1),
-    idle_frames=(50, 1),
+    max_send_queue=4096,
+    max_header_block=4096,
+    header_list_hard_limit=8192,
+    reset_rate=(50, 1),
+    no_op_frame_rate=(50, 1),
 )
 _MOST_KEPT = 2 * 16384  # bytes: one frame, and what came with its end
 _PATHS = ["Echo", "Hold", "Fail", "EchoStream", "Flood", "Nothing"]
@@ -51,39 +51,39 @@ class _Held:
         """Nobody waits any more."""
 
 
-async def _echo(data: bytes, context: Context) -> bytes:
+async def _echo(data: bytes, context: RpcContext) -> bytes:
     return data
 
 
-def _hold(data: bytes, done: Done, context: Context) -> _Held:
+def _hold(data: bytes, done: ResponseCallback, context: RpcContext) -> _Held:
     return _Held()
 
 
-async def _fail(data: bytes, context: Context) -> bytes:
+async def _fail(data: bytes, context: RpcContext) -> bytes:
     raise not_found(data.decode("latin-1"))
 
 
 class _Stream:
     """Echoes, after `flood` messages of its own."""
 
-    def __init__(self, client: Client, flood: int) -> None:
+    def __init__(self, client: StreamWriter, flood: int) -> None:
         self._client = client
         self._left = flood
         self._waits = self._half_closed = False
-        self.write_on()
+        self.write_ready()
 
-    def received(self, message: bytes) -> bool:
+    def message_received(self, message: bytes) -> bool:
         assert not self._half_closed, "a message after the end"
         return self._write(message)
 
-    def write_on(self) -> None:
+    def write_ready(self) -> None:
         waited, self._waits = self._waits, False
         while self._left:
             self._left -= 1
             if not self._write(bytes(1000)):
                 return
         if waited:
-            self._client.read_on()
+            self._client.resume_reading()
         self._end()
 
     def half_closed(self) -> None:
@@ -95,12 +95,12 @@ class _Stream:
         """Nobody waits any more."""
 
     def _write(self, message: bytes) -> bool:
-        self._waits = not self._client.write(message, False)
+        self._waits = not self._client.write_message(message, False)
         return not self._waits
 
     def _end(self) -> None:
         if self._half_closed and not self._waits:
-            self._client.end()
+            self._client.finish_stream()
 
 
 _SERVICES = {
@@ -145,7 +145,7 @@ def _frames(program: bytes) -> Iterator[bytes]:
             message = struct.pack(">BI", flags >> 7, len(payload)) + payload
             payload, kind = message, frames.DATA
             flags &= 1
-        yield frames.head(len(payload), kind, flags, stream) + payload
+        yield frames.frame_header(len(payload), kind, flags, stream) + payload
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
@@ -162,8 +162,8 @@ def _sent(data: bytes) -> list[tuple[int, int]]:
     """Kind and stream of each frame that was sent. They are whole."""
     kinds, at = [], 0
     while at < len(data):
-        high, low, kind, _, stream = frames.HEAD.unpack_from(data, at)
-        at += frames.HEAD_SIZE + (high << 8 | low)
+        high, low, kind, _, stream = frames.FRAME_HEADER.unpack_from(data, at)
+        at += frames.FRAME_HEADER_SIZE + (high << 8 | low)
         kinds.append((kind, stream))
     assert at == len(data), "the last frame is not whole"
     return kinds
@@ -172,16 +172,18 @@ def _sent(data: bytes) -> list[tuple[int, int]]:
 async def _converse(data: bytes) -> None:
     problems: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
-    gone: list[Connection] = []
+    gone: list[H2Connection] = []
     router = Router(_SERVICES, GrpcOptions(), LIMITS)
-    made = Connection(router.route, GrpcOptions(), LIMITS, lambda _: None, gone.append, nobody())
+    made = H2Connection(
+        router.route, GrpcOptions(), LIMITS, lambda _: None, gone.append, no_connection_hook()
+    )
     sink = MemoryTransport()
     made.connection_made(sink)
     for number, piece in enumerate(_pieces(data)):
         made.data_received(piece)
         assert len(made.streams) <= LIMITS.max_streams
         assert len(made._reader._buffer) <= _MOST_KEPT, "more is kept than one frame"
-        held = sum(stream.held for stream in made.streams.values())
+        held = sum(stream.held_bytes for stream in made.streams.values())
         assert held <= LIMITS.connection_window, "more is held than was granted"
         if sink.closed:
             break
@@ -203,7 +205,7 @@ async def _converse(data: bytes) -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert not problems, problems
-    assert not made.streams and not made.out.waiting
+    assert not made.streams and not made.send_buffer.waiting_streams
     assert gone == [made]
 
 

@@ -14,18 +14,18 @@ from typing import Any
 
 from host.errors import HostError
 from host.frontends.http.compression import decompress
-from host.frontends.http.infer_head import HeadReader
 from host.frontends.http.infer_request import to_request
+from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.routes import find_route
-from host.frontends.http.tensors import JsonLimit
-from host.frontends.http1.connection import Connection, Patience
+from host.frontends.http.tensors import JsonInputLimit
+from host.frontends.http1.connection import Http1Connection, Timeouts
 from host.frontends.http1.cycle import Message, Receive, Send
-from host.instances.busy_polling import nobody
+from host.instances.busy_polling import no_connection_hook
 from host.instances.regions import Regions
 from tests.memory_transport import MemoryTransport
 
 MOST = 1 << 16
-_PATIENCE = Patience(header_bytes=4096)
+_TIMEOUTS = Timeouts(max_header_bytes=4096)
 _REGIONS = Regions(None)
 
 
@@ -42,7 +42,7 @@ class _Log(logging.Handler):
 
 def decode(body: bytes, begin: int) -> None:
     """Take a body apart whose JSON part has this length."""
-    head = HeadReader(JsonLimit(MOST)).read(body[:begin])
+    head = InferenceHeaderReader(JsonInputLimit(MOST)).read(body[:begin])
     request = to_request(head, "m", 1, body, begin, _REGIONS)
     assert all(tensor.name is not None for tensor in request.inputs)
 
@@ -77,12 +77,12 @@ async def _converse(size: int, data: bytes) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
     connections: set[Any] = set()
     tasks: set[asyncio.Task[None]] = set()
-    made = Connection(_app, _PATIENCE, connections, tasks, nobody())
+    made = Http1Connection(_app, _TIMEOUTS, connections, tasks, no_connection_hook())
     sink = MemoryTransport(peername=("127.0.0.1", 1), sockname=("127.0.0.1", 2))
     made.connection_made(sink)
     for at in range(0, len(data), size):
         made.data_received(data[at : at + size])
-        assert len(made._parser._head.headers) <= _PATIENCE.header_bytes, "headers without end"
+        assert len(made._parser._head.headers) <= _TIMEOUTS.max_header_bytes, "headers without end"
         if sink.closed:
             break
         if at < 64 * size:

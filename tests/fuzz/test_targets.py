@@ -14,7 +14,7 @@ TARGETS = {"codec": codec_target, "h2": h2_target, "http": http_target}
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_seeds_pass(name: str) -> None:
+def test_fuzzing_seeds_pass(name: str) -> None:
     for seed in TARGETS[name].SEEDS:
         TARGETS[name].check(seed)
 
@@ -22,7 +22,7 @@ def test_the_seeds_pass(name: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 @given(st.data())
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-def test_nothing_breaks_what_must_hold(name: str, data: Any) -> None:
+def test_random_inputs_keep_the_invariants(name: str, data: Any) -> None:
     seeds = st.sampled_from(TARGETS[name].SEEDS)
     part = st.tuples(seeds, st.integers(0, 300), st.integers(0, 300), st.binary(max_size=8)).map(
         lambda made: made[0][: made[1]] + made[3] + made[0][made[2] :]

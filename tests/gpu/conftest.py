@@ -35,7 +35,7 @@ def simulated_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _forget() -> None:
     _gpu._driver.cache_clear()
-    _gpu.gpu.cache_clear()
+    _gpu.open_gpu.cache_clear()
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def simulated_environment(simulated_driver: Path, tmp_path: Path) -> dict[str, s
 
 def real_gpus() -> int:
     """How many GPUs this machine has for this process."""
-    return _gpu.count()
+    return _gpu.device_count()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, Serve, wait_until
 from tests.gpu import models
 from tests.gpu.conftest import copies
@@ -110,7 +110,7 @@ def test_an_output_is_copied_straight_into_a_clients_memory(
             log = Path(simulated_environment["SIMULATED_CUDA_LOG"])
             assert copies(log) == [f"to host {size}"]
             wanted.set_shared_memory(memory.name, size - 1)
-            _, text = failure(client.infer, "returns", given, outputs=[wanted])
+            _, text = infer_error(client.infer, "returns", given, outputs=[wanted])
             assert f"should be at least {size} bytes to hold the results" in text
         finally:
             memory.close()
@@ -137,14 +137,14 @@ def test_a_failing_copy_fails_its_response_alone(
     host = serve(repository, env=simulated_environment).wait_started()
     with host.client() as client:
         for count in (1, LARGE):
-            status, text = failure(infer, client, "returns", -ramp(count) - 1)
+            status, text = infer_error(infer, client, "returns", -ramp(count) - 1)
             assert status == "StatusCode.INTERNAL"
             assert text == (
                 "Tensor 'Y' cannot be copied from GPU 0: cuMemcpyDtoH_v2 failed with "
                 "CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered"
             )
             np.testing.assert_array_equal(infer(client, "returns", ramp(count)), ramp(count) + 1)
-        _, text = failure(infer, client, "asks", ramp(LARGE))
+        _, text = infer_error(infer, client, "asks", ramp(LARGE))
         assert "Tensor 'X' cannot be copied from GPU 0: cuMemcpyDtoH_v2 failed with" in text
 
 

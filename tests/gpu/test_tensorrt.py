@@ -12,7 +12,7 @@ import pytest
 import pb_utils
 from pb_utils import testing
 from stub.user_model import ModelFailure
-from tests.asking import failure, tensor
+from tests.asking import infer_error, tensor
 from tests.conftest import ROOT, RepositoryBuilder, Serve
 
 pytestmark = pytest.mark.gpu
@@ -239,5 +239,5 @@ def test_a_served_plan_needs_no_configuration(
         assert got["dynamic_batching"]["preferred_batch_size"] == [8]
         result = client.infer("doubles", [tensor("x", rows(8))])
         np.testing.assert_array_equal(result.as_numpy("y"), 2 * rows(8))
-        _, text = failure(client.infer, "doubles", [tensor("x", rows(9))])
+        _, text = infer_error(client.infer, "doubles", [tensor("x", rows(9))])
         assert "inference request batch-size must be <= 8" in text

@@ -6,7 +6,7 @@ import json
 import textwrap
 
 from tests.asking import Client
-from tests.waiting import UNTIL
+from tests.waiting import UNTIL_SOURCE
 
 CONFIG = """
     backend: "python"
@@ -29,7 +29,7 @@ import os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-{UNTIL}
+{UNTIL_SOURCE}
 def attempt(call):
     function, *arguments = json.loads(call)
     if len(arguments) > 2:

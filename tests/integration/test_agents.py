@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.asking import Client, failure
+from tests.asking import Client, infer_error
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 MODEL = """
@@ -56,7 +56,7 @@ def test_a_file_that_has_changed_is_not_loaded(
     client.load_model("changed")
     other = MODEL + "# another one\n"
     module_repository.add("changed", other)
-    assert failure(client.load_model, "changed")[1] == (
+    assert infer_error(client.load_model, "changed")[1] == (
         "failed to load 'changed', failed to poll from model repository"
     )
     found = hashlib.md5(other.encode()).hexdigest()
@@ -102,7 +102,7 @@ def test_agents_that_can_do_nothing_fail_the_load(
     complaint: str,
 ) -> None:
     module_repository.add(name, MODEL, text)
-    assert failure(client.load_model, name)[1] == (
+    assert infer_error(client.load_model, name)[1] == (
         f"failed to load '{name}', failed to poll from model repository"
     )
     host.wait_for(f"failed to load '{name}': Invalid argument: {complaint}")

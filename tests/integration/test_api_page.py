@@ -164,7 +164,7 @@ def test_models_are_described_by_version(host: RunningHost) -> None:
     ]
 
 
-def test_only_what_can_succeed_is_described(host: RunningHost) -> None:
+def test_only_usable_operations_are_described(host: RunningHost) -> None:
     paths = document(host)["paths"]
     assert "/v2/models/words/generate_stream" in paths
     assert "/v2/models/words/infer" not in paths
@@ -198,7 +198,7 @@ def test_the_document_follows_what_is_loaded(host: RunningHost) -> None:
     assert path in document(host)["paths"]
 
 
-def test_the_door_does_what_the_document_says(host: RunningHost) -> None:
+def test_the_endpoint_matches_the_openapi_document(host: RunningHost) -> None:
     settings = {
         "base-url": f"http://{host.http_url}",
         "seed": 1,
@@ -400,7 +400,9 @@ def test_the_page_lists_the_models(host: RunningHost, browser: webdriver.Chrome)
     assert "DIFFERENCE FP32 [-1, 4]" in page.text("table[aria-label=Outputs]")
 
 
-def test_what_the_server_says_is_text(host: RunningHost, browser: webdriver.Chrome) -> None:
+def test_server_texts_are_not_interpreted_as_html(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
     page = Page(browser, host)
     assert MARKUP in page.wait_for("#models .gone", "broken")
     assert not browser.find_elements(By.TAG_NAME, "img")

@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 
 from pb_utils import testing
 from stub.user_model import ModelFailure
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, infer_error, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx onnxruntime")
@@ -390,7 +390,7 @@ def test_bytes_that_are_no_text_are_the_senders_fault(client: Client) -> None:
     arrays = {kind: np.zeros((1, 1), dtype) for kind, dtype in KINDS.items()}
     arrays["STRING"] = np.array([[b"\xff"]], dtype=np.object_)
     inputs = [tensor(kind, array) for kind, array in arrays.items()]
-    status, text = failure(client.infer, "kinds", inputs)
+    status, text = infer_error(client.infer, "kinds", inputs)
     assert status == "StatusCode.INVALID_ARGUMENT"
     assert text.startswith("input 'STRING' must be text in UTF-8: 'utf-8' codec can't decode byte")
 
@@ -448,7 +448,7 @@ def test_ragged_inputs_are_one_flat_tensor(client: Client) -> None:
 
 def test_an_output_that_is_too_short_for_the_batch_is_an_error(client: Client) -> None:
     x = np.array([[0, 1], [0, 0]], np.float32)
-    status, text = failure(client.infer, "ragged", [tensor("X", x)], request_id="short")
+    status, text = infer_error(client.infer, "ragged", [tensor("X", x)], request_id="short")
     assert status == "StatusCode.UNIMPLEMENTED"
     assert text == (
         "[request id: short] failed to split the output tensor 'N' in responses: expected batch "
@@ -463,7 +463,7 @@ def test_a_run_that_needs_too_much_memory_is_an_error_and_the_next_one_is_not(
         given = [tensor("SIZE", np.array([size], np.int64))]
         return client.infer("hungry", given).as_numpy("ZEROS")
 
-    status, text = failure(zeros, 1 << 46)
+    status, text = infer_error(zeros, 1 << 46)
     assert status == "StatusCode.INTERNAL"
     assert "hungry" in text and re.search("bad_alloc|[Ff]ailed to allocate memory", text), text
     assert zeros(3).tolist() == [0, 0, 0]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 torch = pytest.importorskip("torch", reason="pip install torch")
@@ -104,7 +104,7 @@ def test_a_run_that_needs_too_much_memory_is_an_error_and_the_next_one_is_not(
         given = [tensor("size", np.array([size], np.int64))]
         return client.infer("hungry", given).as_numpy("zeros")
 
-    status, text = failure(zeros, 1 << 46)
+    status, text = infer_error(zeros, 1 << 46)
     assert status == "StatusCode.INTERNAL"
     assert "hungry" in text and "you tried to allocate 281474976710656 bytes" in text
     assert zeros(3).tolist() == [0, 0, 0]
@@ -112,7 +112,7 @@ def test_a_run_that_needs_too_much_memory_is_an_error_and_the_next_one_is_not(
 
 def test_a_shape_that_the_file_does_not_take_is_an_error_of_the_request(client: Client) -> None:
     """TorchScript says nothing of shapes, so a wrong configuration is seen only now."""
-    status, text = failure(client.infer, "misfit", [tensor("x", np.ones((1, 5), np.float32))])
+    status, text = infer_error(client.infer, "misfit", [tensor("x", np.ones((1, 5), np.float32))])
     assert status == "StatusCode.INTERNAL"
     assert "misfit" in text and "shapes cannot be multiplied (1x5 and 4x8)" in text
 

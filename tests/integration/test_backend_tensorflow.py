@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from host.config.json_form import to_json
-from host.config.model_config import load
+from host.config.model_config import load_config
 from pb_utils import testing
 from stub.user_model import ModelFailure
 from tests.asking import tensor
@@ -115,7 +115,9 @@ def hold(repository: RepositoryBuilder, monkeypatch: pytest.MonkeyPatch) -> Hold
 
     def hold(name: str) -> testing.ModelHarness:
         folder = repository.path / name
-        return testing.load(folder, to_json(load(folder, strict=False).config), backend=BACKEND)
+        return testing.load(
+            folder, to_json(load_config(folder, strict=False).config), backend=BACKEND
+        )
 
     return hold
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.asking import Client, ask, failure
+from tests.asking import Client, infer_error, infer_through
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 OUTSIDE = """
@@ -49,56 +49,56 @@ def client(host: RunningHost) -> Iterator[Client]:
 @pytest.mark.parametrize("count", [1, 16, 5000, 1_000_000])
 def test_a_model_asks_another_one(client: Client, count: int) -> None:
     array = np.arange(count, dtype=np.float32)
-    np.testing.assert_array_equal(ask(client, "identity", array), array)
+    np.testing.assert_array_equal(infer_through(client, "identity", array), array)
 
 
 def test_a_chain_hands_tensors_on(client: Client) -> None:
     array = np.arange(100_000, dtype=np.float32)
-    np.testing.assert_array_equal(ask(client, "ask3>ask3>identity:1", array), array)
+    np.testing.assert_array_equal(infer_through(client, "ask3>ask3>identity:1", array), array)
 
 
 def test_many_pipelines_run_at_once(client: Client) -> None:
     arrays = [np.full(30_000, number, dtype=np.float32) for number in range(40)]
     with ThreadPoolExecutor(8) as pool:
-        answers = pool.map(lambda array: ask(client, "identity", array), arrays)
+        answers = pool.map(lambda array: infer_through(client, "identity", array), arrays)
         for array, answer in zip(arrays, answers, strict=True):
             np.testing.assert_array_equal(answer, array)
 
 
 def test_errors_come_back_as_responses(client: Client) -> None:
     array = np.ones(2, dtype=np.float32)
-    assert failure(ask, client, "nobody", array) == (
+    assert infer_error(infer_through, client, "nobody", array) == (
         "StatusCode.INTERNAL",
         (
             "Model nobody - Error when running inference: Request for unknown model: 'nobody'"
             " is not found"
         ),
     )
-    _, text = failure(ask, client, "identity:9", array)
+    _, text = infer_error(infer_through, client, "identity:9", array)
     assert text.endswith("Request for unknown model: 'identity' version 9 is not found")
-    _, text = failure(ask, client, "misbehave", array)
+    _, text = infer_error(infer_through, client, "misbehave", array)
     assert text.startswith("Model misbehave - Error when running inference: ")
 
 
 def test_a_model_that_waits_for_itself_gets_an_error_and_not_a_hang(client: Client) -> None:
     array = np.ones(2, dtype=np.float32)
-    status, text = failure(ask, client, "ask>identity", array)
+    status, text = infer_error(infer_through, client, "ask>identity", array)
     assert status == "StatusCode.INTERNAL"
     assert "the request waits for itself: every instance of model 'ask' is busy" in text
-    np.testing.assert_array_equal(ask(client, "identity", array), array)
+    np.testing.assert_array_equal(infer_through(client, "identity", array), array)
 
 
 def test_recursion_works_as_deep_as_there_are_instances(client: Client) -> None:
     array = np.ones(2, dtype=np.float32)
     deep = "ask3>ask3>identity"
-    np.testing.assert_array_equal(ask(client, deep, array, model="ask3"), array)
-    _, text = failure(ask, client, f"ask3>{deep}", array, model="ask3")
+    np.testing.assert_array_equal(infer_through(client, deep, array, model="ask3"), array)
+    _, text = infer_error(infer_through, client, f"ask3>{deep}", array, model="ask3")
     assert "waits for itself" in text
 
 
 def test_a_circle_of_models_gets_an_error(client: Client) -> None:
     array = np.ones(2, dtype=np.float32)
-    _, text = failure(ask, client, "ask3>ask>identity", array)
+    _, text = infer_error(infer_through, client, "ask3>ask>identity", array)
     assert "waits for itself" in text
 
 
@@ -108,7 +108,9 @@ def test_concurrent_recursion_neither_hangs_nor_loses_a_call(client: Client) -> 
 
     def attempt(_: int) -> str:
         try:
-            np.testing.assert_array_equal(ask(client, "ask3>identity", array, "ask3"), array)
+            np.testing.assert_array_equal(
+                infer_through(client, "ask3>identity", array, "ask3"), array
+            )
         except Exception as error:
             return "circle" if "waits for itself" in str(error) else str(error)
         return "answered"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.asking import Client, script, submit
+from tests.asking import Client, run_script, send_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 
 
@@ -43,11 +43,11 @@ def test_a_model_reads_the_stream_of_another_one(
     client: Client, steps: str, expected: list[object]
 ) -> None:
     source = f"return numbers(ask('stream', command('{steps}')).exec(decoupled=True))"
-    assert script(client, source) == expected
+    assert run_script(client, source) == expected
 
 
 def test_an_end_alone_is_a_response_without_anything(client: Client) -> None:
-    assert script(
+    assert run_script(
         client,
         """
         (last,) = ask('stream', command('final')).exec(decoupled=True)
@@ -57,7 +57,7 @@ def test_an_end_alone_is_a_response_without_anything(client: Client) -> None:
 
 
 def test_an_ordinary_model_is_a_stream_of_one(client: Client) -> None:
-    assert script(
+    assert run_script(
         client,
         """
         iterator = ask('identity', tensor('INPUT0', np.arange(4, dtype=np.float32))).exec(
@@ -69,7 +69,7 @@ def test_an_ordinary_model_is_a_stream_of_one(client: Client) -> None:
 
 
 def test_a_decoupled_model_cannot_be_asked_for_one_response(client: Client) -> None:
-    assert script(client, "return ask('stream', command('last')).exec().error().message()") == (
+    assert run_script(client, "return ask('stream', command('last')).exec().error().message()") == (
         "Model stream - Error when running inference: Model stream is using the decoupled. The"
         " current BLS request call doesn't support models using the decoupled transaction policy."
         " Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
@@ -78,7 +78,7 @@ def test_a_decoupled_model_cannot_be_asked_for_one_response(client: Client) -> N
 
 
 def test_one_that_cannot_be_asked_is_the_single_item(client: Client) -> None:
-    assert script(client, "return numbers(ask('nobody').exec(decoupled=True))") == [
+    assert run_script(client, "return numbers(ask('nobody').exec(decoupled=True))") == [
         (
             "Model nobody - Error when running inference: Request for unknown model: 'nobody' is"
             " not found"
@@ -89,7 +89,7 @@ def test_one_that_cannot_be_asked_is_the_single_item(client: Client) -> None:
 def test_a_stream_is_read_again_from_the_start_when_it_was_read_to_its_end(
     client: Client,
 ) -> None:
-    assert script(
+    assert run_script(
         client,
         """
         iterator = ask('stream', command('many=4 last')).exec(decoupled=True)
@@ -104,7 +104,7 @@ def test_a_stream_is_read_again_from_the_start_when_it_was_read_to_its_end(
 
 def test_a_model_asks_hundreds_of_streams_at_once(client: Client) -> None:
     assert (
-        script(
+        run_script(
             client,
             """
         iterators = [
@@ -119,7 +119,7 @@ def test_a_model_asks_hundreds_of_streams_at_once(client: Client) -> None:
 
 
 def test_large_tensors_of_a_stream_stay_valid(client: Client) -> None:
-    assert script(
+    assert run_script(
         client,
         """
         responses = list(ask('stream', command('respond=500000 respond=70000 last')).exec(True))
@@ -130,7 +130,7 @@ def test_large_tensors_of_a_stream_stay_valid(client: Client) -> None:
 
 
 def test_a_dropped_iterator_cancels_its_request(host: RunningHost, client: Client) -> None:
-    assert script(
+    assert run_script(
         client,
         """
         iterator = iter(ask('stream', command('thread:respond cancelled last')).exec(True))
@@ -143,7 +143,7 @@ def test_a_dropped_iterator_cancels_its_request(host: RunningHost, client: Clien
 
 
 def test_what_a_model_still_sends_of_a_cancelled_stream_arrives(client: Client) -> None:
-    assert script(
+    assert run_script(
         client,
         """
         iterator = ask('stream', command('thread:respond cancelled many=3 last')).exec(True)
@@ -158,7 +158,7 @@ def test_what_a_model_still_sends_of_a_cancelled_stream_arrives(client: Client) 
 
 
 def test_a_model_may_say_that_a_stream_was_cancelled(client: Client) -> None:
-    assert script(
+    assert run_script(
         client,
         """
         iterator = ask('stream', command('thread:respond cancelled last_error=enough')).exec(True)
@@ -173,7 +173,7 @@ def test_a_model_may_say_that_a_stream_was_cancelled(client: Client) -> None:
 
 
 def test_requests_of_a_coroutine_overlap(client: Client) -> None:
-    assert script(
+    assert run_script(
         client,
         """
         import asyncio
@@ -189,7 +189,7 @@ def test_requests_of_a_coroutine_overlap(client: Client) -> None:
 
 def test_a_coroutine_reads_streams_without_holding_up_others(client: Client) -> None:
     assert (
-        script(
+        run_script(
             client,
             """
         import asyncio
@@ -209,7 +209,7 @@ def test_a_coroutine_reads_streams_without_holding_up_others(client: Client) -> 
 
 
 def test_a_future_that_is_given_up_cancels_its_request(host: RunningHost, client: Client) -> None:
-    found = script(
+    found = run_script(
         client,
         """
         import asyncio, pathlib
@@ -238,7 +238,7 @@ def test_a_request_that_is_given_up_before_it_begins_does_not_run(client: Client
         return count
 
     before = failures()
-    found = script(
+    found = run_script(
         client,
         """
         import asyncio, pathlib
@@ -263,7 +263,7 @@ def test_a_request_that_is_given_up_before_it_begins_does_not_run(client: Client
 def test_a_request_with_a_limit_ends_in_time(client: Client, form: str) -> None:
     model = "stream" if "True" in form else "other"
     text = "thread:cancelled" if "True" in form else "until(request.is_cancelled, 'that')"
-    found = script(
+    found = run_script(
         client,
         f"""
         response = ask('{model}', command('''{text}''')).{form}
@@ -293,7 +293,7 @@ def test_cancelling_a_request_cancels_what_was_asked_on_its_behalf(
         pb_utils.Logger.log_info('parent got ' + response.error().code().name)
         """
     name = re.escape(awaits)
-    call = submit(client, source)
+    call = send_command(client, source)
     host.wait_for(f"child of {name} waits")
     call.cancel()
     host.wait_for(f"child of {name} was cancelled")
@@ -305,7 +305,7 @@ def test_cancelling_a_request_cancels_what_was_asked_on_its_behalf(
 
 def test_parameters_ids_and_flags_travel_along(client: Client) -> None:
     assert (
-        script(
+        run_script(
             client,
             """
         source = '''
@@ -343,7 +343,7 @@ def test_what_cannot_travel_along_is_said_of_the_model_that_was_asked(
     client: Client, along: str, text: str
 ) -> None:
     source = f"return ask('other', command('return 1'), {along}).exec().error().message()"
-    message = script(client, source)
+    message = run_script(client, source)
     assert message.startswith(f"Model other - Error when running inference: {text}")
 
 
@@ -351,7 +351,7 @@ def test_what_cannot_travel_along_is_said_of_the_model_that_was_asked(
 
 
 def test_threads_of_a_model_ask_at_once(client: Client) -> None:
-    assert script(
+    assert run_script(
         client,
         """
         from concurrent.futures import ThreadPoolExecutor
@@ -386,12 +386,12 @@ FORKS = """
 
 def test_forked_children_of_a_model_ask(client: Client) -> None:
     expected = [[float(n), 10 if n % 2 else 100_000] for n in range(40)]
-    assert script(client, FORKS) == expected
-    assert script(client, FORKS) == expected
+    assert run_script(client, FORKS) == expected
+    assert run_script(client, FORKS) == expected
 
 
 def test_a_child_gets_errors_and_is_refused_what_it_cannot_do(client: Client) -> None:
-    found = script(
+    found = run_script(
         client,
         """
         import os
@@ -437,9 +437,9 @@ def test_a_coroutine_that_waits_for_itself_gets_an_error(
     )
     host = serve(repository).wait_started()
     with host.client() as client:
-        text = script(
+        text = run_script(
             client,
             "return (await ask('script', command('return 1')).async_exec()).error().message()",
         )
         assert "waits for itself" in text
-        assert script(client, "return 1") == 1
+        assert run_script(client, "return 1") == 1

@@ -83,7 +83,7 @@ def test_preferred_sizes_are_a_list() -> None:
 def test_a_model_that_cannot_be_written_is_refused_and_the_others_serve(host: Host) -> None:
     with pytest.raises(HostFailure, match="cannot write model 'm'"):
         # A version of this length is a name that no file system takes.
-        host._child._ask({"bind": {"name": "m"}, "version": "1" * 300})  # type: ignore[union-attr]
+        host._process._request({"bind": {"name": "m"}, "version": "1" * 300})  # type: ignore[union-attr]
     assert ask(host) == [[2, 4]]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.asking import command, failure
+from tests.asking import infer_error, run_command
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.pythons import EVALUATES, config, need_index, touch
 
@@ -69,9 +69,9 @@ def test_what_models_require_is_installed_once_even_by_two_servers_and_found_by_
     for host in hosts:
         with host.client() as client:
             for model in ("m", "n"):
-                assert command(client, SIX, model) == "1.16.0"
-                assert command(client, "sys.prefix", model) == str(environment)
-            assert str(ROOT) not in command(client, "sys.path", "m")
+                assert run_command(client, SIX, model) == "1.16.0"
+                assert run_command(client, "sys.prefix", model) == str(environment)
+            assert str(ROOT) not in run_command(client, "sys.path", "m")
     output = "\n".join(host.output for host in hosts)
     assert output.count(BUILDING) == 1
     assert re.search(r"\[[mn]\] Successfully installed .*six-1.16.0", output)
@@ -84,7 +84,7 @@ def test_what_models_require_is_installed_once_even_by_two_servers_and_found_by_
     os.kill(stub.pid, signal.SIGKILL)
     again.wait_for(r"\[m:1/m_0\] restarted")
     with again.client() as client:
-        assert command(client, "sys.prefix", "m") == str(environment)
+        assert run_command(client, "sys.prefix", "m") == str(environment)
 
 
 @pytest.mark.usefixtures("index")
@@ -95,12 +95,12 @@ def test_other_requirements_lead_to_another_environment(
     flags = (EXPLICIT, "--load-model=m", f"--environment-cache-dir={cache}")
     host = started(serve(repository, *flags))
     with host.client() as client:
-        assert command(client, SIX, "m") == "1.16.0"
+        assert run_command(client, SIX, "m") == "1.16.0"
         project = "[project]\nname = 'm'\ndependencies = ['six==1.15.0']\n"
         wants = config(PYTHON_REQUIREMENTS="$$TRITON_MODEL_DIRECTORY/pyproject.toml")
         repository.add("m", config=wants, files={"pyproject.toml": project})
         client.load_model("m")
-        assert command(client, SIX, "m") == "1.15.0"
+        assert run_command(client, SIX, "m") == "1.15.0"
         builds = host.output.count(BUILDING)
         touch(folder / "pyproject.toml", 10)
         client.load_model("m")
@@ -121,7 +121,7 @@ def test_a_build_that_was_killed_is_begun_again(
     again = started(serve(repository, flag))
     again.wait_for(BUILDING)
     with again.client() as client:
-        assert command(client, "sys.prefix", "m") == str(built(tmp_path / "cache")[0])
+        assert run_command(client, "sys.prefix", "m") == str(built(tmp_path / "cache")[0])
 
 
 def test_a_stop_ends_a_build_and_leaves_no_half_of_it(
@@ -150,7 +150,7 @@ class Refusals:
         texts = {file.replace("_", "."): text for file, text in files.items()}
         folder = self._repository.add(name, EVALUATES, config, files=texts)
         with self._host.client() as client:
-            _, text = failure(client.load_model, name)
+            _, text = infer_error(client.load_model, name)
         start = f"load failed for model '{name}': version 1 is at UNAVAILABLE state: {code}: "
         assert text.startswith(start), text
         return folder, text[len(start) :].rstrip("\n").removesuffix(";")

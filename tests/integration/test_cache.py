@@ -19,7 +19,7 @@ import pytest
 import redis
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, failure, script, tensor
+from tests.asking import Client, infer_error, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_client_memory import Memory
 
@@ -155,7 +155,7 @@ def test_a_model_that_does_not_ask_for_it_is_always_run(client: Client) -> None:
 def test_a_failure_is_not_kept(client: Client) -> None:
     before = statistics(client, "counter").inference_stats
     for _ in range(2):
-        assert failure(client.infer, "counter", numbers(-1))[1] == "no negative numbers"
+        assert infer_error(client.infer, "counter", numbers(-1))[1] == "no negative numbers"
     after = statistics(client, "counter").inference_stats
     assert after.fail.count == before.fail.count + 2
     assert after.cache_miss.count == before.cache_miss.count
@@ -259,7 +259,7 @@ def test_models_that_ask_others_get_what_is_kept(client: Client) -> None:
         found = [pb_utils.get_output_tensor_by_name(asked.exec(), "COUNT") for _ in range(2)]
         return [int(tensor.as_numpy()[0]) for tensor in found]
         """
-    first, second = script(client, source)
+    first, second = run_script(client, source)
     assert first == second
 
 
@@ -280,9 +280,9 @@ def test_clients_memory_is_read_and_written_by_hits_too(client: Client) -> None:
         small = grpcclient.InferRequestedOutput("COUNT")
         small.set_shared_memory(memory.name, 8, 400)
         memory.write(np.full(100, 3, dtype=np.int32))
-        first = failure(client.infer, "shared", [given], outputs=[small])
+        first = infer_error(client.infer, "shared", [given], outputs=[small])
         assert "400" in first[1]
-        assert failure(client.infer, "shared", [given], outputs=[small]) == first
+        assert infer_error(client.infer, "shared", [given], outputs=[small]) == first
     finally:
         client.unregister_system_shared_memory()
         memory.close()

@@ -18,7 +18,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 
 SIZE = 1 << 20
@@ -81,7 +81,7 @@ def memory(client: Client) -> Iterator[Memory]:
     memory.close()
 
 
-def lies_in(
+def input_in_region(
     memory: Memory, shape: list[int], datatype: str, byte_size: int, offset: int = 0
 ) -> grpcclient.InferInput:
     given = grpcclient.InferInput("INPUT0", shape, datatype)
@@ -89,7 +89,9 @@ def lies_in(
     return given
 
 
-def goes_to(memory: Memory, byte_size: int, offset: int = 0) -> grpcclient.InferRequestedOutput:
+def output_in_region(
+    memory: Memory, byte_size: int, offset: int = 0
+) -> grpcclient.InferRequestedOutput:
     wanted = grpcclient.InferRequestedOutput("OUTPUT0")
     wanted.set_shared_memory(memory.name, byte_size, offset)
     return wanted
@@ -106,8 +108,8 @@ def test_tensors_are_read_and_written_in_place(
     memory.write(array)
     result = client.infer(
         model,
-        [lies_in(memory, [count], datatype, array.nbytes)],
-        outputs=[goes_to(memory, half, half)],
+        [input_in_region(memory, [count], datatype, array.nbytes)],
+        outputs=[output_in_region(memory, half, half)],
     )
     output = result.get_output("OUTPUT0")
     assert (list(output.shape), output.datatype) == ([count], datatype)
@@ -135,7 +137,7 @@ LARGE = [
 
 @pytest.mark.parametrize("door", ["grpc", "http"])
 @pytest.mark.parametrize(("size", "complaint"), LARGE, ids=["4 TiB", "1 GiB"])
-def test_a_mistake_in_strings_that_are_far_too_many_is_named(
+def test_error_in_too_many_strings_is_reported(
     host: RunningHost, client: Client, door: str, size: int, complaint: str
 ) -> None:
     key = f"/test-{uuid.uuid4().hex}"
@@ -147,7 +149,7 @@ def test_a_mistake_in_strings_that_are_far_too_many_is_named(
         with library.InferenceServerClient(url) as asker:
             wanted = library.InferInput("INPUT0", [2], "BYTES")
             wanted.set_shared_memory(key, size)
-            status, text = failure(asker.infer, "strings", [wanted])
+            status, text = infer_error(asker.infer, "strings", [wanted])
         assert status == ("StatusCode.INVALID_ARGUMENT" if door == "grpc" else "400")
         assert text.endswith(complaint)
     finally:
@@ -162,8 +164,8 @@ def test_strings_travel_in_shared_memory_too(client: Client, memory: Memory) -> 
     memory.write(np.frombuffer(data.item(), dtype=np.uint8))
     client.infer(
         "strings",
-        [lies_in(memory, [4], "BYTES", size)],
-        outputs=[goes_to(memory, 10_000, 100_000)],
+        [input_in_region(memory, [4], "BYTES", size)],
+        outputs=[output_in_region(memory, 10_000, 100_000)],
     )
     np.testing.assert_array_equal(memory.read(np.object_, [4], 100_000), array)
 
@@ -171,27 +173,31 @@ def test_strings_travel_in_shared_memory_too(client: Client, memory: Memory) -> 
 def test_input_in_memory_and_output_in_the_message(client: Client, memory: Memory) -> None:
     array = np.arange(50_000, dtype=np.float32)
     memory.write(array, 4096)
-    result = client.infer("identity", [lies_in(memory, [50_000], "FP32", array.nbytes, 4096)])
+    result = client.infer(
+        "identity", [input_in_region(memory, [50_000], "FP32", array.nbytes, 4096)]
+    )
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-def test_a_tensor_that_is_handed_on_stays_where_it_is(client: Client, memory: Memory) -> None:
+def test_passed_on_tensor_is_not_copied(client: Client, memory: Memory) -> None:
     """Over BLS, by reference, and back into the same region."""
     array = np.arange(100_000, dtype=np.float32)
     memory.write(array)
-    given = lies_in(memory, [100_000], "FP32", array.nbytes)
+    given = input_in_region(memory, [100_000], "FP32", array.nbytes)
     named = np.array([b"identity"], dtype=np.object_)
     half = SIZE // 2
-    client.infer("ask", [tensor("MODEL", named), given], outputs=[goes_to(memory, half, half)])
+    client.infer(
+        "ask", [tensor("MODEL", named), given], outputs=[output_in_region(memory, half, half)]
+    )
     np.testing.assert_array_equal(memory.read(np.float32, [100_000], half), array)
 
 
-def test_requests_may_share_one_place_in_different_sizes(client: Client, memory: Memory) -> None:
+def test_requests_may_share_an_offset_with_different_sizes(client: Client, memory: Memory) -> None:
     array = np.arange(SIZE // 8, dtype=np.float32)
     memory.write(array)
 
     def ask(count: int) -> None:
-        given = lies_in(memory, [count], "FP32", count * 4)
+        given = input_in_region(memory, [count], "FP32", count * 4)
         result = client.infer("identity", [given])
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array[:count])
 
@@ -200,26 +206,28 @@ def test_requests_may_share_one_place_in_different_sizes(client: Client, memory:
 
 
 @pytest.mark.parametrize("count", [100, 50_000])
-def test_an_output_that_finds_no_room_fails_its_request_alone(
+def test_output_too_large_for_its_region_fails_only_its_request(
     client: Client, memory: Memory, count: int
 ) -> None:
     array = np.zeros(count, dtype=np.float32)
     memory.write(array)
-    given = lies_in(memory, [count], "FP32", array.nbytes)
-    assert failure(client.infer, "identity", [given], outputs=[goes_to(memory, 16, 0)]) == (
+    given = input_in_region(memory, [count], "FP32", array.nbytes)
+    assert infer_error(
+        client.infer, "identity", [given], outputs=[output_in_region(memory, 16, 0)]
+    ) == (
         "StatusCode.INTERNAL",
         (
             "shared memory size specified with the request for output 'OUTPUT0' (16 bytes) should"
             f" be at least {array.nbytes} bytes to hold the results"
         ),
     )
-    client.infer("identity", [given], outputs=[goes_to(memory, array.nbytes, 0)])
+    client.infer("identity", [given], outputs=[output_in_region(memory, array.nbytes, 0)])
 
 
-def test_the_place_of_a_tensor_is_checked(client: Client, memory: Memory) -> None:
+def test_offset_and_size_of_a_tensor_are_checked(client: Client, memory: Memory) -> None:
     def ask(byte_size: int, offset: int) -> tuple[str, str]:
-        given = lies_in(memory, [4], "FP32", byte_size, offset)
-        return failure(client.infer, "identity", [given])
+        given = input_in_region(memory, [4], "FP32", byte_size, offset)
+        return infer_error(client.infer, "identity", [given])
 
     name = memory.name
     assert ask(16, SIZE) == (
@@ -234,7 +242,7 @@ def test_the_place_of_a_tensor_is_checked(client: Client, memory: Memory) -> Non
     assert "Expected 16, got 8" in ask(8, 0)[1]
     given = grpcclient.InferInput("INPUT0", [4], "FP32")
     given.set_shared_memory("unheard-of", 16)
-    assert failure(client.infer, "identity", [given]) == (
+    assert infer_error(client.infer, "identity", [given]) == (
         "StatusCode.NOT_FOUND",
         "Unable to find shared memory region: 'unheard-of'",
     )
@@ -248,7 +256,7 @@ def gone(client: Client, memory: Memory) -> None:
     assert memory.name not in client.get_system_shared_memory_status().regions
 
 
-def test_regions_are_listed_and_forgotten(client: Client) -> None:
+def test_regions_are_listed_and_unregistered(client: Client) -> None:
     first, second = Memory(client), Memory(client, 2 * SIZE)
     try:
         regions = client.get_system_shared_memory_status(as_json=True)["regions"]
@@ -265,7 +273,7 @@ def test_regions_are_listed_and_forgotten(client: Client) -> None:
         assert second.name in client.get_system_shared_memory_status().regions
         client.unregister_system_shared_memory()
         gone(client, second)
-        assert failure(client.get_system_shared_memory_status, first.name) == (
+        assert infer_error(client.get_system_shared_memory_status, first.name) == (
             "StatusCode.NOT_FOUND",
             f"Unable to find system shared memory region: '{first.name}'",
         )
@@ -295,42 +303,42 @@ def test_a_registration_may_start_inside_the_object(client: Client) -> None:
         client.register_system_shared_memory(memory.name, memory.key, 8192, 4096)
         array = np.arange(500, dtype=np.float32)
         memory.write(array, 4096 + 100)
-        result = client.infer("identity", [lies_in(memory, [500], "FP32", 2000, 100)])
+        result = client.infer("identity", [input_in_region(memory, [500], "FP32", 2000, 100)])
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
     finally:
         memory.close()
 
 
-def test_what_cannot_be_registered_is_refused(client: Client, memory: Memory) -> None:
+def test_invalid_registration_is_refused(client: Client, memory: Memory) -> None:
     register = client.register_system_shared_memory
-    assert failure(register, memory.name, memory.key, SIZE) == (
+    assert infer_error(register, memory.name, memory.key, SIZE) == (
         "StatusCode.ALREADY_EXISTS",
         f"shared memory region '{memory.name}' already in manager",
     )
-    assert failure(register, "r", "//", SIZE) == (
+    assert infer_error(register, "r", "//", SIZE) == (
         "StatusCode.INVALID_ARGUMENT",
         "cannot register shared memory region 'r' - invalid shm key '//'",
     )
     reserved = "/triton_python_backend_shm_region_1"
-    assert failure(register, "r", reserved, SIZE)[1] == (
+    assert infer_error(register, "r", reserved, SIZE)[1] == (
         f"cannot register shared memory region 'r' with key '{reserved}' as the key contains the"
         " reserved prefix 'triton_python_backend_shm_region_'"
     )
-    assert failure(register, "r", "/no-such-object", SIZE) == (
+    assert infer_error(register, "r", "/no-such-object", SIZE) == (
         "StatusCode.INTERNAL",
         "Unable to open shared memory region: '/no-such-object'",
     )
     for key in ("/../../etc/passwd", "/a/b", "/" + "x" * 300):
-        assert failure(register, "r", key, SIZE) == (
+        assert infer_error(register, "r", key, SIZE) == (
             "StatusCode.INTERNAL",
             f"Unable to open shared memory region: '{key}'",
         )
-    assert failure(register, "r", memory.key, SIZE + 1) == (
+    assert infer_error(register, "r", memory.key, SIZE + 1) == (
         "StatusCode.INVALID_ARGUMENT",
         "failed to register shared memory region 'r': invalid args",
     )
     for byte_size, offset in ((0, 0), (100, 100)):
-        assert failure(register, "r", memory.key, byte_size, offset)[1] == (
+        assert infer_error(register, "r", memory.key, byte_size, offset)[1] == (
             "failed to register shared memory region 'r': unable to process address space"
             "Invalid argument"
         )
@@ -338,14 +346,14 @@ def test_what_cannot_be_registered_is_refused(client: Client, memory: Memory) ->
 
 
 def test_cuda_memory_is_refused_where_there_is_no_gpu(client: Client, memory: Memory) -> None:
-    assert failure(client.register_cuda_shared_memory, "c", b"aGFuZGxl", 0, 64) == (
+    assert infer_error(client.register_cuda_shared_memory, "c", b"aGFuZGxl", 0, 64) == (
         "StatusCode.INVALID_ARGUMENT",
         "failed to register CUDA shared memory region: 'c', GPUs not supported",
     )
-    assert failure(client.get_cuda_shared_memory_status, "c")[1] == (
+    assert infer_error(client.get_cuda_shared_memory_status, "c")[1] == (
         "Unable to find cuda shared memory region: 'c'"
     )
-    assert failure(client.get_cuda_shared_memory_status, memory.name)[1] == (
+    assert infer_error(client.get_cuda_shared_memory_status, memory.name)[1] == (
         f"The region named '{memory.name}' is registered as system shared memory, not CUDA shared"
         " memory"
     )
@@ -354,7 +362,9 @@ def test_cuda_memory_is_refused_where_there_is_no_gpu(client: Client, memory: Me
     client.unregister_cuda_shared_memory("c")
 
 
-def test_a_region_in_use_goes_with_its_last_user(host: RunningHost, client: Client) -> None:
+def test_unregistered_region_is_closed_after_its_last_use(
+    host: RunningHost, client: Client
+) -> None:
     """The model holds the request back; meanwhile the region is unregistered."""
     memory = Memory(client)
     try:
@@ -369,9 +379,9 @@ def test_a_region_in_use_goes_with_its_last_user(host: RunningHost, client: Clie
         host.wait_for("the region is in use")
         client.unregister_system_shared_memory(memory.name)
         assert memory.name in client.get_system_shared_memory_status().regions
-        assert failure(client.register_system_shared_memory, memory.name, memory.key, SIZE)[0] == (
-            "StatusCode.ALREADY_EXISTS"
-        )
+        assert infer_error(client.register_system_shared_memory, memory.name, memory.key, SIZE)[
+            0
+        ] == ("StatusCode.ALREADY_EXISTS")
         call.cancel()
         wait_until(
             lambda: memory.name not in client.get_system_shared_memory_status().regions,
@@ -394,13 +404,13 @@ def test_client_memory_is_off_unless_it_is_asked_for(
         ),
     )
     with host.client() as client:
-        assert failure(client.register_system_shared_memory, "r", "/key", 64) == off
-        assert failure(client.unregister_system_shared_memory, "r") == off
-        assert failure(client.register_cuda_shared_memory, "r", b"aGFuZGxl", 0, 64) == off
+        assert infer_error(client.register_system_shared_memory, "r", "/key", 64) == off
+        assert infer_error(client.unregister_system_shared_memory, "r") == off
+        assert infer_error(client.register_cuda_shared_memory, "r", b"aGFuZGxl", 0, 64) == off
         assert not client.get_system_shared_memory_status().regions
 
 
-def test_a_client_that_shrinks_its_memory_harms_nobody_else(
+def test_client_that_shrinks_its_region_affects_only_its_own_requests(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("identity")
@@ -412,19 +422,21 @@ def test_a_client_that_shrinks_its_memory_harms_nobody_else(
             file = posix_ipc.SharedMemory(memory.key).fd
             os.ftruncate(file, 0)
             os.close(file)
-            status, _ = failure(client.infer, "strings", [lies_in(memory, [1], "BYTES", 100)])
+            status, _ = infer_error(
+                client.infer, "strings", [input_in_region(memory, [1], "BYTES", 100)]
+            )
             assert status == "StatusCode.INTERNAL"
-            given = lies_in(memory, [100_000], "FP32", 400_000)
-            _, text = failure(client.infer, "identity", [given])
+            given = input_in_region(memory, [100_000], "FP32", 400_000)
+            _, text = infer_error(client.infer, "identity", [given])
             assert "the shared memory in which tensor 'INPUT0' lay is gone" in text
             memory.close()
             memory = Memory(client)
-            given = lies_in(memory, [100_000], "FP32", 400_000)
+            given = input_in_region(memory, [100_000], "FP32", 400_000)
             client.infer("identity", [given])
             file = posix_ipc.SharedMemory(memory.key).fd
             os.ftruncate(file, 0)
             os.close(file)
-            _, text = failure(client.infer, "identity", [given])
+            _, text = infer_error(client.infer, "identity", [given])
             assert "Stub process 'identity_0' is not healthy. It was ended by SIGBUS" in text
         finally:
             memory.close()
@@ -450,7 +462,7 @@ class TritonPythonModel:
 """
 
 
-def test_an_input_that_is_passed_on_and_taken_away_meanwhile_is_an_error(
+def test_passed_on_input_whose_region_was_truncated_is_an_error(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -461,9 +473,9 @@ def test_an_input_that_is_passed_on_and_taken_away_meanwhile_is_an_error(
         memory = Memory(client)
         array = np.arange(100_000, dtype=np.float32)
         memory.write(array)
-        given = lies_in(memory, [100_000], "FP32", array.nbytes)
+        given = input_in_region(memory, [100_000], "FP32", array.nbytes)
         try:
-            asked = pool.submit(failure, client.infer, "passes_on", [given])
+            asked = pool.submit(infer_error, client.infer, "passes_on", [given])
             host.wait_for("the model has its input")
             file = posix_ipc.SharedMemory(memory.key).fd
             os.ftruncate(file, 0)
@@ -486,7 +498,7 @@ def test_an_input_that_is_passed_on_and_taken_away_meanwhile_is_an_error(
             memory.close()
 
 
-def test_an_input_that_is_passed_on_does_not_fit_where_it_lies_if_there_is_less_room(
+def test_passed_on_input_needs_enough_room_in_the_output_region(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     """It begins where the output is to begin, so nothing would have to be written."""
@@ -497,10 +509,10 @@ def test_an_input_that_is_passed_on_does_not_fit_where_it_lies_if_there_is_less_
     with host.client() as client:
         memory = Memory(client)
         try:
-            given = lies_in(memory, [100_000], "FP32", 400_000)
+            given = input_in_region(memory, [100_000], "FP32", 400_000)
             wanted = grpcclient.InferRequestedOutput("INPUT0")
             wanted.set_shared_memory(memory.name, 64)
-            assert failure(client.infer, "passes_on", [given], outputs=[wanted]) == (
+            assert infer_error(client.infer, "passes_on", [given], outputs=[wanted]) == (
                 "StatusCode.INTERNAL",
                 (
                     "shared memory size specified with the request for output 'INPUT0' (64 bytes)"

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import command, failure, tensor
+from tests.asking import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
-from tests.waiting import UNTIL
+from tests.waiting import UNTIL_SOURCE
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -123,7 +123,7 @@ def test_a_signal_finishes_what_runs_and_finalizes_the_models(
         def finalize(self):
             print("finalized")
     """
-    repository.add("waits", UNTIL + dedent(source))
+    repository.add("waits", UNTIL_SOURCE + dedent(source))
     host = serve(repository, "--exit-timeout-secs=600").wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.infer, "waits", [])
@@ -131,7 +131,7 @@ def test_a_signal_finishes_what_runs_and_finalizes_the_models(
         host.process.send_signal(number)
         host.wait_for(rf"Signal \({number.value}\) received")
         host.wait_for("Found 1 gRPC service connections")  # from then on, others are refused
-        status, _ = failure(client.infer, "waits", [])
+        status, _ = infer_error(client.infer, "waits", [])
         assert status == "StatusCode.UNAVAILABLE"
         with open(go, "w"):
             pass
@@ -195,9 +195,9 @@ def test_statistics_count_what_was_done(repository: RepositoryBuilder, serve: Se
     host = serve(repository).wait_started()
     with host.client() as client:
         for _ in range(3):
-            command(client, "echo x")
-        failure(command, client, "raises x")
-        failure(client.infer, "misbehave", [tensor("COMMAND", np.ones(1, dtype=np.int8))])
+            run_command(client, "echo x")
+        infer_error(run_command, client, "raises x")
+        infer_error(client.infer, "misbehave", [tensor("COMMAND", np.ones(1, dtype=np.int8))])
         (stats,) = client.get_inference_statistics("misbehave").model_stats
     assert (stats.name, stats.version) == ("misbehave", "1")
     assert stats.inference_count == 3

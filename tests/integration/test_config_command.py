@@ -16,7 +16,7 @@ import pytest
 
 from host.cli import config as config_command
 from host.config.json_form import from_json
-from host.config.pbtxt import parse
+from host.config.pbtxt import parse_pbtxt
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, wait_until
 
 PBHOST = Path(sys.executable).with_name("pbhost")
@@ -66,7 +66,7 @@ def test_the_model_is_asked_and_the_whole_configuration_is_printed(
     assert done.returncode == 0
     assert "I was asked" in done.stderr
     assert done.stdout.startswith('name: "m"\nbackend: "python"\n')
-    found = parse(done.stdout, "stdout")
+    found = parse_pbtxt(done.stdout, "stdout")
     assert found.max_batch_size == 16
     assert [tensor.name for tensor in (*found.input, *found.output)] == ["x", "y"]
     assert list(found.dynamic_batching.preferred_batch_size) == [16]
@@ -86,7 +86,7 @@ def test_both_forms_say_the_same_and_become_each_other(
         path.write_text(said)
     assert files[0].read_text() == files[2].read_text()
     assert files[1].read_text() == files[3].read_text()
-    assert from_json(files[1].read_text()) == parse(files[0].read_text(), "")
+    assert from_json(files[1].read_text()) == parse_pbtxt(files[0].read_text(), "")
     assert json.loads(files[1].read_text())["max_batch_size"] == 16
 
 
@@ -98,7 +98,7 @@ def test_both_forms_say_the_same_and_become_each_other(
 def test_a_file_survives_the_way_through_json(printed: Printed, path: Path, tmp_path: Path) -> None:
     through = tmp_path / "config.json"
     through.write_text(printed(path, "--format=json")[1])
-    assert parse(printed(through)[1], "") == parse(path.read_text(), "")
+    assert parse_pbtxt(printed(through)[1], "") == parse_pbtxt(path.read_text(), "")
 
 
 def test_without_the_model_the_file_is_printed_with_what_follows_from_it(
@@ -107,7 +107,7 @@ def test_without_the_model_the_file_is_printed_with_what_follows_from_it(
     model = repository.add("m", "raise Exception('not to be imported')", 'input { name: "x" }')
     status, said, errors = printed(model, "--no-auto-complete")
     assert (status, errors) == (0, "")
-    found = parse(said, "")
+    found = parse_pbtxt(said, "")
     assert [(tensor.name, tensor.data_type) for tensor in found.input] == [("x", 0)]
     assert (found.backend, found.default_model_filename) == ("python", "model.py")
     assert found.optimization.input_pinned_memory.enable
@@ -129,9 +129,9 @@ def test_an_ensemble_needs_no_model_and_a_custom_configuration_may_be_chosen(
         files={"configs/whole.pbtxt": ensemble.format("TYPE_INT32")},
     )
     status, said, _ = printed(folder)
-    assert (status, parse(said, "").input[0].data_type) == (0, 11)
+    assert (status, parse_pbtxt(said, "").input[0].data_type) == (0, 11)
     status, said, _ = printed(folder, "--model-config-name=whole")
-    assert (status, parse(said, "").input[0].data_type) == (0, 8)
+    assert (status, parse_pbtxt(said, "").input[0].data_type) == (0, 8)
 
 
 @pytest.mark.parametrize(

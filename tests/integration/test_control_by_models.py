@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.asking import Client, command, failure
+from tests.asking import Client, infer_error, run_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, JSON, index, model, starting
 
@@ -20,7 +20,7 @@ BLANK = "backend: 'python'"
 
 def call(client: Client, *call: Any, asked: str = "asker") -> str:
     """What a function of `pb_utils`, called in `execute`, returns or raises, as text."""
-    return command(client, f"call {json.dumps(call)}", asked)
+    return run_command(client, f"call {json.dumps(call)}", asked)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_model_loads_asks_and_unloads(host: RunningHost) -> None:
         assert call(client, "load_model", "x") == "None"
         assert call(client, "is_model_ready", "x") == "True"
         assert call(client, "is_model_ready", "x", "1") == "True"
-        assert command(client, "name", "x") == "x"
+        assert run_command(client, "name", "x") == "x"
         assert call(client, "unload_model", "x") == "None"
         assert call(client, "is_model_ready", "x").endswith("'x' has no available versions")
         wait_until(lambda: index(client, "x") == [("1", "UNAVAILABLE", "unloaded")], "the unload")
@@ -50,7 +50,7 @@ def test_a_model_loads_with_configuration_and_files(host: RunningHost) -> None:
     with host.client() as client:
         files = {"file:1/model.py": model("up")}
         assert call(client, "load_model", "x", JSON, files) == "None"
-        assert command(client, "name", "x") == "up"
+        assert run_command(client, "name", "x") == "up"
         assert call(client, "load_model", "x", "", files).endswith(
             "failed to load 'x', failed to poll from model repository"
         )
@@ -58,9 +58,9 @@ def test_a_model_loads_with_configuration_and_files(host: RunningHost) -> None:
         text = call(client, "load_model", "x", JSON, broken)
         assert text.startswith("Failed to load model: ")
         assert "load failed for model 'x': version 1 is at UNAVAILABLE state: Internal: " in text
-        assert command(client, "name", "x") == "up", "a failed load changes nothing"
+        assert run_command(client, "name", "x") == "up", "a failed load changes nothing"
         assert call(client, "load_model", "x") == "None"
-        assert command(client, "name", "x") == "x"
+        assert run_command(client, "name", "x") == "x"
 
 
 def test_what_is_not_there_is_not_ready(host: RunningHost) -> None:
@@ -86,12 +86,14 @@ def test_what_is_not_there_is_not_ready(host: RunningHost) -> None:
 
 def test_a_model_may_replace_and_unload_itself(host: RunningHost) -> None:
     with host.client() as client:
-        pid = command(client, "pid", "asker")
+        pid = run_command(client, "pid", "asker")
         other = json.dumps({**json.loads(JSON), "parameters": {"x": {"string_value": "another"}}})
         assert call(client, "load_model", "asker", other) == "None"
-        assert command(client, "pid", "asker") != pid
+        assert run_command(client, "pid", "asker") != pid
         assert call(client, "unload_model", "asker") == "None"
-        assert failure(command, client, "pid", "asker")[1].endswith("has no available versions")
+        assert infer_error(run_command, client, "pid", "asker")[1].endswith(
+            "has no available versions"
+        )
 
 
 def test_a_load_outlives_the_model_that_asked_for_it(
@@ -105,7 +107,7 @@ def test_a_load_outlives_the_model_that_asked_for_it(
     repository.add("slow", starting(body), BLANK)
     with host.client() as client, host.client() as other:
         asking = threading.Thread(
-            target=lambda: failure(call, other, "load_model", "slow"),
+            target=lambda: infer_error(call, other, "load_model", "slow"),
         )
         asking.start()
         host.wait_for("initializing")
@@ -215,7 +217,7 @@ def test_initialize_may_outdate_its_own_load(
 ) -> None:
     repository.add("a", starting("""print(attempt('["unload_model", "a"]'))"""), BLANK)
     with host.client() as client:
-        assert failure(client.load_model, "a") == (
+        assert infer_error(client.load_model, "a") == (
             "StatusCode.INVALID_ARGUMENT",
             (
                 "load failed for model 'a': Newer operation has been applied to the model"

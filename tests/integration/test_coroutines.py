@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, Stream, command, failure, submit
+from tests.asking import Client, InferStream, infer_error, run_command, send_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
-from tests.waiting import UNTIL
+from tests.waiting import UNTIL_SOURCE
 
 CONFIG = """
 backend: "python"
@@ -27,7 +27,7 @@ MEETING = f"""
 import asyncio
 import numpy as np
 import triton_python_backend_utils as pb_utils
-{UNTIL}
+{UNTIL_SOURCE}
 def answer(text):
     array = np.array([text.encode()], dtype=np.object_)
     return pb_utils.InferenceResponse([pb_utils.Tensor("ANSWER", array)])
@@ -138,7 +138,7 @@ def client(host: RunningHost) -> Iterator[Client]:
 
 def together(client: Client, model: str, text: str, count: int) -> list[int]:
     with ThreadPoolExecutor(count) as pool:
-        return [int(n) for n in pool.map(lambda _: command(client, text, model), range(count))]
+        return [int(n) for n in pool.map(lambda _: run_command(client, text, model), range(count))]
 
 
 def test_requests_overlap_in_one_instance(client: Client) -> None:
@@ -157,31 +157,31 @@ def test_one_at_a_time_if_the_parameter_says_so(client: Client) -> None:
 
 @pytest.mark.parametrize("model", ["meeting", "serial"])
 def test_an_exception_is_answered(client: Client, model: str) -> None:
-    status, text = failure(command, client, "raises on purpose", model)
+    status, text = infer_error(run_command, client, "raises on purpose", model)
     assert status == "StatusCode.INTERNAL"
     assert text.startswith(f"Failed to process the request(s) for model '{model}_0', message: ")
     assert "ValueError: on purpose" in text
     assert "model.py" in text
     assert "futures" not in text
-    assert command(client, "leave", model)
+    assert run_command(client, "leave", model)
 
 
 @pytest.mark.parametrize("model", ["meeting", "serial"])
 def test_a_coroutine_that_exits_is_answered_and_the_loop_goes_on(
     host: RunningHost, client: Client, model: str
 ) -> None:
-    text = failure(command, client, "exits 3", model)[1]
+    text = infer_error(run_command, client, "exits 3", model)[1]
     assert "SystemExit: 3" in text
     assert "base_events.py" not in text
     said = [line for line in host.lines if "SystemExit: 3" in line]
     assert all("Failed to process the request(s) for model" in line for line in said), said
-    assert command(client, "exits_aside 4", model) == "still here"
+    assert run_command(client, "exits_aside 4", model) == "still here"
     host.wait_for("SystemExit: 4")
-    assert command(client, "leave", model)
+    assert run_command(client, "leave", model)
 
 
 def test_a_coroutine_notices_that_its_client_has_gone(host: RunningHost, client: Client) -> None:
-    call = submit(client, "cancelled", "meeting")
+    call = send_command(client, "cancelled", "meeting")
     host.wait_for("waits to be cancelled")
     call.cancel()
     host.wait_for("was cancelled")
@@ -201,7 +201,7 @@ def test_statistics_count_the_whole_time_of_a_coroutine(client: Client) -> None:
 def test_requests_of_a_decoupled_model_overlap_and_short_ones_end_first(
     host: RunningHost,
 ) -> None:
-    with Stream(host) as stream:
+    with InferStream(host) as stream:
         for others in (2, 1, 0):
             stream.send(str(others), model="streaming")
         answers = [stream.next().as_numpy("ANSWER")[0] for _ in range(3)]
@@ -210,7 +210,7 @@ def test_requests_of_a_decoupled_model_overlap_and_short_ones_end_first(
 
 def test_an_exception_of_a_decoupled_coroutine_is_logged_and_answered(host: RunningHost) -> None:
     """Triton only logs it, and its client waits for ever."""
-    with Stream(host) as stream:
+    with InferStream(host) as stream:
         stream.send("-1", model="streaming")
         with pytest.raises(InferenceServerException, match="others cannot be negative"):
             stream.next()
@@ -221,7 +221,7 @@ def test_an_exception_of_a_decoupled_coroutine_is_logged_and_answered(host: Runn
 
 
 def test_an_exception_that_is_no_valid_text_is_answered(host: RunningHost) -> None:
-    with Stream(host) as stream:
+    with InferStream(host) as stream:
         stream.send("-2", model="streaming")
         with pytest.raises(InferenceServerException, match="file .*udcff"):
             stream.next()

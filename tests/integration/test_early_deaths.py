@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.asking import failure
+from tests.asking import infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 COMPLETES = """
@@ -85,7 +85,7 @@ def test_a_stub_that_dies_while_another_one_describes_its_model_ends_the_load(
     repository.add("slow", COMPLETES.format(go=str(go)), config)
     host = serve(repository, "--model-control-mode=explicit").wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:
-        told = pool.submit(failure, client.load_model, "slow", client_timeout=DEADLINE)
+        told = pool.submit(infer_error, client.load_model, "slow", client_timeout=DEADLINE)
         busy = int(host.wait_for(r"completing in (\d+)").group(1))
         (idle,) = [stub for stub in host.stubs() if stub.pid != busy]
         idle.kill()
@@ -104,7 +104,7 @@ def test_a_stub_that_dies_between_two_batches_of_a_warmup_ends_the_load(
     repository.add("fleeting", STOPS_ITS_HOST.format(stub=str(stub)), WARMUP)
     host = serve(repository, "--model-control-mode=explicit", "--stub-start=spawn").wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:
-        told = pool.submit(failure, client.load_model, "fleeting", client_timeout=DEADLINE)
+        told = pool.submit(infer_error, client.load_model, "fleeting", client_timeout=DEADLINE)
         wait_until(stub.exists, "the model to have answered")
         dead = psutil.Process(int(stub.read_text()))
         wait_until(

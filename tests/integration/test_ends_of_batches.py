@@ -16,7 +16,7 @@ import numpy as np
 import host
 from host.instances.supervisor import Supervisor
 from host.models.python_model import PythonModel
-from tests.asking import failure, tensor
+from tests.asking import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
 from tests.integration.test_inprocess import options
 from tests.waiting import eventually
@@ -119,7 +119,7 @@ def test_a_call_whose_batch_ends_without_an_answer_to_it_fails(
     answered = tensor("X", np.zeros(1, dtype=np.uint8))
     with running.client() as client:
         for _ in range(2):
-            assert failure(client.infer, "m", [forgotten], client_timeout=DEADLINE) == (
+            assert infer_error(client.infer, "m", [forgotten], client_timeout=DEADLINE) == (
                 "StatusCode.INTERNAL",
                 "instance 'm_0' ended a batch without answering it",
             )

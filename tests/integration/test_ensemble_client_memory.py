@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, failure
+from tests.asking import Client, infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.integration.ensemble_models import add_ensemble, add_member
 from tests.integration.test_client_memory import Memory
@@ -107,7 +107,7 @@ def test_an_output_that_the_client_has_no_room_for_is_an_error(
 ) -> None:
     array = np.full(count, 3, np.float32)
     memory.write(np.zeros(100, np.float32), BIG)
-    assert failure(
+    assert infer_error(
         client.infer, ensemble, [given(memory, array)], outputs=[wanted(memory, "O", 16, BIG)]
     ) == (
         "StatusCode.INTERNAL",

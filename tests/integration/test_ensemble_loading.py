@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.asking import Client, failure
+from tests.asking import Client, infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import index
 from tests.integration.ensemble_models import (
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     module_repository.add("unknown", config=FAULTS["unknown"][0])
     module_repository.add(name, config=FAULTS[name][0])
-    status, text = failure(client.load_model, name)
+    status, text = infer_error(client.load_model, name)
     assert status == "StatusCode.INVALID_ARGUMENT"
     expected = FAULTS[name][1].replace("{m}", name)
     assert text.startswith(f"load failed for model '{name}': {expected}")
@@ -181,7 +181,7 @@ def test_ensembles_that_are_made_of_each_other_are_refused(
 ) -> None:
     for name, other in (("hen", "egg"), ("egg", "hen")):
         add_ensemble(module_repository, name, "I", "O", [(other, {"I": "I"}, {"O": "O"})])
-    assert failure(client.load_model, "hen")[1] == (
+    assert infer_error(client.load_model, "hen")[1] == (
         "load failed for model 'hen': circular dependency between ensembles: hen -> ... -> egg ->"
         " hen\n"
     )
@@ -204,9 +204,9 @@ def test_a_model_that_loads_its_own_ensemble_at_its_start_is_told_so(
     )
     module_repository.add("eager", starting, config)
     add_ensemble(module_repository, "of_eager", "I", "O", one("eager"))
-    assert "circular dependency" in failure(client.load_model, "eager")[1]
+    assert "circular dependency" in infer_error(client.load_model, "eager")[1]
     # Whichever of the two sees the circle first, neither waits for ever.
-    _, text = failure(client.load_model, "of_eager")
+    _, text = infer_error(client.load_model, "of_eager")
     assert "would wait for itself" in text or "circular dependency" in text
 
 
@@ -250,7 +250,7 @@ def test_an_ensemble_goes_with_its_member_and_comes_back_with_it(client: Client)
     client.unload_model("a")
     for name in ("of_of_a", "of_a", "a"):
         gone(client, name)
-    assert failure(ask, client, "of_a", I=[1]) == (
+    assert infer_error(ask, client, "of_a", I=[1]) == (
         "StatusCode.NOT_FOUND",
         "Request for unknown model: 'of_a' has no available versions",
     )
@@ -304,7 +304,7 @@ def test_what_served_stays_when_an_ensemble_is_changed_for_the_worse(
     """Triton unloads it; here a load that fails leaves what served."""
     client.load_model("of_a")
     add_ensemble(module_repository, "of_a", "I", "O", [("a", {"Z": "I"}, {"A": "O"})])
-    failure(client.load_model, "of_a")
+    infer_error(client.load_model, "of_a")
     assert ask(client, "of_a", I=[1]) == {"O": [2]}
     add_ensemble(module_repository, "of_a", "I", "O", one("a"))
     client.load_model("of_a")

@@ -21,7 +21,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, Stream, failure, is_final, tensor
+from tests.asking import Client, InferStream, infer_error, is_final, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import (
     add_ensemble,
@@ -196,7 +196,7 @@ def client(host: RunningHost) -> Iterator[Client]:
         yield client
 
 
-class Asks(Stream):
+class Asks(InferStream):
     """A stream to any model."""
 
     def __enter__(self) -> Asks:
@@ -289,7 +289,7 @@ def test_an_optional_input_may_be_left_out(client: Client) -> None:
 
 def test_an_input_that_is_not_optional_keeps_its_steps_waiting(client: Client) -> None:
     """As many inputs came as the required ones are, so that the count is no reason to refuse."""
-    assert failure(ask, client, "opt", J=[5], options={"request_id": "r"}) == (
+    assert infer_error(ask, client, "opt", J=[5], options={"request_id": "r"}) == (
         "StatusCode.INVALID_ARGUMENT",
         (
             "in ensemble 'opt', [request id: r] unexpected deadlock, at least one output is not set"
@@ -310,7 +310,7 @@ def test_a_step_runs_without_an_optional_input_that_was_not_made(client: Client)
 
 def test_a_step_that_lacks_an_input_fails(client: Client) -> None:
     assert ask(client, "null", I=[1]) == {"O": [2 + 2]}
-    status, text = failure(ask, client, "null", I=[7], options={"request_id": "r"})
+    status, text = infer_error(ask, client, "null", I=[7], options={"request_id": "r"})
     assert status == "StatusCode.INVALID_ARGUMENT"
     assert text == (
         "in ensemble 'null', [request id: r] expected 2 inputs but got 1 inputs for model 'strict'."
@@ -382,7 +382,7 @@ def test_a_sequence_of_the_wrong_type_is_refused(
     client: Client, answer: dict[str, Any], text: str
 ) -> None:
     options = {"parameters": {"answer": json.dumps(answer)}}
-    failed = failure(infer, client, "telling", I=[1], options=options)
+    failed = infer_error(infer, client, "telling", I=[1], options=options)
     assert failed == ("StatusCode.INVALID_ARGUMENT", f"in ensemble 'telling', {text}")
 
 
@@ -395,7 +395,7 @@ def test_a_batch_dimension_of_one_comes_and_goes(client: Client) -> None:
 
 
 def test_a_larger_batch_does_not_fit_into_a_model_without_batches(client: Client) -> None:
-    assert failure(ask, client, "batched", I=[[1, 2], [3, 4]]) == (
+    assert infer_error(ask, client, "batched", I=[[1, 2], [3, 4]]) == (
         "StatusCode.INVALID_ARGUMENT",
         (
             "in ensemble 'batched', [request id: <id_unknown>] unexpected shape for input 'X' for"
@@ -405,7 +405,7 @@ def test_a_larger_batch_does_not_fit_into_a_model_without_batches(client: Client
 
 
 def test_the_ensembles_own_limits_are_checked_first(client: Client) -> None:
-    status, text = failure(ask, client, "batched", I=np.zeros((5, 2), np.float32))
+    status, text = infer_error(ask, client, "batched", I=np.zeros((5, 2), np.float32))
     assert status == "StatusCode.INVALID_ARGUMENT"
     assert text.endswith("inference request batch-size must be <= 4 for 'batched'")
 
@@ -414,7 +414,7 @@ def test_the_ensembles_own_limits_are_checked_first(client: Client) -> None:
 
 
 def test_a_failure_names_the_ensembles_around_it(client: Client) -> None:
-    assert failure(ask, client, "nested", I=[-1]) == (
+    assert infer_error(ask, client, "nested", I=[-1]) == (
         "StatusCode.UNIMPLEMENTED",
         "in ensemble 'nested', in ensemble 'chain', minus one",
     )
@@ -422,12 +422,12 @@ def test_a_failure_names_the_ensembles_around_it(client: Client) -> None:
 
 def test_nothing_is_started_after_a_failure(client: Client) -> None:
     before = counts(client, "n")
-    failure(ask, client, "chain", I=[-1])
+    infer_error(ask, client, "chain", I=[-1])
     assert counts(client, "n") == (before[0], before[1] + 1)
 
 
 def test_a_member_that_dies_is_named_and_comes_back(client: Client) -> None:
-    status, text = failure(ask, client, "killing", I=[1])
+    status, text = infer_error(ask, client, "killing", I=[1])
     assert status == "StatusCode.UNAVAILABLE"
     assert text.startswith("in ensemble 'killing', Stub process 'kill_0_0' is not healthy.")
     wait_until(lambda: bool(client.is_model_ready("killing")), "the member to be back")
@@ -461,8 +461,8 @@ def test_an_ensemble_counts_its_requests_and_the_times_of_its_members(client: Cl
 def test_a_failure_on_the_way_counts_twice(client: Client, host: RunningHost) -> None:
     """As in Triton: its response and its end report it both."""
     before = counts(client, "two")
-    failure(ask, client, "two", I=[-1], J=[1])
-    failure(ask, client, "two", I=[1])  # refused at once: an input is missing
+    infer_error(ask, client, "two", I=[-1], J=[1])
+    infer_error(ask, client, "two", I=[1])  # refused at once: an input is missing
     assert counts(client, "two") == (before[0], before[1] + 2)
 
 
@@ -517,7 +517,7 @@ def test_a_stream_ends_with_the_first_failure(host: RunningHost) -> None:
 
 
 def test_unary_calls_are_refused_for_a_stream(client: Client) -> None:
-    assert failure(ask, client, "stream", I=[1]) == (
+    assert infer_error(ask, client, "stream", I=[1]) == (
         "StatusCode.UNIMPLEMENTED",
         "ModelInfer RPC doesn't support models with decoupled transaction policy",
     )
@@ -578,14 +578,14 @@ def test_a_model_asks_an_ensemble(client: Client) -> None:
 
 def test_a_model_that_asks_an_ensemble_is_a_step_of_one(client: Client) -> None:
     assert ask(client, "asking", I=[1]) == {"O": [3]}
-    status, text = failure(ask, client, "asking", I=[-1])
+    status, text = infer_error(ask, client, "asking", I=[-1])
     assert text.startswith("in ensemble 'asking', ")
 
 
 def test_a_step_that_asks_its_own_ensemble_fails_instead_of_waiting_forever(
     client: Client,
 ) -> None:
-    _, text = failure(ask, client, "selfish", I=[-2])
+    _, text = infer_error(ask, client, "selfish", I=[-2])
     assert text.endswith(
         "Model selfish - Error when running inference: the request waits for itself: every instance"
         " of model 'asker' is busy with a request that waits for this one. Raise the instance_group"
@@ -627,7 +627,7 @@ def test_inputs_and_outputs_may_lie_in_the_clients_memory(client: Client) -> Non
 
 
 def test_metrics_of_an_ensemble(host: RunningHost, client: Client) -> None:
-    failure(ask, client, "nested", I=[-1])
+    infer_error(ask, client, "nested", I=[-1])
     with urllib.request.urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as page:
         lines = page.read().decode().splitlines()
     reasons = {

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 import host
-from tests.asking import Client, Stream, ask, command, failure, script, tensor
+from tests.asking import (
+    Client,
+    InferStream,
+    infer_error,
+    infer_through,
+    run_command,
+    run_script,
+    tensor,
+)
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.pythons import (
     EVALUATES,
@@ -43,7 +51,7 @@ def packed(venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def says(client: Client, expression: str, model: str = "m") -> str:
-    return command(client, expression, model)
+    return run_command(client, expression, model)
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -211,7 +219,7 @@ class Refusals:
         model = f"bad{self._count}"
         self.folder = self._repository.add(model, EVALUATES, config(**{name: str(path)}, **more))
         with self._host.client() as client:
-            status, text = failure(client.load_model, model)
+            status, text = infer_error(client.load_model, model)
         assert status == "StatusCode.INVALID_ARGUMENT"
         start = f"load failed for model '{model}': version 1 is at UNAVAILABLE state: Internal: "
         assert text.startswith(start), text
@@ -425,21 +433,21 @@ def test_all_that_models_do_is_done_on_another_python(
     host = serve(repository).wait_started()
     big = np.arange(1_000_000, dtype=np.float32)
     with host.client() as client:
-        assert script(client, "import sys; return sys.prefix") == str(foreign)
-        path = script(client, "import sys; return sys.path")
+        assert run_script(client, "import sys; return sys.prefix") == str(foreign)
+        path = run_script(client, "import sys; return sys.path")
         assert not any(part.startswith(str(ROOT)) for part in path), path
         answer = client.infer("identity", [tensor("INPUT0", big)])
         np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), big)
-        np.testing.assert_array_equal(ask(client, "identity", big), big)
-        status, _ = failure(command, client, "aborts")
+        np.testing.assert_array_equal(infer_through(client, "identity", big), big)
+        status, _ = infer_error(run_command, client, "aborts")
         assert status == "StatusCode.UNAVAILABLE"
-        assert command(client, "echo again") == "again"
-        assert script(client, AWAITS) == [0.0, 1.0, 2.0]
-        assert script(client, STREAMS) == [0, 1, None]
-        assert script(client, MEASURES) == 2.0
-    with Stream(host) as stream:
+        assert run_command(client, "echo again") == "again"
+        assert run_script(client, AWAITS) == [0.0, 1.0, 2.0]
+        assert run_script(client, STREAMS) == [0, 1, None]
+        assert run_script(client, MEASURES) == 2.0
+    with InferStream(host) as stream:
         stream.send("thread:respond respond final", enable_empty_final_response=True)
-        assert stream.numbers() == [0, 1]
+        assert stream.read_numbers() == [0, 1]
     host.wait_for("measured")
     assert host.stop() == 0, host.output
 
@@ -478,7 +486,7 @@ def test_a_signal_shows_what_every_thread_of_a_model_is_doing(
     wait_until(at_rest, "the stack of the main thread at rest")
     host.wait_for(r"\[misbehave:1/misbehave_0\] Current thread 0x\w+ .*\(most recent call first\):")
     host.wait_for(
-        r"\[misbehave:1/misbehave_0\]   File \".*worker\.py\", line \d+ in receive_service|_watch"
+        r"\[misbehave:1/misbehave_0\]   File \".*worker\.py\", line \d+ in receive_service|_run_service_loop"
     )
     with host.client() as client:
-        assert command(client, "echo still here") == "still here"
+        assert run_command(client, "echo still here") == "still here"

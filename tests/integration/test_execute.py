@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, command, failure, tensor
+from tests.asking import Client, infer_error, run_command, tensor
 from tests.conftest import MODELS, RepositoryBuilder, RunningHost, Serve
 
 
@@ -24,13 +24,13 @@ def client(host: RunningHost) -> Iterator[Client]:
     with host.client() as client:
         yield client
         assert client.is_server_ready(), "a wrong request has made the server unready"
-        assert command(client, "echo still here") == "still here"
+        assert run_command(client, "echo still here") == "still here"
 
 
 def test_an_exception_becomes_the_callers_error_with_its_place(
     client: Client, host: RunningHost
 ) -> None:
-    status, text = failure(command, client, "raises no such luck")
+    status, text = infer_error(run_command, client, "raises no such luck")
     assert status == "StatusCode.INTERNAL"
     assert text.startswith(
         "Failed to process the request(s) for model 'misbehave_0', message:"
@@ -47,11 +47,11 @@ def test_an_exception_becomes_the_callers_error_with_its_place(
 
 
 def test_sys_exit_is_an_error_of_its_request_only(client: Client) -> None:
-    before = command(client, "pid")
-    status, text = failure(command, client, "exits")
+    before = run_command(client, "pid")
+    status, text = infer_error(run_command, client, "exits")
     assert status == "StatusCode.INTERNAL"
     assert "SystemExit: the model has had enough" in text
-    assert command(client, "pid") == before
+    assert run_command(client, "pid") == before
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_sys_exit_is_an_error_of_its_request_only(client: Client) -> None:
     ],
 )
 def test_a_wrong_return_value_is_named(client: Client, what: str, expected: str) -> None:
-    status, text = failure(command, client, what)
+    status, text = infer_error(run_command, client, what)
     assert status == "StatusCode.INTERNAL"
     assert text == (
         f"Failed to process the request(s) for model 'misbehave_0', message: {expected}"
@@ -86,7 +86,7 @@ def test_a_wrong_return_value_is_named(client: Client, what: str, expected: str)
 
 
 def test_a_request_left_without_an_answer_gets_an_error(client: Client) -> None:
-    status, text = failure(command, client, "returns_none")
+    status, text = infer_error(run_command, client, "returns_none")
     assert status == "StatusCode.INTERNAL"
     assert "'misbehave_0' returned no response for this request" in text
 
@@ -111,7 +111,7 @@ def test_an_output_outside_the_configuration_is_dropped(client: Client) -> None:
     ],
 )
 def test_an_error_response_keeps_its_code(client: Client, code: str, status: str) -> None:
-    assert failure(command, client, f"returns_error {code}") == (
+    assert infer_error(run_command, client, f"returns_error {code}") == (
         f"StatusCode.{status}",
         "on purpose",
     )
@@ -120,7 +120,7 @@ def test_an_error_response_keeps_its_code(client: Client, code: str, status: str
 def test_prints_and_log_lines_reach_the_host_at_once_with_their_instance(
     client: Client, host: RunningHost
 ) -> None:
-    command(client, "prints from the model")
+    run_command(client, "prints from the model")
     host.wait_for(r"\[misbehave:1/misbehave_0\] from the model\n")
     host.wait_for(r"\[misbehave:1/misbehave_0\] from the model on stderr")
     host.wait_for(r"model.py:\d+\] \[misbehave:1/misbehave_0\] from the model by logger")
@@ -137,7 +137,7 @@ def test_wrong_requests_are_refused_with_what_was_expected(client: Client) -> No
     good = np.zeros(3, dtype=np.float32)
 
     def refused(*inputs: grpcclient.InferInput, model: str = "identity", version: str = "") -> str:
-        status, text = failure(client.infer, model, list(inputs), model_version=version)
+        status, text = infer_error(client.infer, model, list(inputs), model_version=version)
         return f"{status.removeprefix('StatusCode.')}: {text}"
 
     unknown = "[request id: <id_unknown>] "
@@ -166,7 +166,7 @@ def test_wrong_requests_are_refused_with_what_was_expected(client: Client) -> No
 def test_a_wrong_number_of_bytes_is_refused(client: Client) -> None:
     short = grpcclient.InferInput("INPUT0", [3], "FP32")
     short._raw_content = b"\0" * 8
-    status, text = failure(client.infer, "identity", [short])
+    status, text = infer_error(client.infer, "identity", [short])
     assert (status, text) == (
         "StatusCode.INVALID_ARGUMENT",
         (
@@ -183,14 +183,14 @@ def test_a_wrong_number_of_bytes_is_refused(client: Client) -> None:
 def test_malformed_strings_are_refused(client: Client, content: bytes) -> None:
     broken = grpcclient.InferInput("COMMAND", [1], "BYTES")
     broken._raw_content = content
-    status, _ = failure(client.infer, "misbehave", [broken])
+    status, _ = infer_error(client.infer, "misbehave", [broken])
     assert status == "StatusCode.INVALID_ARGUMENT"
 
 
 def test_a_huge_shape_takes_no_memory(client: Client) -> None:
     huge = grpcclient.InferInput("INPUT0", [2**62], "FP32")
     huge._raw_content = b"\0" * 8
-    status, text = failure(client.infer, "identity", [huge])
+    status, text = infer_error(client.infer, "identity", [huge])
     assert status == "StatusCode.INVALID_ARGUMENT"
     assert "INPUT0" in text
 

@@ -102,7 +102,7 @@ def test_a_forwarded_key_comes_before_a_parameter_of_that_name(door: Door) -> No
     assert (seen["x-a"], seen["b"]) == ("key", "stays")
 
 
-def test_of_a_key_that_is_sent_twice_the_last_counts(door: Door) -> None:
+def test_the_last_of_duplicate_keys_counts(door: Door) -> None:
     assert door.ask(("x-a", "1"), ("x-a", "2"))["x-a"] == "2"
 
 
@@ -112,7 +112,7 @@ def test_binary_keys_are_read_as_text(door: Door) -> None:
 
 
 @pytest.mark.parametrize("key", ["timeout", "triton_x", "triton_"])
-def test_keys_with_a_meaning_cannot_be_forwarded(door: Door, key: str) -> None:
+def test_reserved_keys_cannot_be_forwarded(door: Door, key: str) -> None:
     assert door.refusal((key, "1")) == RESERVED.format(key)
     assert door.stream(2, (key, "1")) == [RESERVED.format(key)] * 2
 
@@ -211,7 +211,7 @@ def test_a_forwarded_header_comes_before_a_parameter_of_that_name(http: HttpDoor
     assert seen == {"x-a": "header", "b": 1}
 
 
-def test_of_a_header_that_is_sent_twice_the_last_counts(http: HttpDoor) -> None:
+def test_the_last_of_duplicate_headers_counts(http: HttpDoor) -> None:
     assert http.ask(("X-A", "1"), ("X-A", "2")) == {"X-A": "2"}
 
 
@@ -220,11 +220,11 @@ def test_values_of_headers_are_read_as_utf_8(http: HttpDoor) -> None:
 
 
 @pytest.mark.parametrize("name", ["timeout", "triton_x", "binary_data_output"])
-def test_headers_with_a_meaning_cannot_be_forwarded(http: HttpDoor, name: str) -> None:
+def test_reserved_headers_cannot_be_forwarded(http: HttpDoor, name: str) -> None:
     assert http.ask((name, "1")) == RESERVED.format(name)
 
 
-def test_reserved_names_in_another_case_mean_nothing(http: HttpDoor) -> None:
+def test_reserved_names_in_another_case_are_forwarded(http: HttpDoor) -> None:
     assert http.ask(("Timeout", "1")) == {"Timeout": "1"}
 
 
@@ -239,7 +239,7 @@ def test_case_of_http_headers_matters_if_the_pattern_says_so(
     assert http.ask(("X-A", "1"), ("x-b", "2")) == {"X-A": "1"}
 
 
-def test_the_doors_have_patterns_of_their_own(sees: RepositoryBuilder, serve: Serve) -> None:
+def test_http_and_grpc_have_their_own_patterns(sees: RepositoryBuilder, serve: Serve) -> None:
     host = serve(sees, f"{FLAG}=g", f"{HTTP_FLAG}=h").wait_started()
     assert HttpDoor(host).ask(("g", "1"), ("h", "2"))["h"] == "2"
     door = Door(host)

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Stream, command, failure, script, tensor
+from tests.asking import InferStream, infer_error, run_command, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -119,7 +119,7 @@ def test_many_connections(host: RunningHost) -> None:
     for client in clients:
         assert client.is_server_live()
     for client in clients:
-        assert command(client, "pid")
+        assert run_command(client, "pid")
         client.close()
 
 
@@ -142,12 +142,12 @@ def test_a_stream_carries_large_messages_both_ways(host: RunningHost) -> None:
 
 
 def test_ten_thousand_responses_keep_their_order(host: RunningHost) -> None:
-    with Stream(host) as stream:
+    with InferStream(host) as stream:
         stream.send("thread:many=10000 final", enable_empty_final_response=True)
-        assert stream.numbers() == list(range(10000))
+        assert stream.read_numbers() == list(range(10000))
 
 
-def test_a_stream_that_is_not_read_holds_no_memory_and_no_one_up(host: RunningHost) -> None:
+def test_an_unread_stream_holds_no_memory_and_delays_no_other(host: RunningHost) -> None:
     """A client takes one response of many large ones, and then nothing."""
     process = psutil.Process(host.process.pid)
     with grpc.insecure_channel(host.url) as channel, host.client() as other:
@@ -189,11 +189,13 @@ def ask_to_wait(url: str) -> None:
 def test_deadlines_and_errors_have_the_same_status(host: RunningHost) -> None:
     with host.client() as client:
         array = [tensor("INPUT0", floats(3))]
-        assert failure(client.infer, "nobody", array)[0] == "StatusCode.NOT_FOUND"
-        status, text = failure(client.infer, "stream", [tensor("COMMAND", np.array([b"x"], "O"))])
+        assert infer_error(client.infer, "nobody", array)[0] == "StatusCode.NOT_FOUND"
+        status, text = infer_error(
+            client.infer, "stream", [tensor("COMMAND", np.array([b"x"], "O"))]
+        )
         assert status == "StatusCode.UNIMPLEMENTED"
         waits = "until(request.is_cancelled, 'the request to be cancelled')"
-        status, text = failure(script, client, waits, client_timeout=0.2)
+        status, text = infer_error(run_script, client, waits, client_timeout=0.2)
         assert (status, text) == ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded")
 
 
@@ -206,7 +208,7 @@ def test_methods_that_do_not_exist(host: RunningHost) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 50, b"\x0a\xff", b"\x08\x01" * 10])
-def test_messages_that_are_none_are_invalid(host: RunningHost, garbage: bytes) -> None:
+def test_malformed_messages_are_invalid(host: RunningHost, garbage: bytes) -> None:
     with grpc.insecure_channel(host.url) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(INFER)(garbage, timeout=DEADLINE)

@@ -81,7 +81,7 @@ def test_nghttp_sees_the_answer_and_its_trailers(host: RunningHost, body: Path) 
     ("options", "status"),
     [((), "405"), (("-H", ":method: POST", "-H", "content-type: text/html"), "415")],
 )
-def test_nghttp_is_told_what_is_no_call(
+def test_nghttp_gets_an_error_for_a_non_grpc_request(
     host: RunningHost, options: tuple[str, ...], status: str
 ) -> None:
     output = run("nghttp", "-nv", *options, f"http://{host.url}{SERVICE}/ServerLive")

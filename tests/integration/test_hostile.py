@@ -259,7 +259,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_texts_that_lie_about_their_length_are_refused(host: RunningHost, case: str) -> None:
+def test_strings_with_a_wrong_length_are_rejected(host: RunningHost, case: str) -> None:
     data, beginning = TEXTS[case]
     body, headers = binary(len(data), data, name="COMMAND", datatype="BYTES")
     status, answer = ask(host, "POST", "/v2/models/script/infer", body, headers)
@@ -356,9 +356,7 @@ BROKEN: dict[str, tuple[bytes, int]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_hardly_http_is_refused_and_its_connection_closed(
-    host: RunningHost, case: str
-) -> None:
+def test_malformed_http_closes_the_connection(host: RunningHost, case: str) -> None:
     data, expected = BROKEN[case]
     answers = converse(host, [data], 3)
     assert [status for status, _, _ in answers] == [expected]
@@ -427,7 +425,7 @@ def test_a_request_with_a_broken_body_does_not_disturb_the_one_before(host: Runn
     assert [status for status, _, _ in answers] == [200, 400]
 
 
-def test_what_follows_the_last_request_is_ignored(host: RunningHost) -> None:
+def test_data_after_the_last_request_is_ignored(host: RunningHost) -> None:
     last = LIVE.replace(b"host: x", b"connection: close")
     answers = converse(host, [last + LIVE], 2)
     assert [status for status, _, _ in answers] == [200]
@@ -472,7 +470,7 @@ def test_head_is_not_allowed_and_has_no_body(host: RunningHost) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["", "content-encoding: gzip\r\n"], ids=["plain", "gzip"])
-def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(
+def test_a_too_large_content_length_is_rejected_before_the_body(
     host: RunningHost, encoding: str
 ) -> None:
     (answer,) = converse(host, [post(b"content-length: 2147483647\r\n" + encoding.encode())], 1)
@@ -492,7 +490,7 @@ def test_a_content_length_beyond_32_bits_is_refused_before_the_body_comes(
     )
 
 
-def test_a_client_that_asks_first_is_not_sent_for_a_body_that_is_too_large(
+def test_expect_continue_is_refused_for_a_too_large_body(
     host: RunningHost,
 ) -> None:
     answers = converse(host, [post(b"content-length: 2147483647\r\nexpect: 100-continue\r\n")], 2)
@@ -501,7 +499,7 @@ def test_a_client_that_asks_first_is_not_sent_for_a_body_that_is_too_large(
     assert b"\r\nconnection: close" in answers[0][1]
 
 
-def test_a_body_without_end_is_refused_when_it_is_too_large(host: RunningHost) -> None:
+def test_an_endless_body_is_rejected_at_the_size_limit(host: RunningHost) -> None:
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     parts = itertools.chain([chunked(b"")], itertools.repeat(chunk, 100), [b"0\r\n\r\n", LIVE])
     answers = converse(host, parts, 2)
@@ -509,7 +507,7 @@ def test_a_body_without_end_is_refused_when_it_is_too_large(host: RunningHost) -
     assert b"--http-max-input-size" in answers[0][2]
 
 
-def test_more_chunks_than_anybody_needs_are_refused(host: RunningHost) -> None:
+def test_too_many_chunks_are_rejected(host: RunningHost) -> None:
     (answer,) = converse(host, [chunked(b"1\r\n \r\n" * 65537)], 2)
     assert answer[0] == 400
     assert json.loads(answer[2])["error"] == (
@@ -656,7 +654,7 @@ ELSEWHERE: dict[str, tuple[str, bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("case", ELSEWHERE)
-def test_other_endpoints_refuse_as_well(host: RunningHost, case: str) -> None:
+def test_other_endpoints_reject_hostile_bodies(host: RunningHost, case: str) -> None:
     path, body, expected, beginning = ELSEWHERE[case]
     status, answer = ask(host, "POST", path, body)
     assert (status, json.loads(answer)["error"][: len(beginning)]) == (expected, beginning)

@@ -26,7 +26,7 @@ import tritonclient.http.aio as httpclient_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tritonclient.utils import shared_memory as shm
 
-from tests.asking import command, tensor
+from tests.asking import run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 ECHO = """
@@ -343,7 +343,7 @@ def test_a_decoupled_model_needs_generate(client: Client) -> None:
         client.infer("words", [words])
 
 
-def test_a_client_that_hangs_up_cancels_its_request(host: RunningHost, tmp_path: Path) -> None:
+def test_a_disconnecting_client_cancels_its_request(host: RunningHost, tmp_path: Path) -> None:
     reached, seen = tmp_path / "reached", tmp_path / "seen"
     source = f"""
 import pathlib
@@ -358,7 +358,7 @@ pathlib.Path({str(seen)!r}).touch()
     connection.close()
     wait_until(seen.exists, "the model to notice")
     with host.client() as client:
-        assert command(client, "return 5", "script") == "5"
+        assert run_command(client, "return 5", "script") == "5"
 
 
 def test_many_clients_at_once(host: RunningHost) -> None:
@@ -398,7 +398,7 @@ def test_curl(host: RunningHost) -> None:
     assert json.loads(done.stdout)["outputs"][0]["data"] == [1.5, 2.0]
 
 
-def test_both_doors_serve_the_same_models(host: RunningHost) -> None:
+def test_http_and_grpc_serve_the_same_models(host: RunningHost) -> None:
     with host.client() as client:
         array = ARRAYS["FP32"]
         answer = client.infer("echo_FP32", [tensor("INPUT0", array)]).as_numpy("OUTPUT0")

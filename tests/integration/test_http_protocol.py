@@ -214,7 +214,7 @@ ASKED: dict[str, tuple[int, str]] = {
 
 
 @pytest.mark.parametrize("line", ASKED)
-def test_what_a_path_is_answered_with(host: RunningHost, line: str) -> None:
+def test_responses_by_path(host: RunningHost, line: str) -> None:
     assert ask(host, *line.split(" ")) == ASKED[line]
 
 
@@ -442,7 +442,7 @@ POSTED: dict[str, tuple[str, str, int, str]] = {
 
 
 @pytest.mark.parametrize("case", POSTED)
-def test_what_a_change_is_answered_with(host: RunningHost, case: str) -> None:
+def test_responses_to_changes(host: RunningHost, case: str) -> None:
     path, body, status, text = POSTED[case]
     assert ask(host, "POST", path, body.encode()) == (status, text)
 
@@ -644,7 +644,7 @@ INFERRED: dict[str, tuple[str, int, str]] = {
 
 
 @pytest.mark.parametrize("case", INFERRED)
-def test_what_an_inference_request_is_answered_with(host: RunningHost, case: str) -> None:
+def test_responses_to_inference_requests(host: RunningHost, case: str) -> None:
     body, status, text = INFERRED[case]
     assert ask(host, "POST", "/v2/models/identity/infer", body.encode()) == (status, text)
 
@@ -686,7 +686,7 @@ RAW: dict[str, tuple[str, bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("case", RAW)
-def test_what_a_bare_tensor_is_answered_with(host: RunningHost, case: str) -> None:
+def test_responses_to_raw_binary_requests(host: RunningHost, case: str) -> None:
     model, body, status, text = RAW[case]
     path = f"/v2/models/{model}/infer"
     with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
@@ -695,7 +695,7 @@ def test_what_a_bare_tensor_is_answered_with(host: RunningHost, case: str) -> No
         assert (response.status, response.read().decode("latin-1")) == (status, text)
 
 
-def test_an_output_of_halves_needs_bytes(host: RunningHost) -> None:
+def test_an_fp16_output_needs_binary_data(host: RunningHost) -> None:
     head = json.dumps(
         {
             "inputs": [
@@ -849,13 +849,13 @@ GENERATED: dict[str, tuple[str, str, int, str]] = {
 
 @pytest.mark.parametrize("way", ["generate", "generate_stream"])
 @pytest.mark.parametrize("case", GENERATED)
-def test_what_a_flat_request_is_answered_with(host: RunningHost, case: str, way: str) -> None:
+def test_responses_to_generate_requests(host: RunningHost, case: str, way: str) -> None:
     model, body, status, text = GENERATED[case]
     expected = f"data: {text}\n\n" if status == 200 and way == "generate_stream" else text
     assert ask(host, "POST", f"/v2/models/{model}/{way}", body.encode()) == (status, expected)
 
 
-def test_generation_takes_no_compressed_body(host: RunningHost) -> None:
+def test_generate_rejects_compressed_bodies(host: RunningHost) -> None:
     answer = ask(host, "POST", "/v2/models/identity/generate", b"{}", Content_Encoding="gzip")
     assert answer == (400, error("Unsupported content-encoding, only 'identity' is supported."))
 
@@ -870,7 +870,7 @@ def sent(host: RunningHost) -> Iterator[str]:
     host.wait_for("successfully unloaded 'sent'")
 
 
-def test_a_model_may_come_with_its_load(host: RunningHost, sent: str) -> None:
+def test_a_load_request_may_contain_the_model(host: RunningHost, sent: str) -> None:
     config = {"backend": "python", "input": [], "output": []}
     tensors = [{"name": "X", "data_type": "TYPE_FP32", "dims": [2]}]
     config |= {"input": tensors, "output": [{**tensors[0], "name": "Y"}]}
@@ -899,9 +899,7 @@ REPORTS = {
 
 @pytest.mark.parametrize("form", REPORTS, ids=lambda form: form or "none")
 @pytest.mark.parametrize("way", ["generate", "generate_stream"])
-def test_a_load_balancer_is_told_how_full_a_model_is(
-    host: RunningHost, way: str, form: str
-) -> None:
+def test_orca_load_report_headers(host: RunningHost, way: str, form: str) -> None:
     headers = {"Endpoint-Load-Metrics-Format": form} if form else {}
     with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
         connection.request("POST", f"/v2/models/busy/{way}", b'{"INPUT0":1}', headers)
@@ -931,7 +929,7 @@ def unready(
     return module_serve(repository).wait_started()
 
 
-def test_readiness_says_why_not(unready: RunningHost) -> None:
+def test_readiness_gives_the_reason(unready: RunningHost) -> None:
     assert ask(unready, "GET", "/v2/health/live") == (200, "")
     assert ask(unready, "GET", "/v2/health/ready") == (400, "")
     assert ask(unready, "GET", "/v2/models/identity/ready") == (200, "")
@@ -939,7 +937,7 @@ def test_readiness_says_why_not(unready: RunningHost) -> None:
         assert ask(unready, "GET", path) == (400, error("Model version not ready"))
 
 
-def test_without_numbers_there_is_no_report_and_the_log_says_why(unready: RunningHost) -> None:
+def test_a_missing_metric_omits_the_load_report_and_is_logged(unready: RunningHost) -> None:
     path, headers = "/v2/models/identity/generate", {"endpoint-load-metrics-format": "text"}
     with closing(http.client.HTTPConnection(unready.http_url, timeout=DEADLINE)) as connection:
         connection.request("POST", path, b'{"INPUT0":1}', headers)

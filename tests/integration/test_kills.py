@@ -17,7 +17,7 @@ import pytest
 
 import host
 from host.instances.instance import Instance
-from host.instances.supervisor import LaneState
+from host.instances.supervisor import InstanceState
 from tests.conftest import MODELS, RepositoryBuilder
 from tests.waiting import eventually
 
@@ -27,7 +27,7 @@ CALL_SECONDS = 120.0
 """No call may take longer, whatever happens to its stub."""
 
 SIZES = (1, 100, 4000, 30_000, 400_000)  # elements: inline, in a block, too long for a ring
-TWO_LANES = "instance_group [ { count: 2, kind: KIND_CPU } ]"
+TWO_INSTANCES = "instance_group [ { count: 2, kind: KIND_CPU } ]"
 
 
 class Log(logging.Handler):
@@ -50,13 +50,13 @@ class Bench:
         self.faults: list[str] = []
         self.outcomes: Counter[str] = Counter()
 
-    def lanes(self, name: str) -> list[Instance]:
+    def serving_instances(self, name: str) -> list[Instance]:
         assert self.server._lifecycle is not None
         (model,) = [each for each in self.server._lifecycle.models() if each.name == name]
-        return [lane.instance for lane in model.lanes if lane.state is LaneState.SERVING]
+        return [lane.instance for lane in model.lanes if lane.state is InstanceState.SERVING]
 
     def pids(self, name: str) -> list[int]:
-        processes = [instance._process for instance in self.lanes(name)]
+        processes = [instance._process for instance in self.serving_instances(name)]
         return [process.pid for process in processes if process is not None]
 
     def states(self) -> list[str]:
@@ -64,7 +64,7 @@ class Bench:
         assert self.server._lifecycle is not None
         return [
             f"{lane.instance.name}: {lane.state}, {lane.instance._session.state}, {lane.reason}"
-            f" after {lane._deaths} deaths"
+            f" after {lane._consecutive_exits} deaths"
             for model in self.server._lifecycle.models()
             for lane in model.lanes
         ]
@@ -87,15 +87,17 @@ class Bench:
         self.outcomes[outcome] += 1
         return outcome
 
-    async def must_answer(self, model: str, count: int = 1000) -> None:
+    async def assert_answers(self, model: str, count: int = 1000) -> None:
         assert await self.ask(model, count) == "answered"
 
     async def recovered(self, model: str, lanes: int) -> None:
         """The model has all of its lanes, and each of them has answered."""
-        await eventually(lambda: len(self.lanes(model)) == lanes, f"the lanes of {model}")
-        await asyncio.gather(*(self.must_answer(model) for _ in range(lanes)))
+        await eventually(
+            lambda: len(self.serving_instances(model)) == lanes, f"the lanes of {model}"
+        )
+        await asyncio.gather(*(self.assert_answers(model) for _ in range(lanes)))
 
-    async def nothing_is_held(self) -> None:
+    async def assert_no_memory_held(self) -> None:
         """All tensor memory of host and stubs has been given back, and nothing is on loan."""
         pool = self.server._pool
         assert pool is not None
@@ -108,8 +110,8 @@ class Bench:
                 "host warm": own.host.warm,
                 "host memory": os.fstat(own.host_fd).st_blocks,
             }
-            for stub in pool._alive:
-                found[f"lent to {stub.name}"] = len(stub._transfer._lent)
+            for stub in pool._instances:
+                found[f"lent to {stub.name}"] = len(stub._transfer._exported)
                 found[f"memory of {stub.name}"] = os.fstat(stub._transfer.arena.fd).st_blocks
             return {what: amount for what, amount in found.items() if amount}
 
@@ -147,10 +149,10 @@ def run(main: Awaitable[None]) -> None:
     gc.collect()  # the descriptors of stubs that are gone
 
 
-def add_two_lane_ask(repository: RepositoryBuilder) -> None:
+def add_ask_with_two_instances(repository: RepositoryBuilder) -> None:
     repository.copy("ask")
     config = repository.path / "ask" / "config.pbtxt"
-    config.write_text(config.read_text() + TWO_LANES)
+    config.write_text(config.read_text() + TWO_INSTANCES)
 
 
 async def some_turns(count: int) -> None:
@@ -177,9 +179,9 @@ async def one_round(bench: Bench, chance: random.Random) -> None:
         pid = chance.choice(pids)
         if signals != "kill":
             os.kill(pid, signal.SIGSTOP)
-            await bench.must_answer("witness")
+            await bench.assert_answers("witness")
         os.kill(pid, signal.SIGCONT if signals == "stop and go" else signal.SIGKILL)
-    await bench.must_answer("witness")
+    await bench.assert_answers("witness")
     outcomes = await asyncio.gather(*load)
     if pids and signals != "stop and go":
         await eventually(lambda: pid not in bench.pids(victim), "the death to be noticed")
@@ -190,12 +192,12 @@ async def one_round(bench: Bench, chance: random.Random) -> None:
 
 
 @pytest.mark.timeout(300 + 5 * ROUNDS)
-def test_kills_and_stops_at_any_moment_cost_only_the_calls_of_that_stub(
+def test_killed_or_stopped_stub_fails_only_its_own_requests(
     repository: RepositoryBuilder,
 ) -> None:
     """Every call ends: right, or UNAVAILABLE or INTERNAL and saying why. Nothing stays held."""
     repository.copy("identity")
-    add_two_lane_ask(repository)
+    add_ask_with_two_instances(repository)
     identity = repository.path / "identity"
     repository.add(
         "witness",
@@ -215,13 +217,13 @@ def test_kills_and_stops_at_any_moment_cost_only_the_calls_of_that_stub(
                     raise
                 assert await bench.server.core.ready()
             print(dict(bench.outcomes))
-            await bench.nothing_is_held()
+            await bench.assert_no_memory_held()
             bench.assert_no_faults()
 
     run(main())
 
 
-REACH = """
+STUB_INTERNALS_MODEL = """
 import gc, os, struct
 import triton_python_backend_utils as pb_utils
 from stub.channel import Channel
@@ -246,76 +248,78 @@ class TritonPythonModel:
             for request in requests
         ]
 """
-BREAKS = {
+PROTOCOL_VIOLATIONS = {
     "announces frames that are not there": "announce(3)",
-    "writes a frame that is none": "channel._ring.put(b'\\xc1 garbage'); announce()",
+    "writes a frame that is none": "channel._ring.try_write(b'\\xc1 garbage'); announce()",
     "writes a length that is too long": (
         "struct.pack_into('<I', channel._ring._memory, 64 + channel._ring._written, 1 << 31);"
         " announce()"
     ),
     "sends garbage elsewhere": (
-        "channel._ring.put_elsewhere(); channel._outbox.send(b'garbage'); announce()"
+        "channel._ring.write_overflow_marker(); channel._outbox.send(b'garbage'); announce()"
     ),
-    "says hello again": "channel._ring.put(encode([Hello()])); announce()",
-    "returns what it was not lent": "channel.send([Return([(0, 1 << 40, 1)])])",
-    "answers a batch that it does not have": "channel.send([Respond(1 << 40, 0, None)])",
-    "answers a request that its batch does not have": "channel.send([Respond(1, 99, None)])",
+    "says hello again": "channel._ring.try_write(encode([Hello()])); announce()",
+    "returns what it was not lent": "channel.send([BlockRelease([(0, 1 << 40, 1)])])",
+    "answers a batch that it does not have": "channel.send([Response(1 << 40, 0, None)])",
+    "answers a request that its batch does not have": "channel.send([Response(1, 99, None)])",
     "refers to memory that is not there": (
-        "channel.send([Respond(1, 0, WireResponse("
+        "channel.send([Response(1, 0, WireResponse("
         "[WireTensor('OUTPUT0', 11, [1], None, 0, 1 << 40, 4)], {}))])"
     ),
     "answers with a datatype that does not exist": (
-        "channel.send([Respond(1, 0, WireResponse([WireTensor('OUTPUT0', 99, [0], b'')], {}))])"
+        "channel.send([Response(1, 0, WireResponse([WireTensor('OUTPUT0', 99, [0], b'')], {}))])"
     ),
     "answers with an error code that does not exist": (
-        "channel.send([Respond(1, 0, WireResponse([], {}, WireError(99, 'x')))])"
+        "channel.send([Response(1, 0, WireResponse([], {}, WireError(99, 'x')))])"
     ),
     "closes its descriptors": "os.closerange(3, 1000)",
 }
 
 
-def test_a_stub_that_breaks_its_connection_is_ended_alone(repository: RepositoryBuilder) -> None:
+def test_stub_violating_the_protocol_is_killed_and_replaced(repository: RepositoryBuilder) -> None:
     """Its call is answered or says what became of it, others go on, and it is replaced."""
     repository.copy("identity")
     config = (repository.path / "identity" / "config.pbtxt").read_text()
     names = {}
-    for number, (what, attack) in enumerate(BREAKS.items()):
+    for number, (what, attack) in enumerate(PROTOCOL_VIOLATIONS.items()):
         names[f"attack{number}"] = what
-        repository.add(f"attack{number}", REACH.format(attack=attack), config)
+        repository.add(f"attack{number}", STUB_INTERNALS_MODEL.format(attack=attack), config)
 
     async def main() -> None:
         async with serving(repository, log_warning=False) as bench:
             for name, what in names.items():
                 (before,) = bench.pids(name)
                 await bench.ask(name, 7)
-                await bench.must_answer("identity")
+                await bench.assert_answers("identity")
                 await eventually(
                     lambda: bench.pids(name) not in ([], [before]),  # noqa: B023
                     f"the end of a stub that {what}",
                 )
-                await bench.must_answer(name)
+                await bench.assert_answers(name)
             assert not bench.faults
-            await bench.nothing_is_held()
+            await bench.assert_no_memory_held()
 
     run(main())
 
 
-def test_what_a_stub_sends_without_announcing_it_reaches_nobody(
+def test_unannounced_frames_from_a_stub_are_ignored(
     repository: RepositoryBuilder,
 ) -> None:
     config = (MODELS / "identity" / "config.pbtxt").read_text()
-    repository.add("talks", REACH.format(attack="channel._outbox.send(b'garbage')"), config)
+    repository.add(
+        "talks", STUB_INTERNALS_MODEL.format(attack="channel._outbox.send(b'garbage')"), config
+    )
 
     async def main() -> None:
         async with serving(repository) as bench:
-            await bench.must_answer("talks", 7)
-            await bench.must_answer("talks")
+            await bench.assert_answers("talks", 7)
+            await bench.assert_answers("talks")
             bench.assert_no_faults()
 
     run(main())
 
 
-def test_the_end_of_the_exit_timeout_is_the_end_of_what_nobody_waits_for(
+def test_exit_timeout_aborts_requests_whose_client_is_gone(
     repository: RepositoryBuilder,
 ) -> None:
     repository.copy("misbehave")

@@ -173,7 +173,7 @@ def test_loading_and_unloading_leaves_nothing_behind(repository: RepositoryBuild
                     await bench.server.infer("fails", {"INPUT0": np.ones(20_000, dtype=np.float32)})
                 await bench.must_answer("ask", 5000)
                 await core.unload_model("fails", False)
-                await eventually(lambda: len(pool._alive) == 2, "the stub to end")
+                await eventually(lambda: len(pool._instances) == 2, "the stub to end")
                 if turn == 1:
                     before, memory = Holdings.now(), resident()
             assert before is not None

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.asking import command, failure, tensor
+from tests.asking import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 BODY = """
@@ -105,7 +105,7 @@ def test_a_model_that_cannot_be_read_is_not_known_and_leaves_the_server_ready(
     with host.client() as client:
         assert client.is_server_ready()
         for version in ("", "1"):
-            assert failure(client.get_model_metadata, "misspelt", version) == (
+            assert infer_error(client.get_model_metadata, "misspelt", version) == (
                 "StatusCode.NOT_FOUND",
                 "Request for unknown model: 'misspelt' is not found",
             )
@@ -124,14 +124,14 @@ def test_a_model_without_a_version_is_known_but_not_listed_until_it_is_unloaded(
 
         assert listed() == ["bare"]
         text = "at least one version must be available under the version policy of model 'bare'"
-        assert failure(client.load_model, "bare") == (
+        assert infer_error(client.load_model, "bare") == (
             "StatusCode.INVALID_ARGUMENT",
             f"load failed for model 'bare': {text}\n",
         )
         assert listed() == []
         assert not client.is_server_ready()
         unknown = "Request for unknown model: 'bare'"
-        refused = [failure(client.get_model_metadata, "bare", version) for version in ("", "1")]
+        refused = [infer_error(client.get_model_metadata, "bare", version) for version in ("", "1")]
         assert refused == [
             ("StatusCode.NOT_FOUND", f"{unknown} has no available versions"),
             ("StatusCode.NOT_FOUND", f"{unknown} version 1 is not found"),
@@ -325,29 +325,31 @@ def test_explicit_control_loads_unloads_and_replaces_without_downtime(
     ).wait_started()
     with host.client() as client:
         assert client.is_server_ready()
-        assert failure(command, client, "echo x") == (
+        assert infer_error(run_command, client, "echo x") == (
             "StatusCode.NOT_FOUND",
             "Request for unknown model: 'misbehave' is not found",
         )
         client.load_model("misbehave")
-        assert command(client, "echo x") == "x"
-        pid = command(client, "pid")
+        assert run_command(client, "echo x") == "x"
+        pid = run_command(client, "pid")
         client.load_model("misbehave")
-        assert command(client, "pid") == pid, "an unchanged model was loaded again"
+        assert run_command(client, "pid") == pid, "an unchanged model was loaded again"
 
         model = repository.path / "misbehave" / "1" / "model.py"
         good = model.read_text()
         model.write_text("syntax error here\n")
-        status, text = failure(client.load_model, "misbehave")
+        status, text = infer_error(client.load_model, "misbehave")
         assert status == "StatusCode.INVALID_ARGUMENT"
         assert "load failed for model 'misbehave'" in text
-        assert command(client, "pid") == pid, "a failed reload must leave the old version serving"
+        assert run_command(client, "pid") == pid, (
+            "a failed reload must leave the old version serving"
+        )
         model.write_text(good)
         client.load_model("misbehave")
-        assert command(client, "pid") != pid
+        assert run_command(client, "pid") != pid
 
         client.unload_model("misbehave")
-        assert failure(command, client, "echo x")[1].endswith("has no available versions")
+        assert infer_error(run_command, client, "echo x")[1].endswith("has no available versions")
 
         def state() -> tuple[str, str]:
             models = client.get_model_repository_index().models
@@ -355,7 +357,7 @@ def test_explicit_control_loads_unloads_and_replaces_without_downtime(
 
         wait_until(lambda: state() == ("UNAVAILABLE", "unloaded"), "the unload to end")
         assert client.is_server_ready()
-        status, text = failure(client.load_model, "nobody")
+        status, text = infer_error(client.load_model, "nobody")
         assert status == "StatusCode.INTERNAL"
         assert text.startswith("failed to load 'nobody', failed to poll from model repository")
 
@@ -374,7 +376,7 @@ def test_a_load_may_bring_its_own_configuration(
         }
         client.load_model("identity", config=json.dumps(config))
         assert client.get_model_config("identity").config.max_batch_size == 3
-        assert failure(client.load_model, "identity", config='{"max_batch": 3}') == (
+        assert infer_error(client.load_model, "identity", config='{"max_batch": 3}') == (
             "StatusCode.INTERNAL",
             "failed to load 'identity', failed to poll from model repository",
         )
@@ -388,7 +390,7 @@ def test_loading_is_refused_unless_control_is_explicit(
     host = serve(repository).wait_started()
     with host.client() as client:
         for call in (client.load_model, client.unload_model):
-            assert failure(call, "identity") == (
+            assert infer_error(call, "identity") == (
                 "StatusCode.UNAVAILABLE",
                 "explicit model load / unload is not allowed if polling is enabled",
             )
@@ -419,7 +421,7 @@ def test_what_the_backend_says_against_a_configuration_is_told_to_who_loads_the_
     }
     with host.client() as client:
         for name, reason in reasons.items():
-            code, text = failure(client.load_model, name)
+            code, text = infer_error(client.load_model, name)
             assert code == "StatusCode.INVALID_ARGUMENT"
             failed = f"load failed for model '{name}': version 1 is at UNAVAILABLE state: {reason}"
             assert text.startswith(failed)

@@ -15,7 +15,7 @@ import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from tests.asking import command, failure, tensor
+from tests.asking import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 CONFIG = """
@@ -113,7 +113,7 @@ def line(host: RunningHost, text: str) -> dict[str, Any]:
 
 def say(host: RunningHost, text: str, request_id: str = "", model: str = "chatty") -> None:
     with host.client() as client:
-        assert command(client, text, model, request_id=request_id) == "said"
+        assert run_command(client, text, model, request_id=request_id) == "said"
 
 
 WHOSE = {"model": "chatty", "version": 3, "instance": "chatty_0"}
@@ -187,7 +187,7 @@ def test_a_printed_line_says_which_stream_it_came_by(host: RunningHost) -> None:
 
 def test_a_failure_of_execute_names_its_request(host: RunningHost) -> None:
     with host.client() as client:
-        failure(command, client, "raise=no good", "chatty", request_id="id 7")
+        infer_error(run_command, client, "raise=no good", "chatty", request_id="id 7")
     shown = line(host, "no good")
     assert (shown["level"], shown["request_id"]) == ("ERROR", "id 7")
 

@@ -22,9 +22,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 import host as host_package
-from tests.asking import Client, Stream, command, failure, script, tensor
+from tests.asking import Client, InferStream, infer_error, run_command, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
-from tests.waiting import UNTIL
+from tests.waiting import UNTIL_SOURCE
 
 
 def scrape(host: RunningHost, accept: str = "") -> str:
@@ -69,7 +69,7 @@ class Scripted:
         self._head = SCRAPE.format(url=host.metrics_url)
 
     def run(self, source: str, model: str = "script") -> Any:
-        return script(self._client, self._head + dedent(source), model)
+        return run_script(self._client, self._head + dedent(source), model)
 
 
 @pytest.fixture(scope="module")
@@ -364,19 +364,19 @@ def test_an_error_of_a_model_counts_as_one_of_the_backend(
     host: RunningHost, client: Client
 ) -> None:
     before = failures(host, "script", "BACKEND")
-    failure(script, client, "raise ValueError('no')")
+    infer_error(run_script, client, "raise ValueError('no')")
     assert failures(host, "script", "BACKEND") == before + 1
     assert [failures(host, "script", r) for r in ("REJECTED", "CANCELED", "OTHER")] == [0, 0, 0]
 
 
 def test_a_request_that_is_not_valid_is_not_counted(host: RunningHost, client: Client) -> None:
     before = scrape(host).count("nv_"), failures(host, "identity", "OTHER")
-    failure(client.infer, "identity", [tensor("WRONG", np.zeros(3, np.float32))])
+    infer_error(client.infer, "identity", [tensor("WRONG", np.zeros(3, np.float32))])
     assert (scrape(host).count("nv_"), failures(host, "identity", "OTHER")) == before
 
 
 def test_a_call_that_is_broken_off_counts_as_cancelled(host: RunningHost) -> None:
-    with Stream(host) as stream:
+    with InferStream(host) as stream:
         stream.send("thread:respond cancelled last")
         stream.next()
     wait_until(lambda: failures(host, "stream", "CANCELED") == 1, "the cancellation")
@@ -394,7 +394,7 @@ until(lambda: os.path.exists({path!r}), "the gate to be opened")
 def busy(host: RunningHost, model: str, gate: Path) -> Iterator[None]:
     """One request of that model runs until the block ends."""
     with ThreadPoolExecutor(1) as pool, host.client() as client:
-        running = pool.submit(script, client, WAIT_FOR_FILE.format(path=str(gate)), model)
+        running = pool.submit(run_script, client, WAIT_FOR_FILE.format(path=str(gate)), model)
         try:
             wait_until(Path(f"{gate}.reached").exists, "the request to run")
             yield
@@ -407,7 +407,7 @@ def test_requests_that_have_not_started_are_pending(host: RunningHost, tmp_path:
     pending = 'nv_inference_pending_request_count{model="other",version="1"}'
     with ThreadPoolExecutor(2) as pool, host.client() as client:
         with busy(host, "other", tmp_path / "gate"):
-            waiting = [pool.submit(script, client, "pass", "other") for _ in range(2)]
+            waiting = [pool.submit(run_script, client, "pass", "other") for _ in range(2)]
             wait_until(lambda: value(host, pending) == 2, "two pending requests")
         for one in waiting:
             one.result(DEADLINE)
@@ -475,8 +475,8 @@ def test_a_scrape_takes_in_what_stubs_have_said_before_anything_else_does(
             await asyncio.to_thread(wait_until, started.exists, "the start")
             go.touch()
             wait_until(done.exists, "the change")  # meanwhile the loop reads nothing
-            assert server._scrape is not None
-            families = {family.name: family for family in server._scrape.families()}
+            assert server._metrics_collector is not None
+            families = {family.name: family for family in server._metrics_collector.collect()}
             await running
             return [sample.value for sample in families["said"].samples]
 
@@ -492,7 +492,7 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 GATED = f"""
 import os
 
-{UNTIL}
+{UNTIL_SOURCE}
 import triton_python_backend_utils as pb_utils
 
 
@@ -554,7 +554,7 @@ def test_a_request_whose_time_in_the_queue_is_over_counts_as_rejected(
     with ThreadPoolExecutor(1) as pool, host.client() as client:
         running = pool.submit(client.infer, "gated", one())
         host.wait_for("gated runs")
-        assert "Request timeout expired" in failure(client.infer, "gated", one())[1]
+        assert "Request timeout expired" in infer_error(client.infer, "gated", one())[1]
         gate.unlink()
         running.result(DEADLINE)
     assert failures(host, "gated", "REJECTED") == 1
@@ -566,7 +566,7 @@ def test_a_killed_stub_counts_as_a_failure_of_the_backend(
     repository.copy("misbehave")
     host = serve(repository).wait_started()
     with host.client() as client:
-        failure(command, client, "kill")
+        infer_error(run_command, client, "kill")
     assert failures(host, "misbehave", "BACKEND") == 1
 
 
@@ -660,7 +660,7 @@ def test_no_metrics_are_served_if_they_are_not_allowed(
     host = serve(repository, "--allow-metrics=false").wait_started()
     with host.client() as client:
         source = "return pb_utils.MetricFamily('x', '', pb_utils.MetricFamily.GAUGE) is not None"
-        assert script(client, source) is True
+        assert run_script(client, source) is True
     assert host.stop() == 0
     assert "Metrics Service" not in host.output
 

@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.asking import command, failure
+from tests.asking import infer_error, run_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, JSON, index, model, starting
 
@@ -57,10 +57,10 @@ def test_files_of_a_load_are_the_model_until_a_plain_load(host: RunningHost) -> 
     }
     with host.client() as client:
         client.load_model("x")
-        before = command(client, "where", "x")
+        before = run_command(client, "where", "x")
         client.load_model("x", config=JSON, files=files)
-        assert command(client, "name", "x") == "uploaded"
-        directory = Path(command(client, "where", "x"))
+        assert run_command(client, "name", "x") == "uploaded"
+        directory = Path(run_command(client, "where", "x"))
         assert (directory / "notes" / "config.txt").exists()
         assert {path.name for path in directory.iterdir()} == {"1", "notes"}
         for path in (directory, directory.parent):
@@ -68,42 +68,42 @@ def test_files_of_a_load_are_the_model_until_a_plain_load(host: RunningHost) -> 
         assert uploads(host) == [directory]
 
         client.load_model("x", config=JSON, files=files)
-        again = Path(command(client, "where", "x"))
+        again = Path(run_command(client, "where", "x"))
         assert again != directory
         wait_until(lambda: uploads(host) == [again], "the replaced files to be removed")
 
         client.load_model("x")
-        assert command(client, "name", "x") == "x"
-        assert command(client, "where", "x") == before
+        assert run_command(client, "name", "x") == "x"
+        assert run_command(client, "where", "x") == before
         wait_until(lambda: not uploads(host), "the files to be removed")
 
 
 def test_files_of_a_load_may_be_a_model_that_is_not_on_disk(host: RunningHost) -> None:
     with host.client() as client:
         client.load_model("new", config=JSON, files={"file:7/model.py": model("new").encode()})
-        assert command(client, "name", "new") == "new"
+        assert run_command(client, "name", "new") == "new"
         assert client.is_model_ready("new", "7")
         assert index(client, "new") == []
         client.unload_model("new")
         wait_until(lambda: not uploads(host), "the files to be removed")
-        assert failure(client.load_model, "new") == not_polled("new")
+        assert infer_error(client.load_model, "new") == not_polled("new")
 
 
 def test_a_killed_instance_is_started_again_from_uploaded_files(host: RunningHost) -> None:
     with host.client() as client:
         client.load_model("x", config=JSON, files={"file:1/model.py": model("up").encode()})
-        pid = command(client, "pid", "x")
+        pid = run_command(client, "pid", "x")
         os.kill(int(pid), 9)
         host.wait_for("restarted")
-        assert command(client, "name", "x") == "up"
-        assert command(client, "pid", "x") != pid
+        assert run_command(client, "name", "x") == "up"
+        assert run_command(client, "pid", "x") != pid
 
 
 def test_a_failed_load_with_files_leaves_the_old_version_and_no_files(host: RunningHost) -> None:
     with host.client() as client:
         client.load_model("x")
-        pid = command(client, "pid", "x")
-        status, text = failure(
+        pid = run_command(client, "pid", "x")
+        status, text = infer_error(
             client.load_model, "x", config=JSON, files={"file:1/model.py": b"def broken(:\n"}
         )
         assert status == "StatusCode.INVALID_ARGUMENT"
@@ -111,20 +111,20 @@ def test_a_failed_load_with_files_leaves_the_old_version_and_no_files(host: Runn
             "load failed for model 'x': version 1 is at UNAVAILABLE state: Internal: SyntaxError"
         )
         assert text.endswith(";\n")
-        assert command(client, "pid", "x") == pid
+        assert run_command(client, "pid", "x") == pid
         assert index(client, "x") == [("1", "READY", "")]
         assert client.is_server_ready()
         host.wait_for("failed to load 'x' version 1: Internal: SyntaxError")
         assert not uploads(host)
         aborting = starting("os.abort()").encode()
-        status, text = failure(
+        status, text = infer_error(
             client.load_model, "x", config=JSON, files={"file:1/model.py": aborting}
         )
         assert "is not healthy" in text
         assert not uploads(host)
-        assert command(client, "pid", "x") == pid
+        assert run_command(client, "pid", "x") == pid
         client.load_model("x")
-        assert command(client, "pid", "x") == pid, "the plain load had nothing to undo"
+        assert run_command(client, "pid", "x") == pid, "the plain load had nothing to undo"
 
 
 def test_a_killed_host_leaves_no_files_to_the_next_one_that_takes_files(
@@ -150,18 +150,18 @@ def test_a_configuration_holds_until_the_models_files_change(
         parameters = {"key": {"string_value": "value"}}
         config = {**json.loads(JSON), "parameters": parameters}
         client.load_model("x", config=json.dumps(config))
-        first = command(client, "pid", "x")
+        first = run_command(client, "pid", "x")
         assert client.get_model_config("x").config.parameters
         client.load_model("x", config=str(config))  # which clients send, too, and Triton takes
-        assert command(client, "pid", "x") == first, "nothing is other than it was"
+        assert run_command(client, "pid", "x") == first, "nothing is other than it was"
         client.load_model("x")
-        assert command(client, "pid", "x") == first, "nor now"
-        assert failure(client.load_model, "x", config="{")[0] == "StatusCode.INTERNAL"
+        assert run_command(client, "pid", "x") == first, "nor now"
+        assert infer_error(client.load_model, "x", config="{")[0] == "StatusCode.INTERNAL"
         client.load_model("x")
         assert client.get_model_config("x").config.parameters
         repository.write(repository.path / "x" / "config.pbtxt", "# other\n" + CONFIG)
         client.load_model("x")
-        assert command(client, "pid", "x") != first
+        assert run_command(client, "pid", "x") != first
         assert not client.get_model_config("x").config.parameters
         client.load_model("x", config=json.dumps(config))
         client.unload_model("x")
@@ -218,7 +218,7 @@ def test_a_bad_override_fails_the_poll_and_the_log_says_why(
     host: RunningHost, config: str | None, files: dict[str, bytes], detail: str
 ) -> None:
     with host.client() as client:
-        refused = failure(client.load_model, "x", config=config, files=files)
+        refused = infer_error(client.load_model, "x", config=config, files=files)
         assert refused == not_polled("x")
         host.wait_for(rf"failed to load 'x': (Internal|Invalid argument): {re.escape(detail)}")
         assert not uploads(host)
@@ -261,15 +261,15 @@ def test_names_of_loads_are_names(host: RunningHost) -> None:
     traversal = "model name must not contain path traversal characters"
     with host.client() as client:
         for name in ("", "  "):
-            assert failure(client.load_model, name) == (
+            assert infer_error(client.load_model, name) == (
                 invalid,
                 "Model name cannot be empty. Please enter a valid name to deploy.",
             )
         for name in ("..", "a/b", " ../x "):
             text = f"invalid model name '{name.strip()}', {traversal}"
-            assert failure(client.load_model, name) == (invalid, text)
+            assert infer_error(client.load_model, name) == (invalid, text)
         for name in ("nobody", ".", ".git"):
-            assert failure(client.load_model, name) == not_polled(name)
+            assert infer_error(client.load_model, name) == not_polled(name)
         host.wait_for("failed to poll model 'nobody': model not found in any model repository.")
 
 
@@ -283,21 +283,25 @@ def test_requests_under_way_end_well_while_their_model_is_unloaded(
     go = tmp_path / "go"
     with host.client() as client, host.client() as other:
         client.load_model("x")
-        asking = threading.Thread(target=lambda: answers.append(command(other, f"wait {go}", "x")))
+        asking = threading.Thread(
+            target=lambda: answers.append(run_command(other, f"wait {go}", "x"))
+        )
         asking.start()
         host.wait_for("waiting")
         client.unload_model("x")
         assert index(client, "x") == [("1", "UNLOADING", "")]
-        assert failure(command, client, "name", "x") == (
+        assert infer_error(run_command, client, "name", "x") == (
             "StatusCode.NOT_FOUND",
             "Request for unknown model: 'x' has no available versions",
         )
-        assert failure(client.get_model_metadata, "x", "1") == (
+        assert infer_error(client.get_model_metadata, "x", "1") == (
             "StatusCode.UNAVAILABLE",
             "Request for unknown model: 'x' version 1 is not at ready state",
         )
         client.load_model("x")
-        assert command(client, "name", "x") == "x", "the next one need not wait for the last one"
+        assert run_command(client, "name", "x") == "x", (
+            "the next one need not wait for the last one"
+        )
         assert not answers
         go.touch()
         asking.join()
@@ -374,7 +378,7 @@ def test_all_models_of_all_repositories_are_loaded_by_a_star(
         repository, f"--model-repository={second.path}", EXPLICIT, "--load-model=*"
     ).wait_started()
     with host.client() as client:
-        assert [command(client, "name", name) for name in ("x", "y")] == ["x", "y"]
+        assert [run_command(client, "name", name) for name in ("x", "y")] == ["x", "y"]
         assert client.is_server_ready()
 
 
@@ -389,8 +393,8 @@ def test_a_name_in_two_repositories_is_no_model(
     host = serve(repository, more, EXPLICIT, "--load-model=*").wait_started()
     host.wait_for("failed to poll model 'twice': not unique across all model repositories")
     with host.client() as client:
-        assert command(client, "name", "once") == "once"
-        assert failure(client.load_model, "twice") == not_polled("twice")
+        assert run_command(client, "name", "once") == "once"
+        assert infer_error(client.load_model, "twice") == not_polled("twice")
         reason = "model appears in two or more repositories"
         assert index(client, "twice") == [("", "UNAVAILABLE", reason)]
         ready = client.get_model_repository_index().models
@@ -415,7 +419,7 @@ def test_a_repository_that_cannot_be_read_ends_the_start(
     host = serve(repository, EXPLICIT).wait_started()
     with host.client() as client:
         client.load_model("x")
-        assert command(client, "name", "x") == "x"
+        assert run_command(client, "name", "x") == "x"
 
 
 def test_a_load_is_tried_again_as_often_as_told(

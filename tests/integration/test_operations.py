@@ -22,10 +22,10 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from host.options.command_line import parse
-from tests.asking import command, failure, tensor
+from tests.asking import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
-from tests.http2 import ACK, ENHANCE_YOUR_CALM, GOAWAY, NO_ERROR, PING, Wire
-from tests.waiting import UNTIL
+from tests.http2 import ACK, ENHANCE_YOUR_CALM, GOAWAY, NO_ERROR, PING, Http2Connection
+from tests.waiting import UNTIL_SOURCE
 
 WAITS = """
 import os
@@ -49,7 +49,7 @@ class Gate:
     @property
     def model(self) -> str:
         """Source of the model."""
-        return UNTIL + WAITS.format(go=str(self.path))
+        return UNTIL_SOURCE + WAITS.format(go=str(self.path))
 
     def open(self) -> None:
         """Let them through."""
@@ -217,7 +217,7 @@ def test_a_client_that_pings_too_often_is_told_to_calm_down(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     host = serve(repository, engine).wait_started()
-    with Wire(host.port) as wire:
+    with Http2Connection(host.port) as wire:
         answers = 0
         while True:
             try:
@@ -260,7 +260,7 @@ def test_pings_are_answered_for_ever_if_told_so(
     repository: RepositoryBuilder, serve: Serve, engine: str, flags: list[str]
 ) -> None:
     host = serve(repository, engine, *flags).wait_started()
-    with Wire(host.port) as wire:
+    with Http2Connection(host.port) as wire:
         for _ in range(50):
             wire.ping()
             frame = wire.next(PING, GOAWAY)
@@ -278,7 +278,7 @@ def test_a_client_that_answers_pings_stays(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     host = serve(repository, engine, *PINGS, "--grpc-keepalive-timeout=60000").wait_started()
-    with Wire(host.port) as wire:
+    with Http2Connection(host.port) as wire:
         for _ in range(4):  # there would be no other one before the first is answered
             frame = wire.next(PING)
             assert frame is not None
@@ -289,7 +289,7 @@ def test_a_client_that_does_not_answer_a_ping_is_gone(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     host = serve(repository, engine, *PINGS, "--grpc-keepalive-timeout=200").wait_started()
-    with Wire(host.port) as wire:
+    with Http2Connection(host.port) as wire:
         while wire.next(PING, GOAWAY) is not None:  # which stay without an answer
             pass
 
@@ -298,7 +298,7 @@ def test_a_connection_ends_at_its_age(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     host = serve(repository, engine, "--grpc-max-connection-age=200").wait_started()
-    with Wire(host.port) as wire:
+    with Http2Connection(host.port) as wire:
         frame = wire.next(GOAWAY)
         assert frame is not None
         assert frame.error == NO_ERROR
@@ -314,7 +314,7 @@ def test_a_call_may_outlast_its_connections_age_and_no_grace_means_for_ever(
 ) -> None:
     repository.add("waits", gate.model)
     host = serve(repository, engine, "--grpc-max-connection-age=100").wait_started()
-    with Wire(host.port) as wire, host.client() as client, ThreadPoolExecutor(1) as pool:
+    with Http2Connection(host.port) as wire, host.client() as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.infer, "waits", [])
         host.wait_for("waiting")
         assert wire.next(GOAWAY) is not None
@@ -330,7 +330,7 @@ def test_a_call_is_ended_when_the_grace_of_its_connection_is_over(
         repository, engine, "--grpc-max-connection-age=100", "--grpc-max-connection-age-grace=200"
     ).wait_started()
     with host.client() as client:
-        status, _ = failure(client.infer, "waits", [])
+        status, _ = infer_error(client.infer, "waits", [])
     gate.open()
     assert status == "StatusCode.UNAVAILABLE"
 
@@ -388,9 +388,9 @@ def test_a_user_without_rights_serves_a_read_only_repository_without_a_home(
         ).wait_started()
         with host.client() as client:
             assert client.is_server_ready()
-            assert command(client, "echo x") == "x"
-            failure(command, client, "aborts")  # and a stub may be started anew
-            assert command(client, "echo y") == "y"
+            assert run_command(client, "echo x") == "x"
+            infer_error(run_command, client, "aborts")  # and a stub may be started anew
+            assert run_command(client, "echo y") == "y"
         if os.getuid() == 0:
             assert host.stubs()[0].uids().real == int(_SOMEBODY)
         assert host.stop() == 0
@@ -449,7 +449,7 @@ class Hold:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.model = UNTIL + SLOW_START.format(hold=str(path))
+        self.model = UNTIL_SOURCE + SLOW_START.format(hold=str(path))
 
     def __enter__(self) -> Hold:
         self._path.touch()
@@ -515,7 +515,7 @@ def test_a_reload_leaves_a_strict_server_ready_even_if_it_fails(
     with host.client() as client, host.client() as loader, ThreadPoolExecutor(1) as pool:
         with hold:
             (directory / "1" / "model.py").write_text(hold.model + "\nraise ValueError('no')\n")
-            failing = pool.submit(failure, loader.load_model, "slow")
+            failing = pool.submit(infer_error, loader.load_model, "slow")
             failing.result(DEADLINE)
             assert client.is_server_ready()
             (directory / "1" / "model.py").write_text(hold.model + "\n# changed\n")
@@ -534,7 +534,7 @@ def test_a_failed_first_load_keeps_a_strict_server_not_ready_until_one_succeeds(
     host = serve(repository, "--model-control-mode=explicit").wait_started()
     with host.client() as client:
         assert client.is_server_ready()
-        failure(client.load_model, "broken")
+        infer_error(client.load_model, "broken")
         assert not client.is_server_ready()
         assert client.is_server_live()
         shutil.rmtree(repository.path / "broken")
@@ -609,8 +609,8 @@ def test_at_the_end_readiness_goes_first_then_what_runs_ends(
         host.process.send_signal(signal.SIGTERM)
         poller.wait(EXITING)
         for ask in (client.is_server_live, client.is_server_ready):
-            assert failure(ask) == ("StatusCode.UNAVAILABLE", EXITING)
-        assert failure(client.infer, "waits", []) == ("StatusCode.UNAVAILABLE", STOPPING)
+            assert infer_error(ask) == ("StatusCode.UNAVAILABLE", EXITING)
+        assert infer_error(client.infer, "waits", []) == ("StatusCode.UNAVAILABLE", STOPPING)
         assert not answer.done()
         host.wait_for("Found 1 gRPC service connections and inference handlers")
         gate.open()
@@ -698,7 +698,7 @@ def test_with_a_delay_requests_are_taken_after_health_has_said_no(
         poller.wait("ready")
         host.process.send_signal(signal.SIGTERM)
         poller.wait(EXITING)
-        assert command(client, "echo late") == "late"
+        assert run_command(client, "echo late") == "late"
         host.wait_for("Not ready any more; requests are still taken for 600 s")
     assert "ready" not in poller.seen[1:]
     host.stop(signal.SIGKILL)
@@ -762,7 +762,7 @@ def test_an_exit_timeout_of_nothing_waits_for_nothing(
     repository.add("waits", gate.model)
     host = serve(repository, f"--exit-timeout-secs={text}", "--stub-grace-secs=0.5").wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:
-        cut = pool.submit(failure, client.infer, "waits", [])
+        cut = pool.submit(infer_error, client.infer, "waits", [])
         host.wait_for("waiting")
         assert host.stop() == 1
         assert cut.result(DEADLINE)[0] in ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED")

@@ -25,7 +25,7 @@ def literal(name: str, value: str) -> bytes:
     return b"".join((b"\0", bytes([len(name)]), name.encode(), bytes([len(value)]), value.encode()))
 
 
-def test_a_message_that_claims_four_gigabytes_takes_no_memory_and_harms_nobody(
+def test_a_message_that_claims_four_gigabytes_allocates_no_memory(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("identity")

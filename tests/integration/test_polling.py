@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.asking import Client, command, failure
+from tests.asking import Client, infer_error, run_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, index, model
 
@@ -30,13 +30,13 @@ def client(host: RunningHost) -> Iterator[Client]:
 
 
 def named(client: Client, name: str, answer: str) -> Callable[[], bool]:
-    return lambda: command(client, "name", name) == answer
+    return lambda: run_command(client, "name", name) == answer
 
 
 def two_polls(repository: RepositoryBuilder, client: Client) -> None:
     """Return when there have been a whole poll since the call, and another one's begin."""
     for _ in range(2):
-        count = int(command(client, "name", "beacon")) + 1
+        count = int(run_command(client, "name", "beacon")) + 1
         repository.add("beacon", model(str(count)))
         wait_until(named(client, "beacon", str(count)), "a poll to find the new beacon")
 
@@ -59,18 +59,18 @@ def test_changes_of_models_and_versions_are_followed(
 
     repository.add("y", model("y"), CONFIG)
     wait_until(lambda: index(client, "y") == [("1", "READY", "")], "the new model")
-    assert command(client, "name", "y") == "y"
+    assert run_command(client, "name", "y") == "y"
     shutil.rmtree(repository.path / "y")
     wait_until(lambda: index(client, "y") == [], "the model to be gone from the index")
     wait_until(lambda: not client.is_model_ready("y"), "the model to be unloaded")
-    assert failure(command, client, "name", "y")[1].endswith("has no available versions")
+    assert infer_error(run_command, client, "name", "y")[1].endswith("has no available versions")
     wait_until(client.is_server_ready, "the server to be ready")
 
 
 def test_what_running_and_editing_a_model_leaves_is_no_change(
     host: RunningHost, repository: RepositoryBuilder, client: Client
 ) -> None:
-    pid = command(client, "pid", "x")
+    pid = run_command(client, "pid", "x")
     folder = repository.path / "x" / "1"
     (folder / "__pycache__").mkdir(exist_ok=True)
     for name in (".model.py.swp", "4913", "model.py~", "#model.py#", ".#model.py"):
@@ -79,15 +79,15 @@ def test_what_running_and_editing_a_model_leaves_is_no_change(
     two_polls(repository, client)
     (folder / "model.py~").unlink()
     two_polls(repository, client)
-    assert command(client, "pid", "x") == pid
+    assert run_command(client, "pid", "x") == pid
     os.utime(folder / "model.py")
-    wait_until(lambda: command(client, "pid", "x") != pid, "a touched file to count")
+    wait_until(lambda: run_command(client, "pid", "x") != pid, "a touched file to count")
 
 
 def test_a_model_that_fails_serves_on_and_holds_up_nobody(
     host: RunningHost, repository: RepositoryBuilder, client: Client
 ) -> None:
-    pid = command(client, "pid", "x")
+    pid = run_command(client, "pid", "x")
     repository.add("x", "def broken(:\n")
     repository.add("new", "import no_such_library\n", CONFIG)
     repository.add("hangs", model().replace("self.args = args", "threading.Event().wait()"), CONFIG)
@@ -95,13 +95,13 @@ def test_a_model_that_fails_serves_on_and_holds_up_nobody(
     host.wait_for("failed to load 'new' version 1: Internal: ModuleNotFoundError")
     host.wait_for("loading: hangs:1")
     two_polls(repository, client)
-    assert command(client, "pid", "x") == pid
+    assert run_command(client, "pid", "x") == pid
     assert host.output.count("failed to load 'x'") == 1, "what is known is no news"
 
     repository.add("x", config="no such thing")
     host.wait_for("failed to load 'x': Internal: failed to read text proto")
     two_polls(repository, client)
-    assert command(client, "pid", "x") == pid
+    assert run_command(client, "pid", "x") == pid
 
     repository.add("x", model("mended"), CONFIG)
     wait_until(named(client, "x", "mended"), "the mended model")
@@ -134,7 +134,7 @@ def test_a_name_that_comes_to_be_in_two_repositories_is_unloaded(
     repository.add("x", model("x"), CONFIG)
     host = serve(repository, f"--model-repository={second.path}", *POLL).wait_started()
     with host.client() as client:
-        assert command(client, "name", "x") == "x"
+        assert run_command(client, "name", "x") == "x"
         second.add("x", model("other"), CONFIG)
         host.wait_for("failed to poll model 'x': not unique across all model repositories")
         wait_until(lambda: not client.is_model_ready("x"), "the model to be unloaded")
@@ -143,20 +143,20 @@ def test_a_name_that_comes_to_be_in_two_repositories_is_unloaded(
         ]
         shutil.rmtree(repository.path / "x")
         wait_until(lambda: index(client, "x")[-1] == ("1", "READY", ""), "the one that is left")
-        assert command(client, "name", "x") == "other"
+        assert run_command(client, "name", "x") == "other"
 
 
 def test_models_of_a_repository_that_cannot_be_read_serve_on(
     host: RunningHost, repository: RepositoryBuilder, client: Client
 ) -> None:
-    pid = command(client, "pid", "x")
+    pid = run_command(client, "pid", "x")
     link = repository.path / "link"
     link.symlink_to(repository.path / "nowhere")
     host.wait_for(f"failed to poll model repository '{repository.path}': failed to stat file")
-    assert command(client, "pid", "x") == pid
+    assert run_command(client, "pid", "x") == pid
     link.unlink()
     two_polls(repository, client)
-    assert command(client, "pid", "x") == pid
+    assert run_command(client, "pid", "x") == pid
 
 
 def test_the_interval_must_be_positive(repository: RepositoryBuilder, serve: Serve) -> None:

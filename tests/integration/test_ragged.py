@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 
 LOOKS = """
@@ -161,7 +161,7 @@ def test_optional_inputs_may_be_left_out(client: Client) -> None:
     assert json.loads(both.as_numpy("SEEN")[0][0]) == [{"X": [[1.0]], "Z": [[2.0]]}]
     one = client.infer("optional", [rows(1)])
     assert json.loads(one.as_numpy("SEEN")[0][0]) == [{"X": [[1.0]]}]
-    assert "but got 0 inputs" in failure(client.infer, "optional", [])[1]
+    assert "but got 0 inputs" in infer_error(client.infer, "optional", [])[1]
 
 
 def test_an_element_may_have_no_dimension_of_its_own(client: Client) -> None:

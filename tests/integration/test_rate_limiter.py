@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from tests.asking import Client, failure, script, tensor
+from tests.asking import Client, infer_error, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_scheduling import Pipe
 
@@ -219,7 +219,7 @@ def test_a_model_that_could_never_run_does_not_load(
 ) -> None:
     with refusing.client() as client:
         for _ in range(2):
-            assert failure(client.load_model, model)[1] == (
+            assert infer_error(client.load_model, model)[1] == (
                 f"load failed for model '{model}': version 1 is at UNAVAILABLE state:"
                 f" Invalid argument: {text};\n"
             )
@@ -269,7 +269,7 @@ def test_a_model_that_waits_for_its_own_resource_gets_an_error(
         return [asked("same"), asked("other"), asked("same")]
         """
     with host.client() as client:
-        same, other, again = script(client, source)
+        same, other, again = run_script(client, source)
         assert other == "answered"
         assert same == again
         assert same == (

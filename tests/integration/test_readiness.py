@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.asking import Client, ask, command, failure
+from tests.asking import Client, infer_error, infer_through, run_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 MODEL = """
@@ -79,11 +79,11 @@ def client(host: RunningHost) -> Iterator[Client]:
 def test_a_model_that_says_no_is_not_ready_and_still_serves(
     host: RunningHost, client: Client, model: str, said: str, reason: str
 ) -> None:
-    command(client, said, model)
+    run_command(client, said, model)
     assert not client.is_model_ready(model)
     assert not client.is_server_ready()
     host.wait_for(f"Model '{model}' version 1 is not ready: {reason.format(model)}")
-    command(client, "True", model)
+    run_command(client, "True", model)
     assert client.is_model_ready(model)
     assert client.is_server_ready()
 
@@ -94,23 +94,23 @@ def test_a_model_without_a_say_is_ready_while_its_process_lives(client: Client) 
 
 def test_models_do_not_ask_one_that_says_no(client: Client) -> None:
     """Clients may, models may not (BLS): as in Triton."""
-    command(client, "False", "plain")
-    _, text = failure(ask, client, "plain", np.ones(1, dtype=np.float32))
+    run_command(client, "False", "plain")
+    _, text = infer_error(infer_through, client, "plain", np.ones(1, dtype=np.float32))
     assert text == (
         "Model plain - Error when running inference: Failed for execute the inference request."
         " Model 'plain' is not ready."
     )
-    command(client, "True", "plain")
-    _, text = failure(ask, client, "plain", np.ones(1, dtype=np.float32))
+    run_command(client, "True", "plain")
+    _, text = infer_error(infer_through, client, "plain", np.ones(1, dtype=np.float32))
     assert "unexpected inference output 'OUTPUT0' for model 'plain'" in text
 
 
 def test_a_slow_answer_is_not_awaited_for_ever_and_the_next_query_joins_it(
     host: RunningHost, client: Client
 ) -> None:
-    before = int(command(client, "'waits'", "slow"))
+    before = int(run_command(client, "'waits'", "slow"))
     assert not client.is_model_ready("slow")
     host.wait_for("Timed out waiting for user-defined is_ready\\(\\) response")
-    calls = command(client, "go", "slow")
+    calls = run_command(client, "go", "slow")
     assert client.is_model_ready("slow")
     assert int(calls) == before + 1

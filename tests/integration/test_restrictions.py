@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.asking import command, failure
+from tests.asking import infer_error, run_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 
 CATEGORIES = {
@@ -103,7 +103,7 @@ def test_the_standard_health_service_is_health(channel: grpc.Channel) -> None:
     assert check(b"", metadata=metadata, timeout=DEADLINE) == b"\x08\x01"
 
 
-def test_of_a_key_that_is_sent_twice_the_first_counts(channel: grpc.Channel) -> None:
+def test_the_first_of_duplicate_keys_counts(channel: grpc.Channel) -> None:
     key = "triton-grpc-protocol-key-metadata"
     right, wrong = (key, "of metadata"), (key, "no")
     assert call(channel, "ServerMetadata", wrong, right) == expecting("metadata")
@@ -130,8 +130,8 @@ def test_a_restricted_stream_is_closed_before_anything_is_read(channel: grpc.Cha
 def test_the_client_asks_with_headers_and_is_refused_without(host: RunningHost) -> None:
     headers = {"triton-grpc-protocol-key-inference": "of inference"}
     with host.client() as client:
-        assert command(client, "echo x", headers=headers) == "x"
-        assert failure(command, client, "echo x") == (
+        assert run_command(client, "echo x", headers=headers) == "x"
+        assert infer_error(run_command, client, "echo x") == (
             "StatusCode.UNAVAILABLE",
             expecting("inference"),
         )
@@ -145,10 +145,10 @@ def test_other_categories_stay_open_and_one_key_may_be_for_several(
     host = serve(repository, flag).wait_started()
     expected = "This protocol is restricted, expecting header 'triton-grpc-protocol-Admin-Key'"
     with host.client() as client:
-        assert command(client, "echo x") == "x"
+        assert run_command(client, "echo x") == "x"
         assert client.is_server_live()
         for ask in (client.get_model_repository_index, client.get_log_settings):
-            assert failure(ask) == ("StatusCode.UNAVAILABLE", expected)
+            assert infer_error(ask) == ("StatusCode.UNAVAILABLE", expected)
         headers = {"triton-grpc-protocol-admin-key": "a:b=c"}
         index = client.get_model_repository_index(headers=headers)
         assert [model.name for model in index.models] == ["misbehave"]
@@ -233,13 +233,13 @@ def test_the_restriction_is_checked_before_the_method(host: RunningHost) -> None
     assert http(host, "DELETE /v2/models/misbehave/config", right)[0] == 405
 
 
-def test_of_a_header_that_is_sent_twice_the_first_counts(host: RunningHost) -> None:
+def test_the_first_of_duplicate_headers_counts(host: RunningHost) -> None:
     right, wrong = ("key-metadata", "of metadata"), ("key-metadata", "no")
     assert http(host, "GET /v2", wrong, right) == forbidden("metadata")
     assert http(host, "GET /v2", right, wrong)[0] == 200
 
 
-def test_what_is_nowhere_is_not_restricted(host: RunningHost) -> None:
+def test_unknown_paths_are_not_restricted(host: RunningHost) -> None:
     assert http(host, "GET /v2/nothing")[0] == 404
 
 
@@ -248,7 +248,7 @@ def test_metrics_are_not_restricted(host: RunningHost) -> None:
         assert page.status == 200
 
 
-def test_the_doors_have_restrictions_of_their_own(
+def test_http_and_grpc_have_their_own_restrictions(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     host = serve(repository, "--http-restricted-api=health:k=v").wait_started()

@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import ask, failure, script, tensor
+from tests.asking import infer_error, infer_through, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 GROUPS = """
@@ -259,7 +259,7 @@ def test_one_request_too_many_is_refused_at_once_and_not_counted(
             line.send(name)
         wait_until(lambda: pending(host) == 2, "both to be queued")
         for identity, name in (("7", "7"), ("", "<id_unknown>")):
-            assert failure(line.ask, "c", request_id=identity) == (
+            assert infer_error(line.ask, "c", request_id=identity) == (
                 "StatusCode.UNAVAILABLE",
                 f"[request id: {name}] Exceeds maximum queue size",
             )
@@ -278,7 +278,7 @@ def test_a_request_is_refused_when_it_has_waited_too_long_while_the_instance_is_
     host = serve(repository).wait_started()
     with Line(host) as line:
         line.busy(pipe)
-        assert failure(line.ask, "a") == EXPIRED
+        assert infer_error(line.ask, "a") == EXPIRED
         assert line.failures() == 1
         pipe.let_go()
         assert line.group() == "1:busy"
@@ -300,7 +300,7 @@ def test_a_request_is_refused_when_it_has_waited_too_long_for_a_restart(
         (stub,) = host.stubs("groups_0_0")
         stub.kill()
         wait_until(pipe.reached, "the new process to initialise")
-        assert failure(line.ask, "a") == EXPIRED
+        assert infer_error(line.ask, "a") == EXPIRED
         pipe.let_go()
         host.wait_for("restarted")
         assert line.ask("b") == "1:b"
@@ -320,7 +320,7 @@ def test_a_request_may_shorten_its_time_where_the_policy_allows_it(
         firm.send("patient", timeout=1)
         wait_until(lambda: pending(host, "firm") == 1, "it to be queued")
         line.send("patient")
-        assert failure(line.ask, "hasty", timeout=1) == EXPIRED
+        assert infer_error(line.ask, "hasty", timeout=1) == EXPIRED
         pipe.let_go()
         second.let_go()
         assert firm.groups(2) == ["1:busy", "2:patient"]
@@ -343,7 +343,7 @@ def test_a_delayed_request_goes_after_those_that_came_in_time(
         line.busy(pipe)
         line.send("late", timeout=1)
         wait_until(lambda: pending(host) == 1, "it to be queued")
-        assert failure(line.ask, "refused", priority=2, timeout=1) == EXPIRED
+        assert infer_error(line.ask, "refused", priority=2, timeout=1) == EXPIRED
         line.send("punctual")
         wait_until(lambda: pending(host) == 2, "both to be queued")
         pipe.let_go()
@@ -390,10 +390,13 @@ def test_a_model_that_asks_is_told_what_a_client_would_be(
     """
     with Line(host) as line:
         line.busy(pipe)
-        assert script(line.client, source.format(timeout=1)) == [True, "Request timeout expired"]
+        assert run_script(line.client, source.format(timeout=1)) == [
+            True,
+            "Request timeout expired",
+        ]
         line.send("a")
         wait_until(lambda: pending(host) == 1, "it to be queued")
-        assert script(line.client, source.format(timeout=0)) == [
+        assert run_script(line.client, source.format(timeout=0)) == [
             False,
             (
                 "Model groups - Error when running inference:"
@@ -499,14 +502,14 @@ def test_a_model_whose_responses_wait_for_each_other_gets_an_error(
     host = serve(repository).wait_started()
     array = np.ones(2, dtype=np.float32)
     with host.client() as client:
-        status, text = failure(ask, client, "ask>identity", array)
+        status, text = infer_error(infer_through, client, "ask>identity", array)
         assert status == "StatusCode.INTERNAL"
         assert text == (
             "Model ask - Error when running inference: the request waits for itself: model 'ask'"
             " keeps the order of its responses, and an earlier request waits for this one. Do"
             " without 'preserve_ordering', or do not call 'ask' from a model that it calls"
         )
-        np.testing.assert_array_equal(ask(client, "identity", array), array)
+        np.testing.assert_array_equal(infer_through(client, "identity", array), array)
 
 
 ASKS_ITSELF = """
@@ -536,10 +539,10 @@ def test_a_coroutine_that_asks_its_own_model_gets_an_error_when_there_is_no_plac
     for _ in range(overlap + 1):
         scripts.append(ASKS_ITSELF.format(script=scripts[-1]))
     with host.client() as client:
-        assert script(client, scripts[overlap - 1]) == "the innermost one"
-        text = script(client, scripts[-1])
+        assert run_script(client, scripts[overlap - 1]) == "the innermost one"
+        text = run_script(client, scripts[-1])
         assert "the request waits for itself: every instance of model 'script' is busy" in text
-        assert script(client, "return 1") == 1
+        assert run_script(client, "return 1") == 1
 
 
 FRAGILE = """

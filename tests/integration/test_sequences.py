@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import failure, tensor
+from tests.asking import infer_error, tensor
 from tests.conftest import (
     DEADLINE,
     RepositoryBuilder,
@@ -299,7 +299,7 @@ def test_padding_is_part_of_batches_and_of_nothing_else(
 def test_ids_may_be_strings(client: grpcclient.InferenceServerClient) -> None:
     row = own_row(ask(client, "strings", "long word", "se"))
     assert (row["ID"], row["id"]) == ("long word", "long word")
-    assert failure(ask, client, "direct", "word", "se") == (
+    assert infer_error(ask, client, "direct", "word", "se") == (
         "StatusCode.INVALID_ARGUMENT",
         (
             "[request id: <id_unknown>] sequence batching control 'ID' data-type is 'BYTES', but"
@@ -318,11 +318,11 @@ def test_requests_that_belong_to_no_sequence_are_refused(
     client: grpcclient.InferenceServerClient,
 ) -> None:
     code = "StatusCode.INVALID_ARGUMENT"
-    assert failure(ask, client, "direct", 0, "s") == (
+    assert infer_error(ask, client, "direct", 0, "s") == (
         code,
         "inference request to model 'direct' must specify a non-zero or non-empty correlation ID",
     )
-    assert failure(ask, client, "direct", 99, "") == (
+    assert infer_error(ask, client, "direct", 99, "") == (
         code,
         (
             "inference request for sequence 99 to model 'direct' must specify the START flag on the"
@@ -331,7 +331,7 @@ def test_requests_that_belong_to_no_sequence_are_refused(
     )
     inputs = [tensor("NAME", np.full((2, 1), b"", dtype=np.object_))]
     options = {"sequence_id": 5, "sequence_start": True}
-    assert failure(client.infer, "direct", inputs, **options) == (
+    assert infer_error(client.infer, "direct", inputs, **options) == (
         code,
         (
             "inference request to model 'direct' must specify batch-size 1 due to requirements of"
@@ -409,9 +409,9 @@ def test_a_dead_stub_ends_its_sequences_and_no_others(
     line = Line(host, model)
     line.send(3, "se", "behind")  # the backlog
     wait_until(lambda: pending(host, model) == 1, "the backlog")
-    _, text = failure(ask, client, model, 1, "", "die")
+    _, text = infer_error(ask, client, model, 1, "", "die")
     assert "is not healthy" in text
-    assert "must specify the START flag" in failure(ask, client, model, 1)[1]
+    assert "must specify the START flag" in infer_error(ask, client, model, 1)[1]
     assert own_row(line.next())["id"] == 3  # it gets the slot of the new instance
     assert own_row(ask(client, model, 2, "e"))["id"] == 2
     line.close()
@@ -489,14 +489,14 @@ def test_states_can_start_from_a_file_and_be_seen(
 def test_states_that_are_no_outputs_cannot_be_asked_for(
     client: grpcclient.InferenceServerClient,
 ) -> None:
-    assert failure(add_up, client, "sum", 1, "se", ("TOTAL_OUT",)) == (
+    assert infer_error(add_up, client, "sum", 1, "se", ("TOTAL_OUT",)) == (
         "StatusCode.INVALID_ARGUMENT",
         "unexpected inference output 'TOTAL_OUT' for model 'sum'",
     )
 
 
 def test_a_state_of_another_type_is_an_error(client: grpcclient.InferenceServerClient) -> None:
-    assert failure(add_up, client, "sum", 7, "se")[1] == (
+    assert infer_error(add_up, client, "sum", 7, "se")[1] == (
         "state output 'TOTAL_OUT' has data-type 'FP32', but its configuration in"
         " 'sequence_batching' expects 'INT32'"
     )
@@ -525,7 +525,8 @@ def test_requests_can_be_run_again(client: grpcclient.InferenceServerClient, mod
         "FLAGS"
     ).tolist() == [1]
     assert (
-        "must specify the START flag" in failure(client.infer, model, count_of(1), sequence_id=5)[1]
+        "must specify the START flag"
+        in infer_error(client.infer, model, count_of(1), sequence_id=5)[1]
     )
     (counts,) = client.get_inference_statistics(model).model_stats
     assert counts.inference_stats.fail.count == 0, "that slots are given up is no failure"
@@ -536,7 +537,8 @@ def test_requests_with_an_end_cannot_be_run_again(
 ) -> None:
     options = {"sequence_id": 6, "sequence_start": True, "sequence_end": True}
     assert (
-        "must specify the START flag" in failure(client.infer, "again", count_of(2), **options)[1]
+        "must specify the START flag"
+        in infer_error(client.infer, "again", count_of(2), **options)[1]
     )
 
 
@@ -555,7 +557,7 @@ def test_streams_can_be_made_of_many_executions(host: RunningHost, model: str) -
 def test_other_models_cannot_have_requests_run_again(
     client: grpcclient.InferenceServerClient,
 ) -> None:
-    assert failure(client.infer, "not_again", count_of(2))[1] == (
+    assert infer_error(client.infer, "not_again", count_of(2))[1] == (
         "Failed to release request: Request is released with"
         " TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle"
         " such a flag."
@@ -592,11 +594,11 @@ def test_a_sequence_between_requests_ends_with_its_model(
         client.unload_model("m")
         wait_until(lambda: not client.is_model_ready("m"), "the model to go")
         client.load_model("m")
-        assert "must specify the START flag" in failure(ask, client, "m", 1)[1]
+        assert "must specify the START flag" in infer_error(ask, client, "m", 1)[1]
         ask(client, "m", 1, "s")
         (repository.path / "m" / "1" / "model.py").touch()
         client.load_model("m")
-        assert "must specify the START flag" in failure(ask, client, "m", 1)[1]
+        assert "must specify the START flag" in infer_error(ask, client, "m", 1)[1]
         ask(client, "m", 1, "se")
 
 

@@ -86,7 +86,7 @@ LIMITS = [
 
 
 @dataclass
-class Doors:
+class Endpoints:
     """A host, and how to get into it."""
 
     host: RunningHost
@@ -111,7 +111,7 @@ def kinds(
     module_repository: RepositoryBuilder,
     module_serve: Serve,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Doors]]:
+) -> Iterator[dict[str, Endpoints]]:
     folder = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "root.pem"))
@@ -132,7 +132,7 @@ def kinds(
         ) as other,
     ):
         wait_until(lambda: client.is_server_live() and other.is_server_live(), "both hosts")
-        yield {"plain": Doors(plain, None, client), "tls": Doors(secret, tls, other)}
+        yield {"plain": Endpoints(plain, None, client), "tls": Endpoints(secret, tls, other)}
 
 
 def rest(connection: socket.socket) -> bytes:
@@ -148,7 +148,7 @@ def rest(connection: socket.socket) -> bytes:
             return said
 
 
-def check(doors: Doors, cases: Mapping[str, Case], *, bare: bool = False) -> None:
+def check(doors: Endpoints, cases: Mapping[str, Case], *, bare: bool = False) -> None:
     """Three clients say each of these, all at the same time, and are told that at their ends.
 
     Meanwhile, another one is served.
@@ -174,15 +174,19 @@ def check(doors: Doors, cases: Mapping[str, Case], *, bare: bool = False) -> Non
     assert "Traceback" not in doors.host.output
 
 
-def test_who_does_not_go_on_is_let_go_of_and_others_are_served(kinds: dict[str, Doors]) -> None:
+def test_stalled_clients_are_disconnected_and_others_are_served(
+    kinds: dict[str, Endpoints],
+) -> None:
     check(kinds["plain"], SLOW)
 
 
-def test_so_is_who_does_not_go_on_after_a_handshake(kinds: dict[str, Doors]) -> None:
+def test_clients_that_stall_after_the_handshake_are_disconnected(
+    kinds: dict[str, Endpoints],
+) -> None:
     check(kinds["tls"], {name: SLOW[name] for name in OVER_TLS})
 
 
-def test_a_handshake_that_does_not_go_on_is_ended(kinds: dict[str, Doors]) -> None:
+def test_a_stalled_handshake_times_out(kinds: dict[str, Endpoints]) -> None:
     cases = {
         f"{door} {what}": (door, sent, b"")
         for door in ("http", "grpc")

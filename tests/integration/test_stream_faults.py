@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, Stream, is_final, script, tensor
+from tests.asking import Client, InferStream, is_final, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 NO_ROOM = re.compile(
@@ -38,7 +38,7 @@ def test_memory_that_is_full_while_a_model_waits_for_others_is_an_error_of_one_r
     client: Client,
 ) -> None:
     """Four requests wait in a model that answers none of them; the fifth finds no room."""
-    found = script(
+    found = run_script(
         client,
         """
         import threading
@@ -59,7 +59,7 @@ def test_memory_that_is_full_while_a_model_waits_for_others_is_an_error_of_one_r
     assert found
     assert all(NO_ROOM.search(text) for text in found)
     assert (
-        script(
+        run_script(
             client,
             """
         array = np.zeros(1 << 19, dtype=np.float32)
@@ -72,7 +72,7 @@ def test_memory_that_is_full_while_a_model_waits_for_others_is_an_error_of_one_r
 
 
 def test_a_response_that_finds_no_room_is_an_error_of_that_response(small: RunningHost) -> None:
-    with Stream(small) as stream:
+    with InferStream(small) as stream:
         stream.send("respond=9000000 respond=1000 last")
         with pytest.raises(InferenceServerException, match="Failed to increase the shared memory"):
             stream.next()
@@ -80,16 +80,16 @@ def test_a_response_that_finds_no_room_is_an_error_of_that_response(small: Runni
         assert is_final(stream.next())
 
 
-def test_responses_that_nobody_takes_are_given_back(small: RunningHost) -> None:
+def test_unread_responses_are_released(small: RunningHost) -> None:
     """A client that goes in mid-stream, many times, with more than the memory holds."""
     for _ in range(5):
-        with Stream(small) as stream:
+        with InferStream(small) as stream:
             stream.send("thread:" + "respond=1000000 " * 8 + "last")
             assert stream.next().as_numpy("DATA").shape == (1000000,)
             stream.cancel()
 
     def all_of_it_can_be_had() -> bool:
-        with Stream(small) as stream:
+        with InferStream(small) as stream:
             stream.send("respond=7000000 last")
             try:
                 return bool(stream.next().as_numpy("DATA").shape == (7000000,))
@@ -99,13 +99,11 @@ def test_responses_that_nobody_takes_are_given_back(small: RunningHost) -> None:
     wait_until(all_of_it_can_be_had, "the memory to be given back")
 
 
-def test_a_sender_outlives_neither_its_host_nor_hangs(
-    repository: RepositoryBuilder, serve: Serve
-) -> None:
+def test_a_sender_ends_with_its_host(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.copy("stream")
     host = serve(repository).wait_started()
     stubs = host.stubs()
-    with Stream(host) as stream:
+    with InferStream(host) as stream:
         stream.send("thread:many=1000000 last")
         stream.next()
         host.process.send_signal(signal.SIGKILL)
@@ -157,7 +155,7 @@ def test_a_model_that_leaks_threads_or_fails_at_the_end_does_not_keep_the_host(
 
 def test_many_clients_may_vanish_at_once(small: RunningHost) -> None:
     def vanish(number: int) -> None:
-        with Stream(small) as stream:
+        with InferStream(small) as stream:
             for request in range(20):
                 stream.send("thread:many=200 last", request_id=f"{number}-{request}")
             stream.next()
@@ -167,6 +165,6 @@ def test_many_clients_may_vanish_at_once(small: RunningHost) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    with Stream(small) as stream:
+    with InferStream(small) as stream:
         stream.send("many=10 last")
-        assert stream.numbers() == list(range(11))
+        assert stream.read_numbers() == list(range(11))

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, Stream, command, failure, is_final, tensor
+from tests.asking import Client, InferStream, infer_error, is_final, run_command, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 
 CLOSED = "Unable to send response. Response sender has been closed."
@@ -30,8 +30,8 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
 
 
 @pytest.fixture
-def stream(host: RunningHost) -> Iterator[Stream]:
-    with Stream(host) as stream:
+def stream(host: RunningHost) -> Iterator[InferStream]:
+    with InferStream(host) as stream:
         yield stream
 
 
@@ -41,7 +41,7 @@ def client(host: RunningHost) -> Iterator[Client]:
         yield client
 
 
-def error_of(stream: Stream) -> str:
+def error_of(stream: InferStream) -> str:
     with pytest.raises(InferenceServerException) as caught:
         stream.next()
     return str(caught.value.message())
@@ -63,18 +63,18 @@ def error_of(stream: Stream) -> str:
     ],
 )
 def test_a_model_sends_any_number_of_responses(
-    stream: Stream, steps: str, expected: list[int]
+    stream: InferStream, steps: str, expected: list[int]
 ) -> None:
     stream.send(steps, enable_empty_final_response=True)
-    assert stream.numbers() == expected
+    assert stream.read_numbers() == expected
 
 
-def test_only_the_last_response_says_that_it_is(stream: Stream) -> None:
+def test_only_the_last_response_says_that_it_is(stream: InferStream) -> None:
     stream.send("respond respond last")
     assert [is_final(stream.next()) for _ in range(3)] == [False, False, True]
 
 
-def test_a_bare_end_is_told_only_to_those_who_asked(stream: Stream) -> None:
+def test_an_empty_final_response_is_sent_only_on_request(stream: InferStream) -> None:
     stream.send("respond final", request_id="quiet")
     stream.send("last", request_id="after")
     results = [stream.next().get_response() for _ in range(2)]
@@ -84,13 +84,13 @@ def test_a_bare_end_is_told_only_to_those_who_asked(stream: Stream) -> None:
     assert (told.id, told.model_name, len(told.outputs)) == ("told", "stream", 0)
 
 
-def test_large_tensors_arrive_whole(stream: Stream) -> None:
+def test_large_tensors_arrive_whole(stream: InferStream) -> None:
     stream.send("respond=300000 final", enable_empty_final_response=True)
     assert stream.next().as_numpy("DATA").shape == (300000,)
     assert is_final(stream.next())
 
 
-def test_requests_of_a_stream_interleave(stream: Stream) -> None:
+def test_requests_of_a_stream_interleave(stream: InferStream) -> None:
     for request in range(20):
         stream.send("thread:many=50 last", request_id=str(request))
     seen: dict[str, list[int]] = {str(request): [] for request in range(20)}
@@ -104,7 +104,7 @@ def test_requests_of_a_stream_interleave(stream: Stream) -> None:
     assert all(numbers == list(range(51)) for numbers in seen.values())
 
 
-def test_a_request_after_the_end_of_execute_is_still_answered(stream: Stream) -> None:
+def test_a_request_after_the_end_of_execute_is_still_answered(stream: InferStream) -> None:
     """The lane is free although the first request is not answered yet."""
     stream.send("keeps respond", request_id="open")
     assert stream.next().get_response().id == "open"
@@ -115,7 +115,7 @@ def test_a_request_after_the_end_of_execute_is_still_answered(stream: Stream) ->
     assert error_of(stream).startswith(LET_GO.format("stream_0"))
 
 
-def test_an_error_response_does_not_end_the_request(stream: Stream) -> None:
+def test_an_error_response_does_not_end_the_request(stream: InferStream) -> None:
     stream.send("error=first respond last_error=second")
     assert error_of(stream) == "first"
     assert stream.next().as_numpy("NUMBER") == [0]
@@ -123,14 +123,14 @@ def test_an_error_response_does_not_end_the_request(stream: Stream) -> None:
 
 
 def test_unary_requests_to_a_decoupled_model_are_refused(client: Client) -> None:
-    assert failure(command, client, "last", model="stream") == (
+    assert infer_error(run_command, client, "last", model="stream") == (
         "StatusCode.UNIMPLEMENTED",
         "ModelInfer RPC doesn't support models with decoupled transaction policy",
     )
 
 
 def test_an_exception_ends_the_request_and_closes_its_sender(
-    host: RunningHost, stream: Stream
+    host: RunningHost, stream: InferStream
 ) -> None:
     stream.send("respond raises=on-purpose")
     assert stream.next().as_numpy("NUMBER") == [0]
@@ -138,24 +138,24 @@ def test_an_exception_ends_the_request_and_closes_its_sender(
     assert text.startswith("Failed to process the request(s) for model 'stream_0', message: ")
     assert "ValueError: on-purpose" in text
     stream.send("last")
-    assert stream.numbers() == [0]
+    assert stream.read_numbers() == [0]
 
 
-def test_an_exception_after_the_end_is_only_logged(host: RunningHost, stream: Stream) -> None:
+def test_an_exception_after_the_end_is_only_logged(host: RunningHost, stream: InferStream) -> None:
     stream.send("last raises=too-late-to-matter")
-    assert stream.numbers() == [0]
+    assert stream.read_numbers() == [0]
     host.wait_for("ValueError: too-late-to-matter")
     stream.send("last")
-    assert stream.numbers() == [0]
+    assert stream.read_numbers() == [0]
 
 
-def test_a_dropped_sender_ends_the_request_with_an_error(stream: Stream) -> None:
+def test_a_dropped_sender_ends_the_request_with_an_error(stream: InferStream) -> None:
     stream.send("respond")
     assert stream.next().as_numpy("NUMBER") == [0]
     assert error_of(stream).startswith(LET_GO.format("stream_0"))
 
 
-def test_a_thread_that_fails_ends_the_request_with_an_error(stream: Stream) -> None:
+def test_a_thread_that_fails_ends_the_request_with_an_error(stream: InferStream) -> None:
     stream.send("thread:respond raises=in-a-thread")
     assert stream.next().as_numpy("NUMBER") == [0]
     assert error_of(stream).startswith(LET_GO.format("stream_0"))
@@ -174,14 +174,14 @@ def test_a_thread_that_fails_ends_the_request_with_an_error(stream: Stream) -> N
     ],
 )
 def test_a_sender_refuses_what_is_not_possible(
-    host: RunningHost, stream: Stream, steps: str, text: str
+    host: RunningHost, stream: InferStream, steps: str, text: str
 ) -> None:
     stream.send(steps)
-    assert stream.numbers() == [0]
+    assert stream.read_numbers() == [0]
     host.wait_for(f"refused: {text}")
 
 
-def test_returning_anything_is_refused(stream: Stream) -> None:
+def test_returning_anything_is_refused(stream: InferStream) -> None:
     stream.send("return:")
     assert (
         "Python model 'stream_0' is using the decoupled mode and the execute function must return"
@@ -190,7 +190,7 @@ def test_returning_anything_is_refused(stream: Stream) -> None:
 
 
 def test_a_killed_stub_ends_open_streams_at_once(host: RunningHost) -> None:
-    with Stream(host) as kept, Stream(host) as killer:
+    with InferStream(host) as kept, InferStream(host) as killer:
         kept.send("keeps respond", model="fragile")
         assert kept.next().as_numpy("NUMBER") == [0]
         killer.send("respond dies", model="fragile")
@@ -204,8 +204,8 @@ def test_a_killed_stub_ends_open_streams_at_once(host: RunningHost) -> None:
 # Clients that go, and clients that are slow
 
 
-def test_a_client_that_goes_is_noticed_by_the_sender(host: RunningHost) -> None:
-    with Stream(host) as stream:
+def test_the_sender_sees_a_disconnected_client(host: RunningHost) -> None:
+    with InferStream(host) as stream:
         stream.send("thread:respond cancelled respond last")
         assert stream.next().as_numpy("NUMBER") == [0]
         host.wait_for("waits to be cancelled")
@@ -214,7 +214,7 @@ def test_a_client_that_goes_is_noticed_by_the_sender(host: RunningHost) -> None:
 
 
 def test_the_first_error_ends_a_stream_that_asked_for_status_codes(host: RunningHost) -> None:
-    with Stream(host, headers={"triton_grpc_error": "true"}) as stream:
+    with InferStream(host, headers={"triton_grpc_error": "true"}) as stream:
         stream.send("respond last_error=gone")
         assert stream.next().as_numpy("NUMBER") == [0]
         with pytest.raises(InferenceServerException) as caught:
@@ -253,7 +253,7 @@ class TritonPythonModel:
 """
 
 
-def test_a_client_that_does_not_read_stops_the_sender_and_not_the_memory(
+def test_a_client_that_does_not_read_pauses_the_sender(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     """Ten gigabytes are to be sent; a client that takes nothing gets a few megabytes' worth."""
@@ -292,7 +292,7 @@ def test_many_streams_at_once_all_complete_and_leave_no_memory(host: RunningHost
     """500 requests of 20 responses each, several times: after the first, memory stays level."""
 
     def ask() -> None:
-        with Stream(host) as stream:
+        with InferStream(host) as stream:
             for request in range(500):
                 stream.send("thread:many=19 last", request_id=str(request))
             finished = 0
@@ -345,7 +345,7 @@ def test_an_ordinary_model_cannot_end_before_it_has_answered(
     )
 
 
-def test_what_was_sent_stands_when_something_is_returned_too(
+def test_a_sent_response_is_kept_when_execute_returns_one_too(
     host: RunningHost, client: Client
 ) -> None:
     """As with Triton, the batch fails, but its caller has been answered already."""
@@ -358,7 +358,7 @@ def test_a_returned_response_counts_although_a_sender_exists(client: Client) -> 
 
 
 def test_a_request_without_a_response_gets_an_error_and_not_a_hang(client: Client) -> None:
-    status, text = failure(number_of, client, "")
+    status, text = infer_error(number_of, client, "")
     assert status == "StatusCode.INTERNAL"
     assert text.startswith(LET_GO.format("sender_0"))
 
@@ -374,9 +374,7 @@ def test_a_request_without_a_response_gets_an_error_and_not_a_hang(client: Clien
         "return:respond",
     ],
 )
-def test_what_was_sent_is_the_answer_although_the_flag_never_comes(
-    client: Client, steps: str
-) -> None:
+def test_a_sent_response_is_delivered_without_the_final_flag(client: Client, steps: str) -> None:
     assert number_of(client, steps) == 0
 
 
@@ -392,9 +390,9 @@ def test_the_model_is_finalized_after_its_threads_have_sent(
 ) -> None:
     repository.copy("stream")
     host = serve(repository).wait_started()
-    with Stream(host) as stream:
+    with InferStream(host) as stream:
         stream.send("thread:many=2000 last")
         stream.next()
         assert host.stop() == 0
-        assert len(stream.numbers()) == 2000
+        assert len(stream.read_numbers()) == 2000
     assert host.output.count("finalize has run") == 1

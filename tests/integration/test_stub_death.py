@@ -13,24 +13,26 @@ from textwrap import dedent
 import numpy as np
 import psutil
 
-from tests.asking import command, failure, tensor
+from tests.asking import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
-from tests.waiting import UNTIL
+from tests.waiting import UNTIL_SOURCE
 
 TWO = "instance_group [ { count: 2, kind: KIND_CPU } ]"
 
 
-def test_a_dead_stub_fails_only_its_own_calls(repository: RepositoryBuilder, serve: Serve) -> None:
+def test_stub_death_fails_only_its_own_requests(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
     repository.copy("misbehave", "identity")
     host = serve(repository).wait_started()
     with host.client() as client:
-        status, text = failure(command, client, "aborts")
+        status, text = infer_error(run_command, client, "aborts")
         assert status == "StatusCode.UNAVAILABLE"
         assert text.startswith("Stub process 'misbehave_0' is not healthy. It was ended by SIGABRT")
         array = np.ones(4, dtype=np.float32)
         result = client.infer("identity", [tensor("INPUT0", array)])
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
-        assert command(client, "echo back again") == "back again"
+        assert run_command(client, "echo back again") == "back again"
         wait_until(client.is_server_ready, "a restarted stub")
     host.wait_for("Fatal Python error: Aborted")
 
@@ -41,7 +43,7 @@ def test_a_crash_in_native_code_leaves_its_python_stack_in_the_log(
     repository.copy("misbehave")
     host = serve(repository).wait_started()
     with host.client() as client:
-        _, text = failure(command, client, "segfaults")
+        _, text = infer_error(run_command, client, "segfaults")
     assert "SIGSEGV" in text
     host.wait_for(r"model\.py\".*in segfaults")
 
@@ -52,28 +54,28 @@ def test_a_killed_stub_is_replaced_while_its_model_is_idle(
     repository.copy("misbehave")
     host = serve(repository).wait_started()
     with host.client() as client:
-        before = int(command(client, "pid"))
+        before = int(run_command(client, "pid"))
         os.kill(before, signal.SIGKILL)
         host.wait_for("restarted")
-        assert int(command(client, "pid")) != before
+        assert int(run_command(client, "pid")) != before
         assert client.is_model_ready("misbehave")
 
 
-def test_repeated_deaths_are_answered_with_growing_pauses(
+def test_repeated_deaths_back_off_before_restarting(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("misbehave")
     host = serve(repository).wait_started()
     with host.client() as client:
         for _ in range(2):
-            failure(command, client, "aborts")
+            infer_error(run_command, client, "aborts")
         host.wait_for("the next one starts in 0.5 s|SIGABRT")
-        failure(command, client, "aborts")
+        infer_error(run_command, client, "aborts")
         wait_until(lambda: client.is_model_ready("misbehave"), "the model after its pause")
-        assert command(client, "echo x") == "x"
+        assert run_command(client, "echo x") == "x"
 
 
-def test_with_two_instances_the_other_one_goes_on(
+def test_second_instance_keeps_serving_when_the_first_dies(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("misbehave")
@@ -81,9 +83,9 @@ def test_with_two_instances_the_other_one_goes_on(
     config.write_text(config.read_text() + TWO)
     host = serve(repository).wait_started()
     with host.client() as client:
-        failure(command, client, "aborts")
+        infer_error(run_command, client, "aborts")
         assert client.is_model_ready("misbehave")
-        assert command(client, "echo x") == "x"
+        assert run_command(client, "echo x") == "x"
 
 
 def test_the_callers_deadline_ends_a_call_to_a_looping_model(
@@ -98,7 +100,7 @@ def test_the_callers_deadline_ends_a_call_to_a_looping_model(
     ).wait_started()
     with host.client() as client:
         for seconds in (0.5, 5, 25):  # time enough for it to get there
-            status, _ = failure(command, client, "loops", client_timeout=seconds)
+            status, _ = infer_error(run_command, client, "loops", client_timeout=seconds)
             assert status == "StatusCode.DEADLINE_EXCEEDED"
             if "looping" in host.output:
                 break
@@ -116,7 +118,7 @@ def test_shutdown_ends_a_looping_model_after_the_exit_timeout(
     repository.copy("misbehave")
     host = serve(repository, "--exit-timeout-secs=1", "--stub-grace-secs=0.5").wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(failure, command, client, "loops")
+        running = pool.submit(infer_error, run_command, client, "loops")
         host.wait_for("looping")
         stub = host.stubs("misbehave_0")[0]
         assert host.stop() == 1
@@ -125,7 +127,7 @@ def test_shutdown_ends_a_looping_model_after_the_exit_timeout(
     assert "Exit timeout expired" in host.output
 
 
-def test_no_stub_outlives_a_killed_host_and_the_next_one_sweeps_up(
+def test_no_stub_outlives_a_killed_host_and_the_next_host_cleans_up(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("misbehave", "identity")
@@ -147,13 +149,13 @@ def test_a_stopped_stub_does_not_stop_the_others(
     repository.copy("misbehave", "identity")
     host = serve(repository, "--exit-timeout-secs=1").wait_started()
     with host.client() as client:
-        pid = int(command(client, "pid"))
+        pid = int(run_command(client, "pid"))
         os.kill(pid, signal.SIGSTOP)
-        status, _ = failure(command, client, "echo x", client_timeout=0.5)
+        status, _ = infer_error(run_command, client, "echo x", client_timeout=0.5)
         assert status == "StatusCode.DEADLINE_EXCEEDED"
         client.infer("identity", [tensor("INPUT0", np.ones(2, dtype=np.float32))])
         os.kill(pid, signal.SIGCONT)
-        assert command(client, "echo awake") == "awake"
+        assert run_command(client, "echo awake") == "awake"
 
 
 def test_killing_stubs_under_load_answers_every_call(
@@ -203,16 +205,16 @@ def test_killing_stubs_under_load_answers_every_call(
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), arrays[7])
 
 
-def test_stubs_may_be_new_interpreters_instead_of_forks(
+def test_stubs_can_be_spawned_instead_of_forked(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("misbehave", "identity")
     host = serve(repository, "--stub-start=spawn").wait_started()
     with host.client() as client:
-        pid = int(command(client, "pid"))
+        pid = int(run_command(client, "pid"))
         assert psutil.Process(pid).ppid() == host.process.pid
-        failure(command, client, "aborts")
-        assert command(client, "echo back") == "back"
+        infer_error(run_command, client, "aborts")
+        assert run_command(client, "echo back") == "back"
         array = np.ones(30_000, dtype=np.float32)
         result = client.infer("identity", [tensor("INPUT0", array)])
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
@@ -225,14 +227,14 @@ def test_a_dead_fork_server_is_replaced_with_all_its_stubs(
     repository.copy("misbehave", "identity")
     host = serve(repository).wait_started()
     with host.client() as client:
-        before = psutil.Process(int(command(client, "pid")))
+        before = psutil.Process(int(run_command(client, "pid")))
         server = before.parent()
         assert server is not None
         assert server.cmdline()[0].startswith("pbhost-fork-server")
         server.kill()
         wait_until(lambda: not before.is_running(), "the old stub to end")
         host.wait_for(r"misbehave_0\] restarted")
-        assert int(command(client, "pid")) != before.pid
+        assert int(run_command(client, "pid")) != before.pid
         wait_until(client.is_server_ready, "all models")
         client.infer("identity", [tensor("INPUT0", np.ones(2, dtype=np.float32))])
     assert host.stop() == 0
@@ -269,7 +271,7 @@ def test_forked_stubs_have_random_numbers_and_linear_algebra_of_their_own(
     assert one[1] != other[1]
 
 
-def test_a_model_that_was_given_up_comes_back_with_a_load(
+def test_failed_model_serves_again_after_a_load(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
@@ -289,9 +291,9 @@ def test_a_model_that_was_given_up_comes_back_with_a_load(
     host = serve(repository, "--model-control-mode=explicit", "--load-model=fragile").wait_started()
     with host.client() as client:
         broken.touch()
-        failure(client.infer, "fragile", [])
+        infer_error(client.infer, "fragile", [])
         host.wait_for("not started again")
-        status, text = failure(client.infer, "fragile", [])
+        status, text = infer_error(client.infer, "fragile", [])
         assert status == "StatusCode.UNAVAILABLE"
         assert text.startswith("Instance 'fragile_0' died and could not be restarted: ValueError")
         assert not client.is_model_ready("fragile")
@@ -351,7 +353,7 @@ def test_a_stub_that_is_killed_while_it_replaces_another_is_replaced_too(
             return [pb_utils.InferenceResponse([]) for _ in requests]
     """
     config = 'model_warmup [ { name: "sample" batch_size: 1 } ]'
-    repository.add("fragile", UNTIL + dedent(source), config)
+    repository.add("fragile", UNTIL_SOURCE + dedent(source), config)
     host = serve(repository).wait_started()
 
     def next_one(where: str) -> psutil.Process:

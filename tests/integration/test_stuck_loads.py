@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asking import failure
+from tests.asking import infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 MODEL = """
@@ -69,7 +69,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_by_its_name(
     pipes: RunningHost, name: str
 ) -> None:
     with pipes.client() as client:
-        failure(client.load_model, name, client_timeout=DEADLINE)
+        infer_error(client.load_model, name, client_timeout=DEADLINE)
     file = Path(PIPES[name][0]).name
     said = [line for line in pipes.lines if "failed to load" in line and f"'{name}'" in line]
     assert said and file in said[0] and "it is not a regular file" in said[0], pipes.output
@@ -119,7 +119,7 @@ def test_a_load_that_hangs_is_ended_if_a_limit_is_set(
     }
     for name, reason in reasons.items():
         with host.client() as client:
-            failure(client.load_model, name)
+            infer_error(client.load_model, name)
         host.wait_for(f"failed to load '{name}' version 1: Internal: {reason}")
         stub = f"{name}_0"
         wait_until(lambda stub=stub: not host.stubs(stub), f"the stub {stub} to be ended")

@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import CHAIN
 from tests.integration.test_client_memory import (
@@ -26,8 +26,8 @@ from tests.integration.test_client_memory import (
     MODEL,
     SIZE,
     Memory,
-    goes_to,
-    lies_in,
+    input_in_region,
+    output_in_region,
 )
 
 COUNT = 10_000
@@ -162,7 +162,7 @@ def traced(client: Client) -> Iterator[None]:
 
 
 def input_of(memory: Memory, offset: int = 0) -> grpcclient.InferInput:
-    return lies_in(memory, [COUNT], "FP32", ARRAY.nbytes, offset)
+    return input_in_region(memory, [COUNT], "FP32", ARRAY.nbytes, offset)
 
 
 def gone(memory: Memory, size: int = ARRAY.nbytes, offset: int = 0, left: int = 0) -> str:
@@ -180,7 +180,7 @@ def test_an_input_that_is_gone_when_it_is_traced_is_an_error(
 ) -> None:
     memory.cut()
     expected = "StatusCode.INTERNAL", gone(memory)
-    assert failure(client.infer, model, [input_of(memory)]) == expected
+    assert infer_error(client.infer, model, [input_of(memory)]) == expected
     memory.cut(SIZE)
     memory.write(ARRAY)
     answer = client.infer(model, [input_of(memory)]).as_numpy("OUTPUT0")
@@ -191,7 +191,7 @@ def test_an_input_that_is_gone_when_it_is_traced_is_an_error(
 def test_an_input_that_is_traced_is_shown_as_it_was(
     client: Client, memory: TakenMemory, folder: Path
 ) -> None:
-    given = lies_in(memory, [3], "FP32", 12, 8)
+    given = input_in_region(memory, [3], "FP32", 12, 8)
     client.infer("identity", [given])
     client.update_trace_settings(settings={"trace_level": ["OFF"]})  # has the file written
     wait_until(
@@ -204,7 +204,7 @@ def test_an_input_whose_content_counts_is_an_error_when_it_is_gone(
 ) -> None:
     memory.cut(4096)
     expected = "StatusCode.INTERNAL", gone(memory, offset=4000, left=96)
-    assert failure(client.infer, "cached", [input_of(memory, 4000)]) == expected
+    assert infer_error(client.infer, "cached", [input_of(memory, 4000)]) == expected
 
 
 @pytest.mark.parametrize("kind", [grpcclient, httpclient], ids=["grpc", "http"])
@@ -219,7 +219,7 @@ def test_strings_that_are_gone_are_an_error(
         answer = client.infer("strings", [given]).as_numpy("OUTPUT0")
         np.testing.assert_array_equal(answer, np.array([b"", b""], np.object_))
         memory.cut()
-        status, text = failure(client.infer, "strings", [given])
+        status, text = infer_error(client.infer, "strings", [given])
         assert status in ("StatusCode.INTERNAL", "500")
         assert text == gone(memory, 8)
 
@@ -244,7 +244,7 @@ def later(host: RunningHost, client: Client, memory: TakenMemory, go: Path) -> A
 def test_an_input_that_goes_before_another_model_is_asked_is_an_error_to_the_one_that_asks(
     host: RunningHost, client: Client, memory: TakenMemory, go: Path
 ) -> None:
-    status, text = failure(later, host, client, memory, go)
+    status, text = infer_error(later, host, client, memory, go)
     assert status == "StatusCode.INTERNAL"
     assert text.endswith(gone(memory))
 
@@ -261,10 +261,10 @@ def test_a_client_that_takes_its_memory_away_fails_nobody_else_in_the_batch(
     client: Client, memory: TakenMemory
 ) -> None:
     memory.cut()
-    taken = lies_in(memory, [1, COUNT], "FP32", ARRAY.nbytes)
+    taken = input_in_region(memory, [1, COUNT], "FP32", ARRAY.nbytes)
     sent = tensor("INPUT0", ARRAY.reshape(1, COUNT))
     with ThreadPoolExecutor(1) as pool:
-        refused = pool.submit(failure, client.infer, "pairs", [taken])
+        refused = pool.submit(infer_error, client.infer, "pairs", [taken])
         answer = client.infer("pairs", [sent]).as_numpy("OUTPUT0")
         status, text = refused.result()
     np.testing.assert_array_equal(answer, [ARRAY])
@@ -274,7 +274,7 @@ def test_a_client_that_takes_its_memory_away_fails_nobody_else_in_the_batch(
 
 def test_a_model_reads_memory_that_is_back(client: Client, memory: TakenMemory) -> None:
     memory.cut()
-    status, text = failure(client.infer, "identity", [input_of(memory)])
+    status, text = infer_error(client.infer, "identity", [input_of(memory)])
     assert status == "StatusCode.INTERNAL"
     assert "the shared memory in which tensor 'INPUT0' lay is gone" in text
     memory.cut(SIZE)
@@ -289,7 +289,7 @@ def test_an_output_goes_to_memory_that_was_too_small_for_it(
 ) -> None:
     """The model cannot write there, but the host can: the memory grows."""
     memory.cut()
-    given, room = tensor("INPUT0", ARRAY[:count]), goes_to(memory, SIZE // 2, 8192)
+    given, room = tensor("INPUT0", ARRAY[:count]), output_in_region(memory, SIZE // 2, 8192)
     client.infer("identity", [given], outputs=[room])
     np.testing.assert_array_equal(memory.read(np.float32, [count], 8192), ARRAY[:count])
 

@@ -215,7 +215,7 @@ def test_mutual_https_serves_only_clients_with_a_certificate_of_the_authority(
             get(mutual, ours, client)
 
 
-def test_the_doors_decide_on_tls_by_themselves(
+def test_http_and_grpc_have_their_own_tls_settings(
     empty: RepositoryBuilder, serve: Serve, ours: Certificates
 ) -> None:
     host = serve(empty, *flags(ours, door="http")).wait_started()
@@ -298,7 +298,7 @@ def test_mutual_tls_needs_a_root_certificate(
     ) in output
 
 
-def test_a_root_certificate_must_be_one(
+def test_an_invalid_root_certificate_stops_the_start(
     empty: RepositoryBuilder, serve: Serve, ours: Certificates
 ) -> None:
     key = ours["server.key"]
@@ -308,7 +308,7 @@ def test_a_root_certificate_must_be_one(
     ) in output
 
 
-def test_a_root_certificate_that_nobody_needs_is_not_read(
+def test_an_unused_root_certificate_is_not_read(
     empty: RepositoryBuilder, serve: Serve, ours: Certificates
 ) -> None:
     host = serve(empty, *flags(ours, root_cert="/nowhere.pem")).wait_started()

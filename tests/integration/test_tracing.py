@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from tests.asking import Stream, failure, tensor
+from tests.asking import InferStream, infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import CHAIN
 
@@ -115,7 +115,7 @@ class Door:
     def fails(self, settings: dict[str, Any], model: str = "") -> str:
         """Status and text of a change that is refused."""
         if self._protocol == "grpc":
-            status, text = failure(self.set, settings, model)
+            status, text = infer_error(self.set, settings, model)
             return f"{status.split('.')[1]} {text}"
         with pytest.raises(urllib.error.HTTPError) as caught:
             self.set(settings, model)
@@ -362,9 +362,9 @@ def test_generation_is_stamped_too(host: RunningHost, files: Files, verb: str) -
 def test_each_response_of_a_stream_is_stamped(host: RunningHost, files: Files) -> None:
     door = Door(host, "grpc")
     door.set(ONE)
-    with Stream(host) as stream:
+    with InferStream(host) as stream:
         stream.send("thread:many=3 final", enable_empty_final_response=True)
-        assert stream.numbers() == [0, 1, 2]
+        assert stream.read_numbers() == [0, 1, 2]
         elements = files.read()
     names = [s["name"] for element in elements for s in element.get("timestamps", ())]
     assert names.count("GRPC_SEND_START") == names.count("GRPC_SEND_END") == 4
@@ -434,7 +434,7 @@ def test_what_is_asked_on_behalf_of_a_request_is_a_child(
 def test_a_request_that_fails_is_traced_to_its_end(host: RunningHost, files: Files) -> None:
     door = Door(host, "grpc")
     door.set(ONE)
-    assert "no luck" in failure(ask, host, "unlucky")[1]
+    assert "no luck" in infer_error(ask, host, "unlucky")[1]
     times = stamps(elements := files.read(), elements[0]["id"])
     assert {"REQUEST_START", "COMPUTE_END", "REQUEST_END", "GRPC_SEND_END"} <= set(times)
     door.set(dict.fromkeys(ONE))
@@ -447,7 +447,7 @@ def test_a_request_that_is_refused_leaves_what_the_door_did(
     door.set(ONE, "identity")
     with host.client() as client:
         wrong = [tensor("OTHER", np.zeros(2, np.float32))]
-        failure(client.infer, "identity", wrong)
+        infer_error(client.infer, "identity", wrong)
     elements = files.read()
     assert not heads(elements)
     assert set(stamps(elements, elements[0]["id"])) == set(GRPC_STAMPS[:2])

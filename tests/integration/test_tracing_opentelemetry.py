@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import failure, tensor
+from tests.asking import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.otlp import Collector, collecting
 
@@ -123,7 +123,7 @@ def ask(host: RunningHost, model: str, request_id: str, **headers: str) -> dict[
 
 def test_a_request_is_a_tree_of_spans(host: RunningHost, collector: Collector) -> None:
     ask(host, "spy", "tree")
-    spans = collector.of_request("tree", 3)
+    spans = collector.wait_for_request("tree", 3)
     root, model, compute = spans["InferRequest"], spans["spy"], spans["compute"]
     assert (root.parent, model.parent, compute.parent) == ("", root.id, model.id)
     assert (root.kind, model.kind) == (2, 1)  # server, internal
@@ -163,7 +163,7 @@ def test_requests_over_http_have_stamps_of_that_door(
     )
     with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
         seen = json.loads(json.load(answer)["outputs"][0]["data"][0])
-    spans = collector.of_trace(TRACE[::-1], 3)
+    spans = collector.wait_for_trace(TRACE[::-1], 3)
     root = spans["InferRequest"]
     assert (root.parent, root.state) == (SPAN, "vendor=value")
     assert root.events == [
@@ -181,7 +181,7 @@ def test_inside_of_execute_the_compute_span_is_the_current_one(
     host: RunningHost, collector: Collector, model: str
 ) -> None:
     seen = ask(host, model, f"inside {model}")
-    spans = collector.of_request(f"inside {model}", 3)
+    spans = collector.wait_for_request(f"inside {model}", 3)
     compute = spans["compute"]
     assert seen["current"] == f"00-{compute.trace}-{compute.id}-01"
     assert json.loads(seen["context"]) == {"traceparent": seen["current"]}
@@ -189,7 +189,7 @@ def test_inside_of_execute_the_compute_span_is_the_current_one(
 
 def test_a_clients_span_is_the_parent(host: RunningHost, collector: Collector) -> None:
     ask(host, "spy", "propagated", traceparent=f"00-{TRACE}-{SPAN}-01", tracestate="a=b")
-    spans = collector.of_trace(TRACE, 3)
+    spans = collector.wait_for_trace(TRACE, 3)
     assert spans["InferRequest"].parent == SPAN
     assert {span.state for span in spans.values()} == {"a=b"}
 
@@ -204,7 +204,7 @@ def test_a_context_that_is_none_starts_a_new_trace(
 ) -> None:
     request_id = f"none {traceparent}"
     ask(host, "spy", request_id, traceparent=traceparent)
-    assert collector.of_request(request_id, 3)["InferRequest"].parent == ""
+    assert collector.wait_for_request(request_id, 3)["InferRequest"].parent == ""
 
 
 @pytest.mark.parametrize(("model", "above"), [("asker", "compute"), ("chain", "chain")])
@@ -227,8 +227,8 @@ def test_what_is_asked_on_behalf_of_a_request_nests(
 
 
 def test_a_failure_is_the_status_of_its_spans(host: RunningHost, collector: Collector) -> None:
-    failure(ask, host, "unlucky", "unlucky")
-    spans = collector.of_request("unlucky", 3)
+    infer_error(ask, host, "unlucky", "unlucky")
+    spans = collector.wait_for_request("unlucky", 3)
     assert "no luck" in spans["InferRequest"].failure
     assert "no luck" in spans["unlucky"].failure
 
@@ -261,7 +261,7 @@ def test_at_rate_0_only_parts_of_a_trace_are_traced_and_all_is_sent_at_the_end(
     assert json.loads(json.dumps(ask(host, "spy", "alone")))["context"] is None
     ask(host, "spy", "together", traceparent=f"00-{trace}-{SPAN}-01")
     assert host.stop() == 0
-    assert set(collector.of_trace(trace, 3)) == {"InferRequest", "spy", "compute"}
+    assert set(collector.wait_for_trace(trace, 3)) == {"InferRequest", "spy", "compute"}
     assert not [s for s in collector.spans if s.attributes.get("triton.request_id") == "alone"]
 
 

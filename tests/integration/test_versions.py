@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_scheduling import Pipe
 
@@ -216,7 +216,7 @@ def test_an_instance_that_fails_leaves_those_that_serve(model: Model) -> None:
     model.load()
     before = model.instances()
     model.configure(config("{ count: 2 }"))
-    status, text = failure(model.load)
+    status, text = infer_error(model.load)
     assert "version 1 is at READY state: Internal: " in text
     assert f"no {new}" in text
     wait_until(lambda: model.instances() == before, "the new ones to be gone")

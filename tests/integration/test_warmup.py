@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import Client, failure, tensor
+from tests.asking import Client, infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 RECORDER = """
@@ -328,7 +328,7 @@ def test_a_warm_up_that_does_not_work_fails_the_load(
 ) -> None:
     host, repository = refusing
     with host.client() as client:
-        _, text = failure(client.load_model, name)
+        _, text = infer_error(client.load_model, name)
         expected = REFUSALS[name][1].replace("{repository}", str(repository.path))
         code = "Internal" if name == "absent" else "Invalid argument"
         assert text == (
@@ -363,7 +363,7 @@ class TritonPythonModel:
                 assert not other.is_model_ready("slow")
                 assert (
                     "not at ready state"
-                    in failure(
+                    in infer_error(
                         other.infer,
                         "slow",
                         [tensor("X", np.array([[1]], np.int32))],

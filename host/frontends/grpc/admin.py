@@ -11,10 +11,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.core import Core
 from host.errors import invalid_argument, unsupported
-from host.frontends.grpc.methods import Context, Method, UnaryHandler, UnaryMethod
+from host.frontends.grpc.methods import Method, RpcContext, UnaryHandler, UnaryMethod
 from host.inference.request import Parameter
 from host.logs.settings import GRPC
-from host.tracing.settings import Change
+from host.tracing.settings import SettingChanges
 from host.tracing.updates import NUMBERS, to_change
 
 
@@ -44,16 +44,18 @@ def admin_methods(core: Core) -> list[Method]:
     }
     return [
         UnaryMethod(
-            request.DESCRIPTOR.name.removesuffix("Request"), _of_bytes(request, answer), category
+            request.DESCRIPTOR.name.removesuffix("Request"),
+            _bytes_handler(request, answer),
+            category,
         )
         for request, (category, answer) in answers.items()
     ]
 
 
-def _of_bytes(request_type: Any, answer: Callable[[Any], Awaitable[Any]]) -> UnaryHandler:
+def _bytes_handler(request_type: Any, answer: Callable[[Any], Awaitable[Any]]) -> UnaryHandler:
     """A handler of bytes from one of messages."""
 
-    async def handle(data: bytes, context: Context) -> bytes:
+    async def handle(data: bytes, context: RpcContext) -> bytes:
         try:
             request = request_type.FromString(data)
         except DecodeError as error:
@@ -150,7 +152,7 @@ class _Admin:
         self._core.regions.register_cuda(request.name)
 
     async def cuda_shared_memory_unregister(self, request: Any) -> Any:
-        self._core.regions.refuse_if_off()  # none exist, and unregistering such is a success
+        self._core.regions.require_enabled()  # none exist, and unregistering such is a success
         return pb.CudaSharedMemoryUnregisterResponse()
 
     async def trace_setting(self, request: Any) -> Any:
@@ -162,7 +164,7 @@ class _Admin:
         return response
 
     async def log_settings(self, request: Any) -> Any:
-        given = {name: _setting(value) for name, value in request.settings.items()}
+        given = {name: _setting_value(value) for name, value in request.settings.items()}
         response = pb.LogSettingsResponse()
         for name, value in self._core.log.update(given, GRPC).items():
             kind = {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)]
@@ -170,13 +172,13 @@ class _Admin:
         return response
 
 
-def _setting(value: Any) -> object:
+def _setting_value(value: Any) -> object:
     """What a client has set; None, which no setting takes, if it has sent an empty value."""
     kind = value.WhichOneof("parameter_choice")
     return None if kind is None else getattr(value, kind)
 
 
-def trace_change(settings: Mapping[str, Any]) -> Change:
+def trace_change(settings: Mapping[str, Any]) -> SettingChanges:
     """The change that a client asks for. Raises HostError."""
     numbers: dict[str, str | None] = {}
     for name in NUMBERS:

@@ -12,13 +12,13 @@ import grpc
 from host.errors import HostError, unavailable
 from host.frontends.forwarding import Header
 from host.frontends.grpc.methods import (
-    STATUS,
+    GRPC_STATUS,
     GrpcOptions,
-    Serving,
+    StreamHandler,
+    StreamHandlerFactory,
     StreamMethod,
-    StreamStart,
     UnaryHandler,
-    failure,
+    to_host_error,
 )
 from host.frontends.grpc.service import GrpcService
 from host.frontends.sockets import listening_socket
@@ -27,9 +27,9 @@ from host.frontends.tls import TlsFiles
 _INT_MAX = (1 << 31) - 1  # what grpcio can count: bytes of a message, milliseconds of a time
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
-_STATUS = {
+_GRPCIO_STATUS = {
     code: next(status for status in grpc.StatusCode if status.value[0] == number)
-    for code, number in STATUS.items()
+    for code, number in GRPC_STATUS.items()
 }
 
 
@@ -57,9 +57,11 @@ class GrpcAioFrontend:
         server = grpc.aio.server(options=_channel_arguments(self._options))
         for name, methods in self._service.services().items():
             handlers = {
-                method.name: grpc.stream_stream_rpc_method_handler(_stream(method.start))
+                method.name: grpc.stream_stream_rpc_method_handler(
+                    _stream_behavior(method.open_stream)
+                )
                 if isinstance(method, StreamMethod)
-                else grpc.unary_unary_rpc_method_handler(_unary(method.handler))
+                else grpc.unary_unary_rpc_method_handler(_unary_behavior(method.handler))
                 for method in methods
             }
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
@@ -67,7 +69,7 @@ class GrpcAioFrontend:
             port = self._bind(server)
         except (RuntimeError, ValueError):  # without a word on what is wrong
             await server.stop(None)
-            raise self._refusal() from None
+            raise self._bind_error() from None
         await server.start()
         self._server = server
         return port
@@ -79,17 +81,17 @@ class GrpcAioFrontend:
         if tls is None:
             return server.add_insecure_port(target)
         credentials = grpc.ssl_server_credentials(
-            [(tls.read_or_nothing("server-key"), tls.read_or_nothing("server-cert"))],
-            root_certificates=tls.read_or_nothing("root-cert") if tls.mutual else None,
+            [(tls.read_file_or_empty("server-key"), tls.read_file_or_empty("server-cert"))],
+            root_certificates=tls.read_file_or_empty("root-cert") if tls.mutual else None,
             require_client_auth=tls.mutual,
         )
         return server.add_secure_port(target, credentials)
 
-    def _refusal(self) -> HostError:
+    def _bind_error(self) -> HostError:
         """Why there is no port, found out by trying again what gRPC has tried."""
         try:
             if self._options.tls is not None:
-                self._options.tls.context()
+                self._options.tls.create_context()
             listening_socket(self._address, self._port, self._options.reuse_port).close()
         except HostError as error:
             return error
@@ -109,17 +111,17 @@ class GrpcAioFrontend:
         self._server = None
 
 
-def check_files(tls: TlsFiles) -> None:
+def check_tls_files(tls: TlsFiles) -> None:
     """Raises HostError INVALID_ARG if there is no certificate or no key. Blocks.
 
     What else grpcio would not take, only grpcio knows: OpenSSL, which could be asked, is stricter.
     """
     for name in ("server-cert", "server-key"):
-        if not tls.read_or_nothing(name):
-            tls.read(name)
+        if not tls.read_file_or_empty(name):
+            tls.read_file(name)
 
 
-class _Context:
+class _AioContext:
     """An RPC's context as handlers see it. Metadata is read only when somebody asks."""
 
     __slots__ = ("_rpc",)
@@ -133,90 +135,92 @@ class _Context:
                 return value if isinstance(value, str) else None
         return None
 
-    def all_metadata(self) -> Sequence[Header]:
+    def invocation_metadata(self) -> Sequence[Header]:
         return list(self._rpc.invocation_metadata() or ())
 
 
-def _unary(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[bytes]]:
-    async def serve(data: bytes, rpc: Any) -> bytes:
+def _unary_behavior(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def behavior(data: bytes, rpc: Any) -> bytes:
         try:
-            return await handler(data, _Context(rpc))
-        except Exception as error:  # the top of a call: `failure` logs a defect, and it is answered
-            _fail(rpc, error)
+            return await handler(data, _AioContext(rpc))
+        except Exception as error:  # the top of a call: a defect is logged and answered
+            _set_error_status(rpc, error)
             return b""
 
-    return serve
+    return behavior
 
 
-class _Client:
+class _AioStreamWriter:
     """A stream, carried by a coroutine that reads and one that writes."""
 
     def __init__(self, rpc: Any) -> None:
         self._rpc = rpc
         self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # at most a message, the end
         self._error: BaseException | None = None
-        self._ended = False
+        self._finished = False
         self._may_read = asyncio.Event()
 
-    def write(self, message: bytes, more: bool) -> bool:
+    def write_message(self, message: bytes, more: bool) -> bool:
         self._outgoing.put_nowait(message)
         return False
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         self._may_read.set()
 
-    def end(self, error: BaseException | None = None) -> None:
-        self._error, self._ended = error, True
+    def finish_stream(self, error: BaseException | None = None) -> None:
+        self._error, self._finished = error, True
         self._outgoing.put_nowait(None)
 
-    async def carry(self, serving: Serving, requests: AsyncIterator[bytes]) -> None:
+    async def serve(self, handler: StreamHandler, requests: AsyncIterator[bytes]) -> None:
         """Until the stream is ended; raises what ended it."""
-        reader = asyncio.ensure_future(self._read(serving, requests))
-        reader.add_done_callback(self._read_all)
+        reader = asyncio.ensure_future(self._read_messages(handler, requests))
+        reader.add_done_callback(self._reading_finished)
         try:
             while (message := await self._outgoing.get()) is not None:
                 await self._rpc.write(message)
-                serving.write_on()
+                handler.write_ready()
         finally:
-            self._ended = True
+            self._finished = True
             reader.cancel()
-            serving.cancel()
+            handler.cancel()
         if self._error is not None:
             raise self._error
 
-    async def _read(self, serving: Serving, requests: AsyncIterator[bytes]) -> None:
+    async def _read_messages(self, handler: StreamHandler, requests: AsyncIterator[bytes]) -> None:
         async for data in requests:
-            if self._ended:
+            if self._finished:
                 return
             self._may_read.clear()
-            if not serving.received(data):
+            if not handler.message_received(data):
                 await self._may_read.wait()
-        if not self._ended:
-            serving.half_closed()
+        if not self._finished:
+            handler.half_closed()
 
-    def _read_all(self, reader: asyncio.Future[None]) -> None:
+    def _reading_finished(self, reader: asyncio.Future[None]) -> None:
         if not reader.cancelled() and (error := reader.exception()) is not None:
-            self.end(error)
+            self.finish_stream(error)
 
 
-def _stream(start: StreamStart) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
-    async def serve(requests: AsyncIterator[bytes], rpc: Any) -> None:
+def _stream_behavior(
+    open_stream: StreamHandlerFactory,
+) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+    async def behavior(requests: AsyncIterator[bytes], rpc: Any) -> None:
         try:
-            client = _Client(rpc)
-            await client.carry(start(client, _Context(rpc)), requests)
+            writer = _AioStreamWriter(rpc)
+            await writer.serve(open_stream(writer, _AioContext(rpc)), requests)
         except grpc.aio.InternalError:
             pass  # nothing can be written any more: the client has given the call up
         except Exception as error:  # the top of a call, as above
-            _fail(rpc, error)
+            _set_error_status(rpc, error)
 
-    return serve
+    return behavior
 
 
-def _fail(rpc: Any, error: Exception) -> None:
+def _set_error_status(rpc: Any, error: Exception) -> None:
     # Setting the status costs less than rpc.abort(), which raises through grpcio's layers.
-    told = failure(error)
-    rpc.set_code(_STATUS[told.code])
-    rpc.set_details(told.message.encode("utf-8", "replace").decode())
+    host_error = to_host_error(error)
+    rpc.set_code(_GRPCIO_STATUS[host_error.code])
+    rpc.set_details(host_error.message.encode("utf-8", "replace").decode())
 
 
 def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:

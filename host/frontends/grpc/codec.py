@@ -17,34 +17,41 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import invalid_argument
 from host.frontends.grpc.contents import contents_bytes
-from host.frontends.grpc.parameters import EMPTY_FINAL, apply_parameters, output_part, region_part
-from host.inference.request import Buffer, Classes, InferRequest, Tensor
+from host.frontends.grpc.parameters import (
+    EMPTY_FINAL_RESPONSE,
+    apply_parameters,
+    output_options,
+    shared_memory_part,
+)
+from host.inference.request import Buffer, Classification, InferRequest, Tensor
 from host.instances.regions import RegionPart, Regions
 from host.models.registry import parse_version
 
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 _LENGTH_DELIMITED = 2
-VIEW_FROM = 8192  # bytes of a message; below that, copying a slice is cheaper than a memoryview
-_REMEMBER_UP_TO = 512  # bytes of a sub-message
-_REMEMBERED = 2048  # sub-messages of each kind
+MIN_VIEW_BYTES = (
+    8192  # bytes of a message; below that, copying a slice is cheaper than a memoryview
+)
+_MAX_CACHED_BYTES = 512  # bytes of a sub-message
+_CACHE_SIZE = 2048  # sub-messages of each kind
 
 
 def _tag(name: str) -> int:
     return int(_REQUEST_FIELDS[name].number) << 3 | _LENGTH_DELIMITED
 
 
-_MODEL_NAME = _tag("model_name")
-_MODEL_VERSION = _tag("model_version")
-ID = _tag("id")
-_PARAMETERS = _tag("parameters")
-_INPUTS = _tag("inputs")
-_OUTPUTS = _tag("outputs")
-RAW = _tag("raw_input_contents")
+_MODEL_NAME_TAG = _tag("model_name")
+_MODEL_VERSION_TAG = _tag("model_version")
+ID_TAG = _tag("id")
+_PARAMETERS_TAG = _tag("parameters")
+_INPUTS_TAG = _tag("inputs")
+_OUTPUTS_TAG = _tag("outputs")
+RAW_TAG = _tag("raw_input_contents")
 
-InputHead = tuple[str, str, tuple[int, ...], Any]
+ParsedInput = tuple[str, str, tuple[int, ...], Any]
 """Name, datatype, shape, and the InferInputTensor itself if it has parameters or contents."""
 
-OutputHead = tuple[str, Any]
+ParsedOutput = tuple[str, Any]
 """Name, and the InferRequestedOutputTensor itself if it has parameters."""
 
 
@@ -58,15 +65,15 @@ class InferMessage:
     model_name: str = ""
     model_version: str = ""
     id: str = ""
-    inputs: list[InputHead] = field(default_factory=list)
-    outputs: list[OutputHead] = field(default_factory=list)
+    inputs: list[ParsedInput] = field(default_factory=list)
+    outputs: list[ParsedOutput] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)  # values: InferParameter
     raw: list[Buffer] = field(default_factory=list)
 
     @property
     def wants_empty_final(self) -> bool:
         """Whether a decoupled request without a last response is to be ended by an empty one."""
-        value = self.parameters.get(EMPTY_FINAL)
+        value = self.parameters.get(EMPTY_FINAL_RESPONSE)
         return value is not None and bool(value.bool_param)
 
 
@@ -76,7 +83,7 @@ def parse_infer_request(data: bytes) -> InferMessage:
     Raises HostError INVALID_ARG if it is not one.
     """
     try:
-        return _walk(data)
+        return _parse_fields(data)
     except (LookupError, ValueError, DecodeError):
         pass
     # Not what our walk knows: an unknown field, an odd encoding, or rubbish. Protobuf decides, and
@@ -86,18 +93,18 @@ def parse_infer_request(data: bytes) -> InferMessage:
     except DecodeError as error:
         raise invalid_argument(f"failed to parse the ModelInferRequest message: {error}") from None
     message.DiscardUnknownFields()
-    return _walk(message.SerializeToString())
+    return _parse_fields(message.SerializeToString())
 
 
-def _walk(data: bytes) -> InferMessage:
+def _parse_fields(data: bytes) -> InferMessage:
     """Top-level fields of `data`. Raises LookupError, ValueError or DecodeError for what it does
     not expect."""
     name = version = request_id = ""
-    inputs: list[InputHead] = []
-    outputs: list[OutputHead] = []
+    inputs: list[ParsedInput] = []
+    outputs: list[ParsedOutput] = []
     parameters: dict[str, Any] = {}
     raw: list[Buffer] = []
-    view: Buffer = data if len(data) < VIEW_FROM else memoryview(data)
+    view: Buffer = data if len(data) < MIN_VIEW_BYTES else memoryview(data)
     position, end = 0, len(data)
     while position < end:
         tag = data[position]
@@ -119,19 +126,19 @@ def _walk(data: bytes) -> InferMessage:
         position += length
         if position > end:
             raise ValueError("a field runs past the end of the message")
-        if tag == RAW:
+        if tag == RAW_TAG:
             raw.append(view[start:position])
-        elif tag == _INPUTS:
-            inputs.append(_input_head(data[start:position]))
-        elif tag == _OUTPUTS:
-            outputs.append(_output_head(data[start:position]))
-        elif tag == _MODEL_NAME:
+        elif tag == _INPUTS_TAG:
+            inputs.append(_parse_input_cached(data[start:position]))
+        elif tag == _OUTPUTS_TAG:
+            outputs.append(_parse_output_cached(data[start:position]))
+        elif tag == _MODEL_NAME_TAG:
             name = data[start:position].decode()
-        elif tag == _MODEL_VERSION:
+        elif tag == _MODEL_VERSION_TAG:
             version = data[start:position].decode()
-        elif tag == ID:
+        elif tag == ID_TAG:
             request_id = data[start:position].decode()
-        elif tag == _PARAMETERS:
+        elif tag == _PARAMETERS_TAG:
             entry = pb.ModelInferRequest.ParametersEntry.FromString(data[start:position])
             if len(UnknownFieldSet(entry)):  # then protobuf drops the entry
                 raise LookupError(tag)
@@ -141,30 +148,30 @@ def _walk(data: bytes) -> InferMessage:
     return InferMessage(name, version, request_id, inputs, outputs, parameters, raw)
 
 
-def _input_head(data: bytes) -> InputHead:
+def _parse_input_cached(data: bytes) -> ParsedInput:
     # Typed contents travel inside of this sub-message: do not hoard tensors.
-    return _remembered_input(data) if len(data) <= _REMEMBER_UP_TO else _parsed_input(data)
+    return _cached_parse_input(data) if len(data) <= _MAX_CACHED_BYTES else _parse_input(data)
 
 
-def _parsed_input(data: bytes) -> InputHead:
+def _parse_input(data: bytes) -> ParsedInput:
     message = pb.ModelInferRequest.InferInputTensor.FromString(data)
-    special = message.HasField("contents") or len(message.parameters) > 0
-    return message.name, message.datatype, tuple(message.shape), message if special else None
+    full_message = message.HasField("contents") or len(message.parameters) > 0
+    return message.name, message.datatype, tuple(message.shape), message if full_message else None
 
 
-_remembered_input = functools.lru_cache(_REMEMBERED)(_parsed_input)
+_cached_parse_input = functools.lru_cache(_CACHE_SIZE)(_parse_input)
 
 
-def _output_head(data: bytes) -> OutputHead:
-    return _remembered_output(data) if len(data) <= _REMEMBER_UP_TO else _parsed_output(data)
+def _parse_output_cached(data: bytes) -> ParsedOutput:
+    return _cached_parse_output(data) if len(data) <= _MAX_CACHED_BYTES else _parse_output(data)
 
 
-def _parsed_output(data: bytes) -> OutputHead:
+def _parse_output(data: bytes) -> ParsedOutput:
     message = pb.ModelInferRequest.InferRequestedOutputTensor.FromString(data)
     return message.name, message if message.parameters else None
 
 
-_remembered_output = functools.lru_cache(_REMEMBERED)(_parsed_output)
+_cached_parse_output = functools.lru_cache(_CACHE_SIZE)(_parse_output)
 
 
 def to_request(message: InferMessage, regions: Regions) -> InferRequest:
@@ -179,25 +186,25 @@ def to_request(message: InferMessage, regions: Regions) -> InferRequest:
     if message.parameters:
         apply_parameters(message.parameters, request)
     if len(message.inputs) > 1:
-        _refuse_duplicates("input", [head[0] for head in message.inputs], message.id)
+        _check_duplicates("input", [head[0] for head in message.inputs], message.id)
     if message.outputs:
         request.requested_outputs = [head[0] for head in message.outputs]
         if len(message.outputs) > 1:
-            _refuse_duplicates("output", request.requested_outputs, message.id)
+            _check_duplicates("output", request.requested_outputs, message.id)
     _add_inputs(message, request, regions)
     for name, output in message.outputs:
         if output is not None:
-            part, classes = output_part(name, output.parameters)
-            if part is not None:
-                request.slots = request.slots or {}
-                request.slots[name] = regions.find(*part)
-            if classes:
-                request.classes = request.classes or Classes({})
-                request.classes.counts[name] = classes
+            region_part, class_count = output_options(name, output.parameters)
+            if region_part is not None:
+                request.output_placement = request.output_placement or {}
+                request.output_placement[name] = regions.find_block(*region_part)
+            if class_count:
+                request.classification = request.classification or Classification({})
+                request.classification.counts[name] = class_count
     return request
 
 
-def _refuse_duplicates(kind: str, names: list[str], request_id: str) -> None:
+def _check_duplicates(kind: str, names: list[str], request_id: str) -> None:
     seen = set()
     for name in names:
         if name in seen:
@@ -209,38 +216,40 @@ def _refuse_duplicates(kind: str, names: list[str], request_id: str) -> None:
 
 
 def _add_inputs(message: InferMessage, request: InferRequest, regions: Regions) -> None:
-    model, raw, taken = message.model_name, message.raw, 0
-    for name, datatype, shape, special in message.inputs:
-        if special is not None:
-            part = region_part(name, special.parameters)
-            if part is not None:
-                if special.HasField("contents"):
+    model, raw, raw_index = message.model_name, message.raw, 0
+    for name, datatype, shape, full_message in message.inputs:
+        if full_message is not None:
+            region_part = shared_memory_part(name, full_message.parameters)
+            if region_part is not None:
+                if full_message.HasField("contents"):
                     raise invalid_argument(
                         "unexpected 'content' provided when using shared memory for input tensor "
                         f"'{name}' for model '{model}'"
                     )
-                request.inputs.append(_shared_input(name, datatype, list(shape), part, regions))
+                request.inputs.append(
+                    _shared_memory_input(name, datatype, list(shape), region_part, regions)
+                )
                 continue
-            if special.HasField("contents"):
+            if full_message.HasField("contents"):
                 if raw:
                     raise invalid_argument(
                         "contents field must not be specified when using raw_input_contents for "
                         f"'{name}' for model '{model}'"
                     )
-                data = contents_bytes(special.contents, name, datatype, model)
+                data = contents_bytes(full_message.contents, name, datatype, model)
                 request.inputs.append(Tensor(name, datatype, list(shape), data))
                 continue
-        if taken == len(raw):
+        if raw_index == len(raw):
             raise invalid_argument(
                 f"unable to find data for input tensor '{name}' for model '{model}' in request."
             )
-        request.inputs.append(Tensor(name, datatype, list(shape), raw[taken]))
-        taken += 1
+        request.inputs.append(Tensor(name, datatype, list(shape), raw[raw_index]))
+        raw_index += 1
 
 
-def _shared_input(
-    name: str, datatype: str, shape: list[int], part: RegionPart, regions: Regions
+def _shared_memory_input(
+    name: str, datatype: str, shape: list[int], region_part: RegionPart, regions: Regions
 ) -> Tensor:
     """An input that lies in a client's memory."""
-    block = regions.find(*part)
+    block = regions.find_block(*region_part)
     return Tensor(name, datatype, shape, block, block)

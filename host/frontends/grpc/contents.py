@@ -36,10 +36,10 @@ def contents_bytes(contents: Any, name: str, datatype: str, model: str) -> bytes
     for field, field_type, wire, stored in _FIELDS:
         values = getattr(contents, field)
         if values:
-            _require(datatype in stored, data, name, datatype, model, field_type)
+            _check_contents(datatype in stored, data, name, datatype, model, field_type)
             data = np.fromiter(values, wire, len(values)).astype(stored[datatype]).tobytes()
     if contents.bytes_contents:
-        _require(datatype == "BYTES", data, name, datatype, model, "BYTES")
+        _check_contents(datatype == "BYTES", data, name, datatype, model, "BYTES")
         data = serialize_bytes(contents.bytes_contents)
     return data or b""
 
@@ -49,7 +49,7 @@ def serialize_bytes(elements: Iterable[bytes]) -> bytes:
     return b"".join([part for item in elements for part in (_LENGTH.pack(len(item)), item)])
 
 
-def _require(
+def _check_contents(
     fits: bool, earlier: bytes | None, name: str, datatype: str, model: str, field_type: str
 ) -> None:
     prefix = f"unexpected explicit tensor data for input tensor '{name}' for model '{model}'"

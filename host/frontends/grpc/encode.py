@@ -14,12 +14,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, internal, invalid_argument
 from host.inference.request import Buffer, InferResponse, Parameter
-from host.inference.shared_memory_bytes import contents
+from host.inference.shared_memory_bytes import read_bytes
 
 MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX, the limit of gRPC
 
 _LENGTH_DELIMITED = 2
-_REMEMBERED = 2048  # descriptions of each kind
+_CACHE_SIZE = 2048  # descriptions of each kind
 
 
 def _tag(message: Any, name: str) -> bytes:
@@ -36,11 +36,11 @@ def _final_flag(value: bool) -> bytes:
     return _serialize(pb.ModelInferResponse(parameters={"triton_final_response": final}))
 
 
-_ID = _tag(pb.ModelInferResponse, "id")
-_RAW = _tag(pb.ModelInferResponse, "raw_output_contents")
-_ERROR_MESSAGE = _tag(pb.ModelStreamInferResponse, "error_message")
-_STREAMED = _tag(pb.ModelStreamInferResponse, "infer_response")
-_FINAL = {None: b"", False: _final_flag(False), True: _final_flag(True)}
+_ID_TAG = _tag(pb.ModelInferResponse, "id")
+_RAW_TAG = _tag(pb.ModelInferResponse, "raw_output_contents")
+_ERROR_MESSAGE_TAG = _tag(pb.ModelStreamInferResponse, "error_message")
+_INFER_RESPONSE_TAG = _tag(pb.ModelStreamInferResponse, "infer_response")
+_FINAL_FLAGS = {None: b"", False: _final_flag(False), True: _final_flag(True)}
 
 
 def encode_infer_response(response: InferResponse) -> bytes:
@@ -48,7 +48,7 @@ def encode_infer_response(response: InferResponse) -> bytes:
 
     Raises HostError INVALID_ARG if that is more than gRPC can carry (protocol spec 2.4).
     """
-    short = _short(response, b"")
+    short = _encode_small(response, b"")
     if short is not None:
         return short
     parts, size = _response_parts(response)
@@ -62,18 +62,18 @@ def encode_stream_response(response: InferResponse, final: bool) -> bytes:
     `final` becomes the response parameter `triton_final_response`. Raises HostError INVALID_ARG if
     that is more than gRPC can carry.
     """
-    flag = _FINAL[final]
-    short = _short(response, flag)
+    flag = _FINAL_FLAGS[final]
+    short = _encode_small(response, flag)
     if short is not None:
-        return b"%b%b%b" % (_STREAMED, _varint(len(short)), short)
+        return b"%b%b%b" % (_INFER_RESPONSE_TAG, _varint(len(short)), short)
     parts, size = _response_parts(response)
-    prefix = _STREAMED + _varint(size + len(flag)) + flag
+    prefix = _INFER_RESPONSE_TAG + _varint(size + len(flag)) + flag
     _check_size(size + len(prefix))
     parts.insert(0, prefix)
     return b"".join(parts)
 
 
-def encode_stream_notice(
+def encode_empty_stream_response(
     error_message: str,
     request_id: str,
     model_name: str = "",
@@ -86,12 +86,21 @@ def encode_stream_notice(
     and carry `final` as `triton_final_response` (protocol spec 2.5). No text means no error.
     """
     answer = b"".join(
-        (_model_fields(model_name, model_version), _string(_ID, request_id), _FINAL[final])
+        (
+            _model_fields(model_name, model_version),
+            _string_field(_ID_TAG, request_id),
+            _FINAL_FLAGS[final],
+        )
     )
-    return _string(_ERROR_MESSAGE, error_message) + _STREAMED + _varint(len(answer)) + answer
+    return (
+        _string_field(_ERROR_MESSAGE_TAG, error_message)
+        + _INFER_RESPONSE_TAG
+        + _varint(len(answer))
+        + answer
+    )
 
 
-def _short(response: InferResponse, flag: bytes) -> bytes | None:
+def _encode_small(response: InferResponse, flag: bytes) -> bytes | None:
     """The short way for what most models answer; None for others, and for what is wrong."""
     outputs = response.outputs
     if len(outputs) != 1:
@@ -101,7 +110,7 @@ def _short(response: InferResponse, flag: bytes) -> bytes | None:
     if type(data) is not bytes or len(data) > 127:
         return None
     try:
-        head = _head(
+        head = _model_and_output_fields(
             response.model_name,
             response.model_version,
             tensor.name,
@@ -112,50 +121,52 @@ def _short(response: InferResponse, flag: bytes) -> bytes | None:
             head += _parameters(response.parameters)
     except (TypeError, ValueError):
         return None  # the long way says what is wrong
-    number = _string(_ID, response.id) if response.id else b""
-    return b"%b%b%b%b%b%b" % (flag, head, number, _RAW, _BYTES[len(data)], data)
+    number = _string_field(_ID_TAG, response.id) if response.id else b""
+    return b"%b%b%b%b%b%b" % (flag, head, number, _RAW_TAG, _SINGLE_BYTES[len(data)], data)
 
 
 def _response_parts(response: InferResponse) -> tuple[list[Buffer], int]:
     """Pieces of a ModelInferResponse and how many bytes they are together."""
     try:
-        return _pieces(response)
+        return _collect_parts(response)
     except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
         raise internal(
             f"response of model '{response.model_name}' cannot be sent: {error}"
         ) from None
 
 
-def _pieces(response: InferResponse) -> tuple[list[Buffer], int]:
+def _collect_parts(response: InferResponse) -> tuple[list[Buffer], int]:
     parts: list[Buffer] = [_model_fields(response.model_name, str(response.model_version))]
     if response.id:
-        parts.append(_string(_ID, response.id))
+        parts.append(_string_field(_ID_TAG, response.id))
     if response.parameters:
         parts.append(_parameters(response.parameters))
     size = 0
     raw: list[Buffer] = []
     for tensor in response.outputs:
         parts.append(_output_field(tensor.name, tensor.datatype, tuple(tensor.shape)))
-        data = contents(tensor.data)
+        data = read_bytes(tensor.data)
         length = len(data) if type(data) is bytes else memoryview(data).nbytes
-        raw.append(_RAW + _varint(length))
+        raw.append(_RAW_TAG + _varint(length))
         raw.append(data)
         size += length - len(data)  # zero, but for views of items larger than a byte
     parts += raw
     return parts, size + sum(map(len, parts))
 
 
-@functools.lru_cache(_REMEMBERED)
-def _head(model: str, version: int, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+@functools.lru_cache(_CACHE_SIZE)
+def _model_and_output_fields(
+    model: str, version: int, name: str, datatype: str, shape: tuple[int, ...]
+) -> bytes:
     return _model_fields(model, str(version)) + _output_field(name, datatype, shape)
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(_CACHE_SIZE)
 def _model_fields(name: str, version: str) -> bytes:
     return _serialize(pb.ModelInferResponse(model_name=name, model_version=version))
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(_CACHE_SIZE)
 def _output_field(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     output = pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
     return _serialize(pb.ModelInferResponse(outputs=[output]))
@@ -164,7 +175,7 @@ def _output_field(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 def _parameters(parameters: dict[str, Parameter]) -> bytes:
     return b"".join(
         [
-            _parameter(key, value) if isinstance(value, str) else _remembered_parameter(key, value)
+            _parameter(key, value) if isinstance(value, str) else _cached_parameter(key, value)
             for key, value in parameters.items()
         ]
     )
@@ -185,10 +196,10 @@ def _parameter(key: str, value: Parameter) -> bytes:
 
 
 # True, 1 and 1.0 are equal. Texts are not remembered: they may be long.
-_remembered_parameter = functools.lru_cache(_REMEMBERED, typed=True)(_parameter)
+_cached_parameter = functools.lru_cache(_CACHE_SIZE, typed=True)(_parameter)
 
 
-def _string(tag: bytes, text: str) -> bytes:
+def _string_field(tag: bytes, text: str) -> bytes:
     """A string field; half surrogates, which protobuf cannot carry, become question marks."""
     data = text.encode("utf-8", "replace")
     return tag + _varint(len(data)) + data if data else b""
@@ -196,7 +207,7 @@ def _string(tag: bytes, text: str) -> bytes:
 
 def _varint(value: int) -> bytes:
     if value < 128:
-        return _BYTES[value]
+        return _SINGLE_BYTES[value]
     if value < 16384:
         return bytes((value & 127 | 128, value >> 7))
     out = bytearray()
@@ -207,15 +218,15 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-_BYTES = tuple(bytes((value,)) for value in range(128))
+_SINGLE_BYTES = tuple(bytes((value,)) for value in range(128))
 
 
 def _check_size(size: int) -> None:
     if size > MAX_MESSAGE_BYTES:
-        raise _too_big(size)
+        raise _too_large(size)
 
 
-def _too_big(size: int) -> HostError:
+def _too_large(size: int) -> HostError:
     return invalid_argument(
         f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}."
     )

@@ -13,7 +13,7 @@ from host.frontends.tls import TlsFiles
 
 _log = logging.getLogger("pbhost")
 
-STATUS = {
+GRPC_STATUS = {
     ErrorCode.CANCELLED: 1,
     ErrorCode.UNKNOWN: 2,
     ErrorCode.INVALID_ARG: 3,
@@ -26,29 +26,29 @@ STATUS = {
 """gRPC status number of each kind of failure."""
 
 
-class Context(Protocol):
+class RpcContext(Protocol):
     """What a handler may ask the engine about its RPC."""
 
     def metadata(self, key: str) -> str | None:
         """Value of a metadata key (lowercase) that the client sent, None if it did not."""
 
-    def all_metadata(self) -> Sequence[Header]:
+    def invocation_metadata(self) -> Sequence[Header]:
         """All that the client and its transport sent."""
 
 
-class NoMetadata:
+class EmptyContext:
     """The context of an RPC that nobody sent."""
 
     def metadata(self, key: str) -> str | None:
         """None."""
         return None
 
-    def all_metadata(self) -> Sequence[Header]:
+    def invocation_metadata(self) -> Sequence[Header]:
         """None."""
         return ()
 
 
-NO_METADATA = NoMetadata()
+EMPTY_CONTEXT = EmptyContext()
 
 
 class Cancellable(Protocol):
@@ -58,43 +58,43 @@ class Cancellable(Protocol):
         """Nobody does any more."""
 
 
-Done = Callable[[bytes | HostError], None]
+ResponseCallback = Callable[[bytes | HostError], None]
 """Takes the message to answer with, or what failed instead."""
 
 
-class Client(Protocol):
+class StreamWriter(Protocol):
     """The other end of a stream, as its engine offers it to what serves the stream."""
 
-    def write(self, message: bytes, more: bool) -> bool:
+    def write_message(self, message: bytes, more: bool) -> bool:
         """Send a message; `more` may come soon. Whether the next one may be written at once:
-        otherwise `write_on` is called when this one has left, or little enough waits."""
+        otherwise `write_ready` is called when this one has left, or little enough waits."""
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         """After a message that was taken as the last one for now: the next may come."""
 
-    def end(self, error: Exception | None = None) -> None:
+    def finish_stream(self, error: Exception | None = None) -> None:
         """End the stream, with what failed if anything did. Nothing is called after that."""
 
 
-class Serving(Protocol):
+class StreamHandler(Protocol):
     """What serves one stream, as the engine drives it: by plain calls, one inside of the other."""
 
-    def received(self, message: bytes) -> bool:
-        """Take a message; whether the next one may come before `read_on` is called."""
+    def message_received(self, message: bytes) -> bool:
+        """Take a message; whether the next one may come before `resume_reading` is called."""
 
     def half_closed(self) -> None:
         """The client has said all."""
 
-    def write_on(self) -> None:
+    def write_ready(self) -> None:
         """There is room again."""
 
     def cancel(self) -> None:
         """The client has gone, or the engine has ended the stream: nobody is to be told of it."""
 
 
-UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
-UnaryStart = Callable[[bytes, Done, Context], Cancellable]
-StreamStart = Callable[[Client, Context], Serving]
+UnaryHandler = Callable[[bytes, RpcContext], Awaitable[bytes]]
+CallbackHandler = Callable[[bytes, ResponseCallback, RpcContext], Cancellable]
+StreamHandlerFactory = Callable[[StreamWriter, RpcContext], StreamHandler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +103,23 @@ class UnaryMethod:
 
     The handler takes and returns message bytes, raises HostError for a failure, and is cancelled
     when the client has gone or its deadline has passed. `category` is what may be restricted.
-    `start`, if there is one, does the same without a coroutine: it calls its second argument once,
+    `callback_handler`, if there is one, does the same without a coroutine: it calls its
+    second argument once,
     maybe before it returns.
     """
 
     name: str
     handler: UnaryHandler
     category: str
-    start: UnaryStart | None = None
+    callback_handler: CallbackHandler | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamMethod:
-    """An RPC with streams of messages both ways. `start` raises HostError if there is none."""
+    """An RPC with messages both ways. `open_stream` raises HostError if there is no stream."""
 
     name: str
-    start: StreamStart
+    open_stream: StreamHandlerFactory
     category: str
 
 
@@ -127,7 +128,7 @@ Services = dict[str, list[Method]]
 """Methods of each service, by its full name; the path of one is `/{service}/{method}`."""
 
 
-def failure(error: BaseException) -> HostError:
+def to_host_error(error: BaseException) -> HostError:
     """What a client is told of what a handler raised. A bug is logged with its traceback."""
     if isinstance(error, HostError):
         return error

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from host.errors import HostError, invalid_argument
-from host.inference.correlation_id import correlation_text
+from host.inference.correlation_id import checked_correlation_text
 from host.inference.request import InferRequest, Parameter
 from host.instances.regions import RegionPart
 
-EMPTY_FINAL = "triton_enable_empty_final_response"
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 
-_OFFSET = "shared_memory_offset"
+_SHARED_MEMORY_OFFSET = "shared_memory_offset"
 _UINT64 = 0xFFFFFFFFFFFFFFFF
 
 
@@ -30,23 +30,23 @@ def apply_parameters(parameters: Mapping[str, Any], request: InferRequest) -> No
             if kind == "int64_param":
                 request.correlation_id = value.int64_param & _UINT64
             elif kind == "string_param":
-                request.correlation_id = correlation_text(value.string_param)
+                request.correlation_id = checked_correlation_text(value.string_param)
             else:
-                raise _wrong_type(key, "int64_param or string_param")
+                raise _type_error(key, "int64_param or string_param")
         elif key in ("sequence_start", "sequence_end"):
             if kind != "bool_param":
-                raise _wrong_type(key, "bool_param")
+                raise _type_error(key, "bool_param")
             if value.bool_param:
                 request.flags |= 1 if key == "sequence_start" else 2
         elif key == "priority":
             request.priority = _priority(kind, value)
         elif key == "timeout":
             if kind != "int64_param":
-                raise _wrong_type(key, "int64_param")
+                raise _type_error(key, "int64_param")
             request.timeout_us = value.int64_param & _UINT64
-        elif key == EMPTY_FINAL:  # matters to the stream only, see InferMessage
+        elif key == EMPTY_FINAL_RESPONSE:  # matters to the stream only, see InferMessage
             if kind != "bool_param":
-                raise _wrong_type(key, "bool_param")
+                raise _type_error(key, "bool_param")
         else:
             request.parameters[key] = _custom_parameter(key, kind, value)
 
@@ -55,7 +55,7 @@ def _priority(kind: str | None, value: Any) -> int:
     if kind == "uint64_param":
         return int(value.uint64_param)
     if kind != "int64_param":
-        raise _wrong_type("priority", "int64_param or uint64_param")
+        raise _type_error("priority", "int64_param or uint64_param")
     if value.int64_param < 0:
         raise invalid_argument("invalid value for 'priority', expected value >= 0.")
     return int(value.int64_param)
@@ -65,25 +65,25 @@ def _custom_parameter(key: str, kind: str | None, value: Any) -> Parameter:
     if key.startswith("triton_"):
         raise invalid_argument(
             "parameter keys starting with 'triton_' are reserved for Triton usage. Only the "
-            f"following keys starting with 'triton_' are allowed: {EMPTY_FINAL}"
+            f"following keys starting with 'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
         )
     if kind is None or kind == "uint64_param":
-        raise _wrong_type(key, "int64_param, bool_param, or string_param")
+        raise _type_error(key, "int64_param, bool_param, or string_param")
     parameter: Parameter = getattr(value, kind)
     return parameter
 
 
-def _wrong_type(key: str, expected: str) -> HostError:
+def _type_error(key: str, expected: str) -> HostError:
     return invalid_argument(f"invalid value type for '{key}' parameter, expected {expected}.")
 
 
-def region_part(tensor: str, parameters: Mapping[str, Any]) -> RegionPart | None:
+def shared_memory_part(tensor: str, parameters: Mapping[str, Any]) -> RegionPart | None:
     """Where in shared memory a tensor lies, if it does. Raises HostError INVALID_ARG."""
     region = None
     if "shared_memory_region" in parameters:
         _require_kind(tensor, parameters, "shared_memory_region", "string_param")
         region = str(parameters["shared_memory_region"].string_param)
-    for key in (_OFFSET, "shared_memory_byte_size"):
+    for key in (_SHARED_MEMORY_OFFSET, "shared_memory_byte_size"):
         if key in parameters:
             if region is None:
                 raise invalid_argument(
@@ -98,7 +98,9 @@ def region_part(tensor: str, parameters: Mapping[str, Any]) -> RegionPart | None
         )
     if region is None:
         return None
-    offset = parameters["shared_memory_offset"].int64_param if _OFFSET in parameters else 0
+    offset = (
+        parameters["shared_memory_offset"].int64_param if _SHARED_MEMORY_OFFSET in parameters else 0
+    )
     return RegionPart(region, offset, parameters["shared_memory_byte_size"].int64_param)
 
 
@@ -109,12 +111,12 @@ def _require_kind(tensor: str, parameters: Mapping[str, Any], key: str, kind: st
         )
 
 
-def output_part(name: str, parameters: Mapping[str, Any]) -> tuple[RegionPart | None, int]:
+def output_options(name: str, parameters: Mapping[str, Any]) -> tuple[RegionPart | None, int]:
     """Where in shared memory output `name` is to be written, if it is; and how many of its best
     classes are to be answered in its place, or 0. Raises HostError INVALID_ARG.
     """
-    part = region_part(name, parameters)
-    classes = 0
+    part = shared_memory_part(name, parameters)
+    class_count = 0
     if "classification" in parameters:
         value = parameters["classification"]
         if value.WhichOneof("parameter_choice") != "int64_param":
@@ -127,5 +129,5 @@ def output_part(name: str, parameters: Mapping[str, Any]) -> tuple[RegionPart | 
             raise invalid_argument(
                 "output can't set both 'shared_memory_region' and 'classification'"
             )
-        classes = value.int64_param
-    return part, classes
+        class_count = value.int64_param
+    return part, class_count

@@ -9,38 +9,58 @@ from __future__ import annotations
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
-from host.frontends.grpc.codec import ID, RAW, VIEW_FROM, InferMessage, parse_infer_request
+from host.frontends.grpc.codec import (
+    ID_TAG,
+    MIN_VIEW_BYTES,
+    RAW_TAG,
+    InferMessage,
+    parse_infer_request,
+)
 from host.inference.request import Buffer, InferRequest, Tensor
 
-_LONGEST = 512  # bytes of a request without its tensors that are remembered
-_MOST = 256  # names of models, and requests that came once
-_FORMS = 1024  # requests, each of another shape, or with other parameters: a sequence has its own
+_MAX_TEMPLATE_BYTES = 512  # bytes of a request without its tensors that are remembered
+_MAX_RECENT = 256  # names of models, and requests that came once
+_MAX_TEMPLATES = (
+    1024  # requests, each of another shape, or with other parameters: a sequence has its own
+)
 
 
-class _Known:
-    """A request without its id and its tensors: the bytes before the id and behind it.
+class RequestTemplate:
+    """A request without its id and tensors: the bytes before and after the id.
 
-    With one tensor only, `until` are those from the id to that tensor, of `size` bytes.
+    With one tensor only, `single_input_suffix` are the bytes from the id to that tensor, which has
+    `single_input_size` bytes.
     """
 
-    __slots__ = ("before", "behind", "inputs", "message", "pattern", "plain", "size", "until")
+    __slots__ = (
+        "prefix",
+        "suffix",
+        "inputs",
+        "message",
+        "base_request",
+        "has_defaults",
+        "single_input_size",
+        "single_input_suffix",
+    )
 
     def __init__(
         self,
-        before: bytes,
-        behind: bytes,
+        prefix: bytes,
+        suffix: bytes,
         tensors: bytes,
         message: InferMessage,
         request: InferRequest,
     ) -> None:
         """`tensors` is what comes after the others, `message` what those are."""
         self.message = message
-        self.before = before
-        self.behind = behind
-        self.size = len(request.inputs[0].data) if len(request.inputs) == 1 else 0
-        self.until = behind + tensors[: -self.size] if self.size else b""
+        self.prefix = prefix
+        self.suffix = suffix
+        self.single_input_size = len(request.inputs[0].data) if len(request.inputs) == 1 else 0
+        self.single_input_suffix = (
+            suffix + tensors[: -self.single_input_size] if self.single_input_size else b""
+        )
         self.inputs = [(entry.name, entry.datatype, entry.shape[:]) for entry in request.inputs]
-        self.pattern = InferRequest(
+        self.base_request = InferRequest(
             request.model_name,
             [],
             request.model_version,
@@ -51,84 +71,87 @@ class _Known:
             priority=request.priority,
             timeout_us=request.timeout_us,
         )
-        self.plain = self.pattern == InferRequest(
+        self.has_defaults = self.base_request == InferRequest(
             request.model_name,
             [],
             request.model_version,
             requested_outputs=request.requested_outputs,
         )
 
-    def request(self, inputs: list[Tensor], request_id: str, form: object = None) -> InferRequest:
+    def build_request(
+        self, inputs: list[Tensor], request_id: str, validation_key: object = None
+    ) -> InferRequest:
         """Another request like it."""
-        pattern = self.pattern
+        base_request = self.base_request
         request = InferRequest(
-            pattern.model_name,
+            base_request.model_name,
             inputs,
-            pattern.model_version,
+            base_request.model_version,
             request_id,
-            pattern.requested_outputs[:],
-            form=form,
+            base_request.requested_outputs[:],
+            validation_key=validation_key,
         )
-        if not self.plain:
-            request.parameters = pattern.parameters.copy()
-            request.correlation_id = pattern.correlation_id
-            request.flags = pattern.flags
-            request.priority = pattern.priority
-            request.timeout_us = pattern.timeout_us
+        if not self.has_defaults:
+            request.parameters = base_request.parameters.copy()
+            request.correlation_id = base_request.correlation_id
+            request.flags = base_request.flags
+            request.priority = base_request.priority
+            request.timeout_us = base_request.timeout_us
         return request
 
 
-class Recurring:
+class RequestCache:
     """The last requests to each model, as far as the next one may repeat one of them."""
 
     def __init__(self) -> None:
-        self._last: dict[bytes, _Known] = {}  # by the field with the name of the model
-        self._known: dict[bytes, _Known] = {}  # by the request without id and tensors
-        self._seen: dict[bytes, None] = {}  # requests without id and tensors, met once
+        # By the encoded field with the model's name.
+        self._last_by_model: dict[bytes, RequestTemplate] = {}
+        self._templates: dict[bytes, RequestTemplate] = {}  # by the request without id and tensors
+        self._seen_once: dict[bytes, None] = {}  # requests without id and tensors, met once
 
-    def request(self, data: bytes) -> tuple[InferRequest, InferMessage] | None:
-        """What the bytes of a ModelInferRequest ask for, or None if they are not known.
+    def lookup(self, data: bytes) -> tuple[InferRequest, InferMessage] | None:
+        """What the bytes of a ModelInferRequest ask for, or None if they match no template.
 
         Large tensors are views of `data`. The message has neither the id nor the tensors.
         """
         try:
             model = data[: data[1] + 2]
-            known = self._last.get(model)
-            if known is None:
+            template = self._last_by_model.get(model)
+            if template is None:
                 return None
-            request = _recognised(known, data)
+            request = _match_template(template, data)
             if request is None:
-                known = self._known.get(_fixed(data))
-                if known is None:
+                template = self._templates.get(_template_key(data))
+                if template is None:
                     return None
-                self._last[model] = known
-                request = _recognised(known, data)
+                self._last_by_model[model] = template
+                request = _match_template(template, data)
         except (IndexError, UnicodeDecodeError):
             return None
-        return None if request is None else (request, known.message)
+        return None if request is None else (request, template.message)
 
-    def learn(self, data: bytes, message: InferMessage, request: InferRequest) -> None:
+    def remember(self, data: bytes, message: InferMessage, request: InferRequest) -> None:
         """Remember what these bytes were understood as, if the next ones can be recognised."""
         tensors = sum(_field_size(len(raw)) for raw in message.raw)
         if (
             not 0 < len(message.model_name.encode()) < 128
-            or request.slots
-            or request.classes
+            or request.output_placement
+            or request.classification
             or len(message.raw) != len(message.inputs)
-            or len(data) - tensors > _LONGEST
+            or len(data) - tensors > _MAX_TEMPLATE_BYTES
         ):
             return
-        before = pb.ModelInferRequest(
+        prefix = pb.ModelInferRequest(
             model_name=message.model_name, model_version=message.model_version
         ).SerializeToString()
-        start = len(before)
+        start = len(prefix)
         if message.id:
             start += _field_size(len(message.id.encode()))
-        behind = data[start : len(data) - tensors]
-        if self._is_first(before + behind):
+        suffix = data[start : len(data) - tensors]
+        if self._first_seen(prefix + suffix):
             return
         try:
-            rest = parse_infer_request(before + behind)
+            rest = parse_infer_request(prefix + suffix)
         except HostError:
             return
         if rest != InferMessage(
@@ -139,81 +162,83 @@ class Recurring:
             parameters=message.parameters,
         ):
             return  # its fields come in another order
-        if len(self._last) >= _MOST:
-            self._last.clear()
-        if len(self._known) >= _FORMS:
-            del self._known[next(iter(self._known))]
-        known = _Known(before, behind, data[-tensors:], rest, request)
-        self._known[before + behind] = self._last[data[: data[1] + 2]] = known
+        if len(self._last_by_model) >= _MAX_RECENT:
+            self._last_by_model.clear()
+        if len(self._templates) >= _MAX_TEMPLATES:
+            del self._templates[next(iter(self._templates))]
+        template = RequestTemplate(prefix, suffix, data[-tensors:], rest, request)
+        self._templates[prefix + suffix] = self._last_by_model[data[: data[1] + 2]] = template
 
-    def _is_first(self, fixed: bytes) -> bool:
+    def _first_seen(self, fixed: bytes) -> bool:
         """Whether a request with these bytes comes for the first time.
 
         Learning costs as much as taking a request apart; of those that come once, there are many.
         """
-        if fixed in self._seen:
-            del self._seen[fixed]
+        if fixed in self._seen_once:
+            del self._seen_once[fixed]
             return False
-        if len(self._seen) >= _MOST:
-            self._seen.clear()
-        self._seen[fixed] = None
+        if len(self._seen_once) >= _MAX_RECENT:
+            self._seen_once.clear()
+        self._seen_once[fixed] = None
         return True
 
 
-def _recognised(known: _Known, data: bytes) -> InferRequest | None:
+def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | None:
     """The request, if it is one like the known one. Raises IndexError or UnicodeDecodeError."""
-    if not data.startswith(known.before):
+    if not data.startswith(template.prefix):
         return None
-    position = len(known.before)
+    position = len(template.prefix)
     request_id = ""
-    if data[position] == ID:
+    if data[position] == ID_TAG:
         start = position + 2
         position = start + data[position + 1]  # of a longer one, the rest will not fit
         request_id = data[start:position].decode()
-    view: Buffer = data if len(data) < VIEW_FROM else memoryview(data)
-    until = known.until
-    if until and data.startswith(until, position):
-        position += len(until)
-        if len(data) != position + known.size:
+    view: Buffer = data if len(data) < MIN_VIEW_BYTES else memoryview(data)
+    single_input_suffix = template.single_input_suffix
+    if single_input_suffix and data.startswith(single_input_suffix, position):
+        position += len(single_input_suffix)
+        if len(data) != position + template.single_input_size:
             return None
-        name, datatype, shape = known.inputs[0]  # all is as it was
-        return known.request([Tensor(name, datatype, shape[:], view[position:])], request_id, known)
-    if not data.startswith(known.behind, position):
+        name, datatype, shape = template.inputs[0]  # all is as it was
+        return template.build_request(
+            [Tensor(name, datatype, shape[:], view[position:])], request_id, template
+        )
+    if not data.startswith(template.suffix, position):
         return None
-    position += len(known.behind)
+    position += len(template.suffix)
     inputs: list[Tensor] = []
-    for name, datatype, shape in known.inputs:
-        if data[position] != RAW:
+    for name, datatype, shape in template.inputs:
+        if data[position] != RAW_TAG:
             return None
         length = data[position + 1]
         position += 2
         if length > 127:
-            length, position = _long(data, length, position)
+            length, position = _read_long_length(data, length, position)
         start = position
         position += length
         inputs.append(Tensor(name, datatype, shape[:], view[start:position]))
-    return known.request(inputs, request_id) if position == len(data) else None
+    return template.build_request(inputs, request_id) if position == len(data) else None
 
 
-def _fixed(data: bytes) -> bytes:
+def _template_key(data: bytes) -> bytes:
     """What comes before the tensors, without the id; empty if it is long. Raises IndexError."""
     position, end = 0, len(data)
-    before, start = b"", 0
-    while position < end and (tag := data[position]) != RAW:
+    prefix, start = b"", 0
+    while position < end and (tag := data[position]) != RAW_TAG:
         field = position
         length = data[position + 1]
         position += 2
         if length > 127:
-            length, position = _long(data, length, position)
+            length, position = _read_long_length(data, length, position)
         position += length
-        if position > 2 * _LONGEST:
+        if position > 2 * _MAX_TEMPLATE_BYTES:
             return b""
-        if tag == ID:
-            before, start = data[:field], position
-    return before + data[start:position]
+        if tag == ID_TAG:
+            prefix, start = data[:field], position
+    return prefix + data[start:position]
 
 
-def _long(data: bytes, length: int, position: int) -> tuple[int, int]:
+def _read_long_length(data: bytes, length: int, position: int) -> tuple[int, int]:
     """A length of several bytes, the first of which was read, and where it ends."""
     length &= 127
     for shift in (7, 14, 21, 28):

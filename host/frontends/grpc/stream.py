@@ -9,202 +9,214 @@ from typing import Protocol
 from host.errors import HostError, internal
 from host.frontends.classification import classify
 from host.frontends.grpc.codec import InferMessage
-from host.frontends.grpc.encode import encode_stream_notice, encode_stream_response
-from host.frontends.grpc.methods import Client, Context
+from host.frontends.grpc.encode import encode_empty_stream_response, encode_stream_response
+from host.frontends.grpc.methods import RpcContext, StreamWriter
 from host.inference.request import Call, InferResponse
 
-OPEN_REQUESTS = 1024
+MAX_OPEN_REQUESTS = 1024
 """Requests of one stream whose answers may be outstanding before the next one is read."""
 
-Answer = InferResponse | HostError | None
+StreamOutcome = InferResponse | HostError | None
 """A response; an early error; or nothing, for a request that ends without a last response."""
 
 
-class StreamDoor(Protocol):
+class StreamService(Protocol):
     """What a stream asks of the service that it belongs to."""
 
-    def admit(self, data: bytes, context: Context) -> tuple[InferMessage, str, Call | HostError]:
+    def submit_stream_request(
+        self, data: bytes, context: RpcContext
+    ) -> tuple[InferMessage, str, Call | HostError]:
         """Hand a request to the core: what was understood of it, except for its tensors; its id;
         and its call, or an early error."""
 
-    def decoupled(self, message: InferMessage) -> bool:
+    def is_decoupled(self, message: InferMessage) -> bool:
         """Whether answers of its model may overtake those of others; False if it is unknown."""
 
-    def left(self, stream: InferStream) -> None:
+    def stream_closed(self, stream: InferStream) -> None:
         """The stream is over."""
 
 
-class _Exchange:
+class _PendingRequest:
     """One request of the stream, with answers that wait for the answers of earlier requests."""
 
-    __slots__ = ("message", "id", "ordered", "call", "waiting")
+    __slots__ = ("message", "id", "ordered", "call", "queued")
 
     def __init__(self, message: InferMessage, request_id: str, ordered: bool) -> None:
         self.message = message
         self.id = request_id
         self.ordered = ordered
         self.call: Call | None = None
-        self.waiting: list[tuple[Answer, bool]] = []
+        self.queued: list[tuple[StreamOutcome, bool]] = []
 
 
 class InferStream:
     """Takes requests and writes answers until the client is done, has gone, or an error ends it.
 
     All happens in the call that brings a request or an answer: no task is woken. Ordinary models
-    answer in the order of the requests, decoupled ones as soon as they can. With `errors_end_it`,
+    answer in the order of the requests, decoupled ones as soon as they can. With `close_on_error`,
     the first error response ends the stream instead of being sent. The metadata of `context` came
     with the stream and goes with each of its requests.
     """
 
     def __init__(
         self,
-        door: StreamDoor,
-        client: Client,
-        context: Context,
-        errors_end_it: bool = False,
+        service: StreamService,
+        writer: StreamWriter,
+        context: RpcContext,
+        close_on_error: bool = False,
     ) -> None:
-        self._door = door
-        self._client = client
-        self._errors_end_it = errors_end_it
+        self._service = service
+        self._writer = writer
+        self._close_on_error = close_on_error
         self._context = context
-        self._open: set[_Exchange] = set()
-        self._full = False  # as many requests are open as may be
-        self._line: deque[_Exchange] = deque()  # ordered exchanges; the first one may answer
-        self._outbox: deque[tuple[_Exchange, Answer, bool]] = deque()
-        self._busy = False  # an answer is being written, or waits for room
-        self._leaving: tuple[_Exchange, Answer, bool] | None = None  # what waits for room
+        self._open_requests: set[_PendingRequest] = set()
+        self._reading_paused = False  # as many requests are open as may be
+        self._ordered_requests: deque[_PendingRequest] = deque()  # the first one may answer
+        self._send_queue: deque[tuple[_PendingRequest, StreamOutcome, bool]] = deque()
+        self._writing = False  # an answer is being written, or waits for room
+        self._unfinished_write: tuple[_PendingRequest, StreamOutcome, bool] | None = (
+            None  # what waits for room
+        )
         self._half_closed = False
-        self._end: HostError | None = None
-        self._over = False
+        self._closing_error: HostError | None = None
+        self._closed = False
 
-    def end(self, error: HostError) -> None:
+    def finish_after_open_requests(self, error: HostError) -> None:
         """End the stream with `error` once every request read so far is answered."""
-        self._end = error
+        self._closing_error = error
         self._close_if_done()
 
-    def received(self, message: bytes) -> bool:
-        """Take a request; whether there may be another one before `read_on` asks for it."""
-        understood, request_id, outcome = self._door.admit(message, self._context)
-        exchange = _Exchange(understood, request_id, not self._door.decoupled(understood))
-        self._open.add(exchange)
-        if exchange.ordered:
-            self._line.append(exchange)
+    def message_received(self, message: bytes) -> bool:
+        """Take a request; whether there may be another one before `resume_reading` asks for it."""
+        understood, request_id, outcome = self._service.submit_stream_request(
+            message, self._context
+        )
+        pending = _PendingRequest(
+            understood, request_id, not self._service.is_decoupled(understood)
+        )
+        self._open_requests.add(pending)
+        if pending.ordered:
+            self._ordered_requests.append(pending)
         if isinstance(outcome, HostError):
-            self._answer(exchange, outcome, True)
+            self._queue_outcome(pending, outcome, True)
         else:
-            exchange.call = outcome
-            outcome.subscribe(functools.partial(self._answer, exchange))
-        self._full = len(self._open) >= OPEN_REQUESTS
-        return not self._full
+            pending.call = outcome
+            outcome.subscribe(functools.partial(self._queue_outcome, pending))
+        self._reading_paused = len(self._open_requests) >= MAX_OPEN_REQUESTS
+        return not self._reading_paused
 
     def half_closed(self) -> None:
         """No more requests: the stream ends when those that are open are answered."""
         self._half_closed = True
         self._close_if_done()
 
-    def write_on(self) -> None:
+    def write_ready(self) -> None:
         """The last answer has left."""
-        if self._leaving is not None:
-            left, self._leaving = self._leaving, None
-            self._written(*left)
-            self._write()
+        if self._unfinished_write is not None:
+            left, self._unfinished_write = self._unfinished_write, None
+            self._outcome_written(*left)
+            self._write_outcomes()
 
     def cancel(self) -> None:
         """Cancel the requests that are open; nothing is written any more."""
-        if self._over:
+        if self._closed:
             return
-        self._over = True
-        for exchange in list(self._open):
-            if exchange.call is not None:
-                exchange.call.cancel()
-                if exchange.call.request.trace is not None:
-                    exchange.call.request.trace.close()
+        self._closed = True
+        for pending in list(self._open_requests):
+            if pending.call is not None:
+                pending.call.cancel()
+                if pending.call.request.trace is not None:
+                    pending.call.request.trace.finish_response()
         # What nobody gets any more lies in shared memory: it is not to wait for a collection.
-        self._leaving = None
-        self._outbox.clear()
-        for exchange in self._open:
-            exchange.waiting.clear()
-        self._open.clear()
-        self._door.left(self)
+        self._unfinished_write = None
+        self._send_queue.clear()
+        for pending in self._open_requests:
+            pending.queued.clear()
+        self._open_requests.clear()
+        self._service.stream_closed(self)
 
-    def _close(self, error: Exception | None) -> None:
-        if not self._over:
+    def _close_stream(self, error: Exception | None) -> None:
+        if not self._closed:
             self.cancel()
-            self._client.end(error)
+            self._writer.finish_stream(error)
 
     def _close_if_done(self) -> None:
-        if self._open or self._busy:
+        if self._open_requests or self._writing:
             return
         if self._half_closed:
-            self._close(None)
-        elif self._end is not None:
-            self._close(self._end)
+            self._close_stream(None)
+        elif self._closing_error is not None:
+            self._close_stream(self._closing_error)
 
-    def _answer(self, exchange: _Exchange, answer: Answer, final: bool) -> None:
-        """Write an answer, or let it wait for its turn."""
-        if self._over:
+    def _queue_outcome(self, pending: _PendingRequest, answer: StreamOutcome, final: bool) -> None:
+        """Write an answer, or queue it until its turn."""
+        if self._closed:
             return
-        if exchange.ordered and self._line[0] is not exchange:
-            exchange.waiting.append((answer, final))
+        if pending.ordered and self._ordered_requests[0] is not pending:
+            pending.queued.append((answer, final))
             return
-        self._outbox.append((exchange, answer, final))
-        if exchange.ordered and final:
-            self._next_in_line()
-        if not self._busy:  # otherwise whoever has caused this answer goes on with it
-            self._write()
+        self._send_queue.append((pending, answer, final))
+        if pending.ordered and final:
+            self._queue_next_in_order()
+        if not self._writing:  # otherwise whoever has caused this answer goes on with it
+            self._write_outcomes()
 
-    def _next_in_line(self) -> None:
-        self._line.popleft()
-        while self._line:
-            exchange = self._line[0]
-            answers, exchange.waiting = exchange.waiting, []
-            self._outbox.extend((exchange, *waiting) for waiting in answers)
+    def _queue_next_in_order(self) -> None:
+        self._ordered_requests.popleft()
+        while self._ordered_requests:
+            pending = self._ordered_requests[0]
+            answers, pending.queued = pending.queued, []
+            self._send_queue.extend((pending, *queued) for queued in answers)
             if not answers or not answers[-1][1]:
                 return
-            self._line.popleft()
+            self._ordered_requests.popleft()
 
-    def _write(self) -> None:
+    def _write_outcomes(self) -> None:
         """Write what may leave until the client has enough."""
-        self._busy = True
+        self._writing = True
         try:
-            while self._outbox:
-                exchange, answer, final = self._outbox.popleft()
-                data = self._encode(exchange, answer, final)
-                if exchange.call is not None and exchange.call.request.trace is not None:
-                    exchange.call.request.trace.stamp("GRPC_SEND_START")
-                more = not final or len(self._open) > 1
-                if data and not self._client.write(data, more):
-                    self._leaving = exchange, answer, final
+            while self._send_queue:
+                pending, answer, final = self._send_queue.popleft()
+                data = self._encode_outcome(pending, answer, final)
+                if pending.call is not None and pending.call.request.trace is not None:
+                    pending.call.request.trace.record_event("GRPC_SEND_START")
+                more = not final or len(self._open_requests) > 1
+                if data and not self._writer.write_message(data, more):
+                    self._unfinished_write = pending, answer, final
                     return
-                self._written(exchange, answer, final)
+                self._outcome_written(pending, answer, final)
         except Exception as error:  # the engine logs a defect: the model is not to hear of it
-            self._close(error)
-        self._busy = False
+            self._close_stream(error)
+        self._writing = False
         self._close_if_done()
 
-    def _written(self, exchange: _Exchange, answer: Answer, final: bool) -> None:
-        call = exchange.call
+    def _outcome_written(
+        self, pending: _PendingRequest, answer: StreamOutcome, final: bool
+    ) -> None:
+        call = pending.call
         if call is not None:
             if isinstance(answer, InferResponse):
-                call.took(answer)
+                call.acknowledge_response(answer)
             if call.request.trace is not None:
-                call.request.trace.stamp("GRPC_SEND_END")
+                call.request.trace.record_event("GRPC_SEND_END")
                 if final:
-                    call.request.trace.close()
+                    call.request.trace.finish_response()
         if final:
-            self._open.discard(exchange)
-            if self._full:
-                self._full = False
-                self._client.read_on()
+            self._open_requests.discard(pending)
+            if self._reading_paused:
+                self._reading_paused = False
+                self._writer.resume_reading()
 
-    def _encode(self, exchange: _Exchange, answer: Answer, final: bool) -> bytes:
+    def _encode_outcome(
+        self, pending: _PendingRequest, answer: StreamOutcome, final: bool
+    ) -> bytes:
         """The message to send; empty for none. Raises the HostError that ends the stream."""
-        message = exchange.message
+        message = pending.message
         if isinstance(answer, HostError):  # early: it carries the id only
-            return encode_stream_notice(answer.message, exchange.id)
+            return encode_empty_stream_response(answer.message, pending.id)
         error: HostError | None = None
         if answer is None:
-            if exchange.ordered:
+            if pending.ordered:
                 error = internal("expected a single response, got 0")
             elif not message.wants_empty_final:
                 return b""
@@ -212,7 +224,7 @@ class InferStream:
             error = answer.error
         else:
             try:
-                classes = exchange.call.request.classes if exchange.call is not None else None
+                classes = pending.call.request.classification if pending.call is not None else None
                 return encode_stream_response(
                     classify(answer, classes) if classes else answer, final
                 )
@@ -220,9 +232,9 @@ class InferStream:
                 error = unsendable
         text = ""
         if error is not None:
-            if self._errors_end_it:
+            if self._close_on_error:
                 raise error
             text = error.message or error.code.value  # a client takes an empty text for success
-        return encode_stream_notice(
-            text, exchange.id, message.model_name, message.model_version, final
+        return encode_empty_stream_response(
+            text, pending.id, message.model_name, message.model_version, final
         )

@@ -11,103 +11,107 @@ from host.config.json_form import to_json
 from host.core import Core
 from host.errors import internal, invalid_argument, unsupported
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import JSON, Exchange
+from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.infer import json_too_large
 from host.frontends.http.routes import Route
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Parameter
 
 
-class Administration:
-    """One method per endpoint. All raise HostError. `most` is `--http-max-input-size`."""
+class AdminHandler:
+    """One method per endpoint. All raise HostError. `max_input_size` is `--http-max-input-size`."""
 
-    def __init__(self, core: Core, most: int) -> None:
+    def __init__(self, core: Core, max_input_size: int) -> None:
         self._core = core
-        self._most = most
+        self._max_input_size = max_input_size
         self._metadata = json.dump(asdict(core.server_metadata()))
 
-    async def live(self, exchange: Exchange, route: Route) -> None:
+    async def live(self, exchange: HttpExchange, route: Route) -> None:
         """Success if the server works, and an empty body either way."""
-        await _answer_health(exchange, self._core.live())
+        await _send_health(exchange, self._core.live())
 
-    async def ready(self, exchange: Exchange, route: Route) -> None:
+    async def ready(self, exchange: HttpExchange, route: Route) -> None:
         """Success if the server is ready, and an empty body either way."""
-        await _answer_health(exchange, await self._core.ready())
+        await _send_health(exchange, await self._core.ready())
 
-    async def model_ready(self, exchange: Exchange, route: Route) -> None:
+    async def model_ready(self, exchange: HttpExchange, route: Route) -> None:
         """Success if the model can be asked, otherwise why not."""
-        if not await self._core.model_ready(route.subject, route.version):
-            self._core.model_config(route.subject, route.version)  # says what is not there
+        if not await self._core.model_ready(route.resource, route.version):
+            self._core.model_config(route.resource, route.version)  # says what is not there
             raise invalid_argument("Model version not ready")
-        await exchange.empty()
+        await exchange.send_empty()
 
-    async def server_metadata(self, exchange: Exchange, route: Route) -> None:
+    async def server_metadata(self, exchange: HttpExchange, route: Route) -> None:
         """Name, version and extensions."""
-        await exchange.json(self._metadata)
+        await exchange.send_json(self._metadata)
 
-    async def model_metadata(self, exchange: Exchange, route: Route) -> None:
+    async def model_metadata(self, exchange: HttpExchange, route: Route) -> None:
         """Versions, inputs and outputs of a model."""
-        metadata = self._core.model_metadata(route.subject, route.version)
-        await exchange.json(json.dump(asdict(metadata)))
+        metadata = self._core.model_metadata(route.resource, route.version)
+        await exchange.send_json(json.dump(asdict(metadata)))
 
-    async def model_config(self, exchange: Exchange, route: Route) -> None:
+    async def model_config(self, exchange: HttpExchange, route: Route) -> None:
         """The complete configuration of a model."""
-        config = self._core.model_config(route.subject, route.version)
-        await exchange.json(to_json(config).encode())
+        config = self._core.model_config(route.resource, route.version)
+        await exchange.send_json(to_json(config).encode())
 
-    async def statistics(self, exchange: Exchange, route: Route) -> None:
+    async def statistics(self, exchange: HttpExchange, route: Route) -> None:
         """What one model has done, or all of them."""
-        found = self._core.statistics(route.subject, route.version)
-        await exchange.json(json.dump({"model_stats": [_statistics(entry) for entry in found]}))
+        found = self._core.statistics(route.resource, route.version)
+        await exchange.send_json(
+            json.dump({"model_stats": [_statistics_json(entry) for entry in found]})
+        )
 
-    async def repository_index(self, exchange: Exchange, route: Route) -> None:
+    async def repository_index(self, exchange: HttpExchange, route: Route) -> None:
         """What is in the repositories."""
-        ready = (await self._document(exchange)).get("ready", False)
+        ready = (await self._read_json_object(exchange)).get("ready", False)
         if type(ready) is not bool:
             raise invalid_argument("Invalid value for 'ready': expected a boolean")
         entries = await self._core.repository_index(ready)
         lines = [{k: v for k, v in asdict(entry).items() if v} for entry in entries]
-        await exchange.json(json.dump(lines))
+        await exchange.send_json(json.dump(lines))
 
-    async def load_model(self, exchange: Exchange, route: Route) -> None:
+    async def load_model(self, exchange: HttpExchange, route: Route) -> None:
         """Load or reload a model, maybe with a configuration and files of the client's."""
-        document = await self._document(exchange)
+        document = await self._read_json_object(exchange)
         parameters: dict[str, Parameter | bytes] = {}
         for key, value in json.members(document.get("parameters", {})):
             text = json.as_text(value)
             if key == "config":
                 parameters.setdefault(key, text)
             elif key.startswith("file:"):
-                parameters.setdefault(json.as_text(key), _file(key, text))
+                parameters.setdefault(json.as_text(key), _decode_file(key, text))
             else:
                 raise internal("unexpected error on creating Triton parameter")
-        await self._core.load_model(route.subject, parameters)
-        await exchange.empty()
+        await self._core.load_model(route.resource, parameters)
+        await exchange.send_empty()
 
-    async def unload_model(self, exchange: Exchange, route: Route) -> None:
+    async def unload_model(self, exchange: HttpExchange, route: Route) -> None:
         """Begin to unload a model."""
-        document = await self._document(exchange)
+        document = await self._read_json_object(exchange)
         parameters = dict(json.members(document.get("parameters", {})))
         dependents = json.as_bool(parameters.get("unload_dependents", False))
-        await self._core.unload_model(route.subject, dependents)
-        await exchange.empty()
+        await self._core.unload_model(route.resource, dependents)
+        await exchange.send_empty()
 
-    async def control_in_repository(self, exchange: Exchange, route: Route) -> None:
+    async def control_in_repository(self, exchange: HttpExchange, route: Route) -> None:
         """Refuse: models are found by their names alone (protocol spec 1.5)."""
         raise unsupported("'repository_name' specification is not supported")
 
-    async def _document(self, exchange: Exchange) -> dict[str, Any]:
+    async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
         """The JSON object of a body that may as well be empty."""
-        body = await exchange.body(self._most, lambda size: json_too_large(size, self._most))
+        body = await exchange.read_body(
+            self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
+        )
         document = json.parse(body) if body else {}
         return document if isinstance(document, dict) else {}
 
 
-async def _answer_health(exchange: Exchange, good: bool) -> None:
-    await exchange.reply(JSON, (), status=200 if good else 400)
+async def _send_health(exchange: HttpExchange, good: bool) -> None:
+    await exchange.send_response(JSON, (), status=200 if good else 400)
 
 
-def _file(key: str, text: str) -> bytes:
+def _decode_file(key: str, text: str) -> bytes:
     try:
         return base64.b64decode(text)
     except (binascii.Error, ValueError) as error:
@@ -116,7 +120,7 @@ def _file(key: str, text: str) -> bytes:
         ) from None
 
 
-def _statistics(entry: ModelStatistics) -> dict[str, Any]:
+def _statistics_json(entry: ModelStatistics) -> dict[str, Any]:
     """One version's statistics, with all the members that clients know, in their order."""
     known = asdict(entry)
     batches = known.pop("batch_stats")

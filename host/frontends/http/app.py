@@ -11,27 +11,27 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from host.core import Core
 from host.errors import HostError, internal, unavailable
-from host.frontends.forwarding import NOTHING_FORWARDED, Forwarding
-from host.frontends.http.admin import Administration
-from host.frontends.http.api_page.page import ROUTES, ApiPage
-from host.frontends.http.exchange import ClientGone, Exchange
-from host.frontends.http.fast_path import PromptInference
-from host.frontends.http.generate import Generation
-from host.frontends.http.infer import Inference
-from host.frontends.http.infer_head import HeadReader
+from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
+from host.frontends.http.admin import AdminHandler
+from host.frontends.http.api_page.page import ROUTES, ApiPageHandler
+from host.frontends.http.exchange import ClientDisconnected, HttpExchange
+from host.frontends.http.fast_path import FastInference
+from host.frontends.http.generate import GenerateHandler
+from host.frontends.http.infer import InferHandler
+from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.load_report import load_report
 from host.frontends.http.routes import Route, find_route
-from host.frontends.http.settings import Settings
-from host.frontends.http.shared_memory import SharedMemory
-from host.frontends.http.tensors import JsonLimit
+from host.frontends.http.settings import SettingsHandler
+from host.frontends.http.shared_memory import SharedMemoryHandler
+from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http1.cycle import Message, Receive, Send
 from host.frontends.open_requests import OpenRequests
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
-from host.metrics.family import Family
+from host.metrics.family import MetricFamily
 
 _log = logging.getLogger("pbhost")
 
-Handler = Callable[[Exchange, Route], Awaitable[None]]
+Handler = Callable[[HttpExchange, Route], Awaitable[None]]
 
 _INFERENCE = "inference"
 
@@ -46,28 +46,30 @@ class HttpApp:
     def __init__(
         self,
         core: Core,
-        most: int,
+        max_input_size: int,
         restrictions: Restrictions = UNRESTRICTED,
-        forwarding: Forwarding = NOTHING_FORWARDED,
-        families: Callable[[], Iterable[Family]] = tuple,
+        forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
+        families: Callable[[], Iterable[MetricFamily]] = tuple,
         api_page: bool = True,
     ) -> None:
         self._restrictions = restrictions
-        self._open = OpenRequests()
-        heads = HeadReader(JsonLimit(most))
-        prompt = PromptInference(core, restrictions, forwarding, most, heads, self._open)
-        self.starter = prompt.starter
-        """Which requests are answered without a task; see `http_heads`."""
-        self.drain = self._open.drain
-        parts = (
-            Inference(core, forwarding, most, heads),
-            Generation(core, most, load_report(families)),
-            Administration(core, most),
-            SharedMemory(core, most),
-            Settings(core, most),
-            ApiPage(core, restrictions),
+        self._open_requests = OpenRequests()
+        header_reader = InferenceHeaderReader(JsonInputLimit(max_input_size))
+        fast_inference = FastInference(
+            core, restrictions, forwarding, max_input_size, header_reader, self._open_requests
         )
-        self._pages = ROUTES if api_page else {}
+        self.fast_path = fast_inference.find_handler
+        """Which requests are answered without a task; see `host.frontends.http1.header_cache`."""
+        self.drain = self._open_requests.drain
+        parts = (
+            InferHandler(core, forwarding, max_input_size, header_reader),
+            GenerateHandler(core, max_input_size, load_report(families)),
+            AdminHandler(core, max_input_size),
+            SharedMemoryHandler(core, max_input_size),
+            SettingsHandler(core, max_input_size),
+            ApiPageHandler(core, restrictions),
+        )
+        self._api_page_routes = ROUTES if api_page else {}
         self._handlers: dict[str, Handler] = {
             name: getattr(part, name)
             for part in parts
@@ -78,49 +80,51 @@ class HttpApp:
     @property
     def open_requests(self) -> int:
         """Inference requests that are not answered yet."""
-        return self._open.count
+        return self._open_requests.count
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request; an ASGI 3 application."""
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         try:
-            await self._answer(exchange, scope["raw_path"])
+            await self._handle_request(exchange, scope["raw_path"])
         except HostError as error:
-            await exchange.refuse(error, getattr(error, "headers", ()))
-        except ClientGone:
+            await exchange.send_error(error, getattr(error, "headers", ()))
+        except ClientDisconnected:
             pass
         except asyncio.CancelledError:
             # The client has gone, and nobody hears this; or the server's time to exit is over.
-            if not exchange.begun:
-                await exchange.refuse(unavailable("Server exiting"))
+            if not exchange.response_started:
+                await exchange.send_error(unavailable("Server exiting"))
         except Exception as error:  # a defect: logged, and answered if that is still possible
             _log.error("unexpected failure of an HTTP request", exc_info=error)
-            if not exchange.begun:
-                await exchange.refuse(internal(f"unexpected failure: {type(error).__name__}"))
+            if not exchange.response_started:
+                await exchange.send_error(internal(f"unexpected failure: {type(error).__name__}"))
 
-    async def _answer(self, exchange: Exchange, path: bytes) -> None:
-        route = find_route(path) or self._pages.get(path)
+    async def _handle_request(self, exchange: HttpExchange, path: bytes) -> None:
+        route = find_route(path) or self._api_page_routes.get(path)
         if route is None:
-            await exchange.refuse(internal("Not Found"), status=404)
+            await exchange.send_error(internal("Not Found"), status=404)
             return
         endpoint = route.endpoint
-        lacking = self._restrictions.lacking(endpoint.category, exchange.header)
+        lacking = self._restrictions.missing_header(endpoint.category, exchange.header)
         if lacking is not None:
             text = f"This API is restricted, expecting header '{lacking}'"
-            await exchange.refuse(internal(text), status=403)
+            await exchange.send_error(internal(text), status=403)
         elif exchange.method not in endpoint.methods:
             allow = [(b"allow", ", ".join(endpoint.methods).encode())]
-            await exchange.refuse(internal("Method Not Allowed"), allow, 405)
+            await exchange.send_error(internal("Method Not Allowed"), allow, 405)
         elif endpoint.category == _INFERENCE:
-            await self._infer(self._handlers[endpoint.name], exchange, route)
+            await self._handle_inference(self._handlers[endpoint.name], exchange, route)
         else:
             await self._handlers[endpoint.name](exchange, route)
 
-    async def _infer(self, handler: Handler, exchange: Exchange, route: Route) -> None:
-        if self._open.exiting:
+    async def _handle_inference(
+        self, handler: Handler, exchange: HttpExchange, route: Route
+    ) -> None:
+        if self._open_requests.draining:
             raise unavailable("Server exiting")
-        self._open.count += 1
+        self._open_requests.count += 1
         try:
             await handler(exchange, route)
         finally:
-            self._open.leave()
+            self._open_requests.request_finished()

@@ -9,56 +9,56 @@ from collections.abc import Sequence
 from host.errors import HostError, invalid_argument
 from host.inference.request import Buffer
 
-_IN_A_THREAD_FROM = 65536  # bytes; below that, the loop may wait for it
-_EITHER = 32 + zlib.MAX_WBITS  # of a decompressor: tell gzip and zlib apart by their beginning
-_SLACK = 65536  # bytes by which a compressed body may exceed what it becomes
+_MIN_THREAD_BYTES = 65536  # bytes; below that, the loop may wait for it
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # a decompressor tells them apart by their first bytes
+_COMPRESSION_OVERHEAD = 65536  # bytes by which a compressed body may exceed what it becomes
 
-KNOWN = ("gzip", "deflate")
-
-
-def most_compressed(most: int) -> int:
-    """How large a body may be that becomes no more than `most` bytes."""
-    return most + most // 100 + _SLACK
+SUPPORTED_ENCODINGS = ("gzip", "deflate")
 
 
-def too_large(most: int) -> HostError:
-    """The complaint about a body that becomes more than `most` bytes."""
+def max_compressed_size(max_size: int) -> int:
+    """How large a body may be that becomes no more than `max_size` bytes."""
+    return max_size + max_size // 100 + _COMPRESSION_OVERHEAD
+
+
+def decompressed_too_large(max_size: int) -> HostError:
+    """The complaint about a body that becomes more than `max_size` bytes."""
     return invalid_argument(
-        f"Decompressed data size exceeds the maximum allowed value of {most} bytes. Use"
+        f"Decompressed data size exceeds the maximum allowed value of {max_size} bytes. Use"
         " --http-max-input-size to increase the limit."
     )
 
 
-async def decompress(body: bytes, most: int) -> bytes:
+async def decompress(body: bytes, max_size: int) -> bytes:
     """What a body becomes, whichever of the two it is.
 
-    Raises HostError INVALID_ARG if that is more than `most` bytes, or if it is neither.
+    Raises HostError INVALID_ARG if that is more than `max_size` bytes, or if it is neither.
     """
     if not body:
         raise invalid_argument("nothing to be decompressed")
     # What it becomes decides how long it takes, and that is not known before.
     if len(body) < 1024:
-        return _decompress(body, most)
-    return await asyncio.to_thread(_decompress, body, most)
+        return _decompress(body, max_size)
+    return await asyncio.to_thread(_decompress, body, max_size)
 
 
-def _decompress(body: bytes, most: int) -> bytes:
-    stream = zlib.decompressobj(_EITHER)
+def _decompress(body: bytes, max_size: int) -> bytes:
+    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         # Never more than one byte too much is made.
-        data = stream.decompress(body, most + 1)
-        if len(data) <= most and not stream.eof:
-            data += stream.decompress(stream.unconsumed_tail, most + 1 - len(data))
+        data = stream.decompress(body, max_size + 1)
+        if len(data) <= max_size and not stream.eof:
+            data += stream.decompress(stream.unconsumed_tail, max_size + 1 - len(data))
     except zlib.error as error:
         raise invalid_argument(f"the request body cannot be decompressed: {error}") from None
-    if len(data) > most:
-        raise too_large(most)
+    if len(data) > max_size:
+        raise decompressed_too_large(max_size)
     if not stream.eof:
         raise invalid_argument("the request body cannot be decompressed: its end is missing")
     return data
 
 
-def chosen_encoding(accepted: bytes) -> str:
+def choose_encoding(accepted: bytes) -> str:
     """The encoding of `Accept-Encoding` with the highest weight, "" for none; the first of equals.
 
     What is not known is passed over, and so is what has a weight that is no number.
@@ -67,15 +67,15 @@ def chosen_encoding(accepted: bytes) -> str:
     for item in accepted.decode("latin-1").split(","):
         name, _, options = item.partition(";")
         name = name.strip()
-        if name not in ("identity", *KNOWN):
+        if name not in ("identity", *SUPPORTED_ENCODINGS):
             continue
-        own = _weight(options)
+        own = _parse_weight(options)
         if own is not None and own > weight:
             best, weight = name, own
     return "" if best == "identity" else best
 
 
-def _weight(options: str) -> float | None:
+def _parse_weight(options: str) -> float | None:
     key, equals, value = options.strip().partition("=")
     if not options.strip():
         return 1.0
@@ -89,7 +89,7 @@ def _weight(options: str) -> float | None:
 
 async def compress(parts: Sequence[Buffer], encoding: str) -> bytes:
     """The pieces of a body as one compressed body."""
-    if sum(len(part) for part in parts) < _IN_A_THREAD_FROM:
+    if sum(len(part) for part in parts) < _MIN_THREAD_BYTES:
         return _compress(parts, encoding)
     return await asyncio.to_thread(_compress, parts, encoding)
 

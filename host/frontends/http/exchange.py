@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from host.errors import ErrorCode, HostError, invalid_argument
 from host.frontends.http.json_text import error_body
-from host.frontends.http1.cycle import RECEIVED_NAMES, Message
+from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message
 from host.inference.request import Buffer
 
 JSON = b"application/json"
 BINARY = b"application/octet-stream"
 
-MOST_BYTES = 2147483647  # INT32_MAX, as lengths in headers are 32-bit numbers
-STATUS = {
+MAX_BYTES = 2147483647  # INT32_MAX, as lengths in headers are 32-bit numbers
+HTTP_STATUS = {
     ErrorCode.UNKNOWN: 400,
     ErrorCode.INTERNAL: 500,
     ErrorCode.NOT_FOUND: 404,
@@ -30,14 +30,14 @@ _JOIN_UP_TO = 65536  # bytes of a response; copying more than that costs more th
 Header = tuple[bytes, bytes]
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client has closed the connection; there is nobody to answer."""
 
 
-class Exchange:
+class HttpExchange:
     """A request that is being answered. `headers` are by lowercase name, the first of a name."""
 
-    __slots__ = ("begun", "headers", "method", "_receive", "_scope", "_send")
+    __slots__ = ("response_started", "headers", "method", "_receive", "_scope", "_send")
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Exchange:
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
         self.method: str = scope["method"]
-        self.begun = False  # the response is on its way
+        self.response_started = False  # the response is on its way
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self._scope = scope
         self._receive = receive
@@ -56,19 +56,19 @@ class Exchange:
         """The value of a header; `name` is in lowercase."""
         return self.headers.get(name.encode("utf-8", "surrogateescape"))
 
-    def received_headers(self) -> Iterable[Header]:
+    def raw_headers(self) -> Iterable[Header]:
         """All headers, with their names as the client has written them."""
-        names: Sequence[bytes] | None = self._scope.get("extensions", {}).get(RECEIVED_NAMES)
+        names: Sequence[bytes] | None = self._scope.get("extensions", {}).get(RAW_HEADER_NAMES)
         headers: list[Header] = self._scope["headers"]
         if names is None:
             return headers
         return [(name, value) for name, (_, value) in zip(names, headers, strict=True)]
 
-    def declared_length(self) -> int | None:
+    def content_length(self) -> int | None:
         """What `Content-Length` says, None without one. Raises HostError INVALID_ARG."""
-        return self.length("Content-Length")
+        return self.length_header("Content-Length")
 
-    def length(self, name: str) -> int | None:
+    def length_header(self, name: str) -> int | None:
         """A header with a 32-bit number of bytes. Raises HostError INVALID_ARG (spec 1.6)."""
         value = self.headers.get(name.lower().encode())
         if value is None:
@@ -77,48 +77,48 @@ class Exchange:
         digits = text[1:] if text[:1] in ("-", "+") else text
         if not (digits.isascii() and digits.isdecimal()):
             raise invalid_argument(f"Unable to parse {name}, got: {text}")
-        number = int(text) if len(text) < 20 else MOST_BYTES + 1
-        if not -MOST_BYTES - 1 <= number <= MOST_BYTES:
+        number = int(text) if len(text) < 20 else MAX_BYTES + 1
+        if not -MAX_BYTES - 1 <= number <= MAX_BYTES:
             raise invalid_argument(
                 f"Unable to parse {name}, value is out of range [ -2147483648, 2147483647 ],"
                 f" got: {text}"
             )
         return number
 
-    async def body(self, most: int, too_large: Callable[[int], HostError]) -> bytes:
-        """The whole body. Raises what `too_large` makes of a size of more than `most` bytes.
+    async def read_body(self, max_size: int, too_large: Callable[[int], HostError]) -> bytes:
+        """The whole body. Raises what `too_large` makes of a size of more than `max_size` bytes.
 
         A body that declares its size is refused before it is read, another one as soon as there
         is too much of it.
         """
         declared = self.headers.get(b"content-length")
-        if declared is not None and int(declared) > most:
+        if declared is not None and int(declared) > max_size:
             raise too_large(int(declared))
         message = await self._receive()
-        first = self._part(message)
+        first = self._body_part(message)
         if not message.get("more_body"):
-            if len(first) > most:
+            if len(first) > max_size:
                 raise too_large(len(first))
             return first
         parts, size = [first], len(first)
         while message.get("more_body"):
-            if size > most:
+            if size > max_size:
                 raise too_large(size)
             message = await self._receive()
-            parts.append(self._part(message))
+            parts.append(self._body_part(message))
             size += len(parts[-1])
-        if size > most:
+        if size > max_size:
             raise too_large(size)
         return b"".join(parts)
 
     @staticmethod
-    def _part(message: Message) -> bytes:
+    def _body_part(message: Message) -> bytes:
         if message["type"] != "http.request":
-            raise ClientGone
+            raise ClientDisconnected
         part: bytes = message.get("body", b"")
         return part
 
-    async def reply(
+    async def send_response(
         self,
         kind: bytes,
         parts: Sequence[Buffer],
@@ -129,7 +129,7 @@ class Exchange:
         size = 0
         for part in parts:
             size += len(part) if type(part) is bytes else memoryview(part).nbytes
-        await self._start(status, kind, [(b"content-length", b"%d" % size), *headers])
+        await self._send_head(status, kind, [(b"content-length", b"%d" % size), *headers])
         if size <= _JOIN_UP_TO:
             await self._send({"type": "http.response.body", "body": b"".join(parts)})
             return
@@ -140,30 +140,34 @@ class Exchange:
                 {"type": "http.response.body", "body": data, "more_body": index < last}
             )
 
-    async def begin(self, kind: bytes, headers: Iterable[Header] = (), status: int = 200) -> None:
+    async def start_response(
+        self, kind: bytes, headers: Iterable[Header] = (), status: int = 200
+    ) -> None:
         """Begin a response that is sent in chunks as they come."""
-        await self._start(status, kind, list(headers))
+        await self._send_head(status, kind, list(headers))
 
-    async def chunk(self, data: bytes, more: bool = True) -> None:
+    async def send_chunk(self, data: bytes, more: bool = True) -> None:
         """The next part of such a response. Waits while the client reads nothing."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _start(self, status: int, kind: bytes, headers: list[Header]) -> None:
-        self.begun = True
+    async def _send_head(self, status: int, kind: bytes, headers: list[Header]) -> None:
+        self.response_started = True
         headers.insert(0, (b"content-type", kind))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def empty(self) -> None:
+    async def send_empty(self) -> None:
         """Answer with success and nothing else."""
-        await self.reply(JSON, ())
+        await self.send_response(JSON, ())
 
-    async def json(self, body: bytes) -> None:
+    async def send_json(self, body: bytes) -> None:
         """Answer with JSON."""
-        await self.reply(JSON, (body,))
+        await self.send_response(JSON, (body,))
 
-    async def refuse(
+    async def send_error(
         self, error: HostError, headers: Iterable[Header] = (), status: int | None = None
     ) -> None:
         """Answer with an error; its status follows from its code."""
         message = error.message or error.code.value
-        await self.reply(JSON, (error_body(message),), headers, status or STATUS[error.code])
+        await self.send_response(
+            JSON, (error_body(message),), headers, status or HTTP_STATUS[error.code]
+        )

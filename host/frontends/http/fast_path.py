@@ -1,4 +1,4 @@
-"""Inference requests that are answered without a task: the infer endpoint for most clients.
+"""Inference requests that are answered without a task: the infer endpoint for nearly all clients.
 
 What the head of a request says is worked out once, and each request with that head costs little
 more than its inference. Whatever is out of the ordinary, and every request that has a fault, is
@@ -12,53 +12,55 @@ from collections.abc import Container, Sequence
 from host.core import Core
 from host.errors import ErrorCode, HostError, unavailable
 from host.frontends.classification import classify
-from host.frontends.forwarding import Forwarding
-from host.frontends.http.compression import chosen_encoding
-from host.frontends.http.exchange import BINARY, JSON, STATUS
+from host.frontends.forwarding import HeaderForwarding
+from host.frontends.http.compression import choose_encoding
+from host.frontends.http.exchange import BINARY, HTTP_STATUS, JSON
 from host.frontends.http.infer import binary_outputs
-from host.frontends.http.infer_head import HeadReader
 from host.frontends.http.infer_request import to_request
 from host.frontends.http.infer_response import encode_infer_response
+from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http1.cycle import STATUS_LINES, Header
-from host.frontends.http1.header_cache import Body, Done, Start
+from host.frontends.http1.header_cache import Body, FastHandler, ResponseCallback
 from host.frontends.open_requests import OpenRequests
 from host.frontends.restrictions import Restrictions
-from host.inference.request import Call, Classes, InferResponse
+from host.inference.request import Call, Classification, InferResponse
 from host.models.registry import parse_version
 
-_HEADER_LENGTH = b"inference-header-content-length"
-_LONGEST = 65536  # bytes of a body: a larger one comes in several parts anyway
-_TYPED = b"%bcontent-type: %b\r\ncontent-length: "
-_JSON_HEAD = _TYPED % (STATUS_LINES[200], JSON)
-_BINARY_HEAD = _TYPED % (STATUS_LINES[200], BINARY)
+_HEADER_LENGTH_NAME = b"inference-header-content-length"
+_MAX_BODY_BYTES = 65536  # bytes of a body: a larger one comes in several parts anyway
+_HEAD_TEMPLATE = b"%bcontent-type: %b\r\ncontent-length: "
+_JSON_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], JSON)
+_BINARY_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], BINARY)
 
-_Submitted = tuple[Call, Classes | None, Container[str], tuple[str, ...]]
+_Submitted = tuple[Call, Classification | None, Container[str], tuple[str, ...]]
 """What was asked to be classified, which outputs are bytes, and which are in client's memory."""
 
 
-class PromptInference:
-    """`most` is `--http-max-input-size`, `open_requests` those of the door."""
+class FastInference:
+    """`max_input_size` is `--http-max-input-size`, `open_requests` those of the door."""
 
     def __init__(
         self,
         core: Core,
         restrictions: Restrictions,
-        forwarding: Forwarding,
-        most: int,
-        heads: HeadReader,
+        forwarding: HeaderForwarding,
+        max_input_size: int,
+        header_reader: InferenceHeaderReader,
         open_requests: OpenRequests,
     ) -> None:
         self._core = core
-        self._usual = "inference" not in restrictions and not forwarding
-        self._longest = min(most, _LONGEST)
-        self._heads = heads
-        self._open = open_requests
+        self._enabled = "inference" not in restrictions and not forwarding
+        self._max_body_bytes = min(max_input_size, _MAX_BODY_BYTES)
+        self._header_reader = header_reader
+        self._open_requests = open_requests
 
-    def starter(self, method: str, url: bytes, headers: Sequence[Header]) -> Start | None:
+    def find_handler(
+        self, method: str, url: bytes, headers: Sequence[Header]
+    ) -> FastHandler | None:
         """What answers requests with this head; None if that is not done here."""
-        if not self._usual or method != "POST":
+        if not self._enabled or method != "POST":
             return None
         route = find_route(url.partition(b"?")[0])
         if route is None or route.endpoint.name != "infer":
@@ -66,81 +68,91 @@ class PromptInference:
         known = dict(reversed(headers))
         if known.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             return None
-        if chosen_encoding(known.get(b"accept-encoding", b"")):
+        if choose_encoding(known.get(b"accept-encoding", b"")):
             return None
         length = int(known[b"content-length"])
-        begin = known.get(_HEADER_LENGTH, b"%d" % length)
-        if length > self._longest or not begin.isdigit() or not 0 < int(begin) <= length:
+        header_length = known.get(_HEADER_LENGTH_NAME, b"%d" % length)
+        if (
+            length > self._max_body_bytes
+            or not header_length.isdigit()
+            or not 0 < int(header_length) <= length
+        ):
             return None
         try:
             version = parse_version(route.version)
         except HostError:
             return None
-        return _Plan(self, route, version, int(begin)).start
+        return _FastInferHandler(self, route, version, int(header_length)).start_request
 
-    def submit(self, route: Route, version: int, begin: int, body: bytes) -> _Submitted | None:
+    def submit_request(
+        self, route: Route, version: int, header_length: int, body: bytes
+    ) -> _Submitted | None:
         """Start a request; None if it is for others, who tell what is wrong with it."""
-        if self._core.tracing is not None or self._open.exiting:
+        if self._core.request_tracer is not None or self._open_requests.draining:
             return None
         try:
-            head = self._heads.read(body[:begin])
-            request = to_request(head, route.subject, version, body, begin, self._core.regions)
-            slots = tuple(request.slots or ())
+            head = self._header_reader.read(body[:header_length])
+            request = to_request(
+                head, route.resource, version, body, header_length, self._core.regions
+            )
+            outputs_in_shared_memory = tuple(request.output_placement or ())
             call = self._core.infer(request, unary=True)
         except HostError:
             return None
-        self._open.count += 1
-        return call, request.classes, binary_outputs(head), slots
+        self._open_requests.count += 1
+        return call, request.classification, binary_outputs(head), outputs_in_shared_memory
 
-    def leave(self) -> None:
+    def request_finished(self) -> None:
         """A request that was submitted is answered."""
-        self._open.leave()
+        self._open_requests.request_finished()
 
 
-class _Plan:
+class _FastInferHandler:
     """What all requests with one head have in common."""
 
-    __slots__ = ("_begin", "_inference", "_route", "_version")
+    __slots__ = ("_header_length", "_inference", "_route", "_version")
 
-    def __init__(self, inference: PromptInference, route: Route, version: int, begin: int) -> None:
+    def __init__(
+        self, inference: FastInference, route: Route, version: int, header_length: int
+    ) -> None:
         self._inference = inference
         self._route = route
         self._version = version
-        self._begin = begin
+        self._header_length = header_length
 
-    def start(self, body: bytes, done: Done) -> Call | None:
+    def start_request(self, body: bytes, done: ResponseCallback) -> Call | None:
         """Answer one of them."""
         inference = self._inference
-        submitted = inference.submit(self._route, self._version, self._begin, body)
+        submitted = inference.submit_request(self._route, self._version, self._header_length, body)
         if submitted is None:
             return None
-        call, classes, binary, slots = submitted
+        call, classes, binary_names, outputs_in_shared_memory = submitted
 
         def finish(response: InferResponse | HostError) -> None:
-            inference.leave()
+            inference.request_finished()
             try:
                 if isinstance(response, HostError):
                     raise response
-                answer = _answer(response, classes, binary, slots)
+                answer = _encode_response(response, classes, binary_names, outputs_in_shared_memory)
             except HostError as error:
                 ended = error.code is ErrorCode.CANCELLED and call.cancelled
-                answer = _refusal(unavailable("Server exiting") if ended else error)
+                answer = _encode_error(unavailable("Server exiting") if ended else error)
             done(*answer)
 
         call.subscribe_single(finish)
         return call
 
 
-def _answer(
+def _encode_response(
     response: InferResponse,
-    classes: Classes | None,
-    binary: Container[str],
-    slots: Container[str],
+    classes: Classification | None,
+    binary_names: Container[str],
+    outputs_in_shared_memory: Container[str],
 ) -> tuple[bytes, Sequence[Body]]:
     """The head of a response, which may be added to, and the parts of its body."""
     if classes is not None:
         response = classify(response, classes)
-    json, chunks = encode_infer_response(response, binary, slots)
+    json, chunks = encode_infer_response(response, binary_names, outputs_in_shared_memory)
     if not chunks:
         return b"%b%d\r\n" % (_JSON_HEAD, len(json)), (json,)
     parts: list[Body] = [json]
@@ -149,11 +161,11 @@ def _answer(
         part = chunk if type(chunk) is bytes else memoryview(chunk).cast("B")
         size += len(part)
         parts.append(part)
-    head = b"%b%d\r\n%b: %d\r\n" % (_BINARY_HEAD, size, _HEADER_LENGTH, len(json))
+    head = b"%b%d\r\n%b: %d\r\n" % (_BINARY_HEAD, size, _HEADER_LENGTH_NAME, len(json))
     return head, parts
 
 
-def _refusal(error: HostError) -> tuple[bytes, Sequence[Body]]:
+def _encode_error(error: HostError) -> tuple[bytes, Sequence[Body]]:
     body = error_body(error.message or error.code.value)
-    head = _TYPED % (STATUS_LINES[STATUS[error.code]], JSON)
+    head = _HEAD_TEMPLATE % (STATUS_LINES[HTTP_STATUS[error.code]], JSON)
     return b"%b%d\r\n" % (head, len(body)), (body,)

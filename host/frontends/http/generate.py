@@ -7,87 +7,89 @@ from contextlib import AbstractContextManager, aclosing
 
 from host.core import Core
 from host.errors import HostError, invalid_argument
-from host.frontends.http.exchange import JSON, STATUS, Exchange, Header
+from host.frontends.http.exchange import HTTP_STATUS, JSON, Header, HttpExchange
 from host.frontends.http.generate_schema import to_json, to_request
 from host.frontends.http.infer import json_too_large
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
-from host.frontends.http.traced import begun, sending, traced
+from host.frontends.http.traced import receive_started, trace_request, trace_response
 from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version
 
-_EVENTS = b"text/event-stream; charset=utf-8"
-_NOT_ONE = error_body(
+_EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_NOT_ONE_RESPONSE = error_body(
     "generate expects model to produce exactly 1 response, use generate stream for model that"
     " generates various number of responses"
 )
 
-LoadReport = Callable[[Exchange], Iterable[Header]]
+LoadReport = Callable[[HttpExchange], Iterable[Header]]
 """Makes the headers that tell a load balancer how busy the model is, if the client asks."""
 
 
-class Generation:
-    """Answers requests of flat JSON. `most` is `--http-max-input-size`."""
+class GenerateHandler:
+    """Answers requests of flat JSON. `max_input_size` is `--http-max-input-size`."""
 
-    def __init__(self, core: Core, most: int, load_report: LoadReport) -> None:
+    def __init__(self, core: Core, max_input_size: int, load_report: LoadReport) -> None:
         self._core = core
-        self._most = most
+        self._max_input_size = max_input_size
         self._load_report = load_report
 
-    async def generate(self, exchange: Exchange, route: Route) -> None:
+    async def generate(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with the only response as one JSON object. Raises HostError before it begins."""
-        request, trace = await self._request(exchange, route)
+        request, trace = await self._start_request(exchange, route)
         with trace:
             status, body = 200, b""
             async with aclosing(aiter(self._core.infer(request))) as responses:
                 async for response in responses:
                     if body:
-                        body = _NOT_ONE
+                        body = _NOT_ONE_RESPONSE
                         break  # nobody wants the others: this cancels the request
-                    status, body = _encoded(response)
-            with sending(request):
-                await exchange.begin(JSON, self._load_report(exchange), status)
-                await exchange.chunk(body or _NOT_ONE, more=False)
+                    status, body = _encode_response(response)
+            with trace_response(request):
+                await exchange.start_response(JSON, self._load_report(exchange), status)
+                await exchange.send_chunk(body or _NOT_ONE_RESPONSE, more=False)
 
-    async def generate_stream(self, exchange: Exchange, route: Route) -> None:
+    async def generate_stream(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with an event for each response, when it comes. Raises HostError before it begins.
 
         The next response is taken when the client has room for it.
         """
-        request, trace = await self._request(exchange, route)
+        request, trace = await self._start_request(exchange, route)
         with trace:
             async with aclosing(aiter(self._core.infer(request))) as responses:
                 async for response in responses:
-                    with sending(request):
+                    with trace_response(request):
                         await self._send_event(exchange, response)
-            with sending(request):
-                if not exchange.begun:
-                    await exchange.begin(_EVENTS, self._load_report(exchange))
-                await exchange.chunk(b"", more=False)
+            with trace_response(request):
+                if not exchange.response_started:
+                    await exchange.start_response(_EVENT_STREAM, self._load_report(exchange))
+                await exchange.send_chunk(b"", more=False)
 
-    async def _send_event(self, exchange: Exchange, response: InferResponse) -> None:
-        status, body = _encoded(response)
-        if not exchange.begun:
-            await exchange.begin(_EVENTS, self._load_report(exchange), status)
-        await exchange.chunk(b"data: %b\n\n" % body)
+    async def _send_event(self, exchange: HttpExchange, response: InferResponse) -> None:
+        status, body = _encode_response(response)
+        if not exchange.response_started:
+            await exchange.start_response(_EVENT_STREAM, self._load_report(exchange), status)
+        await exchange.send_chunk(b"data: %b\n\n" % body)
 
-    async def _request(
-        self, exchange: Exchange, route: Route
+    async def _start_request(
+        self, exchange: HttpExchange, route: Route
     ) -> tuple[InferRequest, AbstractContextManager[None]]:
         """What is asked, and what to work on it within."""
-        tracing = self._core.tracing
-        begun_ns = begun(tracing)
-        config = self._core.model_config(route.subject, route.version)
+        tracing = self._core.request_tracer
+        receive_started_ns = receive_started(tracing)
+        config = self._core.model_config(route.resource, route.version)
         if exchange.headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
-        exchange.declared_length()
-        body = await exchange.body(self._most, lambda size: json_too_large(size, self._most))
+        exchange.content_length()
+        body = await exchange.read_body(
+            self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
+        )
         version = parse_version(route.version)
-        request = to_request(config, version, body, self._most)
-        return request, traced(tracing, exchange, request, begun_ns)
+        request = to_request(config, version, body, self._max_input_size)
+        return request, trace_request(tracing, exchange, request, receive_started_ns)
 
 
-def _encoded(response: InferResponse) -> tuple[int, bytes]:
+def _encode_response(response: InferResponse) -> tuple[int, bytes]:
     """Status and JSON of a response; of an error, or of what cannot be written as JSON, that."""
     error = response.error
     if error is None:
@@ -95,4 +97,4 @@ def _encoded(response: InferResponse) -> tuple[int, bytes]:
             return 200, to_json(response)
         except HostError as unwritable:
             error = unwritable
-    return STATUS[error.code], error_body(error.message or error.code.value)
+    return HTTP_STATUS[error.code], error_body(error.message or error.code.value)

@@ -8,12 +8,12 @@ from typing import Any
 from host.config.model_config import ModelConfig
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
-from host.frontends.http.infer_head import custom_parameter
+from host.frontends.http.inference_header import custom_parameter
 from host.frontends.http.tensors import (
-    MOST_BYTES,
-    JsonLimit,
+    MAX_BYTES,
+    JsonInputLimit,
+    binary_only_error,
     flatten,
-    not_as_json,
     read_numbers,
     read_strings,
     write_tensor,
@@ -21,12 +21,12 @@ from host.frontends.http.tensors import (
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.models.tensor_spec import wire_name
 
-_NESTED = "parameters"
-_NO_LIMIT = JsonLimit(MOST_BYTES)  # all inputs have one together
+_NESTED_KEY = "parameters"
+_NO_LIMIT = JsonInputLimit(MAX_BYTES)  # all inputs have one together
 
 
-def to_request(config: ModelConfig, version: int, text: bytes, most: int) -> InferRequest:
-    """The request that a flat JSON object stands for; its inputs take at most `most` bytes.
+def to_request(config: ModelConfig, version: int, text: bytes, max_input_size: int) -> InferRequest:
+    """The request that a flat JSON object stands for; inputs take `max_input_size` bytes at most.
 
     Raises HostError with the texts of protocol spec 1.10.
     """
@@ -37,41 +37,41 @@ def to_request(config: ModelConfig, version: int, text: bytes, most: int) -> Inf
             try:
                 request.id = json.as_text(value)
             except HostError as error:
-                raise json.within("Unable to parse 'id'", error) from None
+                raise json.with_context("Unable to parse 'id'", error) from None
             break
-    schema = _Schema(config, request, most)
+    builder = _RequestBuilder(config, request, max_input_size)
     for key, value in pairs:
-        if key != _NESTED:
-            schema.add(key, value)
+        if key != _NESTED_KEY:
+            builder.add_member(key, value)
             continue
-        if _NESTED in schema.inputs:
+        if _NESTED_KEY in builder.inputs:
             raise invalid_argument(
-                f"Keyword '{_NESTED}' for nested schema also given as input tensor name"
+                f"Keyword '{_NESTED_KEY}' for nested schema also given as input tensor name"
             )
         if not isinstance(value, dict):
             raise internal(
-                f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object"
-                " as object"
+                f"Expected JSON object for keyword: '{_NESTED_KEY}': attempt to access JSON"
+                " non-object as object"
             )
         for inner, inner_value in json.members(value):
             try:
-                schema.add(inner, inner_value)
+                builder.add_member(inner, inner_value)
             except HostError as error:
-                raise json.within(f"Converting keyword: '{_NESTED}'", error) from None
+                raise json.with_context(f"Converting keyword: '{_NESTED_KEY}'", error) from None
     return request
 
 
-class _Schema:
+class _RequestBuilder:
     """Puts members into a request: inputs of the model as such, all else as parameters."""
 
-    def __init__(self, config: ModelConfig, request: InferRequest, most: int) -> None:
+    def __init__(self, config: ModelConfig, request: InferRequest, max_input_size: int) -> None:
         self.inputs = {entry.name: entry for entry in config.input}
         self._request = request
-        self._most = most
-        self._size = 0
-        self._lead = [-1] if config.max_batch_size > 0 else []
+        self._max_input_size = max_input_size
+        self._input_size = 0
+        self._batch_dims = [-1] if config.max_batch_size > 0 else []
 
-    def add(self, key: str, value: Any) -> None:
+    def add_member(self, key: str, value: Any) -> None:
         request = self._request
         entry = self.inputs.get(key)
         if entry is None:
@@ -83,23 +83,23 @@ class _Schema:
                 " request"
             )
         datatype = wire_name(entry.data_type)
-        data, count = _encoded(key, datatype, value)
-        if self._size + len(data) > self._most:
+        data, count = _encode_input(key, datatype, value)
+        if self._input_size + len(data) > self._max_input_size:
             raise invalid_argument(
-                f"request size of {self._size} bytes with input '{key}' of size {len(data)} bytes"
-                f" exceeds the maximum allowed input size of {self._most}. Use"
+                f"request size of {self._input_size} bytes with input '{key}' of size {len(data)}"
+                f" bytes exceeds the maximum allowed input size of {self._max_input_size}. Use"
                 " --http-max-input-size to increase the limit."
             )
-        self._size += len(data)
+        self._input_size += len(data)
         # Nothing at all has a shape only if the model has a place for it.
         placed = data or -1 in entry.dims
-        shape = _deduced(key, count, [*self._lead, *entry.dims]) if placed else []
+        shape = _deduce_shape(key, count, [*self._batch_dims, *entry.dims]) if placed else []
         request.inputs.append(Tensor(key, datatype, shape, data))
 
 
-def _encoded(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
+def _encode_input(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
     """The bytes of a scalar or an array, and the number of elements: those of the outermost one."""
-    refusal = not_as_json(name, datatype)
+    refusal = binary_only_error(name, datatype)
     if refusal is not None:
         raise refusal
     values = value if isinstance(value, list) else [value]
@@ -111,10 +111,10 @@ def _encoded(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
             raise internal("Shape does not match true shape of 'data' field")
         return read_numbers(datatype, flat), len(values)
     except HostError as error:
-        raise json.within("Unable to parse 'data'", error) from None
+        raise json.with_context("Unable to parse 'data'", error) from None
 
 
-def _deduced(name: str, count: int, dims: Sequence[int]) -> list[int]:
+def _deduce_shape(name: str, count: int, dims: Sequence[int]) -> list[int]:
     """The shape of so many elements: the innermost variable dimension takes what is left."""
     wrong = invalid_argument(
         f"The schema can not convert input '{name}' to tensor with proper shape"
@@ -146,12 +146,12 @@ def to_json(response: InferResponse) -> bytes:
         fields.setdefault(name, json.dump(value))
     for tensor in response.outputs:
         if tensor.name not in fields:
-            fields[tensor.name] = _value(tensor)
+            fields[tensor.name] = _format_output(tensor)
     members = (json.dump(name) + b":" + fields[name] for name in sorted(fields))
     return b"{" + b",".join(members) + b"}"
 
 
-def _value(tensor: Tensor) -> bytes:
+def _format_output(tensor: Tensor) -> bytes:
     """A tensor of one element as that, any other one as a flat array."""
     array = write_tensor(tensor)
     single = all(dim == 1 for dim in tensor.shape)

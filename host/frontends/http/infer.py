@@ -7,22 +7,22 @@ from collections.abc import Container
 from host.core import Core
 from host.errors import HostError, invalid_argument, unsupported
 from host.frontends.classification import classify
-from host.frontends.forwarding import Forwarding
+from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.compression import (
-    KNOWN,
-    chosen_encoding,
+    SUPPORTED_ENCODINGS,
+    choose_encoding,
     compress,
     decompress,
-    most_compressed,
-    too_large,
+    decompressed_too_large,
+    max_compressed_size,
 )
-from host.frontends.http.exchange import BINARY, JSON, MOST_BYTES, Exchange, Header
-from host.frontends.http.infer_head import HeadReader, InferHead
+from host.frontends.http.exchange import BINARY, JSON, MAX_BYTES, Header, HttpExchange
 from host.frontends.http.infer_request import raw_request, to_request
-from host.frontends.http.infer_response import EVERYTHING, encode_infer_response
+from host.frontends.http.infer_response import ALL_NAMES, encode_infer_response
+from host.frontends.http.inference_header import InferenceHeader, InferenceHeaderReader
 from host.frontends.http.routes import Route
-from host.frontends.http.tensors import JsonLimit
-from host.frontends.http.traced import begun, sending, traced
+from host.frontends.http.tensors import JsonInputLimit
+from host.frontends.http.traced import receive_started, trace_request, trace_response
 from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version
 
@@ -35,59 +35,76 @@ class UnknownEncoding(HostError):
     headers: tuple[Header, ...] = ((b"accept-encoding", b"gzip, deflate"),)
 
 
-class Inference:
-    """Answers requests to models of one response each. `most` is `--http-max-input-size`."""
+class InferHandler:
+    """Answers requests to models of one response each.
 
-    def __init__(self, core: Core, forwarding: Forwarding, most: int, heads: HeadReader) -> None:
+    `max_input_size` is `--http-max-input-size`.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        forwarding: HeaderForwarding,
+        max_input_size: int,
+        header_reader: InferenceHeaderReader,
+    ) -> None:
         self._core = core
         self._forwarding = forwarding
-        self._most = most
-        self._limit = JsonLimit(most)
-        self._heads = heads
+        self._max_input_size = max_input_size
+        self._limit = JsonInputLimit(max_input_size)
+        self._header_reader = header_reader
 
-    async def infer(self, exchange: Exchange, route: Route) -> None:
+    async def infer(self, exchange: HttpExchange, route: Route) -> None:
         """Answer one request. Raises HostError. When the task is cancelled, so is the request."""
-        config = self._core.model_config(route.subject, route.version)
+        config = self._core.model_config(route.resource, route.version)
         if config.model_transaction_policy.decoupled:
             raise unsupported(
                 "HTTP end point doesn't support models with decoupled transaction policy"
             )
-        tracing = self._core.tracing
-        begun_ns = begun(tracing)
-        body, begin = await self._body(exchange)
+        tracing = self._core.request_tracer
+        receive_started_ns = receive_started(tracing)
+        body, header_length = await self._read_body(exchange)
         version = parse_version(route.version)
-        binary: Container[str] = EVERYTHING
-        if begin == 0:
+        binary_names: Container[str] = ALL_NAMES
+        if header_length == 0:
             request = raw_request(config, version, body, self._limit)
         else:
-            begin = len(body) if begin is None else begin
-            head = self._heads.read(body if begin == len(body) else body[:begin])
-            request = to_request(head, route.subject, version, body, begin, self._core.regions)
-            binary = binary_outputs(head)
+            header_length = len(body) if header_length is None else header_length
+            head = self._header_reader.read(
+                body if header_length == len(body) else body[:header_length]
+            )
+            request = to_request(
+                head, route.resource, version, body, header_length, self._core.regions
+            )
+            binary_names = binary_outputs(head)
         if self._forwarding:
-            request.parameters.update(self._forwarding.parameters(exchange.received_headers()))
+            request.parameters.update(self._forwarding.to_parameters(exchange.raw_headers()))
         del body  # the request keeps what it needs, until it is answered
-        slots = request.slots or ()
+        outputs_in_shared_memory = request.output_placement or ()
         if tracing is None:
             response = await self._core.infer(request)
-            await self._answer(exchange, response, request, binary, slots)
+            await self._send_response(
+                exchange, response, request, binary_names, outputs_in_shared_memory
+            )
             return
-        with traced(tracing, exchange, request, begun_ns):
+        with trace_request(tracing, exchange, request, receive_started_ns):
             response = await self._core.infer(request)
-            with sending(request):
-                await self._answer(exchange, response, request, binary, slots)
+            with trace_response(request):
+                await self._send_response(
+                    exchange, response, request, binary_names, outputs_in_shared_memory
+                )
 
-    async def _answer(
+    async def _send_response(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         response: InferResponse,
         request: InferRequest,
-        binary: Container[str],
-        slots: Container[str],
+        binary_names: Container[str],
+        outputs_in_shared_memory: Container[str],
     ) -> None:
-        if request.classes is not None:
-            response = classify(response, request.classes)
-        json, chunks = encode_infer_response(response, binary, slots)
+        if request.classification is not None:
+            response = classify(response, request.classification)
+        json, chunks = encode_infer_response(response, binary_names, outputs_in_shared_memory)
         headers: list[Header] = []
         kind = JSON
         if chunks:
@@ -96,60 +113,62 @@ class Inference:
         parts = [json, *chunks]
         accepted = exchange.headers.get(b"accept-encoding")
         if accepted is not None:
-            encoding = chosen_encoding(accepted)
+            encoding = choose_encoding(accepted)
             if encoding:
                 parts = [await compress(parts, encoding)]
                 headers.append((b"content-encoding", encoding.encode()))
-        await exchange.reply(kind, parts, headers)
+        await exchange.send_response(kind, parts, headers)
 
-    async def _body(self, exchange: Exchange) -> tuple[bytes, int | None]:
+    async def _read_body(self, exchange: HttpExchange) -> tuple[bytes, int | None]:
         """The whole body, decompressed, and where its JSON part ends if there is more than that.
 
         What is too large is refused before it is read, if that can be known.
         """
         encoding = exchange.headers.get(b"content-encoding", b"identity").decode("latin-1")
-        if encoding in KNOWN:
-            most = most_compressed(self._most)
-            packed = await exchange.body(most, lambda size: too_large(self._most))
-            body = await decompress(packed, self._most)
-            begin = exchange.length(_HEADER_LENGTH)
+        if encoding in SUPPORTED_ENCODINGS:
+            most = max_compressed_size(self._max_input_size)
+            packed = await exchange.read_body(
+                most, lambda size: decompressed_too_large(self._max_input_size)
+            )
+            body = await decompress(packed, self._max_input_size)
+            header_length = exchange.length_header(_HEADER_LENGTH)
         elif encoding not in ("", "identity"):
             error = unsupported("Unsupported compression type")
             raise UnknownEncoding(error.code, error.message)
         else:
-            declared = exchange.declared_length()
-            begin = exchange.length(_HEADER_LENGTH)
+            declared = exchange.content_length()
+            header_length = exchange.length_header(_HEADER_LENGTH)
             if declared is not None:
-                _check_header_size(begin, declared)
-            body = await self._plain_body(exchange, begin)
-        _check_header_size(begin, len(body))
-        size = len(body) if begin is None else begin
-        if size > self._most:
+                _check_header_size(header_length, declared)
+            body = await self._read_plain_body(exchange, header_length)
+        _check_header_size(header_length, len(body))
+        size = len(body) if header_length is None else header_length
+        if size > self._max_input_size:
             raise self._json_too_large(size)
-        return body, begin
+        return body, header_length
 
-    async def _plain_body(self, exchange: Exchange, begin: int | None) -> bytes:
-        if begin is None:
-            return await exchange.body(self._most, self._json_too_large)
-        if begin == 0:
-            return await exchange.body(self._most, self._limit.raw_too_large)
-        if begin > self._most:
-            raise self._json_too_large(begin)
-        return await exchange.body(MOST_BYTES, _beyond)
+    async def _read_plain_body(self, exchange: HttpExchange, header_length: int | None) -> bytes:
+        if header_length is None:
+            return await exchange.read_body(self._max_input_size, self._json_too_large)
+        if header_length == 0:
+            return await exchange.read_body(self._max_input_size, self._limit.raw_too_large)
+        if header_length > self._max_input_size:
+            raise self._json_too_large(header_length)
+        return await exchange.read_body(MAX_BYTES, _content_length_too_large)
 
     def _json_too_large(self, size: int) -> HostError:
-        return json_too_large(size, self._most)
+        return json_too_large(size, self._max_input_size)
 
 
 def json_too_large(size: int, most: int) -> HostError:
-    """The complaint about JSON of more than `most` bytes."""
+    """The complaint about JSON of more than `max_input_size` bytes."""
     return invalid_argument(
         f"request JSON size of {size} bytes exceeds the maximum allowed input size of {most}"
         " bytes. Use --http-max-input-size to increase the limit."
     )
 
 
-def _beyond(size: int) -> HostError:
+def _content_length_too_large(size: int) -> HostError:
     return invalid_argument(
         "Unable to parse Content-Length, value is out of range [ -2147483648, 2147483647 ],"
         f" got: {size}"
@@ -163,8 +182,8 @@ def _check_header_size(size: int | None, whole: int) -> None:
         )
 
 
-def binary_outputs(head: InferHead) -> Container[str]:
+def binary_outputs(head: InferenceHeader) -> Container[str]:
     """Which outputs are answered as bytes behind the JSON part."""
     if isinstance(head.outputs, list) and head.outputs:
         return [output.name for output in head.outputs if output.binary]
-    return EVERYTHING if head.binary_output else ()
+    return ALL_NAMES if head.binary_output else ()

@@ -9,20 +9,25 @@ from math import prod
 
 from host.config.model_config import ModelConfig
 from host.errors import HostError, invalid_argument
-from host.frontends.http.infer_head import InferHead, InputHead
-from host.frontends.http.tensors import JsonLimit
-from host.inference.request import Buffer, Classes, InferRequest, Tensor
+from host.frontends.http.inference_header import InferenceHeader, InputHeader
+from host.frontends.http.tensors import JsonInputLimit
+from host.inference.request import Buffer, Classification, InferRequest, Tensor
 from host.instances.regions import Regions
 from host.models.tensor_spec import wire_name
 from stub.wire.datatypes import SIZES
 
-_VIEW_FROM = 8192  # bytes of a body; below that, copying a slice is cheaper than a memoryview
+_MIN_VIEW_BYTES = 8192  # bytes of a body; below that, copying a slice is cheaper than a memoryview
 
 
 def to_request(
-    head: InferHead, model: str, version: int, body: bytes, begin: int, regions: Regions
+    head: InferenceHeader,
+    model: str,
+    version: int,
+    body: bytes,
+    header_length: int,
+    regions: Regions,
 ) -> InferRequest:
-    """The request of a head and of a body whose binary section begins at byte `begin`.
+    """The request of a head and of a body whose binary section begins at byte `header_length`.
 
     Raises HostError with the texts of protocol spec 1.6 and 4.
     """
@@ -36,13 +41,13 @@ def to_request(
         flags=head.flags,
         priority=head.priority,
         timeout_us=head.timeout_us,
-        form=head,
+        validation_key=head,
     )
-    at, end = begin, len(body)
-    view: Buffer = body if end < _VIEW_FROM else memoryview(body)
+    at, end = header_length, len(body)
+    view: Buffer = body if end < _MIN_VIEW_BYTES else memoryview(body)
     for entry in head.inputs:
         if entry.region is not None:
-            request.inputs.append(_shared_input(entry, regions))
+            request.inputs.append(_shared_memory_input(entry, regions))
             continue
         data: Buffer
         if entry.data is not None:
@@ -64,14 +69,14 @@ def to_request(
     return request
 
 
-def _shared_input(head: InputHead, regions: Regions) -> Tensor:
+def _shared_memory_input(head: InputHeader, regions: Regions) -> Tensor:
     """An input that lies in a client's memory."""
     assert head.region is not None
-    block = regions.find(*head.region)
+    block = regions.find_block(*head.region)
     return Tensor(head.name, head.datatype, head.shape.copy(), block, block)
 
 
-def _add_outputs(head: InferHead, request: InferRequest, regions: Regions) -> None:
+def _add_outputs(head: InferenceHeader, request: InferRequest, regions: Regions) -> None:
     if isinstance(head.outputs, HostError):
         # Not the remembered error itself: it would collect the tracebacks of all who raise it.
         raise HostError(head.outputs.code, head.outputs.message)
@@ -81,38 +86,40 @@ def _add_outputs(head: InferHead, request: InferRequest, regions: Regions) -> No
         if output.classes:
             counts[output.name] = output.classes
         if output.region is not None:
-            request.slots = request.slots or {}
-            request.slots[output.name] = regions.find(*output.region)
+            request.output_placement = request.output_placement or {}
+            request.output_placement[output.name] = regions.find_block(*output.region)
     if counts:
-        request.classes = Classes(counts)
+        request.classification = Classification(counts)
 
 
-def raw_request(config: ModelConfig, version: int, body: bytes, limit: JsonLimit) -> InferRequest:
+def raw_request(
+    config: ModelConfig, version: int, body: bytes, limit: JsonInputLimit
+) -> InferRequest:
     """The request of a body that is nothing but the data of the model's only input.
 
     Raises HostError INVALID_ARG with the texts of protocol spec 1.8.
     """
     name: str = config.name
     if len(config.input) != 1:
-        raise _unknown_id(
+        raise _error_without_id(
             "Raw request must only have 1 input (found 1) to be deduced but got"
             f" {len(config.input)} inputs in '{name}' model configuration"
         )
     entry = config.input[0]
-    if len(body) > limit.most:
+    if len(body) > limit.max_bytes:
         raise limit.raw_too_large(len(body))
     datatype = wire_name(entry.data_type)
     dims = list(entry.dims)
     data = body
     if datatype == "BYTES":
         if -1 in dims or prod(dims) != 1:
-            raise _unknown_id(
+            raise _error_without_id(
                 f"For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
             )
         data = len(body).to_bytes(4, "little") + body
     elif -1 in dims:
         if dims.count(-1) > 1:
-            raise _unknown_id(
+            raise _error_without_id(
                 f"The shape of the raw input '{entry.name}' can not be deduced because there are"
                 " more than one variable-sized dimension"
             )
@@ -122,6 +129,6 @@ def raw_request(config: ModelConfig, version: int, body: bytes, limit: JsonLimit
     return InferRequest(name, [Tensor(entry.name, datatype, shape, data)], version)
 
 
-def _unknown_id(text: str) -> HostError:
+def _error_without_id(text: str) -> HostError:
     """A raw request cannot have an id."""
     return invalid_argument(f"[request id: <id_unknown>] {text}")

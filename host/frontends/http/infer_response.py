@@ -9,48 +9,52 @@ from host.errors import internal
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import write_tensor
 from host.inference.request import Buffer, InferResponse
-from host.inference.shared_memory_bytes import contents
+from host.inference.shared_memory_bytes import read_bytes
 
-_REMEMBERED = 2048  # descriptions of each kind
+_CACHE_SIZE = 2048  # descriptions of each kind
 
 
-class Everything:
+class AllNames:
     """All names there are."""
 
     def __contains__(self, name: object) -> bool:
         return True
 
 
-EVERYTHING = Everything()
+ALL_NAMES = AllNames()
 
 
 def encode_infer_response(
-    response: InferResponse, binary: Container[str], slots: Container[str]
+    response: InferResponse, binary: Container[str], outputs_in_shared_memory: Container[str]
 ) -> tuple[bytes, list[Buffer]]:
     """The JSON part, and the bytes of the outputs named in `binary`, in order.
 
-    Outputs in `slots` are in the client's memory already. Raises HostError with the texts of
-    protocol spec 1.7.
+    Outputs in `outputs_in_shared_memory` are in the client's memory already. Raises
+    HostError with the texts of protocol spec 1.7.
     """
     chunks: list[Buffer] = []
     entries: list[bytes] = []
     try:
-        parts = [b"{", _id(response.id), _model(response.model_name, response.model_version)]
+        parts = [
+            b"{",
+            _id_field(response.id),
+            _model_fields(response.model_name, response.model_version),
+        ]
         if response.parameters:
             parts += (b',"parameters":', json.dump(response.parameters))
         for tensor in response.outputs:
             name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
-            if name in slots:
-                entries.append(_described(name, datatype, shape) + b"}")
+            if name in outputs_in_shared_memory:
+                entries.append(_output_head(name, datatype, shape) + b"}")
             elif name in binary:
-                data = contents(tensor.data)
+                data = read_bytes(tensor.data)
                 size = len(data) if type(data) is bytes else memoryview(data).nbytes
-                entries.append(_binary(name, datatype, shape, size))
+                entries.append(_binary_output(name, datatype, shape, size))
                 if size:
                     chunks.append(data)
             else:
                 values = write_tensor(tensor)
-                entries.append(_described(name, datatype, shape) + b',"data":' + values + b"}")
+                entries.append(_output_head(name, datatype, shape) + b',"data":' + values + b"}")
     except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
         raise internal(
             f"response of model '{response.model_name}' cannot be sent: {error}"
@@ -59,22 +63,22 @@ def encode_infer_response(
     return b"".join(parts), chunks
 
 
-def _id(text: str) -> bytes:
+def _id_field(text: str) -> bytes:
     return b'"id":' + json.dump(text) + b"," if text else b""
 
 
-@functools.lru_cache(_REMEMBERED)
-def _model(name: str, version: int) -> bytes:
+@functools.lru_cache(_CACHE_SIZE)
+def _model_fields(name: str, version: int) -> bytes:
     return b'"model_name":%b,"model_version":"%d"' % (json.dump(name), version)
 
 
-@functools.lru_cache(_REMEMBERED)
-def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+@functools.lru_cache(_CACHE_SIZE)
+def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     """The beginning of an output's entry; its end is missing."""
     whole = json.dump({"name": name, "datatype": datatype, "shape": list(shape)})
     return whole[:-1]
 
 
-@functools.lru_cache(_REMEMBERED)
-def _binary(name: str, datatype: str, shape: tuple[int, ...], size: int) -> bytes:
-    return _described(name, datatype, shape) + b',"parameters":{"binary_data_size":%d}}' % size
+@functools.lru_cache(_CACHE_SIZE)
+def _binary_output(name: str, datatype: str, shape: tuple[int, ...], size: int) -> bytes:
+    return _output_head(name, datatype, shape) + b',"parameters":{"binary_data_size":%d}}' % size

@@ -13,15 +13,15 @@ from typing import Any
 
 from host.errors import ErrorCode, HostError, internal
 
-MOST_VALUES = 50_000
+MAX_VALUES = 50_000
 """How many values outside of flat arrays of numbers are read: half a second's work at most."""
 
-MOST_ARRAYS = 500_000
+MAX_ARRAYS = 500_000
 """How many arrays may begin right inside of another one; those are read in runs."""
 
-_LONG = 22  # digits of an integer that is stored as a double like Triton's
+_MAX_INTEGER_DIGITS = 22  # digits of an integer that is stored as a double like Triton's
 
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, with which some clients begin
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8, with which some clients begin
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _OPENINGS = re.compile(rb"(?:\[[ \t\n\r]*)+(?=\[)")
 _CLOSINGS = re.compile(rb"[ \t\n\r]*(?:\][ \t\n\r]*){2,}")
@@ -29,7 +29,7 @@ _STRUCTURE = re.compile(rb'[\[\]{}"]')
 _PLAIN = rb'[^"\\\x00-\x1f]*'
 _STRING_PART = re.compile(_PLAIN + rb'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})' + _PLAIN + rb")*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]*)?")
-_SPECIAL = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
+_NAN_OR_INFINITY = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
 _LITERALS = {b"t": (b"true", True), b"f": (b"false", False), b"n": (b"null", None)}
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _ESCAPE = re.compile(
@@ -45,7 +45,7 @@ class JsonObject(dict[str, Any]):
         self.pairs = pairs
 
 
-class TooMany(HostError):
+class JsonTooLarge(HostError):
     """There are more values than this reader takes the time for."""
 
     def __init__(self, message: str) -> None:
@@ -60,17 +60,18 @@ def read(text: bytes) -> Any:
 class _Reader:
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._at = len(_MARK) if text.startswith(_MARK) else 0
+        self._position = len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
         self._values = self._arrays = 0
 
     def document(self) -> Any:
-        self._skip()
-        if self._at == len(self._text):
-            raise self._wrong("The document is empty.")
+        self._skip_space()
+        if self._position == len(self._text):
+            raise self._syntax_error("The document is empty.")
         value = self._value()
-        self._skip()
-        if self._text[self._at : self._at + 1] not in (b"", b"\0"):  # C clients may send its end
-            raise self._wrong("The document root must not be followed by other values.")
+        self._skip_space()
+        # C clients may send the terminating null byte.
+        if self._text[self._position : self._position + 1] not in (b"", b"\0"):
+            raise self._syntax_error("The document root must not be followed by other values.")
         return value
 
     def _value(self) -> Any:
@@ -83,7 +84,7 @@ class _Reader:
             if opened is not None:
                 stack.append(opened)
                 if opened[1] is not None:
-                    opened[1].append(self._name())
+                    opened[1].append(self._member_name())
                 continue
             while True:  # a value is complete: put it into what it stands in
                 value = self._close_arrays(stack, value)
@@ -92,40 +93,42 @@ class _Reader:
                 elements, names = stack[-1]
                 if names is None:
                     elements.append(value)
-                    if self._follows(b"]", "Missing a comma or ] after an array element."):
+                    if self._has_next_element(b"]", "Missing a comma or ] after an array element."):
                         break
                     value = elements
                 else:
                     elements.append((names.pop(), value))
-                    if self._follows(b"}", "Missing a comma or } after an object member."):
-                        names.append(self._name())
+                    if self._has_next_element(b"}", "Missing a comma or } after an object member."):
+                        names.append(self._member_name())
                         break
-                    value = _object(elements)
+                    value = _make_object(elements)
                 stack.pop()
 
     def _open_arrays(self, stack: list[tuple[list[Any], list[str] | None]]) -> None:
         """Those whose first element is an array, all at once."""
-        self._skip()
-        run = _OPENINGS.match(self._text, self._at)
+        self._skip_space()
+        run = _OPENINGS.match(self._text, self._position)
         if run is None:
             return
         count = run.group().count(b"[")
         self._arrays += count
-        if self._arrays > MOST_ARRAYS:
-            raise TooMany(self._wrong(f"More than {MOST_ARRAYS} arrays in arrays.").message)
-        self._at = run.end()
+        if self._arrays > MAX_ARRAYS:
+            raise JsonTooLarge(
+                self._syntax_error(f"More than {MAX_ARRAYS} arrays in arrays.").message
+            )
+        self._position = run.end()
         stack += [([], None) for _ in range(count)]
 
     def _close_arrays(self, stack: list[tuple[list[Any], list[str] | None]], value: Any) -> Any:
         """The outermost of several arrays that end with this value; itself if none do."""
-        run = _CLOSINGS.match(self._text, self._at)
+        run = _CLOSINGS.match(self._text, self._position)
         if run is None:
             return value
         count = run.group().count(b"]")
         ending = stack[-count:]
         if len(ending) < count or any(names is not None for _, names in ending):
             return value  # something is wrong with it, and told where it is met
-        self._at = run.end()
+        self._position = run.end()
         del stack[-count:]
         for elements, _ in reversed(ending):
             elements.append(value)
@@ -134,25 +137,25 @@ class _Reader:
 
     def _scalar_or_opening(self) -> tuple[Any, tuple[list[Any], list[str] | None] | None]:
         self._values += 1
-        if self._values > MOST_VALUES:
-            raise TooMany(self._wrong(f"More than {MOST_VALUES} values.").message)
-        self._skip()
-        first = self._text[self._at : self._at + 1]
+        if self._values > MAX_VALUES:
+            raise JsonTooLarge(self._syntax_error(f"More than {MAX_VALUES} values.").message)
+        self._skip_space()
+        first = self._text[self._position : self._position + 1]
         if first == b"[":
             flat = self._flat_array()
             if flat is not None:
                 return flat, None
-            self._at += 1
-            self._skip()
-            if self._text[self._at : self._at + 1] == b"]":
-                self._at += 1
+            self._position += 1
+            self._skip_space()
+            if self._text[self._position : self._position + 1] == b"]":
+                self._position += 1
                 return [], None
             return None, ([], None)
         if first == b"{":
-            self._at += 1
-            self._skip()
-            if self._text[self._at : self._at + 1] == b"}":
-                self._at += 1
+            self._position += 1
+            self._skip_space()
+            if self._text[self._position : self._position + 1] == b"}":
+                self._position += 1
                 return {}, None
             return None, ([], [])
         if first == b'"':
@@ -163,10 +166,10 @@ class _Reader:
 
     def _flat_array(self) -> list[Any] | None:
         """An array of numbers in one go, if that is what begins here."""
-        end = _STRUCTURE.search(self._text, self._at + 1)
+        end = _STRUCTURE.search(self._text, self._position + 1)
         if end is None or end.group() != b"]":
             return None
-        part = self._text[self._at : end.end()].replace(b"Infinity", b"Inf")
+        part = self._text[self._position : end.end()].replace(b"Infinity", b"Inf")
         try:
             # Bytes that are no ASCII are an error, like everything else that is not taken here.
             flat: list[Any] = json.loads(part.decode("ascii").replace("Inf", "Infinity"))
@@ -174,109 +177,109 @@ class _Reader:
             return None
         if b"Inf" not in part and (math.inf in flat or -math.inf in flat):
             return None  # a number that is too big
-        self._at = end.end()
+        self._position = end.end()
         return flat
 
-    def _follows(self, closing: bytes, complaint: str) -> bool:
+    def _has_next_element(self, closing: bytes, complaint: str) -> bool:
         """Whether another element follows; otherwise the closing bracket has been passed."""
-        self._skip()
-        sign = self._text[self._at : self._at + 1]
+        self._skip_space()
+        sign = self._text[self._position : self._position + 1]
         if sign not in (b",", closing) or not sign:
-            raise self._wrong(complaint)
-        self._at += 1
+            raise self._syntax_error(complaint)
+        self._position += 1
         return sign == b","
 
-    def _name(self) -> str:
-        self._skip()
-        if self._text[self._at : self._at + 1] != b'"':
-            raise self._wrong("Missing a name for object member.")
+    def _member_name(self) -> str:
+        self._skip_space()
+        if self._text[self._position : self._position + 1] != b'"':
+            raise self._syntax_error("Missing a name for object member.")
         name = self._string()
-        self._skip()
-        if self._text[self._at : self._at + 1] != b":":
-            raise self._wrong("Missing a colon after a name of object member.")
-        self._at += 1
+        self._skip_space()
+        if self._text[self._position : self._position + 1] != b":":
+            raise self._syntax_error("Missing a colon after a name of object member.")
+        self._position += 1
         return name
 
     def _string(self) -> str:
-        start = self._at + 1
+        start = self._position + 1
         found = _STRING_PART.match(self._text, start)
         assert found is not None
-        self._at = found.end()
-        if self._text[self._at : self._at + 1] != b'"':
+        self._position = found.end()
+        if self._text[self._position : self._position + 1] != b'"':
             raise self._bad_string()
-        self._at += 1
+        self._position += 1
         text = found.group().decode("utf-8", "surrogateescape")
         if "\\" not in text:
             return text
         try:
-            return _ESCAPE.sub(_unescaped, text)
+            return _ESCAPE.sub(_unescape, text)
         except ValueError:
-            self._at = start + _lone_surrogate(text)
-            raise self._wrong("The surrogate pair in string is invalid.") from None
+            self._position = start + _find_lone_surrogate(text)
+            raise self._syntax_error("The surrogate pair in string is invalid.") from None
 
     def _bad_string(self) -> HostError:
-        rest = self._text[self._at : self._at + 2]
+        rest = self._text[self._position : self._position + 2]
         if not rest or rest[0] == 0:
-            return self._wrong("Missing a closing quotation mark in string.")
+            return self._syntax_error("Missing a closing quotation mark in string.")
         if rest == b"\\u":
-            return self._wrong("Incorrect hex digit after \\u escape in string.")
-        return self._wrong("Invalid escape character in string.")
+            return self._syntax_error("Incorrect hex digit after \\u escape in string.")
+        return self._syntax_error("Invalid escape character in string.")
 
     def _literal(self, word: bytes, value: Any) -> Any:
         for byte in word:
-            if self._text[self._at : self._at + 1] != bytes((byte,)):
-                raise self._wrong("Invalid value.")
-            self._at += 1
+            if self._text[self._position : self._position + 1] != bytes((byte,)):
+                raise self._syntax_error("Invalid value.")
+            self._position += 1
         return value
 
     def _number(self) -> int | float:
-        found = _NUMBER.match(self._text, self._at)
+        found = _NUMBER.match(self._text, self._position)
         if found is None:
-            return self._special()
+            return self._nan_or_infinity()
         fraction, exponent = found.groups()
         if fraction == b".":
-            self._at = found.end(1)
-            raise self._wrong("Miss fraction part in number.")
+            self._position = found.end(1)
+            raise self._syntax_error("Miss fraction part in number.")
         if exponent is not None and not exponent[-1:].isdigit():
-            self._at = found.end(2)
-            raise self._wrong("Miss exponent in number.")
+            self._position = found.end(2)
+            raise self._syntax_error("Miss exponent in number.")
         digits = found.group()
-        if fraction is None and exponent is None and len(digits) < _LONG:
-            self._at = found.end()
+        if fraction is None and exponent is None and len(digits) < _MAX_INTEGER_DIGITS:
+            self._position = found.end()
             return int(digits)
         value = float(digits)
         if math.isinf(value):
-            raise self._wrong("Number too big to be stored in double.")
-        self._at = found.end()
+            raise self._syntax_error("Number too big to be stored in double.")
+        self._position = found.end()
         return value
 
-    def _special(self) -> float:
-        found = _SPECIAL.match(self._text, self._at)
+    def _nan_or_infinity(self) -> float:
+        found = _NAN_OR_INFINITY.match(self._text, self._position)
         if found is None:
-            if self._text[self._at : self._at + 1] == b"-":
-                self._at += 1
-            first = self._text[self._at : self._at + 1]
+            if self._text[self._position : self._position + 1] == b"-":
+                self._position += 1
+            first = self._text[self._position : self._position + 1]
             self._literal(b"NaN" if first == b"N" else b"Inf", None)  # fails somewhere
         else:
-            self._at = found.end()
+            self._position = found.end()
             return float(found.group())
         raise AssertionError("a special number that was not found")
 
-    def _skip(self) -> None:
-        found = _SPACE.match(self._text, self._at)
+    def _skip_space(self) -> None:
+        found = _SPACE.match(self._text, self._position)
         assert found is not None
-        self._at = found.end()
+        self._position = found.end()
 
-    def _wrong(self, reason: str) -> HostError:
-        return internal(f"failed to parse the request JSON buffer: {reason} at {self._at}")
+    def _syntax_error(self, reason: str) -> HostError:
+        return internal(f"failed to parse the request JSON buffer: {reason} at {self._position}")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     plain = dict(pairs)
     return plain if len(plain) == len(pairs) else JsonObject(pairs)
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _unescape(found: re.Match[str]) -> str:
     high, low, code, letter = found.groups()
     if letter is not None:
         return _ESCAPES.get(letter, letter)
@@ -287,11 +290,11 @@ def _unescaped(found: re.Match[str]) -> str:
     return chr(int(code, 16))
 
 
-def _lone_surrogate(text: str) -> int:
+def _find_lone_surrogate(text: str) -> int:
     """Where in the bytes of a string's text the escape is that stands alone."""
     for found in _ESCAPE.finditer(text):
         try:
-            _unescaped(found)
+            _unescape(found)
         except ValueError:
             return len(text[: found.start()].encode("utf-8", "surrogateescape"))
     return 0

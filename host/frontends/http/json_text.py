@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from host.errors import HostError, internal
-from host.frontends.http.json_reader import JsonObject, TooMany, read
+from host.frontends.http.json_reader import JsonObject, JsonTooLarge, read
 
-_ESCAPED = re.compile(rb'[\x00-\x1f"\\]')
-_SHORT = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
+_NEEDS_ESCAPE = re.compile(rb'[\x00-\x1f"\\]')
+_SHORT_ESCAPES = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
 
-_MOST_CONTAINERS = 4_000_000
+_MAX_CONTAINERS = 4_000_000
 """How many arrays and objects a text may have; as Python objects they take 60 times the room."""
 
 _decode = msgspec.json.Decoder().decode
@@ -36,29 +36,29 @@ def parse(text: bytes) -> Any:
     Bytes of strings that are no UTF-8 become lone surrogates (`surrogateescape`). Raises HostError
     INTERNAL.
     """
-    if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
+    if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
         raise internal(
-            f"the request JSON has more than {_MOST_CONTAINERS} arrays and objects; send tensors as"
+            f"the request JSON has more than {_MAX_CONTAINERS} arrays and objects; send tensors as"
             " flat arrays, or as binary data"
         )
     try:
         value = _decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _read(text)
+        return _read_leniently(text)
     # Of equal names the first counts, but msgspec keeps the last: has it seen as many members as
     # there are names?
-    if text.count(b'":') - text.count(b'\\":') == _members(value):
+    if text.count(b'":') - text.count(b'\\":') == _count_members(value):
         return value
     try:
         return read(text)
-    except TooMany:
+    except JsonTooLarge:
         return value
 
 
-def _read(text: bytes) -> Any:
+def _read_leniently(text: bytes) -> Any:
     try:
         return read(text)
-    except TooMany:
+    except JsonTooLarge:
         try:  # faster, and less exact: of what the reader alone knows, it takes `NaN`
             return json.loads(text.decode("utf-8", "surrogateescape"))
         except (ValueError, RecursionError):
@@ -66,16 +66,16 @@ def _read(text: bytes) -> Any:
         raise
 
 
-def _members(value: Any) -> int:
+def _count_members(value: Any) -> int:
     """How many members the objects have that a request usually consists of."""
     if type(value) is not dict:
         return 0
     count = len(value)
     for member in value.values():
         if type(member) is dict:
-            count += _members(member)
+            count += _count_members(member)
         elif type(member) is list and member and type(member[0]) is dict:
-            count += sum(map(_members, member))
+            count += sum(map(_count_members, member))
     return count
 
 
@@ -143,7 +143,7 @@ def wrong_type(expected: str) -> HostError:
     return internal(f"attempt to access JSON non-{expected} as {expected}")
 
 
-def within(context: str, error: HostError) -> HostError:
+def with_context(context: str, error: HostError) -> HostError:
     """The same complaint, with what it is about before it."""
     return HostError(error.code, f"{context}: {error.message}")
 
@@ -169,16 +169,16 @@ def dump_strings(values: Sequence[bytes]) -> bytes:
     try:
         return _encode([value.decode() for value in values])
     except UnicodeDecodeError:
-        return b"[" + b",".join(map(_quoted, values)) + b"]"
+        return b"[" + b",".join(map(_quote_bytes, values)) + b"]"
 
 
-def _quoted(value: bytes) -> bytes:
-    return b'"' + _ESCAPED.sub(_escape, value) + b'"'
+def _quote_bytes(value: bytes) -> bytes:
+    return b'"' + _NEEDS_ESCAPE.sub(_escape, value) + b'"'
 
 
 def _escape(found: re.Match[bytes]) -> bytes:
     code = found.group()[0]
-    return _SHORT.get(code) or b"\\u%04x" % code
+    return _SHORT_ESCAPES.get(code) or b"\\u%04x" % code
 
 
 def error_body(message: str) -> bytes:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Iterable
 
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import Exchange, Header
+from host.frontends.http.exchange import Header, HttpExchange
 from host.frontends.http.generate import LoadReport
-from host.metrics.family import Family
+from host.metrics.family import MetricFamily
 
 _FORMAT = b"endpoint-load-metrics-format"
 _FAMILY = "nv_trt_llm_kv_cache_block_metrics"
@@ -17,15 +17,17 @@ _LABEL = "kv_cache_block_type"
 _log = logging.getLogger("pbhost")
 
 
-def load_report(families: Callable[[], Iterable[Family]]) -> LoadReport:
+def load_report(families: Callable[[], Iterable[MetricFamily]]) -> LoadReport:
     """What makes the report from the metrics of models, which `families` gives."""
 
-    def report(exchange: Exchange) -> Iterable[Header]:
+    def report(exchange: HttpExchange) -> Iterable[Header]:
         wanted = exchange.headers.get(_FORMAT)
         if wanted is None:
             return ()
         try:
-            return [(b"endpoint-load-metrics", _written(wanted, _blocks(families())))]
+            return [
+                (b"endpoint-load-metrics", _format_report(wanted, _kv_cache_blocks(families())))
+            ]
         except ValueError as error:
             _log.error("no report of the load: %s", error)
             return ()
@@ -33,7 +35,7 @@ def load_report(families: Callable[[], Iterable[Family]]) -> LoadReport:
     return report
 
 
-def _blocks(families: Iterable[Family]) -> dict[str, float]:
+def _kv_cache_blocks(families: Iterable[MetricFamily]) -> dict[str, float]:
     """What models say of the blocks of their caches, by the kind of number. Raises ValueError."""
     blocks: dict[str, float] = {}
     for family in families:
@@ -46,7 +48,7 @@ def _blocks(families: Iterable[Family]) -> dict[str, float]:
     return blocks
 
 
-def _written(wanted: bytes, blocks: dict[str, float]) -> bytes:
+def _format_report(wanted: bytes, blocks: dict[str, float]) -> bytes:
     """The report in one of two forms. Raises ValueError for another one."""
     most = blocks["max"]
     full = blocks["used"] / most if most else 0.0

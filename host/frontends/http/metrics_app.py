@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from host.frontends.http1.cycle import Header, Message, Receive, Send
-from host.metrics.exposition import expose
-from host.metrics.family import Family
+from host.metrics.exposition import render_exposition
+from host.metrics.family import MetricFamily
 
 _log = logging.getLogger("pbhost")
 
@@ -18,35 +18,37 @@ _JSON = "application/json"
 class MetricsApp:
     """An ASGI application; `families` is asked on every scrape."""
 
-    def __init__(self, families: Callable[[], Awaitable[Iterable[Family]]]) -> None:
+    def __init__(self, families: Callable[[], Awaitable[Iterable[MetricFamily]]]) -> None:
         self._families = families
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["path"] not in ("/metrics", "/metrics/"):
-            await _answer(send, 404, _JSON, _error(f"Not found: {scope['path']}. Try /metrics"))
+            await _send_response(
+                send, 404, _JSON, _error_body(f"Not found: {scope['path']}. Try /metrics")
+            )
         elif scope["method"] != "GET":
-            body = _error("Method Not Allowed")
-            await _answer(send, 405, _JSON, body, [(b"allow", b"GET")])
+            body = _error_body("Method Not Allowed")
+            await _send_response(send, 405, _JSON, body, [(b"allow", b"GET")])
         else:
             await self._scrape(scope, send)
 
     async def _scrape(self, scope: Message, send: Send) -> None:
         accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
         try:
-            kind, body = expose(await self._families(), accept.decode("latin-1"))
+            kind, body = render_exposition(await self._families(), accept.decode("latin-1"))
         except Exception as error:  # a defect: logged, and the scrape is answered
             _log.error("unexpected failure of a scrape", exc_info=error)
             text = f"unexpected failure: {type(error).__name__}"
-            await _answer(send, 500, _JSON, _error(text))
+            await _send_response(send, 500, _JSON, _error_body(text))
             return
-        await _answer(send, 200, kind, body)
+        await _send_response(send, 200, kind, body)
 
 
-def _error(text: str) -> bytes:
+def _error_body(text: str) -> bytes:
     return json.dumps({"error": text}, separators=(",", ":")).encode()
 
 
-async def _answer(
+async def _send_response(
     send: Send, status: int, kind: str, body: bytes, more: list[Header] | None = None
 ) -> None:
     headers = [

@@ -6,46 +6,48 @@ from typing import Any
 
 from host.core import Core
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import Exchange
+from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.infer import json_too_large
 from host.frontends.http.routes import Route
 from host.logs.settings import HTTP
-from host.tracing.settings import Change
+from host.tracing.settings import SettingChanges
 from host.tracing.updates import NUMBERS, to_change
 
 
-class Settings:
+class SettingsHandler:
     """One method per endpoint: GET shows the settings, POST changes them and shows what is now.
 
-    All raise HostError. `most` is `--http-max-input-size`.
+    All raise HostError. `max_input_size` is `--http-max-input-size`.
     """
 
-    def __init__(self, core: Core, most: int) -> None:
+    def __init__(self, core: Core, max_input_size: int) -> None:
         self._core = core
-        self._most = most
+        self._max_input_size = max_input_size
 
-    async def trace_setting(self, exchange: Exchange, route: Route) -> None:
+    async def trace_setting(self, exchange: HttpExchange, route: Route) -> None:
         """Trace settings: those of a model, or those of all that have none of their own."""
-        shown = self._core.trace_settings(route.subject)  # a model that is not there comes first
+        shown = self._core.trace_settings(route.resource)  # a model that is not there comes first
         if exchange.method == "POST":
-            change = trace_change(await self._document(exchange))
-            shown = self._core.trace_settings(route.subject, change)
-        await exchange.json(json.dump(shown))
+            change = trace_change(await self._read_json_object(exchange))
+            shown = self._core.trace_settings(route.resource, change)
+        await exchange.send_json(json.dump(shown))
 
-    async def log_settings(self, exchange: Exchange, route: Route) -> None:
+    async def log_settings(self, exchange: HttpExchange, route: Route) -> None:
         """Settings of the log."""
         log = self._core.log
         if exchange.method == "POST":
-            document = await self._document(exchange)
+            document = await self._read_json_object(exchange)
             log.update({k: v for k, v in document.items() if v is not None}, HTTP)
-        await exchange.json(json.dump(log.describe()))
+        await exchange.send_json(json.dump(log.describe()))
 
-    async def _document(self, exchange: Exchange) -> dict[str, Any]:
+    async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
         """The JSON object that the body is; of members with one name, the first counts.
 
         `null`, which clients send who were given no settings, has none.
         """
-        body = await exchange.body(self._most, lambda size: json_too_large(size, self._most))
+        body = await exchange.read_body(
+            self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
+        )
         document: dict[str, Any] = {}
         given = json.parse(body)
         for name, value in json.members({} if given is None else given):
@@ -53,7 +55,7 @@ class Settings:
         return document
 
 
-def trace_change(document: dict[str, Any]) -> Change:
+def trace_change(document: dict[str, Any]) -> SettingChanges:
     """The change that a client asks for. Raises HostError."""
     levels: list[str] | None = None
     if "trace_level" in document:

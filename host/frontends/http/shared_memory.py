@@ -8,66 +8,70 @@ from typing import Any
 from host.core import Core
 from host.errors import invalid_argument
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import Exchange
+from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.infer import json_too_large
 from host.frontends.http.routes import Route
 
 
-class SharedMemory:
-    """One method per endpoint. All raise HostError. `most` is `--http-max-input-size`."""
+class SharedMemoryHandler:
+    """One method per endpoint. All raise HostError. `max_input_size` is `--http-max-input-size`."""
 
-    def __init__(self, core: Core, most: int) -> None:
+    def __init__(self, core: Core, max_input_size: int) -> None:
         self._core = core
-        self._most = most
+        self._max_input_size = max_input_size
 
-    async def system_status(self, exchange: Exchange, route: Route) -> None:
+    async def system_status(self, exchange: HttpExchange, route: Route) -> None:
         """One region, or all."""
-        regions = self._core.regions.status(route.subject)
-        await exchange.json(json.dump([asdict(region) for region in regions]))
+        regions = self._core.regions.status(route.resource)
+        await exchange.send_json(json.dump([asdict(region) for region in regions]))
 
-    async def system_register(self, exchange: Exchange, route: Route) -> None:
+    async def system_register(self, exchange: HttpExchange, route: Route) -> None:
         """Map an object of the client's."""
-        request = await self._request(exchange, route, "system")
+        request = await self._read_request(exchange, route, "system")
         _require(request, "key")
         key = json.as_text(request["key"])
         offset = json.as_unsigned(request.get("offset", 0))
         _require(request, "byte_size")
         size = json.as_unsigned(request["byte_size"])
-        self._core.regions.register(route.subject, key, offset, size)
-        await exchange.empty()
+        self._core.regions.register(route.resource, key, offset, size)
+        await exchange.send_empty()
 
-    async def system_unregister(self, exchange: Exchange, route: Route) -> None:
+    async def system_unregister(self, exchange: HttpExchange, route: Route) -> None:
         """Forget one region, or all."""
-        self._core.regions.unregister(route.subject)
-        await exchange.empty()
+        self._core.regions.unregister(route.resource)
+        await exchange.send_empty()
 
-    async def cuda_status(self, exchange: Exchange, route: Route) -> None:
+    async def cuda_status(self, exchange: HttpExchange, route: Route) -> None:
         """None exist, so one that is named is not found."""
-        self._core.regions.cuda_status(route.subject)
-        await exchange.json(b"[]")
+        self._core.regions.cuda_status(route.resource)
+        await exchange.send_json(b"[]")
 
-    async def cuda_register(self, exchange: Exchange, route: Route) -> None:
+    async def cuda_register(self, exchange: HttpExchange, route: Route) -> None:
         """Refused, once the request is known to be one."""
-        request = await self._request(exchange, route, "cuda")
+        request = await self._read_request(exchange, route, "cuda")
         _require(request, "raw_handle")
         json.as_text(json.member(request["raw_handle"], "b64"))
         for name in ("byte_size", "device_id"):
             json.as_unsigned(json.member(request, name))
-        self._core.regions.register_cuda(route.subject)
-        await exchange.empty()
+        self._core.regions.register_cuda(route.resource)
+        await exchange.send_empty()
 
-    async def cuda_unregister(self, exchange: Exchange, route: Route) -> None:
+    async def cuda_unregister(self, exchange: HttpExchange, route: Route) -> None:
         """None exist, and to forget such is a success."""
-        self._core.regions.refuse_if_off()
-        await exchange.empty()
+        self._core.regions.require_enabled()
+        await exchange.send_empty()
 
-    async def _request(self, exchange: Exchange, route: Route, kind: str) -> dict[str, Any]:
-        self._core.regions.refuse_if_off()
-        if not route.subject:
+    async def _read_request(
+        self, exchange: HttpExchange, route: Route, kind: str
+    ) -> dict[str, Any]:
+        self._core.regions.require_enabled()
+        if not route.resource:
             raise invalid_argument(
                 f"'region name' is necessary to register {kind} shared memory region"
             )
-        body = await exchange.body(self._most, lambda size: json_too_large(size, self._most))
+        body = await exchange.read_body(
+            self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
+        )
         document = json.parse(body)
         return document if isinstance(document, dict) else {}
 

@@ -16,49 +16,49 @@ from host.frontends.http.json_text import (
     dump_strings,
     is_signed,
     is_unsigned,
-    within,
+    with_context,
     wrong_type,
 )
 from host.inference.request import Tensor
-from host.inference.shared_memory_bytes import contents
+from host.inference.shared_memory_bytes import read_bytes
 from stub.wire.datatypes import CODES
 
-MOST_BYTES = 2**63 - 1
-MOST_LEVELS = 100
+MAX_BYTES = 2**63 - 1
+MAX_NESTING = 100
 """How deep the arrays of a tensor's data may be nested."""
 
 _SIGNED = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64}
 _UNSIGNED = {"UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64}
 _FLOATS = {"FP32": np.float32, "FP64": np.float64}
-_ARRAYS: dict[str, Any] = {"BOOL": np.bool_, **_SIGNED, **_UNSIGNED, **_FLOATS}
-_NOT_AS_JSON = ("FP16", "BF16")
+_NUMPY_DTYPES: dict[str, Any] = {"BOOL": np.bool_, **_SIGNED, **_UNSIGNED, **_FLOATS}
+_BINARY_ONLY = ("FP16", "BF16")
 
 
-class JsonLimit:
+class JsonInputLimit:
     """The most bytes that an input may have which comes as JSON (`--http-max-input-size`)."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
 
-    def check(self, name: str, size: int) -> None:
+    def check_size(self, name: str, size: int) -> None:
         """Raise HostError INVALID_ARG if an input is larger."""
-        if size > self.most:
+        if size > self.max_bytes:
             raise invalid_argument(
                 f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum"
-                f" allowed value of {self.most} bytes. Use --http-max-input-size to increase the"
-                " limit."
+                f" allowed value of {self.max_bytes} bytes. Use --http-max-input-size to increase"
+                " the limit."
             )
 
     def raw_too_large(self, size: int) -> HostError:
         """The complaint about a body that is nothing but an input, and larger."""
         return invalid_argument(
             f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of"
-            f" {self.most} bytes. Use --http-max-input-size to increase the limit."
+            f" {self.max_bytes} bytes. Use --http-max-input-size to increase the limit."
         )
 
 
 def read_tensor(
-    name: str, datatype: str, shape: Sequence[int], data: Any, limit: JsonLimit
+    name: str, datatype: str, shape: Sequence[int], data: Any, limit: JsonInputLimit
 ) -> bytes:
     """The bytes of an input whose `data` is a JSON array, nested in any way.
 
@@ -66,29 +66,29 @@ def read_tensor(
     Raises HostError with the texts of protocol spec 1.6.
     """
     count = _element_count(name, shape)
-    refusal = not_as_json(name, datatype)
+    refusal = binary_only_error(name, datatype)
     if refusal is not None:
         raise refusal
     if datatype not in CODES:
         raise invalid_argument(f"invalid datatype for input {name}")
     if type(data) is not list:
-        raise within("Unable to parse 'data'", wrong_type("array"))
+        raise with_context("Unable to parse 'data'", wrong_type("array"))
     if count == 0:
         return b""
     if datatype == "BYTES":
         return read_strings(name, data, limit)
-    size = np.dtype(_ARRAYS[datatype]).itemsize
-    if count * size > MOST_BYTES:
+    size = np.dtype(_NUMPY_DTYPES[datatype]).itemsize
+    if count * size > MAX_BYTES:
         raise invalid_argument(
             f"byte size overflow for input '{name}': element count ({count}) * data type size"
-            f" ({size}) exceeds maximum allowed size ({MOST_BYTES})"
+            f" ({size}) exceeds maximum allowed size ({MAX_BYTES})"
         )
-    limit.check(name, count * size)
+    limit.check_size(name, count * size)
     try:
         values = flatten(data)
         encoded = read_numbers(datatype, values[:count] if len(values) > count else values)
     except HostError as error:
-        raise within("Unable to parse 'data'", error) from None
+        raise with_context("Unable to parse 'data'", error) from None
     if len(values) > count:
         raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
     if len(values) < count:
@@ -96,9 +96,9 @@ def read_tensor(
     return encoded
 
 
-def not_as_json(name: str, datatype: str) -> HostError | None:
+def binary_only_error(name: str, datatype: str) -> HostError | None:
     """The complaint about an input of a datatype that JSON has no numbers for."""
-    if datatype not in _NOT_AS_JSON:
+    if datatype not in _BINARY_ONLY:
         return None
     return invalid_argument(
         f"receiving {datatype} data via JSON is not supported. Please use the binary data format"
@@ -110,19 +110,19 @@ def _element_count(name: str, shape: Sequence[int]) -> int:
     """Raises HostError INVALID_ARG if there is no such number."""
     if any(dim < 0 for dim in shape):
         raise invalid_argument(
-            f"invalid shape for input '{name}': shape {_shape_text(shape)} contains one or more"
+            f"invalid shape for input '{name}': shape {_format_shape(shape)} contains one or more"
             " invalid dimensions"
         )
     count = math.prod(shape) if shape else 0  # that of no dimensions is none (spec 3.3)
-    if count > MOST_BYTES:
+    if count > MAX_BYTES:
         raise invalid_argument(
-            f"invalid shape for input '{name}': shape {_shape_text(shape)} causes total element"
-            f" count to exceed maximum size of {MOST_BYTES}"
+            f"invalid shape for input '{name}': shape {_format_shape(shape)} causes total element"
+            f" count to exceed maximum size of {MAX_BYTES}"
         )
     return count
 
 
-def _shape_text(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
@@ -134,9 +134,9 @@ def flatten(data: list[Any]) -> list[Any]:
         if list not in kinds:
             return data
         levels += 1
-        if levels > MOST_LEVELS:
+        if levels > MAX_NESTING:
             raise invalid_argument(
-                f"JSON nesting depth exceeds maximum allowed limit ({MOST_LEVELS})"
+                f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING})"
             )
         if len(kinds) > 1:
             return _flatten_mixed(data, levels - 1)
@@ -150,9 +150,9 @@ def _flatten_mixed(data: list[Any], levels: int) -> list[Any]:
     while stack:
         for value in stack[-1]:
             if type(value) is list:
-                if levels + len(stack) > MOST_LEVELS:
+                if levels + len(stack) > MAX_NESTING:
                     raise invalid_argument(
-                        f"JSON nesting depth exceeds maximum allowed limit ({MOST_LEVELS})"
+                        f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING})"
                     )
                 stack.append(iter(value))
                 break
@@ -192,18 +192,18 @@ def read_numbers(datatype: str, values: list[Any]) -> bytes:
     return np.array(values, np.uint64).astype(_UNSIGNED[datatype]).tobytes()
 
 
-def read_strings(name: str, data: list[Any], limit: JsonLimit) -> bytes:
+def read_strings(name: str, data: list[Any], limit: JsonInputLimit) -> bytes:
     """The bytes of a BYTES tensor. Raises HostError for what is no string, or too much."""
     values = flatten(data)
     if set(map(type, values)) - {str}:
-        raise within("Unable to parse JSON bytes array", wrong_type("string"))
+        raise with_context("Unable to parse JSON bytes array", wrong_type("string"))
     try:
         elements = [value.encode("utf-8", "surrogateescape") for value in values]
     except UnicodeEncodeError:
         raise internal(
             "Unable to parse JSON bytes array: The surrogate pair in string is invalid."
         ) from None
-    limit.check(name, sum(map(len, elements)) + 4 * len(elements))
+    limit.check_size(name, sum(map(len, elements)) + 4 * len(elements))
     return b"".join(
         chain.from_iterable((struct.pack("<I", len(element)), element) for element in elements)
     )
@@ -220,8 +220,8 @@ def elements_of(tensor: Tensor) -> list[Any]:
 
     Raises HostError (protocol spec 1.7).
     """
-    datatype, data = tensor.datatype, contents(tensor.data)
-    if datatype in _NOT_AS_JSON:
+    datatype, data = tensor.datatype, read_bytes(tensor.data)
+    if datatype in _BINARY_ONLY:
         raise invalid_argument(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format"
             " for output"
@@ -229,9 +229,9 @@ def elements_of(tensor: Tensor) -> list[Any]:
     if datatype == "BYTES":
         values = split_strings(data)
         prefix = ""
-    elif datatype in _ARRAYS:
-        whole = len(data) - len(data) % np.dtype(_ARRAYS[datatype]).itemsize
-        values = np.frombuffer(data[:whole], _ARRAYS[datatype]).tolist()
+    elif datatype in _NUMPY_DTYPES:
+        whole = len(data) - len(data) % np.dtype(_NUMPY_DTYPES[datatype]).itemsize
+        values = np.frombuffer(data[:whole], _NUMPY_DTYPES[datatype]).tolist()
         prefix = "Failed to write 'data' field: "
     else:
         raise invalid_argument("Invalid data type for output tensor")

@@ -6,18 +6,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from host.frontends.http.exchange import Exchange
-from host.inference.request import InferRequest, Tracing
+from host.frontends.http.exchange import HttpExchange
+from host.inference.request import InferRequest, RequestTracer
 
 
-def begun(tracing: Tracing | None) -> int:
+def receive_started(tracing: RequestTracer | None) -> int:
     """When the door has begun to read a request, in nanoseconds; 0 while nothing is traced."""
     return 0 if tracing is None else time.monotonic_ns()
 
 
 @contextmanager
-def traced(
-    tracing: Tracing | None, exchange: Exchange, request: InferRequest, begun_ns: int
+def trace_request(
+    tracing: RequestTracer | None,
+    exchange: HttpExchange,
+    request: InferRequest,
+    receive_started_ns: int,
 ) -> Iterator[None]:
     """Until the end of this, the door works on the request, whose body it has read."""
     if tracing is None:
@@ -28,24 +31,24 @@ def traced(
         value = exchange.header(name)
         return None if value is None else value.decode("latin-1")
 
-    trace = request.trace = tracing.start(request.model_name, header)
+    trace = request.trace = tracing.start_trace(request.model_name, header)
     if trace is None:
         yield
         return
-    trace.stamp("HTTP_RECV_START", begun_ns)
-    trace.stamp("HTTP_RECV_END")
+    trace.record_event("HTTP_RECV_START", receive_started_ns)
+    trace.record_event("HTTP_RECV_END")
     try:
         yield
     finally:
-        trace.close()
+        trace.finish_response()
 
 
 @contextmanager
-def sending(request: InferRequest) -> Iterator[None]:
+def trace_response(request: InferRequest) -> Iterator[None]:
     """Until the end of this, the door sends the answer."""
     trace = request.trace
     if trace is not None:
-        trace.stamp("HTTP_SEND_START")
+        trace.record_event("HTTP_SEND_START")
     yield
     if trace is not None:
-        trace.stamp("HTTP_SEND_END")
+        trace.record_event("HTTP_SEND_END")

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection, with limits and patience."""
+"""One HTTP/1.1 connection, with limits on sizes and times."""
 
 from __future__ import annotations
 
@@ -10,47 +10,54 @@ from collections.abc import Callable, MutableSet
 from dataclasses import dataclass
 from typing import Any, cast
 
-from host.frontends.http1.cycle import RECEIVED_NAMES, STATUS_LINES, App, Cycle, Message
-from host.frontends.http1.fast_path import PromptCycle
-from host.frontends.http1.header_cache import Heads
-from host.frontends.http1.parser import Head, Malformed, RequestParser
+from host.frontends.http1.cycle import (
+    RAW_HEADER_NAMES,
+    STATUS_LINES,
+    App,
+    Message,
+    RequestResponseCycle,
+)
+from host.frontends.http1.fast_path import FastPathCycle
+from host.frontends.http1.header_cache import HeaderCache
+from host.frontends.http1.parser import MalformedRequest, RequestHead, RequestParser
 from host.frontends.socket_writer import SocketWriter
 
-MOST_CHUNKS = 65536
+MAX_CHUNKS = 65536
 _TOO_MANY_CHUNKS = (
-    f"Chunked request body exceeds maximum of {MOST_CHUNKS} non-empty chunks."
+    f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks."
     " Send fewer or larger HTTP chunks."
 )
-_LARGE_HEADERS = "Request headers are too large"
-_OTHER_CODING = "Unsupported transfer encoding, only 'chunked' is supported."
-_LATE = "The request did not arrive in time"
-_HIGH_WATER = 1 << 20  # bytes of a body that wait for the application
+_HEADERS_TOO_LARGE = "Request headers are too large"
+_UNSUPPORTED_CODING = "Unsupported transfer encoding, only 'chunked' is supported."
+_REQUEST_TIMEOUT = "The request did not arrive in time"
+_MAX_UNREAD_BODY = 1 << 20  # bytes of a body that wait for the application
 
 _log = logging.getLogger("pbhost")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long a connection may take for what, in seconds, and how large headers may be.
 
-    `headers`: until TLS is set up, and until a request's headers are there, from its first byte or
-    the connection's beginning. `pause`: a body must bring `pace` bytes in that time, and a client
-    must have taken something of a response. `idle`: between two requests. `header_bytes` is as
+    `header_timeout`: until TLS is set up, and until a request's headers are there, from its first
+    byte or the connection's beginning. `data_rate_interval`: a body must bring
+    `min_interval_bytes` bytes in that time, and a client must have taken something of a response.
+    `idle_timeout`: between two requests. `max_header_bytes` is as
     well the most that may come between two parts of a body, and after the last one.
     """
 
-    headers: float = 60.0
-    pause: float = 60.0
-    pace: int = 16384
-    idle: float = 600.0
-    header_bytes: int = 65536
+    header_timeout: float = 60.0
+    data_rate_interval: float = 60.0
+    min_interval_bytes: int = 16384
+    idle_timeout: float = 600.0
+    max_header_bytes: int = 65536
 
 
-class Connection(asyncio.Protocol):
+class Http1Connection(asyncio.Protocol):
     """Answers a client's requests one after the other, without a task or with one each.
 
     The task is cancelled when the client goes. `connections` and `tasks` have what is open;
-    `heads` has what needs none.
+    `header_cache` has what needs none.
     """
 
     transport: asyncio.Transport
@@ -59,16 +66,16 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         app: App,
-        patience: Patience,
+        timeouts: Timeouts,
         connections: MutableSet[Any],
         tasks: MutableSet[asyncio.Task[None]],
-        heard: Callable[[], None],
-        heads: Heads | None = None,
+        on_activity: Callable[[], None],
+        header_cache: HeaderCache | None = None,
     ) -> None:
         self._app = app
-        self._heard = heard
-        self._heads = heads
-        self._patience = patience
+        self._on_activity = on_activity
+        self._header_cache = header_cache
+        self._timeouts = timeouts
         self._connections = connections
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
@@ -76,26 +83,26 @@ class Connection(asyncio.Protocol):
         self._parser = RequestParser(self)
         self._scope: dict[str, Any] = {}  # what all its requests have in common
         # Requests: the one that comes in, the one that is being answered, those that wait for that.
-        self._incoming: Cycle | None = None
-        self._running: Cycle | PromptCycle | None = None
-        self._waiting: deque[Cycle] = deque()
+        self._incoming_cycle: RequestResponseCycle | None = None
+        self._active_cycle: RequestResponseCycle | FastPathCycle | None = None
+        self._pipelined_cycles: deque[RequestResponseCycle] = deque()
         # What comes in
-        self._begun = False  # a request, which is not complete yet
+        self._receiving_request = False  # a request, which is not complete yet
         self._in_headers = False
-        self._held = b""  # a request that may need no task, whose body is not there yet
-        self._aside = self._chunks = 0  # bytes since the last ones of a body; chunks of it
-        self._received = 0  # bytes since the last look
+        self._held_data = b""  # a request that may need no task, whose body is not there yet
+        self._overhead_bytes = self._chunks = 0  # bytes since the last ones of a body; chunks of it
+        self._received_bytes = 0  # bytes since the last look
         self._reading_paused = False
-        self._slow: asyncio.TimerHandle | None = None  # runs while a request comes in
+        self._receive_timer: asyncio.TimerHandle | None = None  # runs while a request comes in
         # What goes out
         self._writing_paused: asyncio.Event | None = None  # set when that is over
-        self._last_words = b""  # the answer to a request that ends the connection
-        self._unsent = 0  # bytes that waited to be sent at the last look
-        self._stuck: asyncio.TimerHandle | None = None  # runs while the client takes nothing
+        self._error_response = b""  # the answer to a request that ends the connection
+        self._last_unsent_bytes = 0  # bytes that waited to be sent at the last look
+        self._send_timer: asyncio.TimerHandle | None = None  # runs while the client takes nothing
         # Between requests
         self._had_request = False
-        self._quiet_since = 0.0
-        self._quiet: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     # The transport
 
@@ -113,78 +120,85 @@ class Connection(asyncio.Protocol):
             "client": peer[:2] if isinstance(peer, tuple) else None,
             "server": own[:2] if isinstance(own, tuple) else None,
         }
-        self._quiet_since = self._loop.time()
-        self._quiet = self._loop.call_later(self._patience.headers, self._look_if_quiet)
+        self._idle_since = self._loop.time()
+        self._idle_timer = self._loop.call_later(self._timeouts.header_timeout, self._check_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self.closed.set_result(None)
-        for timer in (self._slow, self._stuck, self._quiet):
+        for timer in (self._receive_timer, self._send_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
-        self._waiting.clear()
+        self._pipelined_cycles.clear()
         self.resume_writing()
-        if self._running is not None:
-            self._running.lose()
+        if self._active_cycle is not None:
+            self._active_cycle.client_disconnected()
 
     def data_received(self, data: bytes) -> None:
-        if not (self._begun or self._held):  # the rest of a request is no other one
-            self._heard()
-        if self._running is None and not self._begun:
-            held, self._held = self._held, b""
-            data = held + data if held else data
-            if self._answer_promptly(data, not held):
+        # The rest of a request does not count as another one.
+        if not (self._receiving_request or self._held_data):
+            self._on_activity()
+        if self._active_cycle is None and not self._receiving_request:
+            held_data, self._held_data = self._held_data, b""
+            data = held_data + data if held_data else data
+            if self._try_fast_path(data, not held_data):
                 return
         self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        self._received += len(data)
-        self._aside += len(data)
+        self._received_bytes += len(data)
+        self._overhead_bytes += len(data)
         try:
             self._parser.feed(data)
-        except Malformed as error:
-            self._refuse(400, f"malformed HTTP request: {error}")
+        except MalformedRequest as error:
+            self._reject_request(400, f"malformed HTTP request: {error}")
         except Exception as error:  # a defect of ours; the connection's state is not to be trusted
             _log.error("unexpected failure of an HTTP connection", exc_info=error)
             self.transport.abort()
-        if self._begun and not self.over:
-            if self._aside > self._patience.header_bytes:
-                self._refuse(431, _LARGE_HEADERS)
-            elif self._slow is None:
-                limit = self._patience.headers if self._in_headers else self._patience.pause
-                self._slow = self._loop.call_later(limit, self._look_if_slow)
+        if self._receiving_request and not self.closing:
+            if self._overhead_bytes > self._timeouts.max_header_bytes:
+                self._reject_request(431, _HEADERS_TOO_LARGE)
+            elif self._receive_timer is None:
+                limit = (
+                    self._timeouts.header_timeout
+                    if self._in_headers
+                    else self._timeouts.data_rate_interval
+                )
+                self._receive_timer = self._loop.call_later(limit, self._check_receive_rate)
         else:
-            self._stop_hurrying()
+            self._cancel_receive_timer()
 
-    def _answer_promptly(self, data: bytes, may_wait: bool) -> bool:
+    def _try_fast_path(self, data: bytes, may_wait: bool) -> bool:
         """Whether these bytes are a request that needs no task: it has begun, or its body waits.
 
         Many clients send the body after the head, but few in more than two parts altogether.
         """
-        if self._heads is None or self._writing_paused is not None or self.over:
+        if self._header_cache is None or self._writing_paused is not None or self.closing:
             return False
-        found = self._heads.find(data)
+        found = self._header_cache.find_handler(data)
         if found is None:
             return False
-        start, begin, missing = found
+        handler, body_start, missing = found
         if missing:
             if may_wait and missing > 0:
-                self._held = data
-                self._slow = self._loop.call_later(self._patience.pause, self._look_if_slow)
-            return bool(self._held)
-        if self._slow is not None:
-            self._stop_hurrying()
-        cycle = self._running = PromptCycle(self)
-        if cycle.begin(start, data[begin:]):
+                self._held_data = data
+                self._receive_timer = self._loop.call_later(
+                    self._timeouts.data_rate_interval, self._check_receive_rate
+                )
+            return bool(self._held_data)
+        if self._receive_timer is not None:
+            self._cancel_receive_timer()
+        cycle = self._active_cycle = FastPathCycle(self)
+        if cycle.start_request(handler, data[body_start:]):
             self._had_request = True
             return True
-        self._running = None
+        self._active_cycle = None
         return False
 
     @property
-    def over(self) -> bool:
+    def closing(self) -> bool:
         """Whether nothing more is taken from this client."""
-        return bool(self._last_words) or self.transport.is_closing()
+        return bool(self._error_response) or self.transport.is_closing()
 
     def resume_reading(self) -> None:
         """Let more come in."""
@@ -200,9 +214,9 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not take what it is sent."""
         self._writing_paused = asyncio.Event()
-        if self._stuck is None:
-            self._unsent = -1
-            self._look_if_stuck()
+        if self._send_timer is None:
+            self._last_unsent_bytes = -1
+            self._check_send_progress()
 
     def resume_writing(self) -> None:
         """It has taken most of it, or gone."""
@@ -210,82 +224,90 @@ class Connection(asyncio.Protocol):
             self._writing_paused.set()
             self._writing_paused = None
 
-    async def writable(self) -> None:
+    async def wait_until_writable(self) -> None:
         """Return once the client has taken enough of what it was sent."""
         if self._writing_paused is not None:
             await self._writing_paused.wait()
 
-    # Patience
+    # Timeouts
 
-    def _look_if_slow(self) -> None:
+    def _check_receive_rate(self) -> None:
         """The time for a request's headers is over, or it is time to see how its body comes."""
-        self._slow = None
-        self._release()
-        keeps_pace = self._reading_paused or self._received >= self._patience.pace
+        self._receive_timer = None
+        self._parse_held_data()
+        keeps_pace = (
+            self._reading_paused or self._received_bytes >= self._timeouts.min_interval_bytes
+        )
         if self._in_headers or not keeps_pace:
-            self._refuse(408, _LATE)
+            self._reject_request(408, _REQUEST_TIMEOUT)
             return
-        self._received = 0
-        self._slow = self._loop.call_later(self._patience.pause, self._look_if_slow)
+        self._received_bytes = 0
+        self._receive_timer = self._loop.call_later(
+            self._timeouts.data_rate_interval, self._check_receive_rate
+        )
 
-    def _stop_hurrying(self) -> None:
-        if self._slow is not None:
-            self._slow.cancel()
-            self._slow = None
+    def _cancel_receive_timer(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
 
-    def _look_if_stuck(self) -> None:
+    def _check_send_progress(self) -> None:
         """Give up a client that has taken nothing since the last look."""
-        self._stuck = None
+        self._send_timer = None
         if self._writing_paused is None or self.transport.is_closing():
             return
         unsent = self.transport.get_write_buffer_size()
-        if unsent == self._unsent:
+        if unsent == self._last_unsent_bytes:
             self.transport.abort()
             return
-        self._unsent = unsent
-        self._stuck = self._loop.call_later(self._patience.pause, self._look_if_stuck)
+        self._last_unsent_bytes = unsent
+        self._send_timer = self._loop.call_later(
+            self._timeouts.data_rate_interval, self._check_send_progress
+        )
 
-    def _look_if_quiet(self) -> None:
+    def _check_idle(self) -> None:
         """Close a connection without a request. There is no timer per request for that."""
-        left = patience = self._patience.idle if self._had_request else self._patience.headers
-        if self._running is None and not self._begun and not self._held:
-            left = self._quiet_since + patience - self._loop.time()
+        left = limit = (
+            self._timeouts.idle_timeout if self._had_request else self._timeouts.header_timeout
+        )
+        if self._active_cycle is None and not self._receiving_request and not self._held_data:
+            left = self._idle_since + limit - self._loop.time()
             if left <= 0.0:
                 self.transport.close()
                 return
-        self._quiet = self._loop.call_later(left, self._look_if_quiet)
+        self._idle_timer = self._loop.call_later(left, self._check_idle)
 
-    def _release(self) -> None:
+    def _parse_held_data(self) -> None:
         """Treat a request whose body has not come like any other."""
-        if self._held:
-            held, self._held = self._held, b""
-            self._parse(held)
+        if self._held_data:
+            held_data, self._held_data = self._held_data, b""
+            self._parse(held_data)
 
     # What the parser hears
 
-    def begin(self) -> None:
+    def on_request_begin(self) -> None:
         """A request begins."""
-        self._begun = self._in_headers = True
-        self._aside = self._received = self._chunks = 0
-        self._stop_hurrying()
+        self._receiving_request = self._in_headers = True
+        self._overhead_bytes = self._received_bytes = self._chunks = 0
+        self._cancel_receive_timer()
 
-    def head(self, head: Head) -> None:
+    def on_head(self, head: RequestHead) -> None:
         """All that comes before a request's body is there."""
-        if self.over:
+        if self.closing:
             return
-        size, go_ahead = len(head.url), False
+        size, expects_continue = len(head.url), False
         for name, value in head.headers:
             size += len(name) + len(value)
             if name == b"expect" and value.lower() == b"100-continue":
-                go_ahead = True
+                expects_continue = True
             elif name == b"transfer-encoding" and value.lower() != b"chunked":
-                self._refuse(501, _OTHER_CODING)
+                self._reject_request(501, _UNSUPPORTED_CODING)
                 return
-        if size > self._patience.header_bytes:
-            self._refuse(431, _LARGE_HEADERS)
+        if size > self._timeouts.max_header_bytes:
+            self._reject_request(431, _HEADERS_TOO_LARGE)
             return
         self._in_headers = False
-        self._stop_hurrying()  # it was about the headers
+        self._cancel_receive_timer()  # it was about the headers
         path, query = head.split_url()
         scope: Message = {
             **self._scope,
@@ -295,106 +317,108 @@ class Connection(asyncio.Protocol):
             "raw_path": path,
             "query_string": query,
             "headers": head.headers,
-            "extensions": {RECEIVED_NAMES: head.names},
+            "extensions": {RAW_HEADER_NAMES: head.names},
         }
         self._had_request = True
-        cycle = self._incoming = Cycle(self, scope, head.keep_alive, go_ahead)
-        if self._running is None and not self._waiting:
-            self._start(cycle)
+        cycle = self._incoming_cycle = RequestResponseCycle(
+            self, scope, head.keep_alive, expects_continue
+        )
+        if self._active_cycle is None and not self._pipelined_cycles:
+            self._start_cycle(cycle)
         else:
-            self._waiting.append(cycle)
+            self._pipelined_cycles.append(cycle)
             self._pause_reading()
 
-    def chunk(self) -> None:
+    def on_chunk(self) -> None:
         """A chunk of a body begins."""
         self._chunks += 1
 
-    def body(self, part: bytes) -> None:
+    def on_body(self, part: bytes) -> None:
         """A part of a body."""
         # The last, empty chunk is counted as well, but brings no body.
-        if self._chunks > MOST_CHUNKS:
-            self._refuse(400, _TOO_MANY_CHUNKS)
-        self._aside = 0
-        cycle = self._incoming
-        if cycle is None or cycle.complete or self.over:
+        if self._chunks > MAX_CHUNKS:
+            self._reject_request(400, _TOO_MANY_CHUNKS)
+        self._overhead_bytes = 0
+        cycle = self._incoming_cycle
+        if cycle is None or cycle.response_complete or self.closing:
             return
-        cycle.feed(part)
-        if cycle.waiting > _HIGH_WATER:
+        cycle.feed_body(part)
+        if cycle.unread_bytes > _MAX_UNREAD_BODY:
             self._pause_reading()
 
-    def end(self) -> None:
+    def on_request_complete(self) -> None:
         """A request is complete."""
-        cycle = self._incoming
-        if cycle is None or self.over:
+        cycle = self._incoming_cycle
+        if cycle is None or self.closing:
             return
-        self._begun = False
-        self._quiet_since = self._loop.time()
-        if not self._waiting:
+        self._receiving_request = False
+        self._idle_since = self._loop.time()
+        if not self._pipelined_cycles:
             self.resume_reading()  # only who reads notices that a client goes
-        cycle.feed_end()
+        cycle.feed_eof()
 
     # Answers
 
-    def _start(self, cycle: Cycle) -> None:
-        self._running = cycle
+    def _start_cycle(self, cycle: RequestResponseCycle) -> None:
+        self._active_cycle = cycle
         task = cycle.task = self._loop.create_task(cycle.run(self._app))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def answered(self) -> None:
+    def response_complete(self) -> None:
         """The running request is answered: the next one may begin."""
-        self._running = None
-        self._quiet_since = self._loop.time()
+        self._active_cycle = None
+        self._idle_since = self._loop.time()
         if self.transport.is_closing():
             return
-        if self._waiting:
-            self._start(self._waiting.popleft())
-        elif self._last_words:
-            self._say_last_words()
+        if self._pipelined_cycles:
+            self._start_cycle(self._pipelined_cycles.popleft())
+        elif self._error_response:
+            self._send_error_response()
         else:
             self.resume_reading()
 
     def shutdown(self) -> None:
         """Close the connection once its request is answered."""
-        self._release()
-        last = self._waiting[-1] if self._waiting else self._running
+        self._parse_held_data()
+        last = self._pipelined_cycles[-1] if self._pipelined_cycles else self._active_cycle
         if last is None:
             self.transport.close()
         else:
             last.keep_alive = False
 
     @property
-    def answers_promptly(self) -> bool:
+    def on_fast_path(self) -> bool:
         """Whether a request is being answered without a task."""
-        return isinstance(self._running, PromptCycle)
+        return isinstance(self._active_cycle, FastPathCycle)
 
-    def give_up(self) -> None:
+    def cancel_fast_path(self) -> None:
         """The time to answer what needs no task is over; it says so to its client."""
-        if isinstance(self._running, PromptCycle):
-            self._running.cancel()
+        if isinstance(self._active_cycle, FastPathCycle):
+            self._active_cycle.cancel()
 
-    def _refuse(self, status: int, text: str) -> None:
+    def _reject_request(self, status: int, text: str) -> None:
         """Answer what comes in with an error, if no response has begun, and close the connection.
 
         Requests that came before it are answered first.
         """
-        if self.over:
+        if self.closing:
             return
         body = json.dumps({"error": text}, separators=(",", ":")).encode()
-        self._last_words = (
+        self._error_response = (
             STATUS_LINES[status] + b"content-type: application/json\r\n"
             b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
         )
-        about = self._incoming if self._begun and not self._in_headers else None
-        if about is not None and about.complete:
+        about = self._incoming_cycle if self._receiving_request and not self._in_headers else None
+        if about is not None and about.response_complete:
             self.transport.close()  # it has its answer
-        elif self._waiting and about is self._waiting[-1]:
-            self._waiting.pop()
-        elif self._running in (None, about):
-            self._say_last_words()
+        elif self._pipelined_cycles and about is self._pipelined_cycles[-1]:
+            self._pipelined_cycles.pop()
+        elif self._active_cycle in (None, about):
+            self._send_error_response()
 
-    def _say_last_words(self) -> None:
+    def _send_error_response(self) -> None:
         """Say the last words, if they do not interrupt a response."""
-        if self._running is None or not self._running.started:
-            self.transport.write(self._last_words)
+        if self._active_cycle is None or not self._active_cycle.response_started:
+            self.transport.write(self._error_response)
         self.transport.close()

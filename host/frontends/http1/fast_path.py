@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from host.frontends.http1.cycle import JOIN_UP_TO, STATUS_LINES, Connection
-from host.frontends.http1.header_cache import Body, Start, Work
+from host.frontends.http1.cycle import JOIN_UP_TO, STATUS_LINES, RequestConnection
+from host.frontends.http1.header_cache import Body, FastHandler, FastRequest
 
-_FAILED = (
+_INTERNAL_ERROR = (
     STATUS_LINES[500] + b"content-type: application/json\r\ncontent-length: 30\r\n",
     (b'{"error":"unexpected failure"}',),
 )
@@ -16,45 +16,52 @@ _FAILED = (
 _log = logging.getLogger("pbhost")
 
 
-class PromptCycle:
-    """Its request is complete. `started` and `complete` are said of the response."""
+class FastPathCycle:
+    """Its request is complete. The flags describe the response."""
 
-    __slots__ = ("complete", "keep_alive", "started", "_connection", "_lost", "_work")
+    __slots__ = (
+        "response_complete",
+        "keep_alive",
+        "response_started",
+        "_connection",
+        "_disconnected",
+        "_request",
+    )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: RequestConnection) -> None:
         self.keep_alive = True
-        self.started = False
-        self.complete = False
+        self.response_started = False
+        self.response_complete = False
         self._connection = connection
-        self._lost = False
-        self._work: Work | None = None
+        self._disconnected = False
+        self._request: FastRequest | None = None
 
-    def begin(self, start: Start, body: bytes) -> bool:
+    def start_request(self, handler: FastHandler, body: bytes) -> bool:
         """Have it answered; False if that needs a task after all."""
         try:
-            work = start(body, self._respond)
+            request = handler(body, self._send_response)
         except Exception as error:  # a defect, which is to be seen in the log and by the client
             _log.error("unexpected failure of an HTTP request", exc_info=error)
-            if not self.complete:
-                self._respond(*_FAILED)
+            if not self.response_complete:
+                self._send_response(*_INTERNAL_ERROR)
             return True
-        self._work = work
-        return work is not None
+        self._request = request
+        return request is not None
 
-    def lose(self) -> None:
+    def client_disconnected(self) -> None:
         """The client has gone."""
-        self._lost = True
+        self._disconnected = True
         self.cancel()
 
     def cancel(self) -> None:
         """End it now."""
-        if self._work is not None and not self.complete:
-            self._work.cancel()
+        if self._request is not None and not self.response_complete:
+            self._request.cancel()
 
-    def _respond(self, head: bytes, parts: Sequence[Body]) -> None:
-        self.started = self.complete = True
+    def _send_response(self, head: bytes, parts: Sequence[Body]) -> None:
+        self.response_started = self.response_complete = True
         connection = self._connection
-        if self._lost:
+        if self._disconnected:
             return
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
         if sum(map(len, parts)) <= JOIN_UP_TO:
@@ -66,4 +73,4 @@ class PromptCycle:
                 write(part)
         if not self.keep_alive:
             connection.transport.close()
-        connection.answered()
+        connection.response_complete()

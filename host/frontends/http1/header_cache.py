@@ -13,20 +13,20 @@ from typing import Protocol
 from host.frontends.http1.cycle import Header
 from host.frontends.http1.parser import parse_head
 
-_LONGEST = 2048  # bytes of a head that is remembered
-_MOST = 256  # of them
-_END = b"\r\n\r\n"
-_NOT_PLAIN = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
+_MAX_HEAD_BYTES = 2048  # bytes of a head that is remembered
+_MAX_HEADS = 256  # of them
+_HEAD_END = b"\r\n\r\n"
+_EXCLUDED_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 
 Body = bytes | memoryview
 
-Done = Callable[[bytes, Sequence[Body]], None]
+ResponseCallback = Callable[[bytes, Sequence[Body]], None]
 """Takes a response, once: its head, to which more lines and the empty one may be added, and the
 parts of its body.
 """
 
 
-class Work(Protocol):
+class FastRequest(Protocol):
     """A request that is being answered."""
 
     def cancel(self) -> None:
@@ -36,58 +36,58 @@ class Work(Protocol):
         """
 
 
-Start = Callable[[bytes, Done], Work | None]
+FastHandler = Callable[[bytes, ResponseCallback], FastRequest | None]
 """Answers a request with this body by calling the other, maybe before it returns.
 
 None if the request has to go the usual way after all.
 """
 
-Starter = Callable[[str, bytes, Sequence[Header]], Start | None]
+FastPath = Callable[[str, bytes, Sequence[Header]], FastHandler | None]
 """What answers requests of this method, this path (not decoded, with its query) and these headers
 (names in lowercase) without a task; None if nothing does.
 """
 
 
-class Heads:
+class HeaderCache:
     """The heads that one application's clients have sent."""
 
-    def __init__(self, starter: Starter) -> None:
-        self._starter = starter
-        self._known: dict[bytes, tuple[Start, int] | None] = {}
+    def __init__(self, fast_path: FastPath) -> None:
+        self._fast_path = fast_path
+        self._handlers: dict[bytes, tuple[FastHandler, int] | None] = {}
 
-    def find(self, data: bytes) -> tuple[Start, int, int] | None:
+    def find_handler(self, data: bytes) -> tuple[FastHandler, int, int] | None:
         """What answers the request that begins `data`, where its body begins, and how many bytes
         are missing; that is negative if there are too many.
 
         None if the head is not complete, or nothing answers it so.
         """
-        end = data.find(_END, 0, _LONGEST) + 4
+        end = data.find(_HEAD_END, 0, _MAX_HEAD_BYTES) + 4
         if end < 4:
             return None
         head = data[:end]
-        known = self._known.get(head)
+        known = self._handlers.get(head)
         if known is None:
-            if head in self._known:
+            if head in self._handlers:
                 return None
-            known = self._learn(head)
+            known = self._remember(head)
             if known is None:
                 return None
-        start, length = known
-        return start, end, end + length - len(data)
+        handler, length = known
+        return handler, end, end + length - len(data)
 
-    def _learn(self, head: bytes) -> tuple[Start, int] | None:
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        self._known[head] = known = self._understand(head)
+    def _remember(self, head: bytes) -> tuple[FastHandler, int] | None:
+        if len(self._handlers) >= _MAX_HEADS:
+            self._handlers.clear()
+        self._handlers[head] = known = self._find_handler_of(head)
         return known
 
-    def _understand(self, head: bytes) -> tuple[Start, int] | None:
+    def _find_handler_of(self, head: bytes) -> tuple[FastHandler, int] | None:
         parsed = parse_head(head)
         if parsed is None or parsed.version != "1.1" or not parsed.keep_alive:
             return None  # the connection's own parser says what is wrong with it, if anything is
         names = [name for name, _ in parsed.headers]
-        if names.count(b"content-length") != 1 or not _NOT_PLAIN.isdisjoint(names):
+        if names.count(b"content-length") != 1 or not _EXCLUDED_HEADERS.isdisjoint(names):
             return None
         length = int(dict(parsed.headers)[b"content-length"])
-        start = self._starter(parsed.method, parsed.url, parsed.headers) if length else None
-        return None if start is None else (start, length)
+        handler = self._fast_path(parsed.method, parsed.url, parsed.headers) if length else None
+        return None if handler is None else (handler, length)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from host.frontends.http1.connection import Connection, Patience
+from host.frontends.http1.connection import Http1Connection, Timeouts
 from host.frontends.http1.cycle import App
-from host.frontends.http1.header_cache import Heads, Starter
+from host.frontends.http1.header_cache import FastPath, HeaderCache
 from host.frontends.sockets import BACKLOG, listening_socket
-from host.instances.busy_polling import Sources, nobody
+from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
-_LAST_SECONDS = 1.0  # for the last answers to leave
+_CLOSE_TIMEOUT = 1.0  # for the last answers to leave
 
 
 class HttpListener:
     """Serves `app`. All methods belong to the thread of the running event loop.
 
     `address` is a name, an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `tls`, it
-    speaks HTTPS only. `starter` says which requests `app` can answer without a task.
+    speaks HTTPS only. `fast_path` says which requests `app` can answer without a task.
     """
 
     def __init__(
@@ -29,20 +29,20 @@ class HttpListener:
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
-        patience: Patience | None = None,
-        starter: Starter | None = None,
-        sources: Sources = nobody,
+        timeouts: Timeouts | None = None,
+        fast_path: FastPath | None = None,
+        connection_hooks: ConnectionHooks = no_connection_hook,
     ) -> None:
         self._app = app
         self._address = address
         self._port = port
         self._reuse_port = reuse_port
         self._tls = tls
-        self._patience = patience or Patience()
-        self._heads = None if starter is None else Heads(starter)
-        self._sources = sources
+        self._timeouts = timeouts or Timeouts()
+        self._header_cache = None if fast_path is None else HeaderCache(fast_path)
+        self._connection_hooks = connection_hooks
         self._server: asyncio.Server | None = None
-        self._connections: set[Connection] = set()
+        self._connections: set[Http1Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
@@ -54,7 +54,7 @@ class HttpListener:
                 self._connection,
                 sock=listening,
                 ssl=self._tls,
-                ssl_handshake_timeout=self._patience.headers if self._tls else None,
+                ssl_handshake_timeout=self._timeouts.header_timeout if self._tls else None,
                 backlog=BACKLOG,
             )
         except BaseException:  # also if cancelled: nobody else would close it
@@ -62,14 +62,14 @@ class HttpListener:
             raise
         return port
 
-    def _connection(self) -> Connection:
-        return Connection(
+    def _connection(self) -> Http1Connection:
+        return Http1Connection(
             self._app,
-            self._patience,
+            self._timeouts,
             self._connections,
             self._tasks,
-            self._sources(),
-            self._heads,
+            self._connection_hooks(),
+            self._header_cache,
         )
 
     async def stop(self, grace: float) -> None:
@@ -80,16 +80,16 @@ class HttpListener:
         server.close()
         for connection in list(self._connections):
             connection.shutdown()
-        busy = [*self._tasks, *(c.closed for c in self._connections if c.answers_promptly)]
+        busy = [*self._tasks, *(c.closed for c in self._connections if c.on_fast_path)]
         if busy:
             await asyncio.wait(busy, timeout=max(0.0, grace))
         for task in self._tasks:  # what still runs; it says so to its client
             task.cancel()
         for connection in list(self._connections):
-            connection.give_up()
+            connection.cancel_fast_path()
         last = [connection.closed for connection in self._connections]
         if last:  # what is written is still to be sent
-            await asyncio.wait(last, timeout=_LAST_SECONDS)
+            await asyncio.wait(last, timeout=_CLOSE_TIMEOUT)
         for connection in list(self._connections):
             connection.transport.abort()
         await server.wait_closed()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from host.errors import HostError, invalid_argument
 from host.inference.request import Call, InferRequest, InferResponse, Tensor
-from host.inference.shared_memory_bytes import ClientBytes
+from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.scheduling.ordering import OrderedCall
 
 START, END = 1, 2
@@ -79,7 +79,7 @@ class SequenceCall(OrderedCall):
         if self._kept:
             request.requested_outputs = self._wanted
 
-    def received(self, response: InferResponse) -> None:
+    def prepare_response(self, response: InferResponse) -> None:
         """Keep the states; the client sees those that it may ask for and has asked for."""
         if not self._kept or response.error is not None:
             return
@@ -102,11 +102,11 @@ class SequenceCall(OrderedCall):
         if tensor.datatype != datatype:
             raise _wrong_type(tensor, datatype)
         data, owner = tensor.data, tensor.owner
-        if isinstance(owner, ClientBytes):  # the client wants it as well, and could change it
+        if isinstance(owner, SharedMemoryBytes):  # the client wants it as well, and could change it
             data, owner = bytes(owner), None
         self._states[name] = Tensor(name, datatype, tensor.shape, data, owner)
 
-    def reschedule(self) -> bool:
+    def try_reschedule(self) -> bool:
         """Whether the model may have it run once more."""
         sequence = self.sequence
         self.again = self.iterates and sequence is not None and not sequence.dead

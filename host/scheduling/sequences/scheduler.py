@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from host.errors import HostError, invalid_argument, unavailable
 from host.inference.request import Call, FailureReason, Tensor
-from host.logs.formats import about
+from host.logs.formats import model_fields
 from host.scheduling.clock import Clock, LoopClock
 from host.scheduling.gate import Gate, OpenGate
 from host.scheduling.scheduler import Lane
@@ -79,7 +79,7 @@ class SequenceScheduler:
 
     def refuse(self, call: Call, error: HostError) -> None:
         """End a call that will not run."""
-        call.reason = call.reason or FailureReason.OTHER
+        call.failure_reason = call.failure_reason or FailureReason.OTHER
         call.fail(error)
 
     def submit(self, call: Call) -> None:
@@ -116,7 +116,7 @@ class SequenceScheduler:
         elif request.flags & START:
             _log.warning(
                 "sequence %s starts again although it has not ended", sequence.id,
-                extra=about(self._shape.model, request.model_version),
+                extra=model_fields(self._shape.model, request.model_version),
             )  # fmt: skip
         self._wait(call, sequence)
         if request.flags & END:
@@ -147,7 +147,7 @@ class SequenceScheduler:
     def _wait(self, call: SequenceCall, sequence: Sequence) -> None:
         call.sequence = sequence
         call.on_cancel = self._cancelled
-        call.place = self if sequence.cell is None else sequence.cell
+        call.holder = self if sequence.cell is None else sequence.cell
         sequence.calls.append(call)
         self.queued += 1
         if sequence.cell is None:
@@ -178,7 +178,7 @@ class SequenceScheduler:
         assert isinstance(call, SequenceCall) and call.sequence is not None
         sequence = call.sequence
         call.on_cancel = None
-        call.reason = call.reason or FailureReason.OTHER
+        call.failure_reason = call.failure_reason or FailureReason.OTHER
         self.left(call)
         if sequence.cell is None:
             self._backlogged -= 1
@@ -230,7 +230,7 @@ class SequenceScheduler:
         if again and not call.finished:
             call.request.flags = 0
             call.queued_ns = self.clock.now()
-            call.on_taken = None
+            call.on_response_acknowledged = None
             try:
                 self._enqueue(call)
             except HostError as error:
@@ -281,7 +281,7 @@ class SequenceScheduler:
     def _time_out(self, sequence: Sequence) -> None:
         del self._backlog[sequence]
         for call in sequence.calls:
-            call.reason = call.reason or FailureReason.REJECTED
+            call.failure_reason = call.failure_reason or FailureReason.REJECTED
         error = unavailable("timeout of the corresponding sequence has been expired")
         self.kill(sequence, error)
 

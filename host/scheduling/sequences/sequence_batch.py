@@ -71,7 +71,7 @@ class Cell(ABC):
         self.slots[number] = sequence
         sequence.cell, sequence.number = self, number
         for call in sequence.calls:
-            call.place = self
+            call.holder = self
 
     @abstractmethod
     def wake(self, number: int) -> None:
@@ -153,7 +153,7 @@ class Cell(ABC):
             if isinstance(call, SequenceCall):
                 self._owner.left(call)
                 self._owner.equip(call)
-            call.place, call.on_cancel = self.lane, self.lane.cancel
+            call.holder, call.on_cancel = self.lane, self.lane.cancel
         self.lane.run(batch)
 
 
@@ -299,8 +299,8 @@ class OldestCell(Cell):
             call = self.pop(number)
             self._flying[call] = number
             self._inner.submit(call)
-            if call.place is self._inner:
-                call.place = self
+            if call.holder is self._inner:
+                call.holder = self
                 assert call.on_cancel is not None
                 call.on_cancel = partial(self._cancelled, call.on_cancel)
 
@@ -331,11 +331,11 @@ class OldestCell(Cell):
             self.wake(number)
             self.tell_if_empty()
 
-    def takes_ahead(self, call: Call, ahead: int) -> bool:
+    def accepts_prefetch(self, call: Call, ahead: int) -> bool:
         """It is free again as soon as it has handed a batch on."""
         return False
 
-    def take_unstarted(self) -> abc.Sequence[Call]:
+    def drain_prefetched(self) -> abc.Sequence[Call]:
         """Nothing is sent ahead."""
         return ()
 
@@ -363,10 +363,10 @@ class OldestCell(Cell):
                 self._owner.kill(call.sequence)
 
     def _abandon(self, call: SequenceCall, error: HostError) -> bool:
-        waits = call.place is self and not call.finished
+        waits = call.holder is self and not call.finished
         if waits:
-            call.reason = FailureReason.OTHER
-            call.abandon(error)
+            call.failure_reason = FailureReason.OTHER
+            call.abort(error)
         return waits
 
 

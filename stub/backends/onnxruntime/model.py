@@ -5,11 +5,17 @@ from typing import Any, Dict, List, Mapping, Sequence
 import numpy as np
 
 import pb_utils
-from stub.backends.batch import Array, BadInput, answer
-from stub.backends.completion import complete, is_complete
-from stub.backends.contract import Contract
-from stub.backends.onnxruntime.bound import Bound
-from stub.backends.settings import Placement, Settings, configuration, missing, model_path
+from stub.backends.auto_complete import complete_config, is_complete
+from stub.backends.batch import Array, InvalidInput, run_requests
+from stub.backends.contract import ModelContract
+from stub.backends.onnxruntime.io_binding import BoundSession
+from stub.backends.settings import (
+    Placement,
+    Settings,
+    missing_package_error,
+    model_path,
+    parse_config,
+)
 
 _COMMAND_LINE = ("intra_op_thread_count", "inter_op_thread_count")
 _READER = {"model_instance_kind": "CPU", "model_instance_device_id": "0"}
@@ -28,36 +34,36 @@ class TritonPythonModel:
         if is_complete(given):
             return config
         model = given["name"]
-        library = _library(model)
+        library = _load_library(model)
         placement = Placement({**_READER, "model_instance_name": model})
-        session = _open(library, given, Settings(model, {}), placement, only_read=True)
-        default = Settings(model, cls.backend_config).number("default-max-batch-size", 4)
+        session = _open_session(library, given, Settings(model, {}), placement, only_read=True)
+        default = Settings(model, cls.backend_config).get_int("default-max-batch-size", 4)
         inputs, outputs = library.tensors_of(model, session)
-        complete(given, inputs, outputs, default)
+        complete_config(given, inputs, outputs, default)
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open the file, and check that the configuration and it agree."""
-        config, placement = configuration(args), Placement(args)
-        self._contract = Contract(config)
-        library = _library(self._contract.model)
+        config, placement = parse_config(args), Placement(args)
+        self._contract = ModelContract(config)
+        library = _load_library(self._contract.model)
         fallback = {
             key: self.backend_config[key] for key in _COMMAND_LINE if key in self.backend_config
         }
-        settings = Settings.of(config, fallback)
-        self._session = _open(library, config, settings, placement)
+        settings = Settings.from_config(config, fallback)
+        self._session = _open_session(library, config, settings, placement)
         inputs, outputs = library.tensors_of(self._contract.model, self._session)
-        self._contract.check(inputs, outputs)
+        self._contract.check_model(inputs, outputs)
         self._scalars = [tensor.name for tensor in inputs if tensor.shape == []]
         self._texts = [tensor.name for tensor in inputs if tensor.data_type == "TYPE_STRING"]
-        self._bound = Bound(self._session, inputs, outputs, self._contract, placement)
+        self._bound = BoundSession(self._session, inputs, outputs, self._contract, placement)
         self._run_options = library.run_options_of(settings, placement)
 
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> List[pb_utils.InferenceResponse]:
         """Run all requests at once."""
-        return answer(requests, self._contract, self._run)
+        return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
         for name in self._texts:
@@ -73,16 +79,16 @@ class TritonPythonModel:
         del self._session, self._bound
 
 
-def _library(model: str) -> Any:
+def _load_library(model: str) -> Any:
     """The module that needs the library. Raises ModelFailure if the library is missing."""
     try:
         import stub.backends.onnxruntime.session as session
     except ImportError as error:
-        raise missing(model, "onnxruntime", "onnxruntime", error) from error
+        raise missing_package_error(model, "onnxruntime", "onnxruntime", error) from error
     return session
 
 
-def _open(
+def _open_session(
     library: Any,
     config: Dict[str, Any],
     settings: Settings,
@@ -104,7 +110,7 @@ def _as_text(name: str, array: Array) -> Array:
     try:
         texts = [element.decode() for element in array.ravel()]
     except UnicodeDecodeError as error:
-        raise BadInput(f"input '{name}' must be text in UTF-8: {error}") from error
+        raise InvalidInput(f"input '{name}' must be text in UTF-8: {error}") from error
     decoded = np.empty(len(texts), dtype=np.object_)
     decoded[:] = texts
     return decoded.reshape(array.shape)

@@ -5,11 +5,11 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import onnxruntime
 
-from stub.backends.contract import Provided
+from stub.backends.contract import ModelTensor
 from stub.backends.settings import Placement, Settings
 from stub.user_model import ModelFailure
 
-FILE = "model.onnx"
+DEFAULT_FILE_NAME = "model.onnx"
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _CPU_ACCELERATORS = {"openvino": "OpenVINOExecutionProvider"}
@@ -28,11 +28,11 @@ _CUDA_PARAMETERS = (
     "gpu_mem_limit",
     "use_tf32",
 )
-_NUMBERED = {  # Triton takes numbers for what the provider has words for
+_INTEGER_PARAMETERS = {  # Triton takes numbers for what the provider has words for
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
 }
-_PASSED_ON = ("session.", "optimization.", "ep.", "mlas.")
+_SESSION_ENTRIES = ("session.", "optimization.", "ep.", "mlas.")
 """How the names of parameters begin that are entries of the session's own configuration."""
 
 _TYPES = {
@@ -54,7 +54,7 @@ _TYPES = {
 Provider = Tuple[str, Dict[str, str]]
 
 
-def options_of(config: Mapping[str, Any], settings: Settings) -> Any:
+def session_options(config: Mapping[str, Any], settings: Settings) -> Any:
     """The SessionOptions that a configuration asks for (configuration spec 7.7, 7.8).
 
     Raises ModelFailure.
@@ -62,15 +62,15 @@ def options_of(config: Mapping[str, Any], settings: Settings) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors; its warnings are about how a model was exported
     options.graph_optimization_level = _optimization(config)
-    parallel = settings.choice("execution_mode", "0", ("0", "1")) == "1"
+    parallel = settings.get_choice("execution_mode", "0", ("0", "1")) == "1"
     modes = onnxruntime.ExecutionMode
     options.execution_mode = modes.ORT_PARALLEL if parallel else modes.ORT_SEQUENTIAL
-    options.intra_op_num_threads = settings.number("intra_op_thread_count", 0)
-    options.inter_op_num_threads = settings.number("inter_op_thread_count", 0)
-    options.enable_cpu_mem_arena = settings.flag("enable_mem_arena", True)
-    options.enable_mem_pattern = settings.flag("enable_mem_pattern", True)
-    for key, text in settings.texts.items():
-        if key.startswith(_PASSED_ON):
+    options.intra_op_num_threads = settings.get_int("intra_op_thread_count", 0)
+    options.inter_op_num_threads = settings.get_int("inter_op_thread_count", 0)
+    options.enable_cpu_mem_arena = settings.get_bool("enable_mem_arena", True)
+    options.enable_mem_pattern = settings.get_bool("enable_mem_pattern", True)
+    for key, text in settings.values.items():
+        if key.startswith(_SESSION_ENTRIES):
             options.add_session_config_entry(key, text)
     return options
 
@@ -92,7 +92,7 @@ def _optimization(config: Mapping[str, Any]) -> Any:
     }[level]
 
 
-def providers_of(
+def execution_providers(
     config: Mapping[str, Any], settings: Settings, placement: Placement
 ) -> List[Provider]:
     """The execution providers to use, in the order of preference; the CPU is always the last.
@@ -105,14 +105,16 @@ def providers_of(
         asked = accelerators.get("gpu_execution_accelerator", ())
         providers = [_accelerator(each, _GPU_ACCELERATORS, device) for each in asked]
         if _CUDA not in [name for name, _ in providers]:
-            providers.append((_CUDA, {**device, **_cuda_parameters(settings.texts)}))
+            providers.append((_CUDA, {**device, **_cuda_parameters(settings.values)}))
     else:
         asked = accelerators.get("cpu_execution_accelerator", ())
         providers = [_accelerator(each, _CPU_ACCELERATORS, {}) for each in asked]
     available = onnxruntime.get_available_providers()
     for name, _ in providers:
         if name not in available:
-            raise _absent(config["name"], name, placement, f"it has {', '.join(available)}")
+            raise _missing_provider_error(
+                config["name"], name, placement, f"it has {', '.join(available)}"
+            )
     return [*providers, (_CPU, {})]
 
 
@@ -142,7 +144,7 @@ def _cuda_parameters(texts: Mapping[str, str], strict: bool = False) -> Dict[str
                     f" there is {', '.join(_CUDA_PARAMETERS)}"
                 )
             continue
-        words = _NUMBERED.get(key, ())
+        words = _INTEGER_PARAMETERS.get(key, ())
         chosen[key] = words[int(text)] if text.isdecimal() and int(text) < len(words) else text
     return chosen
 
@@ -166,7 +168,9 @@ def _tensorrt_parameters(parameters: Mapping[str, str]) -> Dict[str, str]:
     return chosen
 
 
-def _absent(model: str, provider: str, placement: Placement, why: str) -> ModelFailure:
+def _missing_provider_error(
+    model: str, provider: str, placement: Placement, why: str
+) -> ModelFailure:
     here = "KIND_CPU" if placement.on_gpu else "no cpu_execution_accelerator"
     return ModelFailure(
         f"model '{model}' cannot be loaded: its instance '{placement.instance}' needs the execution"
@@ -175,13 +179,13 @@ def _absent(model: str, provider: str, placement: Placement, why: str) -> ModelF
     )
 
 
-def file_in(path: str, instance: str) -> str:
+def find_model_file(path: str, instance: str) -> str:
     """The model's file: `path`, or the one in the folder `path`. Raises ModelFailure."""
     if not os.path.exists(path):
         raise ModelFailure(f"failed to stat file {path}")
     if not os.path.isdir(path):
         return path
-    inner = os.path.join(path, FILE)
+    inner = os.path.join(path, DEFAULT_FILE_NAME)
     if not os.path.isfile(inner):
         raise ModelFailure(f"unable to find '{inner}' for model instance '{instance}'")
     return inner
@@ -213,21 +217,23 @@ def open_session(
     session.disable_fallback()
     for name, _ in providers:
         if name not in session.get_providers():  # the library only prints a warning
-            raise _absent(model, name, placement, "its libraries could not be loaded")
+            raise _missing_provider_error(
+                model, name, placement, "its libraries could not be loaded"
+            )
     return session
 
 
-def tensors_of(model: str, session: Any) -> Tuple[List[Provided], List[Provided]]:
+def model_tensors(model: str, session: Any) -> Tuple[List[ModelTensor], List[ModelTensor]]:
     """The inputs and the outputs that the graph has; initializers are optional inputs.
 
     Raises ModelFailure if one is no tensor, or of a type that Triton does not have.
     """
-    inputs = [_provided(model, node, False) for node in session.get_inputs()]
-    inputs += [_provided(model, node, True) for node in session.get_overridable_initializers()]
-    return inputs, [_provided(model, node, False) for node in session.get_outputs()]
+    inputs = [_model_tensor(model, node, False) for node in session.get_inputs()]
+    inputs += [_model_tensor(model, node, True) for node in session.get_overridable_initializers()]
+    return inputs, [_model_tensor(model, node, False) for node in session.get_outputs()]
 
 
-def _provided(model: str, node: Any, optional: bool) -> Provided:
+def _model_tensor(model: str, node: Any, optional: bool) -> ModelTensor:
     kind = node.type
     element = kind[len("tensor(") : -1] if kind.startswith("tensor(") else ""
     if element not in _TYPES:
@@ -237,15 +243,15 @@ def _provided(model: str, node: Any, optional: bool) -> Provided:
         )
     # The library shows "any shape at all" as it shows "no dimensions".
     shape = [size if isinstance(size, int) else -1 for size in node.shape]
-    return Provided(node.name, _TYPES[element], shape, optional)
+    return ModelTensor(node.name, _TYPES[element], shape, optional)
 
 
-def run_options_of(settings: Settings, placement: Placement) -> Any:
+def run_options(settings: Settings, placement: Placement) -> Any:
     """The options of every run; None if nothing was asked for. Raises ModelFailure."""
     name = "memory.enable_memory_arena_shrinkage"
-    if name not in settings.texts:
+    if name not in settings.values:
         return None
-    text = settings.texts[name]
+    text = settings.values[name]
     options = onnxruntime.RunOptions()
     # Triton's own way to ask for it is the word of the library: "cpu:0;gpu:0".
     options.add_run_config_entry(name, text)

@@ -17,7 +17,7 @@ class Argument(NamedTuple):
     default: Any = None
 
 
-class Arrangement:
+class ArgumentMapping:
     """The way from named inputs to the arguments of a call.
 
     `order` has the input's name at each position, None where the default stands; with
@@ -31,7 +31,7 @@ class Arrangement:
         self.as_dict = as_dict
         self._arguments = arguments
 
-    def call(self, inputs: Mapping[str, Any]) -> List[Any]:
+    def positional_arguments(self, inputs: Mapping[str, Any]) -> List[Any]:
         """The positional arguments; an input that was left out becomes the default."""
         if self.as_dict:
             return [dict(inputs)]
@@ -50,19 +50,19 @@ class Arrangement:
         return self._arguments[self.order.index(name)]
 
 
-def arrange(
+def map_inputs_to_arguments(
     model: str, names: Sequence[str], arguments: Optional[Sequence[Argument]]
-) -> Arrangement:
+) -> ArgumentMapping:
     """Find each input's place: by `__<index>`, by the argument's name, else by their order.
 
     `arguments` is None if the file does not say what they are. Raises ModelFailure.
     """
     if arguments is None:
         indices = _indices(names)
-        order = names if indices is None else _by_index(model, "input", names, indices, None)
-        return Arrangement(order, ())
+        order = names if indices is None else _order_by_index(model, "input", names, indices, None)
+        return ArgumentMapping(order, ())
     if len(arguments) == 1 and arguments[0].kind == "dict":
-        return Arrangement([], arguments, as_dict=True)
+        return ArgumentMapping([], arguments, as_dict=True)
     order = _positions(model, names, arguments)
     for argument, name in zip(arguments, order):
         if name is None and not argument.optional:
@@ -77,7 +77,7 @@ def arrange(
                 f" forward({_signature(arguments)}) is no tensor, so that the input '{name}' cannot"
                 " be it"
             )
-    return Arrangement(order, arguments)
+    return ArgumentMapping(order, arguments)
 
 
 def _positions(
@@ -85,7 +85,7 @@ def _positions(
 ) -> List[Optional[str]]:
     indices = _indices(names)
     if indices is not None:
-        return _by_index(model, "input", names, indices, len(arguments))
+        return _order_by_index(model, "input", names, indices, len(arguments))
     known = [argument.name for argument in arguments]
     if all(name in known for name in names):
         return [name if name in names else None for name in known]
@@ -97,7 +97,7 @@ def _positions(
     return [*names, *[None] * (len(arguments) - len(names))]
 
 
-def places_of_outputs(model: str, names: Sequence[str]) -> Dict[str, int]:
+def map_outputs_to_results(model: str, names: Sequence[str]) -> Dict[str, int]:
     """The position of each output among the results: `__<index>`, else the order.
 
     Raises ModelFailure.
@@ -105,7 +105,7 @@ def places_of_outputs(model: str, names: Sequence[str]) -> Dict[str, int]:
     indices = _indices(names)
     if indices is None:
         return {name: index for index, name in enumerate(names)}
-    _by_index(model, "output", names, indices, None)
+    _order_by_index(model, "output", names, indices, None)
     return dict(zip(names, indices))
 
 
@@ -117,7 +117,7 @@ def _indices(names: Sequence[str]) -> Optional[List[int]]:
     return [int(match[1]) for match in found if match]
 
 
-def _by_index(
+def _order_by_index(
     model: str, kind: str, names: Sequence[str], indices: Sequence[int], count: Optional[int]
 ) -> List[Optional[str]]:
     # Of outputs, and of arguments that are not known, any may be left out.

@@ -3,11 +3,17 @@
 from typing import Any, Dict, List, Mapping, Sequence
 
 import pb_utils
-from stub.backends.batch import Array, answer
-from stub.backends.completion import complete, is_complete
-from stub.backends.contract import Contract
-from stub.backends.pytorch.arguments import arrange, places_of_outputs
-from stub.backends.settings import Placement, Settings, configuration, missing, model_path
+from stub.backends.auto_complete import complete_config, is_complete
+from stub.backends.batch import Array, run_requests
+from stub.backends.contract import ModelContract
+from stub.backends.pytorch.arguments import map_inputs_to_arguments, map_outputs_to_results
+from stub.backends.settings import (
+    Placement,
+    Settings,
+    missing_package_error,
+    model_path,
+    parse_config,
+)
 from stub.user_model import ModelFailure
 
 
@@ -23,7 +29,7 @@ class TritonPythonModel:
         if is_complete(given):
             return config
         model = given["name"]
-        _library(model)
+        _load_library(model)
         from stub.backends.pytorch.program import load
 
         program = load(model, model_path(given, pb_utils.get_model_dir()), "cpu")
@@ -32,16 +38,16 @@ class TritonPythonModel:
                 f"model '{model}' cannot be loaded: its configuration must have inputs and"
                 " outputs, as its file does not say their data types and shapes"
             )
-        default = Settings(model, cls.backend_config).number("default-max-batch-size", 4)
-        complete(given, program.inputs, program.outputs, default)
+        default = Settings(model, cls.backend_config).get_int("default-max-batch-size", 4)
+        complete_config(given, program.inputs, program.outputs, default)
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the program, and find which input and output is what."""
-        config, placement = configuration(args), Placement(args)
-        contract = self._contract = Contract(config)
-        torch = _library(contract.model)
-        from stub.backends.pytorch import program, runs, tensors
+        config, placement = parse_config(args), Placement(args)
+        contract = self._contract = ModelContract(config)
+        torch = _load_library(contract.model)
+        from stub.backends.pytorch import program, run_context, tensors
 
         contract.check_data_types("pytorch", program.DATA_TYPES)
         if not contract.inputs or not contract.outputs:
@@ -54,10 +60,12 @@ class TritonPythonModel:
         if placement.on_gpu:
             capability = ".".join(map(str, torch.cuda.get_device_capability(placement.device)))
         path = model_path(config, pb_utils.get_model_dir(), capability)
-        self._around = runs.Runs(Settings.of(config), placement)
+        self._around = run_context.RunContext(Settings.from_config(config), placement)
         self._program = program.load(contract.model, path, device)
-        self._arrangement = arrange(contract.model, list(contract.inputs), self._program.arguments)
-        self._places = places_of_outputs(contract.model, list(contract.outputs))
+        self._arrangement = map_inputs_to_arguments(
+            contract.model, list(contract.inputs), self._program.arguments
+        )
+        self._places = map_outputs_to_results(contract.model, list(contract.outputs))
         self._device = "" if device == "cpu" else device
         self._tensors = tensors
         self._check_texts()
@@ -67,15 +75,15 @@ class TritonPythonModel:
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> List[pb_utils.InferenceResponse]:
         """Run all requests at once."""
-        return answer(requests, self._contract, self._run)
+        return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
         model = self._contract.model
         given = {name: self._argument(name, array) for name, array in inputs.items()}
         with self._around:
-            returned = self._program.call(*self._arrangement.call(given))
+            returned = self._program.call(*self._arrangement.positional_arguments(given))
             places = {name: self._places[name] for name in wanted}
-            results = self._tensors.results_of(returned, places, model)
+            results = self._tensors.results_by_name(returned, places, model)
             return {
                 name: self._tensors.to_array(results[name], self._contract.outputs[name], model)
                 for name in wanted
@@ -86,7 +94,7 @@ class TritonPythonModel:
         if expected.data_type == "TYPE_STRING":
             return self._tensors.to_texts(name, array)
         return self._tensors.to_tensor(
-            array, expected.data_type, self._program.writes, self._device
+            array, expected.data_type, self._program.modifies_inputs, self._device
         )
 
     def _check_texts(self) -> None:
@@ -123,15 +131,15 @@ class TritonPythonModel:
             for name, place in self._places.items()
             if name in known or place < len(outputs)
         ]
-        self._contract.check(named, given)
+        self._contract.check_model(named, given)
 
 
-def _library(model: str) -> Any:
+def _load_library(model: str) -> Any:
     """The library. Raises ModelFailure if it is missing."""
     try:
         import torch
     except ImportError as error:
-        raise missing(model, "pytorch", "torch", error) from error
+        raise missing_package_error(model, "pytorch", "torch", error) from error
     return torch
 
 

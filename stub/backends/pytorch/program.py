@@ -7,7 +7,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import torch
 
-from stub.backends.contract import Provided
+from stub.backends.contract import ModelTensor
 from stub.backends.pytorch.arguments import Argument
 from stub.user_model import ModelFailure
 
@@ -40,9 +40,9 @@ class Program(NamedTuple):
 
     call: Callable[..., Any]
     arguments: Optional[List[Argument]]
-    writes: bool
-    inputs: Optional[List[Provided]] = None
-    outputs: Optional[List[Provided]] = None
+    modifies_inputs: bool
+    inputs: Optional[List[ModelTensor]] = None
+    outputs: Optional[List[ModelTensor]] = None
 
 
 def load(model: str, path: str, device: str) -> Program:
@@ -53,7 +53,7 @@ def load(model: str, path: str, device: str) -> Program:
     if not os.path.isfile(path):
         raise ModelFailure(f"unable to find '{path}' for model '{model}'")
     try:
-        return _reader(path)(path, device)
+        return _reader_for(path)(path, device)
     except Exception as error:  # the library has no one type for a file it cannot use
         text = str(error).strip() or type(error).__name__
         raise ModelFailure(
@@ -62,7 +62,7 @@ def load(model: str, path: str, device: str) -> Program:
         ) from error
 
 
-def _reader(path: str) -> Callable[[str, str], Program]:
+def _reader_for(path: str) -> Callable[[str, str], Program]:
     """The format says itself what it is; names of files do not."""
     if not zipfile.is_zipfile(path):
         raise ValueError("it is no archive of PyTorch, or it is damaged")
@@ -103,12 +103,12 @@ def _read_script(path: str, device: str) -> Program:
 def _read_exported(path: str, device: str) -> Program:
     exported = torch.export.load(path)
     signature, result = exported.graph_signature, exported.call_spec.out_spec
-    inputs = _described(exported, signature.user_inputs)
+    inputs = _describe_tensors(exported, signature.user_inputs)
     whole = exported.module_call_graph[0].signature
     spelt = whole and whole.forward_arg_names  # nodes have these names in lower case
     if inputs is not None and spelt and len(spelt) == len(inputs):
         inputs = [each._replace(name=name) for each, name in zip(inputs, spelt)]
-    outputs = _described(exported, signature.user_outputs)
+    outputs = _describe_tensors(exported, signature.user_outputs)
     if outputs is not None:
         by_name = result is not None and result.type is dict
         names = list(result.context) if by_name else [f"OUTPUT__{n}" for n in range(len(outputs))]
@@ -116,7 +116,7 @@ def _read_exported(path: str, device: str) -> Program:
     module = exported.module()
     if device:
         module = module.to(device)
-    writes = _works_in_place(exported)
+    writes = _modifies_tensors(exported)
     example: Any = exported.example_inputs or ((), {})
     args, kwargs = example
     if len(args) == 1 and not kwargs and isinstance(args[0], dict):
@@ -141,7 +141,7 @@ def _read_compiled(path: str, device: str) -> Program:
     return Program(call, None, True)
 
 
-def _works_in_place(exported: Any) -> bool:
+def _modifies_tensors(exported: Any) -> bool:
     for node in exported.graph.nodes:
         if node.op == "call_function":
             schema = getattr(node.target, "_schema", None)
@@ -150,14 +150,14 @@ def _works_in_place(exported: Any) -> bool:
     return False
 
 
-def _described(exported: Any, names: Sequence[Any]) -> Optional[List[Provided]]:
+def _describe_tensors(exported: Any, names: Sequence[Any]) -> Optional[List[ModelTensor]]:
     """What the program says of these tensors; None if one is none."""
     nodes = {node.name: node for node in exported.graph.nodes}
-    found: List[Provided] = []
+    found: List[ModelTensor] = []
     for name in names:
         value = nodes[name].meta.get("val") if name in nodes else None
         if not isinstance(value, torch.Tensor) or value.dtype not in _NAMES:
             return None
         shape = [size if isinstance(size, int) else -1 for size in value.shape]
-        found.append(Provided(name, _NAMES[value.dtype], shape))
+        found.append(ModelTensor(name, _NAMES[value.dtype], shape))
     return found

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 import pb_utils
-from pb_utils._storage import address_of, borrow
-from stub.backends.batch import Array, BadInput
-from stub.backends.contract import Expected, shown
+from pb_utils._storage import address_of, array_at
+from stub.backends.batch import Array, InvalidInput
+from stub.backends.contract import ConfiguredTensor, format_shape
 
 
 def to_tensor(array: Array, data_type: str, writes: bool, device: str) -> Any:
@@ -16,7 +16,7 @@ def to_tensor(array: Array, data_type: str, writes: bool, device: str) -> Any:
     if not array.flags.writeable:
         # PyTorch has no read-only tensors. What does not write can do with others' memory.
         address = address_of(array)
-        shared = borrow(address, array.dtype, array.shape, array, writable=True)
+        shared = array_at(address, array.dtype, array.shape, array, writable=True)
         array = array.copy() if writes else shared
     if data_type == "TYPE_BF16":
         tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -26,14 +26,14 @@ def to_tensor(array: Array, data_type: str, writes: bool, device: str) -> Any:
 
 
 def to_texts(name: str, array: Array) -> List[str]:
-    """The elements of a BYTES tensor, batch dimension and all. Raises BadInput."""
+    """The elements of a BYTES tensor, batch dimension and all. Raises InvalidInput."""
     try:
         return [element.decode() for element in array.ravel()]
     except UnicodeDecodeError as error:
-        raise BadInput(f"input '{name}' must be text in UTF-8: {error}") from error
+        raise InvalidInput(f"input '{name}' must be text in UTF-8: {error}") from error
 
 
-def to_array(value: Any, expected: Expected, model: str) -> Array:
+def to_array(value: Any, expected: ConfiguredTensor, model: str) -> Array:
     """One result as an array. Raises TritonModelException if it is of another kind."""
     if isinstance(value, torch.Tensor) and expected.data_type != "TYPE_STRING":
         tensor = value.detach().cpu().contiguous().resolve_conj().resolve_neg()
@@ -42,7 +42,7 @@ def to_array(value: Any, expected: Expected, model: str) -> Array:
             bits: Array = tensor.view(torch.int16).numpy().view(np.uint16)
             if expected.data_type == "TYPE_BF16":
                 return bits
-            raise _unexpected(model, expected, "TYPE_BF16")
+            raise _wrong_result_error(model, expected, "TYPE_BF16")
         return tensor.numpy()
     texts = [value] if isinstance(value, str) else value
     if expected.data_type == "TYPE_STRING" and _are_texts(texts):
@@ -51,14 +51,14 @@ def to_array(value: Any, expected: Expected, model: str) -> Array:
         if len(rest) and len(texts) % int(np.prod(rest)) == 0:
             return array.reshape([-1, *rest])
         return array
-    raise _unexpected(model, expected, type(value).__name__)
+    raise _wrong_result_error(model, expected, type(value).__name__)
 
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value)
 
 
-def results_of(value: Any, names: Mapping[str, int], model: str) -> Mapping[str, Any]:
+def results_by_name(value: Any, names: Mapping[str, int], model: str) -> Mapping[str, Any]:
     """What `forward` returned, by the outputs' names. Raises TritonModelException."""
     if isinstance(value, dict):
         missing = [name for name in names if name not in value]
@@ -79,8 +79,10 @@ def results_of(value: Any, names: Mapping[str, int], model: str) -> Mapping[str,
     return {name: results[index] for name, index in names.items()}
 
 
-def _unexpected(model: str, expected: Expected, got: str) -> pb_utils.TritonModelException:
+def _wrong_result_error(
+    model: str, expected: ConfiguredTensor, got: str
+) -> pb_utils.TritonModelException:
     return pb_utils.TritonModelException(
         f"configuration expects datatype {expected.data_type} for output '{expected.name}' of"
-        f" model '{model}' with shape {shown(expected.shape)}, model provides {got}"
+        f" model '{model}' with shape {format_shape(expected.shape)}, model provides {got}"
     )

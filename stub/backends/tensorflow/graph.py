@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import tensorflow as tf
 
 from stub.backends.batch import Array
-from stub.backends.contract import Provided
+from stub.backends.contract import ModelTensor
 from stub.backends.settings import Placement, Settings
 from stub.user_model import ModelFailure
 
@@ -33,19 +33,19 @@ class Graph(NamedTuple):
     """What was in the file; `call` takes inputs by name and gives outputs by name."""
 
     call: Callable[[Mapping[str, Array]], Mapping[str, Array]]
-    inputs: List[Provided]
-    outputs: List[Provided]
+    inputs: List[ModelTensor]
+    outputs: List[ModelTensor]
     kept_alive: Any
 
 
-def set_up(model: str, settings: Settings, placement: Placement) -> None:
+def configure_tensorflow(model: str, settings: Settings, placement: Placement) -> None:
     """Set threads and devices of the process, before anything else is done with the library.
 
     Raises ModelFailure.
     """
     threading = tf.config.threading
-    threading.set_intra_op_parallelism_threads(settings.number("TF_NUM_INTRA_THREADS", 0))
-    threading.set_inter_op_parallelism_threads(settings.number("TF_NUM_INTER_THREADS", 0))
+    threading.set_intra_op_parallelism_threads(settings.get_int("TF_NUM_INTRA_THREADS", 0))
+    threading.set_inter_op_parallelism_threads(settings.get_int("TF_NUM_INTER_THREADS", 0))
     gpus = tf.config.list_physical_devices("GPU")
     if placement.on_gpu and placement.device >= len(gpus):
         raise ModelFailure(
@@ -60,16 +60,16 @@ def set_up(model: str, settings: Settings, placement: Placement) -> None:
             tf.config.experimental.set_memory_growth(gpu, True)  # others use it as well
 
 
-def load_saved(model: str, path: str, settings: Settings) -> Graph:
+def load_saved_model(model: str, path: str, settings: Settings) -> Graph:
     """The signature of a saved model that the parameters name. Raises ModelFailure."""
     if not os.path.isdir(path):
         raise ModelFailure(f"unable to find '{path}' for model '{model}'")
-    tag = settings.texts.get("TF_GRAPH_TAG", _SERVE)
-    name = settings.texts.get("TF_SIGNATURE_DEF", _DEFAULT_SIGNATURE)
+    tag = settings.values.get("TF_GRAPH_TAG", _SERVE)
+    name = settings.values.get("TF_SIGNATURE_DEF", _DEFAULT_SIGNATURE)
     try:
         loaded = tf.saved_model.load(path, tags=[tag])
     except Exception as error:  # the library has no one type for a file it cannot use
-        raise _unusable(model, path, error) from error
+        raise _load_error(model, path, error) from error
     if name not in loaded.signatures:
         raise ModelFailure(
             f"model '{model}' cannot be loaded: '{path}' has no signature '{name}', there is"
@@ -83,13 +83,15 @@ def load_saved(model: str, path: str, settings: Settings) -> Graph:
 
     return Graph(
         call,
-        _described(model, function.structured_input_signature[1]),
-        _described(model, function.structured_outputs),
+        _describe_tensors(model, function.structured_input_signature[1]),
+        _describe_tensors(model, function.structured_outputs),
         loaded,
     )
 
 
-def load_frozen(model: str, path: str, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
+def load_frozen_graph(
+    model: str, path: str, inputs: Sequence[str], outputs: Sequence[str]
+) -> Graph:
     """A graph from tensors of these names to those. Raises ModelFailure."""
     if not os.path.isfile(path):
         raise ModelFailure(f"unable to find '{path}' for model '{model}'")
@@ -101,13 +103,15 @@ def load_frozen(model: str, path: str, inputs: Sequence[str], outputs: Sequence[
             lambda: tf.compat.v1.import_graph_def(definition, name=""), []
         )
     except Exception as error:  # as above
-        raise _unusable(model, path, error) from error
+        raise _load_error(model, path, error) from error
     known = {operation.name for operation in whole.graph.get_operations()}
     for kind, names in (("input", inputs), ("output", outputs)):
         for name in names:
             if name.partition(":")[0] not in known:
                 raise ModelFailure(f"unexpected inference {kind} '{name}', the graph has no such")
-    ends = {name: whole.graph.get_tensor_by_name(_full(name)) for name in (*inputs, *outputs)}
+    ends = {
+        name: whole.graph.get_tensor_by_name(_tensor_name(name)) for name in (*inputs, *outputs)
+    }
     function = whole.prune([ends[name] for name in inputs], [ends[name] for name in outputs])
 
     def call(given: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -116,25 +120,25 @@ def load_frozen(model: str, path: str, inputs: Sequence[str], outputs: Sequence[
 
     return Graph(
         call,
-        _described(model, {name: ends[name] for name in inputs}),
-        _described(model, {name: ends[name] for name in outputs}),
+        _describe_tensors(model, {name: ends[name] for name in inputs}),
+        _describe_tensors(model, {name: ends[name] for name in outputs}),
         whole,
     )
 
 
-def _full(name: str) -> str:
+def _tensor_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def _unusable(model: str, path: str, error: Exception) -> ModelFailure:
+def _load_error(model: str, path: str, error: Exception) -> ModelFailure:
     return ModelFailure(
         f"model '{model}' cannot be loaded: tensorflow {tf.__version__} cannot use '{path}':"
         f" {error}"
     )
 
 
-def _described(model: str, tensors: Mapping[str, Any]) -> List[Provided]:
-    found: List[Provided] = []
+def _describe_tensors(model: str, tensors: Mapping[str, Any]) -> List[ModelTensor]:
+    found: List[ModelTensor] = []
     for name, tensor in tensors.items():
         kind = tensor.dtype.name
         if kind not in _TYPES:
@@ -145,11 +149,11 @@ def _described(model: str, tensors: Mapping[str, Any]) -> List[Provided]:
         shape: Optional[List[int]] = None
         if tensor.shape.rank is not None:
             shape = [-1 if size is None else size for size in tensor.shape.as_list()]
-        found.append(Provided(name, _TYPES[kind], shape))
+        found.append(ModelTensor(name, _TYPES[kind], shape))
     return found
 
 
-def as_given(arrays: Dict[str, Array], scalars: Sequence[str]) -> Dict[str, Array]:
+def restore_scalars(arrays: Dict[str, Array], scalars: Sequence[str]) -> Dict[str, Array]:
     """The inputs, those without dimensions as such."""
     return {
         name: array.reshape(()) if name in scalars and array.shape == (1,) else array

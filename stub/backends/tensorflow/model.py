@@ -3,10 +3,16 @@
 from typing import Any, Dict, List, Mapping, Sequence
 
 import pb_utils
-from stub.backends.batch import Array, answer
-from stub.backends.completion import complete, is_complete
-from stub.backends.contract import Contract
-from stub.backends.settings import Placement, Settings, configuration, missing, model_path
+from stub.backends.auto_complete import complete_config, is_complete
+from stub.backends.batch import Array, run_requests
+from stub.backends.contract import ModelContract
+from stub.backends.settings import (
+    Placement,
+    Settings,
+    missing_package_error,
+    model_path,
+    parse_config,
+)
 from stub.user_model import ModelFailure
 
 _FROZEN = "tensorflow_graphdef"
@@ -24,23 +30,23 @@ class TritonPythonModel:
         if is_complete(given):
             return config
         model = given["name"]
-        library = _library(model)
+        library = _load_library(model)
         if given["platform"] == _FROZEN:
             raise ModelFailure(
                 f"model '{model}' cannot be loaded: its configuration must have inputs and"
                 " outputs, as a frozen graph does not say which of its tensors they are"
             )
         path = model_path(given, pb_utils.get_model_dir())
-        graph = library.load_saved(model, path, Settings.of(given))
-        default = Settings(model, cls.backend_config).number("default-max-batch-size", 4)
-        complete(given, graph.inputs, graph.outputs, default)
+        graph = library.load_saved(model, path, Settings.from_config(given))
+        default = Settings(model, cls.backend_config).get_int("default-max-batch-size", 4)
+        complete_config(given, graph.inputs, graph.outputs, default)
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the function, and check that the configuration and it agree."""
-        config, placement = configuration(args), Placement(args)
-        contract = self._contract = Contract(config)
-        library, settings = _library(contract.model), Settings.of(config)
+        config, placement = parse_config(args), Placement(args)
+        contract = self._contract = ModelContract(config)
+        library, settings = _load_library(contract.model), Settings.from_config(config)
         library.set_up(contract.model, settings, placement)
         path = model_path(config, pb_utils.get_model_dir())
         if config["platform"] == _FROZEN:
@@ -49,7 +55,7 @@ class TritonPythonModel:
             )
         else:
             graph = library.load_saved(contract.model, path, settings)
-        contract.check(graph.inputs, graph.outputs)
+        contract.check_model(graph.inputs, graph.outputs)
         self._scalars = [tensor.name for tensor in graph.inputs if tensor.shape == []]
         self._library, self._graph = library, graph
 
@@ -57,7 +63,7 @@ class TritonPythonModel:
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> List[pb_utils.InferenceResponse]:
         """Run all requests at once."""
-        return answer(requests, self._contract, self._run)
+        return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
         results: Mapping[str, Array] = self._graph.call(
@@ -66,10 +72,10 @@ class TritonPythonModel:
         return results
 
 
-def _library(model: str) -> Any:
+def _load_library(model: str) -> Any:
     """The module that needs the library. Raises ModelFailure if the library is missing."""
     try:
         import stub.backends.tensorflow.graph as graph
     except ImportError as error:
-        raise missing(model, "tensorflow", "tensorflow", error) from error
+        raise missing_package_error(model, "tensorflow", "tensorflow", error) from error
     return graph

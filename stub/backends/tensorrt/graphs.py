@@ -7,13 +7,13 @@ ones as well, filled up with zeros (configuration spec 2.3).
 from math import prod
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from stub.backends.batch import BadInput
+from stub.backends.batch import InvalidInput
 from stub.backends.tensorrt.plan import Extent, Plan
-from stub.backends.tensorrt.profiles import choose
+from stub.backends.tensorrt.profiles import choose_profile
 from stub.user_model import ModelFailure
 
 
-class Graph(NamedTuple):
+class GraphSpec(NamedTuple):
     """One to be recorded: for inputs of these sizes, and for those down to `least` if there is.
 
     `profile` is the optimization profile to record it with.
@@ -21,47 +21,47 @@ class Graph(NamedTuple):
 
     extents: Dict[str, Extent]
     profile: int
-    least: Optional[Dict[str, Extent]] = None
+    lower_bound: Optional[Dict[str, Extent]] = None
 
-    def serves(self, extents: Mapping[str, Extent]) -> bool:
+    def covers(self, extents: Mapping[str, Extent]) -> bool:
         """Whether a batch with such inputs can be run by it."""
-        if self.least is None:
+        if self.lower_bound is None:
             return extents == self.extents
         return all(
             len(extent) == len(self.extents[name])
             and all(
                 low <= size <= high
-                for low, size, high in zip(self.least[name], extent, self.extents[name])
+                for low, size, high in zip(self.lower_bound[name], extent, self.extents[name])
             )
             for name, extent in extents.items()
         )
 
 
-def graphs_of(config: Mapping[str, Any], plan: Plan, profiles: Sequence[int]) -> List[Graph]:
+def graph_specs(config: Mapping[str, Any], plan: Plan, profiles: Sequence[int]) -> List[GraphSpec]:
     """What `optimization.cuda` asks for; without `graph_spec`, batches of 1 and preferred sizes.
 
     A dimension that nothing names is what the first of the profiles is best for. There are none for
     engines with an implicit batch dimension. Raises ModelFailure.
     """
     cuda = config.get("optimization", {}).get("cuda", {})
-    if not cuda.get("graphs") or plan.implicit:
+    if not cuda.get("graphs") or plan.implicit_max_batch:
         return []
-    reader = _Reader(config, plan, profiles)
+    reader = _GraphSpecReader(config, plan, profiles)
     specs: Sequence[Mapping[str, Any]] = cuda.get("graph_spec", ())
     if not specs:
-        specs = [{"batch_size": size} for size in _usual_sizes(config)]
-    graphs: List[Graph] = []
+        specs = [{"batch_size": size} for size in _default_batch_sizes(config)]
+    graphs: List[GraphSpec] = []
     for spec in specs:
         bound = spec.get("graph_lower_bound")
         least = None if bound is None else reader.extents(bound)
         extents = reader.extents(spec)
-        graph = Graph(extents, reader.profile_for(extents), least)
+        graph = GraphSpec(extents, reader.profile_for(extents), least)
         if graph not in graphs:
             graphs.append(graph)
     return graphs
 
 
-def _usual_sizes(config: Mapping[str, Any]) -> List[int]:
+def _default_batch_sizes(config: Mapping[str, Any]) -> List[int]:
     most = config.get("max_batch_size", 0)
     if not most:
         return [0]
@@ -69,17 +69,17 @@ def _usual_sizes(config: Mapping[str, Any]) -> List[int]:
     return sorted(size for size in {1, *preferred} if size <= most)
 
 
-def choose_graph(graphs: Sequence[Graph], extents: Mapping[str, Extent]) -> Optional[Graph]:
+def choose_graph(graphs: Sequence[GraphSpec], extents: Mapping[str, Extent]) -> Optional[GraphSpec]:
     """The smallest one that serves such a batch; None if none does."""
-    fitting = [graph for graph in graphs if graph.serves(extents)]
+    fitting = [graph for graph in graphs if graph.covers(extents)]
     return min(fitting, key=_volume) if fitting else None
 
 
-def _volume(graph: Graph) -> int:
+def _volume(graph: GraphSpec) -> int:
     return sum(prod(extent) for extent in graph.extents.values())
 
 
-class _Reader:
+class _GraphSpecReader:
     def __init__(self, config: Mapping[str, Any], plan: Plan, profiles: Sequence[int]) -> None:
         self._model: str = config["name"]
         self._most: int = config.get("max_batch_size", 0)
@@ -88,27 +88,27 @@ class _Reader:
 
     def profile_for(self, extents: Mapping[str, Extent]) -> int:
         try:
-            return choose(self._plan, self._profiles, extents)
-        except BadInput as problem:
-            raise self._bad(str(problem)) from problem
+            return choose_profile(self._plan, self._profiles, extents)
+        except InvalidInput as problem:
+            raise self._invalid_spec(str(problem)) from problem
 
     def extents(self, spec: Mapping[str, Any]) -> Dict[str, Extent]:
         size = int(spec.get("batch_size", 0))
         if (size > 0) != (self._most > 0) or not 0 <= size <= self._most:
             fits = f"from 1 to {self._most}" if self._most else "0, as there is no max_batch_size"
-            raise self._bad(f"its batch_size must be {fits}, got {size}")
+            raise self._invalid_spec(f"its batch_size must be {fits}, got {size}")
         given: Mapping[str, Mapping[str, Any]] = spec.get("input", {})
         unknown = sorted(set(given) - {each.name for each in self._plan.inputs})
         if unknown:
-            raise self._bad(f"the engine has no input '{unknown[0]}'")
+            raise self._invalid_spec(f"the engine has no input '{unknown[0]}'")
         found: Dict[str, Extent] = {}
         for tensor in self._plan.inputs:
-            best = tensor.ranges[self._profiles[0]].best if tensor.ranges else tensor.shape
+            best = tensor.ranges[self._profiles[0]].opt if tensor.ranges else tensor.shape
             rest = best[1:] if self._most else best
             if tensor.name in given:
                 named = tuple(int(each) for each in given[tensor.name]["dim"])
                 if len(named) != len(rest):
-                    raise self._bad(
+                    raise self._invalid_spec(
                         f"its input '{tensor.name}' must have {len(rest)} dimensions, got"
                         f" {len(named)}"
                     )
@@ -116,7 +116,7 @@ class _Reader:
             found[tensor.name] = (size, *rest) if self._most else rest
         return found
 
-    def _bad(self, why: str) -> ModelFailure:
+    def _invalid_spec(self, why: str) -> ModelFailure:
         return ModelFailure(
             f"model '{self._model}' cannot be loaded: a graph_spec of optimization.cuda does not"
             f" fit: {why}"

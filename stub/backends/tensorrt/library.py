@@ -8,7 +8,7 @@ import tensorrt
 
 import pb_utils
 from stub.backends.settings import Settings
-from stub.backends.tensorrt.plan import Io, Layout, Plan, Range
+from stub.backends.tensorrt.plan import Layout, Plan, PlanTensor, ProfileRange
 from stub.user_model import ModelFailure
 
 _TYPES = {
@@ -23,7 +23,7 @@ _TYPES = {
 }
 
 
-class Log(tensorrt.ILogger):  # type: ignore[misc]
+class ErrorLog(tensorrt.ILogger):  # type: ignore[misc]
     """What the library says; `errors` are those since they were taken last."""
 
     def __init__(self) -> None:
@@ -41,30 +41,30 @@ class Log(tensorrt.ILogger):  # type: ignore[misc]
         else:
             pb_utils.Logger.log_verbose(f"TensorRT: {msg}")
 
-    def take(self) -> str:
+    def take_errors(self) -> str:
         """The errors as one text."""
         text, self.errors = "; ".join(self.errors), []
         return text or "the library does not say why"
 
 
-class Opened(NamedTuple):
+class OpenedPlan(NamedTuple):
     """An engine, and what must live as long as it does."""
 
     engine: Any
-    log: Log
+    log: ErrorLog
     runtime: Any
 
 
 def open_plan(
     model: str, path: str, settings: Settings, group: Mapping[str, Any], capability: str
-) -> Opened:
+) -> OpenedPlan:
     """Deserialise the file, on the GPU that is current. Raises ModelFailure.
 
     `settings` are those of the command line: `plugins` and `version-compatible`.
     """
     if not os.path.isfile(path):
         raise ModelFailure(f"unable to find '{path}' for model '{model}'")
-    for library in filter(None, settings.texts.get("plugins", "").split(";")):
+    for library in filter(None, settings.values.get("plugins", "").split(";")):
         try:
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
@@ -73,9 +73,9 @@ def open_plan(
                 f" --backend-config=tensorrt,plugins names cannot be used: {error}"
             ) from error
     tensorrt.init_libnvinfer_plugins(None, "")
-    log = Log()
+    log = ErrorLog()
     runtime = tensorrt.Runtime(log)
-    if settings.flag("version-compatible", False):
+    if settings.get_bool("version-compatible", False):
         runtime.engine_host_code_allowed = True
     for device in group.get("secondary_devices", ()):
         runtime.DLA_core = int(device.get("device_id", 0))
@@ -84,9 +84,9 @@ def open_plan(
     if engine is None:
         raise ModelFailure(
             f"model '{model}' cannot be loaded: TensorRT {tensorrt.__version__} cannot use"
-            f" '{path}' on a GPU of compute capability {capability}: {log.take()}"
+            f" '{path}' on a GPU of compute capability {capability}: {log.take_errors()}"
         )
-    return Opened(engine, log, runtime)
+    return OpenedPlan(engine, log, runtime)
 
 
 def describe(model: str, engine: Any) -> Plan:
@@ -100,7 +100,7 @@ def describe(model: str, engine: Any) -> Plan:
     return Plan(tensors, profiles, implicit)
 
 
-def _describe(model: str, engine: Any, name: str, profiles: int, implicit: int) -> Io:
+def _describe(model: str, engine: Any, name: str, profiles: int, implicit: int) -> PlanTensor:
     kind = engine.get_tensor_dtype(name).name
     if kind not in _TYPES:
         raise ModelFailure(
@@ -109,10 +109,10 @@ def _describe(model: str, engine: Any, name: str, profiles: int, implicit: int) 
         )
     is_input = engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT
     of_shape = bool(engine.is_shape_inference_io(name))
-    ranges: Tuple[Range, ...] = ()
+    ranges: Tuple[ProfileRange, ...] = ()
     if is_input and not implicit:
         ranges = _ranges(engine, name, profiles, of_shape)
-    return Io(
+    return PlanTensor(
         name,
         is_input,
         _TYPES[kind],
@@ -124,8 +124,8 @@ def _describe(model: str, engine: Any, name: str, profiles: int, implicit: int) 
     )
 
 
-def _ranges(engine: Any, name: str, profiles: int, of_shape: bool) -> Tuple[Range, ...]:
-    found: List[Range] = []
+def _ranges(engine: Any, name: str, profiles: int, of_shape: bool) -> Tuple[ProfileRange, ...]:
+    found: List[ProfileRange] = []
     for profile in range(profiles):
         if of_shape:
             # The names of its arguments are the wrong way round in the bindings.
@@ -134,7 +134,7 @@ def _ranges(engine: Any, name: str, profiles: int, of_shape: bool) -> Tuple[Rang
             ends = engine.get_tensor_profile_shape(name, profile)
         if len(ends) != 3:
             return ()  # nothing limits it
-        found.append(Range(*(tuple(end) for end in ends)))
+        found.append(ProfileRange(*(tuple(end) for end in ends)))
     return tuple(found)
 
 

@@ -3,12 +3,18 @@
 from typing import Any, Dict, List, Mapping, Sequence
 
 import pb_utils
-from stub.backends.batch import Array, answer
-from stub.backends.contract import Contract
-from stub.backends.settings import Placement, Settings, configuration, missing, model_path
-from stub.backends.tensorrt.agreement import check, complete
-from stub.backends.tensorrt.graphs import graphs_of
-from stub.backends.tensorrt.profiles import group_of, profiles_of
+from stub.backends.batch import Array, run_requests
+from stub.backends.contract import ModelContract
+from stub.backends.settings import (
+    Placement,
+    Settings,
+    missing_package_error,
+    model_path,
+    parse_config,
+)
+from stub.backends.tensorrt.graphs import graph_specs
+from stub.backends.tensorrt.model_config import check_config, complete_config
+from stub.backends.tensorrt.profiles import instance_group_of, profiles_of_group
 from stub.user_model import ModelFailure
 
 
@@ -26,20 +32,20 @@ class TritonPythonModel:
         group = groups[0] if groups else {}
         args = {"model_instance_name": model, "model_instance_kind": "GPU"}
         args["model_instance_device_id"] = str(group.get("gpus", [0])[0])
-        opened, plan = _open(given, Placement(args), group, cls.backend_config)
-        complete(given, plan, list(range(plan.profiles)))
+        opened, plan = _open_plan(given, Placement(args), group, cls.backend_config)
+        complete_config(given, plan, list(range(plan.profiles)))
         del opened
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open the plan, check that the configuration and it agree, and record graphs."""
-        config, placement = configuration(args), Placement(args)
-        self._contract = Contract(config)
-        group = group_of(config, placement.instance)
-        opened, plan = _open(config, placement, group, self.backend_config)
-        profiles = profiles_of(self._contract.model, group, plan)
-        check(self._contract, config.get("max_batch_size", 0), plan, profiles)
-        graphs = graphs_of(config, plan, profiles)
+        config, placement = parse_config(args), Placement(args)
+        self._contract = ModelContract(config)
+        group = instance_group_of(config, placement.instance)
+        opened, plan = _open_plan(config, placement, group, self.backend_config)
+        profiles = profiles_of_group(self._contract.model, group, plan)
+        check_config(self._contract, config.get("max_batch_size", 0), plan, profiles)
+        graphs = graph_specs(config, plan, profiles)
         self._scalars = [each.name for each in plan.inputs if not each.shape and not plan.implicit]
         from stub.backends.tensorrt.runner import Runner
 
@@ -49,7 +55,7 @@ class TritonPythonModel:
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> List[pb_utils.InferenceResponse]:
         """Run all requests at once."""
-        return answer(requests, self._contract, self._run)
+        return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
         for name in self._scalars:
@@ -61,7 +67,7 @@ class TritonPythonModel:
         del self._runner
 
 
-def _open(
+def _open_plan(
     config: Mapping[str, Any],
     placement: Placement,
     group: Mapping[str, Any],
@@ -69,7 +75,7 @@ def _open(
 ) -> Any:
     """The engine and its description. Raises ModelFailure."""
     model = config["name"]
-    torch = _libraries(model)
+    torch = _load_libraries(model)
     if not placement.on_gpu:
         raise ModelFailure(
             f"model '{model}' cannot be loaded: its instance '{placement.instance}' is to run on"
@@ -88,13 +94,15 @@ def _open(
     return opened, library.describe(model, opened.engine)
 
 
-def _libraries(model: str) -> Any:
+def _load_libraries(model: str) -> Any:
     """PyTorch, if TensorRT is there as well. Raises ModelFailure if one is missing."""
     try:
         import torch
         import tensorrt  # isort: skip
     except ImportError as error:
         package = "torch" if (error.name or "") == "torch" else "tensorrt"
-        raise missing(model, "tensorrt", package, error, "pbhost[tensorrt]") from error
+        raise missing_package_error(
+            model, "tensorrt", package, error, "pbhost[tensorrt]"
+        ) from error
     del tensorrt
     return torch

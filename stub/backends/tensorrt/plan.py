@@ -3,27 +3,27 @@
 from typing import List, NamedTuple, Sequence, Tuple
 
 from pb_utils._datatypes import BF16, STORAGE, TRITON_STRING_TO_NUMPY
-from stub.backends.contract import Provided
+from stub.backends.contract import ModelTensor
 
-STORED = {name: STORAGE[code] for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1)}
+STORAGE_DTYPES = {name: STORAGE[code] for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1)}
 """Data types of numpy, by those of a configuration; BF16 is 16-bit integers."""
-STORED["TYPE_BF16"] = STORAGE[BF16]
+STORAGE_DTYPES["TYPE_BF16"] = STORAGE[BF16]
 
 Extent = Tuple[int, ...]
 """The shape of an input; of a shape tensor, its values. Both are what profiles limit."""
 
 
-class Range(NamedTuple):
+class ProfileRange(NamedTuple):
     """What an optimisation profile takes of one input, and what it is best for."""
 
-    least: Extent
-    best: Extent
-    most: Extent
+    min: Extent
+    opt: Extent
+    max: Extent
 
-    def takes(self, extent: Sequence[int]) -> bool:
+    def contains(self, extent: Sequence[int]) -> bool:
         """Whether all of it is between the ends."""
-        return len(extent) == len(self.least) and all(
-            low <= size <= high for low, size, high in zip(self.least, extent, self.most)
+        return len(extent) == len(self.min) and all(
+            low <= size <= high for low, size, high in zip(self.min, extent, self.max)
         )
 
 
@@ -34,21 +34,21 @@ class Layout(NamedTuple):
     """
 
     linear: bool = True
-    along: int = -1
+    vector_axis: int = -1
     components: int = 1
-    text: str = "linear"
+    description: str = "linear"
 
     def elements(self, shape: Sequence[int]) -> int:
         """Elements that there is memory for, of a tensor of this shape."""
         count = 1
         for index, size in enumerate(shape):
-            if index == self.along:
+            if index == self.vector_axis:
                 size = -(-size // self.components) * self.components
             count *= size
         return count
 
 
-class Io(NamedTuple):
+class PlanTensor(NamedTuple):
     """One input or output. `shape` is the engine's, with -1 for what is dynamic.
 
     `of_shape`: the engine computes shapes from its values, or it is such a value. `on_host`: it is
@@ -59,14 +59,14 @@ class Io(NamedTuple):
     is_input: bool
     data_type: str
     shape: Extent
-    ranges: Tuple[Range, ...] = ()
-    of_shape: bool = False
+    ranges: Tuple[ProfileRange, ...] = ()
+    is_shape_tensor: bool = False
     on_host: bool = False
     layout: Layout = Layout()
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of memory that it takes with this shape."""
-        return self.layout.elements(shape) * STORED[self.data_type].itemsize
+        return self.layout.elements(shape) * STORAGE_DTYPES[self.data_type].itemsize
 
 
 class Plan(NamedTuple):
@@ -75,39 +75,39 @@ class Plan(NamedTuple):
     Engines of that kind are those of TensorRT 9 and before.
     """
 
-    tensors: Tuple[Io, ...]
+    tensors: Tuple[PlanTensor, ...]
     profiles: int = 1
-    implicit: int = 0
+    implicit_max_batch: int = 0
 
     @property
-    def inputs(self) -> List[Io]:
+    def inputs(self) -> List[PlanTensor]:
         """In the engine's order."""
         return [tensor for tensor in self.tensors if tensor.is_input]
 
     @property
-    def outputs(self) -> List[Io]:
+    def outputs(self) -> List[PlanTensor]:
         """In the engine's order."""
         return [tensor for tensor in self.tensors if not tensor.is_input]
 
-    def largest_batch(self, profiles: Sequence[int]) -> int:
+    def max_batch(self, profiles: Sequence[int]) -> int:
         """The most that one of these profiles takes; 0 if the engine has no batch dimension.
 
         It has one if the first dimension of all tensors but shape tensors is dynamic.
         """
-        if self.implicit:
-            return self.implicit
-        batched = [tensor for tensor in self.tensors if not tensor.of_shape]
+        if self.implicit_max_batch:
+            return self.implicit_max_batch
+        batched = [tensor for tensor in self.tensors if not tensor.is_shape_tensor]
         if not all(tensor.shape[:1] == (-1,) for tensor in batched):
             return 0
         inputs = [tensor for tensor in batched if tensor.is_input]
         if not inputs:
             return 0
-        return max(min(tensor.ranges[profile].most[0] for tensor in inputs) for profile in profiles)
+        return max(min(tensor.ranges[profile].max[0] for tensor in inputs) for profile in profiles)
 
 
-def provided(plan: Plan, tensor: Io) -> Provided:
+def model_tensor(plan: Plan, tensor: PlanTensor) -> ModelTensor:
     """The tensor as configurations see it: an implicit batch dimension is one as well."""
     shape = list(tensor.shape)
-    if plan.implicit:
+    if plan.implicit_max_batch:
         shape.insert(0, -1)
-    return Provided(tensor.name, tensor.data_type, shape)
+    return ModelTensor(tensor.name, tensor.data_type, shape)

@@ -2,13 +2,13 @@
 
 from typing import Any, Dict, List, Mapping, Sequence
 
-from stub.backends.batch import BadInput
-from stub.backends.contract import shown
+from stub.backends.batch import InvalidInput
+from stub.backends.contract import format_shape
 from stub.backends.tensorrt.plan import Extent, Plan
 from stub.user_model import ModelFailure
 
 
-def group_of(config: Mapping[str, Any], instance: str) -> Mapping[str, Any]:
+def instance_group_of(config: Mapping[str, Any], instance: str) -> Mapping[str, Any]:
     """The instance group that has this instance, `<group>_<number>`; empty if there is none."""
     name = instance.rpartition("_")[0]
     for group in config.get("instance_group", ()):
@@ -18,7 +18,7 @@ def group_of(config: Mapping[str, Any], instance: str) -> Mapping[str, Any]:
     return {}
 
 
-def profiles_of(model: str, group: Mapping[str, Any], plan: Plan) -> List[int]:
+def profiles_of_group(model: str, group: Mapping[str, Any], plan: Plan) -> List[int]:
     """What the group's `profile` names, the first one if it names none. Raises ModelFailure."""
     chosen = sorted({int(text) for text in group.get("profile", ())}) or [0]
     if chosen[-1] >= plan.profiles:
@@ -30,39 +30,39 @@ def profiles_of(model: str, group: Mapping[str, Any], plan: Plan) -> List[int]:
     return chosen
 
 
-def choose(plan: Plan, profiles: Sequence[int], extents: Mapping[str, Extent]) -> int:
-    """The profile that takes all of these, and is nearest to them. Raises BadInput.
+def choose_profile(plan: Plan, profiles: Sequence[int], extents: Mapping[str, Extent]) -> int:
+    """The profile that takes all of these, and is nearest to them. Raises InvalidInput.
 
     `extents` are those of every input.
     """
     distances: Dict[int, int] = {}
     for profile in profiles:
         ranges = {each.name: each.ranges[profile] for each in plan.inputs if each.ranges}
-        if all(ranges[name].takes(extents[name]) for name in ranges):
+        if all(ranges[name].contains(extents[name]) for name in ranges):
             distances[profile] = sum(
                 abs(size - best)
                 for name, each in ranges.items()
-                for size, best in zip(extents[name], each.best)
+                for size, best in zip(extents[name], each.opt)
             )
     if not distances:
-        raise BadInput(_nothing_takes(plan, profiles, extents))
+        raise InvalidInput(_no_profile_message(plan, profiles, extents))
     return min(distances, key=lambda profile: (distances[profile], profile))
 
 
-def _nothing_takes(plan: Plan, profiles: Sequence[int], extents: Mapping[str, Extent]) -> str:
+def _no_profile_message(plan: Plan, profiles: Sequence[int], extents: Mapping[str, Extent]) -> str:
     """Says it of the first input that no profile takes, or of the combination."""
     for tensor in plan.inputs:
         ranges = [tensor.ranges[profile] for profile in profiles] if tensor.ranges else []
         extent = extents[tensor.name]
-        if ranges and not any(each.takes(extent) for each in ranges):
-            what = "values" if tensor.of_shape else "shape"
+        if ranges and not any(each.contains(extent) for each in ranges):
+            what = "values" if tensor.is_shape_tensor else "shape"
             taken = ", ".join(
-                f"{profile}: {shown(each.least)} to {shown(each.most)}"
+                f"{profile}: {format_shape(each.min)} to {format_shape(each.max)}"
                 for profile, each in zip(profiles, ranges)
             )
             return (
-                f"input '{tensor.name}' has the {what} {shown(extent)}, which no optimization"
-                f" profile of this instance takes; they take {taken}"
+                f"input '{tensor.name}' has the {what} {format_shape(extent)}, which no"
+                f" optimization profile of this instance takes; they take {taken}"
             )
-    inputs = ", ".join(f"'{name}' {shown(extent)}" for name, extent in extents.items())
+    inputs = ", ".join(f"'{name}' {format_shape(extent)}" for name, extent in extents.items())
     return f"no optimization profile of this instance takes these inputs together: {inputs}"

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from pb_utils import _runtime
-from tests.unit.pb_utils.recording import Recorder
+from tests.unit.pb_utils.recording import RecordingRuntime
 
 
 @pytest.fixture
-def runtime() -> Iterator[Recorder]:
+def runtime() -> Iterator[RecordingRuntime]:
     """Answer the API's calls within a test."""
-    recorder = Recorder()
+    recorder = RecordingRuntime()
     with _runtime.use(recorder):
         yield recorder

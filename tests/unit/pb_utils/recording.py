@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pb_utils import InferenceRequest, InferenceResponse, TritonModelException
-from pb_utils._runtime import Receive
-from pb_utils._sender import Exchange
+from pb_utils._runtime import ResponseReceiver
+from pb_utils._sender import Responder
 
 
-class Question:
+class SentRequest:
     """A request that was sent without waiting, and how the test answers it."""
 
-    def __init__(self, request: InferenceRequest, decoupled: bool, receive: Receive) -> None:
+    def __init__(
+        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
+    ) -> None:
         self.request = request
         self.decoupled = decoupled
         self.receive = receive
@@ -22,14 +24,14 @@ class Question:
         self.cancellations += 1
 
 
-class Recorder:
+class RecordingRuntime:
     """Answers every call, and remembers it; ``refuses`` makes it refuse what it can."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, str, int, str]] = []
         self.requests: list[InferenceRequest] = []
-        self.questions: list[Question] = []
-        self.asked: Callable[[Question], None] = lambda question: None
+        self.sent_requests: list[SentRequest] = []
+        self.on_request: Callable[[SentRequest], None] = lambda sent_request: None
         self.response = InferenceResponse()
         self.calls: list[tuple[object, ...]] = []
         self.refuses: str | None = None
@@ -43,14 +45,14 @@ class Recorder:
         self.requests.append(request)
         return self.response
 
-    def ask(
-        self, request: InferenceRequest, decoupled: bool, receive: Receive
+    def send_request(
+        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         self._call()
-        question = Question(request, decoupled, receive)
-        self.questions.append(question)
-        self.asked(question)
-        return question.cancel
+        sent_request = SentRequest(request, decoupled, receive)
+        self.sent_requests.append(sent_request)
+        self.on_request(sent_request)
+        return sent_request.cancel
 
     def free_memory(self) -> int:
         return 1 << 20
@@ -88,7 +90,7 @@ class Recorder:
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
         self.calls.append(("drop", list(families), list(metrics)))
 
-    def refusal(self, text: str) -> str:
+    def error_message(self, text: str) -> str:
         return f"<{text}>"
 
     def _call(self, *call: object) -> None:
@@ -98,7 +100,7 @@ class Recorder:
             self.calls.append(call)
 
 
-class RecordedExchange(Exchange):
+class RecordedResponder(Responder):
     """An incoming request whose answers are kept."""
 
     def __init__(self, decoupled: bool = False) -> None:
@@ -109,8 +111,8 @@ class RecordedExchange(Exchange):
     def is_cancelled(self) -> bool:
         return self.cancel_answers.pop(0)
 
-    def _make_room(self) -> None:
+    def _wait_for_credit(self) -> None:
         pass
 
-    def _deliver(self, response: InferenceResponse | None, final: bool) -> None:
+    def _send_response(self, response: InferenceResponse | None, final: bool) -> None:
         self.delivered.append((response, final))

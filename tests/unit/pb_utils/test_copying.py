@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pb_utils import _copying
-from pb_utils._copying import copy_into, copy_of
+from pb_utils._copying import copy_array, copy_into
 from tests.conftest import DEADLINE
 
 LARGE = 1 << 20
@@ -39,7 +39,7 @@ def test_a_copy_has_dtype_and_shape_and_its_own_memory(
 ) -> None:
     array = (np.arange(np.prod(shape)) % 2).astype(kind).reshape(shape)
     array.flags.writeable = False
-    copy = copy_of(array)
+    copy = copy_array(array)
     assert (copy.dtype, copy.shape) == (array.dtype, array.shape)
     assert copy.flags.c_contiguous
     assert copy.flags.writeable
@@ -56,13 +56,13 @@ def test_sizes_that_differ_are_refused(size: int) -> None:
 def test_many_threads_copy_at_the_same_time() -> None:
     arrays = [pattern(4 * LARGE, seed) for seed in range(4)]
     with ThreadPoolExecutor(8) as pool:
-        for array, copy in zip(arrays * 8, pool.map(copy_of, arrays * 8), strict=True):
+        for array, copy in zip(arrays * 8, pool.map(copy_array, arrays * 8), strict=True):
             np.testing.assert_array_equal(copy, array)
 
 
 def is_copied(seed: int) -> bool:
     array = pattern(4 * LARGE, seed)
-    return np.array_equal(copy_of(array), array)
+    return np.array_equal(copy_array(array), array)
 
 
 def test_the_helper_takes_part_only_while_a_core_is_free() -> None:
@@ -73,18 +73,18 @@ def test_the_helper_takes_part_only_while_a_core_is_free() -> None:
         asked.append(len(asked) % 2 == 0)
         return asked[-1]
 
-    before = _copying._is_free
-    _copying.help_if(is_free)
+    before = _copying._core_is_free
+    _copying.set_core_is_free(is_free)
     try:
-        copy_of(pattern(LARGE - 1))
+        copy_array(pattern(LARGE - 1))
         assert asked == []
         for _ in range(4):
-            np.testing.assert_array_equal(copy_of(array), array)
+            np.testing.assert_array_equal(copy_array(array), array)
             room = bytearray(array.nbytes)
             copy_into(memoryview(room), array.data)
             assert room == array.tobytes()
     finally:
-        _copying.help_if(before)
+        _copying.set_core_is_free(before)
     assert asked == [True, False] * 4
 
 

@@ -100,7 +100,7 @@ class TestExport:
     def test_a_capsule_keeps_its_memory_when_the_tensor_is_sent(self) -> None:
         tensor = wire_tensor(np.arange(1000.0))
         array = np.from_dlpack(tensor)
-        tensor._adopt(memoryview(bytes(tensor._wire_data())), Block())
+        tensor._set_wire_data(memoryview(bytes(tensor._wire_data())), Block())
         others = [np.full(1000, -1.0) for _ in range(10)]  # take memory that is free
         assert array.tolist() == list(range(1000))
         assert len(others) == 10
@@ -155,7 +155,7 @@ class TestExport:
 
     def test_what_was_sent_cannot_be_changed_through_an_export(self) -> None:
         tensor, block = Tensor("x", np.zeros(2, np.uint8)), bytearray(2)
-        tensor._adopt(memoryview(block), Block())
+        tensor._set_wire_data(memoryview(block), Block())
         np.frombuffer(Tensor.from_dlpack("y", tensor)._wire_data(), np.uint8)[0] = 1
         assert block == bytearray(2)
         assert bytes(tensor._wire_data()) == b"\1\0"

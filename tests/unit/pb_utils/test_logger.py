@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pb_utils import Logger
-from tests.unit.pb_utils.recording import Recorder
+from tests.unit.pb_utils.recording import RecordingRuntime
 
 
 def test_levels_have_their_values() -> None:
@@ -18,7 +18,9 @@ def test_levels_have_their_values() -> None:
     assert Logger.LogLevel.ERROR is Logger.ERROR
 
 
-def test_every_method_logs_at_its_level_from_the_callers_position(runtime: Recorder) -> None:
+def test_every_method_logs_at_its_level_from_the_callers_position(
+    runtime: RecordingRuntime,
+) -> None:
     line = sys._getframe().f_lineno
     Logger.log_info("i")
     Logger.log_warn("w")
@@ -44,7 +46,7 @@ def test_every_method_logs_at_its_level_from_the_callers_position(runtime: Recor
     assert all(type(level) is int for level, *_ in runtime.lines)
 
 
-def test_messages_may_be_bytes_and_are_always_valid_text(runtime: Recorder) -> None:
+def test_messages_may_be_bytes_and_are_always_valid_text(runtime: RecordingRuntime) -> None:
     Logger.log_info(message=b"raw \xff")
     Logger.log_info("file \udcff")
     assert [message for *_, message in runtime.lines] == [r"raw \xff", r"file \udcff"]
@@ -52,14 +54,14 @@ def test_messages_may_be_bytes_and_are_always_valid_text(runtime: Recorder) -> N
 
 @pytest.mark.parametrize("message", [None, 1])
 @pytest.mark.parametrize("name", ["log", "log_info", "log_warn", "log_error", "log_verbose"])
-def test_a_message_must_be_text(runtime: Recorder, name: str, message: Any) -> None:
+def test_a_message_must_be_text(runtime: RecordingRuntime, name: str, message: Any) -> None:
     with pytest.raises(TypeError, match=rf"^{name}\(\): incompatible function arguments\."):
         getattr(Logger, name)(message)
     assert runtime.lines == []
 
 
 @pytest.mark.parametrize("level", [None, 1, "INFO"])
-def test_a_level_must_be_a_level(runtime: Recorder, level: Any) -> None:
+def test_a_level_must_be_a_level(runtime: RecordingRuntime, level: Any) -> None:
     with pytest.raises(TypeError, match=r"^log\(\): incompatible function arguments\."):
         Logger.log("m", level)
 

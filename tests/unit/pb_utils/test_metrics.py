@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from c_python_backend_utils import Metric, MetricKind
 from pb_utils import MetricFamily, TritonModelException, _runtime
-from tests.unit.pb_utils.recording import Recorder
+from tests.unit.pb_utils.recording import RecordingRuntime
 
 KINDS = {"COUNTER": 0, "GAUGE": 1, "HISTOGRAM": 2}
 DELETED = (
@@ -34,7 +34,7 @@ def metric_of(family: MetricFamily) -> Metric:
 
 
 @pytest.mark.parametrize(("kind", "number"), KINDS.items())
-def test_a_family_registers_at_once(runtime: Recorder, kind: str, number: int) -> None:
+def test_a_family_registers_at_once(runtime: RecordingRuntime, kind: str, number: int) -> None:
     kept = MetricFamily(name=b"n", description="d", kind=getattr(MetricFamily, kind))
     assert runtime.calls == [("family", "n", "d", number)]
     assert int(getattr(kept, kind)) == number
@@ -45,13 +45,13 @@ def test_a_family_registers_at_once(runtime: Recorder, kind: str, number: int) -
     "arguments",
     [(None, "d", MetricKind.GAUGE), ("n", None, MetricKind.GAUGE), ("n", "d", 1), ("n", "d", None)],
 )
-def test_arguments_of_a_family_are_checked(runtime: Recorder, arguments: Any) -> None:
+def test_arguments_of_a_family_are_checked(runtime: RecordingRuntime, arguments: Any) -> None:
     with pytest.raises(TypeError, match=r"^__init__\(\): incompatible constructor arguments\."):
         MetricFamily(*arguments)
     assert runtime.calls == []
 
 
-def test_a_refused_family_says_why(runtime: Recorder) -> None:
+def test_a_refused_family_says_why(runtime: RecordingRuntime) -> None:
     runtime.refuses = "Family name already exists with different type"
     with pytest.raises(TritonModelException) as caught:
         family()
@@ -62,7 +62,7 @@ def test_a_refused_family_says_why(runtime: Recorder) -> None:
     assert runtime.calls == []
 
 
-def test_a_refused_metric_says_why(runtime: Recorder) -> None:
+def test_a_refused_metric_says_why(runtime: RecordingRuntime) -> None:
     kept = family("HISTOGRAM")
     runtime.refuses = "Bucket Boundaries must be strictly sorted"
     with pytest.raises(TritonModelException) as caught:
@@ -74,7 +74,7 @@ def test_a_refused_metric_says_why(runtime: Recorder) -> None:
     assert isinstance(kept.Metric(buckets=[1, 2]), Metric)
 
 
-def test_labels_and_buckets_reach_the_server(runtime: Recorder) -> None:
+def test_labels_and_buckets_reach_the_server(runtime: RecordingRuntime) -> None:
     counter, histogram = family("COUNTER"), family("HISTOGRAM")
     del runtime.calls[:]
     counter.Metric()
@@ -105,7 +105,7 @@ def test_labels_and_buckets_reach_the_server(runtime: Recorder) -> None:
     ],
 )
 def test_what_fits_no_metric_is_refused(
-    runtime: Recorder, kind: str, arguments: Any, text: str
+    runtime: RecordingRuntime, kind: str, arguments: Any, text: str
 ) -> None:
     kept = family(kind)
     with pytest.raises(TritonModelException) as caught:
@@ -113,12 +113,12 @@ def test_what_fits_no_metric_is_refused(
     assert str(caught.value) == f"Failed to create metric. {text}"
 
 
-def test_buckets_must_be_numbers(runtime: Recorder) -> None:
+def test_buckets_must_be_numbers(runtime: RecordingRuntime) -> None:
     with pytest.raises(TypeError, match=r"^Metric\(\): incompatible function arguments\."):
         family("HISTOGRAM").Metric(buckets=["1"])  # type: ignore[list-item]
 
 
-def test_the_same_labels_are_one_metric_for_the_server(runtime: Recorder) -> None:
+def test_the_same_labels_are_one_metric_for_the_server(runtime: RecordingRuntime) -> None:
     kept = family()
     del runtime.calls[:]
     first = kept.Metric({"a": "1", "b": "2"})
@@ -137,7 +137,9 @@ SUPPORTED = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", ["increment", "set", "observe", "value"])
-def test_every_kind_has_its_operations(runtime: Recorder, kind: str, operation: str) -> None:
+def test_every_kind_has_its_operations(
+    runtime: RecordingRuntime, kind: str, operation: str
+) -> None:
     kept = family(kind)
     metric = metric_of(kept)
     del runtime.calls[:]
@@ -161,7 +163,7 @@ def test_every_kind_has_its_operations(runtime: Recorder, kind: str, operation: 
 
 @given(value=st.floats(allow_nan=False))
 def test_only_a_counter_cannot_fall(value: float) -> None:
-    runtime = Recorder()
+    runtime = RecordingRuntime()
     with _runtime.use(runtime):
         gauge, counter = family("GAUGE"), family("COUNTER")
         falling, growing = gauge.Metric(), counter.Metric()
@@ -181,7 +183,7 @@ def test_only_a_counter_cannot_fall(value: float) -> None:
 
 @pytest.mark.parametrize("value", ["1", None, [1], b"1", 1j, 10**400])
 @pytest.mark.parametrize("operation", ["increment", "set", "observe"])
-def test_values_must_be_numbers(runtime: Recorder, operation: str, value: Any) -> None:
+def test_values_must_be_numbers(runtime: RecordingRuntime, operation: str, value: Any) -> None:
     kept = family("GAUGE")
     metric = kept.Metric()
     with pytest.raises(TypeError, match=rf"^{operation}\(\): incompatible function arguments\."):
@@ -189,7 +191,7 @@ def test_values_must_be_numbers(runtime: Recorder, operation: str, value: Any) -
 
 
 @pytest.mark.parametrize("value", [2, True, np.float32(0.5), np.int64(3), np.array(4)])
-def test_values_may_be_anything_with_a_float(runtime: Recorder, value: Any) -> None:
+def test_values_may_be_anything_with_a_float(runtime: RecordingRuntime, value: Any) -> None:
     kept = family("GAUGE")
     kept.Metric().set(value)
     assert runtime.calls[-1] == ("set", 2, float(value))
@@ -205,7 +207,7 @@ def test_values_may_be_anything_with_a_float(runtime: Recorder, value: Any) -> N
     ],
 )
 def test_what_the_server_refuses_is_told(
-    runtime: Recorder, verb: str, operation: str, kind: str
+    runtime: RecordingRuntime, verb: str, operation: str, kind: str
 ) -> None:
     kept = family(kind)
     metric = metric_of(kept)
@@ -217,7 +219,9 @@ def test_what_the_server_refuses_is_told(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", ["increment", "set", "observe", "value"])
-def test_a_metric_dies_with_its_family(runtime: Recorder, kind: str, operation: str) -> None:
+def test_a_metric_dies_with_its_family(
+    runtime: RecordingRuntime, kind: str, operation: str
+) -> None:
     kept = family(kind)
     metric = metric_of(kept)
     del kept
@@ -228,13 +232,13 @@ def test_a_metric_dies_with_its_family(runtime: Recorder, kind: str, operation: 
     assert str(caught.value) == f"Failed to {verb} metric value: {DELETED}"
 
 
-def test_a_family_that_nobody_keeps_gives_a_dead_metric(runtime: Recorder) -> None:
+def test_a_family_that_nobody_keeps_gives_a_dead_metric(runtime: RecordingRuntime) -> None:
     metric = family().Metric()
     with pytest.raises(TritonModelException, match="has been deleted"):
         metric.set(1)
 
 
-def test_dropping_a_metric_changes_nothing(runtime: Recorder) -> None:
+def test_dropping_a_metric_changes_nothing(runtime: RecordingRuntime) -> None:
     kept = family()
     metric = kept.Metric()
     alive = weakref.ref(metric)
@@ -243,8 +247,8 @@ def test_dropping_a_metric_changes_nothing(runtime: Recorder) -> None:
     assert [call[0] for call in runtime.calls] == ["family", "metric"]
 
 
-def test_a_family_talks_to_the_runtime_that_made_it(runtime: Recorder) -> None:
-    other = Recorder()
+def test_a_family_talks_to_the_runtime_that_made_it(runtime: RecordingRuntime) -> None:
+    other = RecordingRuntime()
     with _runtime.use(other):
         kept = family()
     kept.Metric().set(1)
@@ -253,7 +257,7 @@ def test_a_family_talks_to_the_runtime_that_made_it(runtime: Recorder) -> None:
     assert runtime.calls == []
 
 
-def test_threads_that_make_the_same_metric_get_one(runtime: Recorder) -> None:
+def test_threads_that_make_the_same_metric_get_one(runtime: RecordingRuntime) -> None:
     kept = family()
     numbers: list[int] = []
     together = threading.Barrier(8)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pb_utils import TritonModelException, is_model_ready, load_model, unload_model
-from tests.unit.pb_utils.recording import Recorder
+from tests.unit.pb_utils.recording import RecordingRuntime
 
 
-def test_arguments_reach_the_server(runtime: Recorder) -> None:
+def test_arguments_reach_the_server(runtime: RecordingRuntime) -> None:
     load_model("m")
     files: dict[str, Any] = {"file:1/model.py": b"code", "file:x": bytearray()}
     load_model(b"m", '{"backend": "python"}', files)
@@ -42,7 +42,7 @@ def test_arguments_reach_the_server(runtime: Recorder) -> None:
     ],
 )
 def test_what_the_server_refuses_is_told(
-    runtime: Recorder, call: Callable[[str], object], prefix: str
+    runtime: RecordingRuntime, call: Callable[[str], object], prefix: str
 ) -> None:
     runtime.refuses = "no"
     with pytest.raises(TritonModelException) as caught:
@@ -51,7 +51,7 @@ def test_what_the_server_refuses_is_told(
 
 
 @pytest.mark.parametrize("files", [["file:a"], "file:a", 1, ("file:a", b"")])
-def test_files_must_be_a_dict(runtime: Recorder, files: Any) -> None:
+def test_files_must_be_a_dict(runtime: RecordingRuntime, files: Any) -> None:
     with pytest.raises(TritonModelException) as caught:
         load_model("m", "{}", files)
     assert str(caught.value) == (
@@ -60,7 +60,7 @@ def test_files_must_be_a_dict(runtime: Recorder, files: Any) -> None:
     assert runtime.calls == []
 
 
-def test_names_of_files_have_a_form(runtime: Recorder) -> None:
+def test_names_of_files_have_a_form(runtime: RecordingRuntime) -> None:
     with pytest.raises(TritonModelException) as caught:
         load_model("m", "{}", {"1/model.py": b""})
     assert str(caught.value) == (
@@ -88,7 +88,7 @@ def test_names_of_files_have_a_form(runtime: Recorder) -> None:
     ],
 )
 def test_wrong_arguments_are_type_errors(
-    runtime: Recorder, call: Callable[..., object], arguments: tuple[Any, ...]
+    runtime: RecordingRuntime, call: Callable[..., object], arguments: tuple[Any, ...]
 ) -> None:
     expected = rf"^{call.__name__}\(\): incompatible function arguments\."
     with pytest.raises(TypeError, match=expected):

@@ -18,7 +18,7 @@ from pb_utils import (
     TritonModelException,
     get_input_tensor_by_name,
 )
-from tests.unit.pb_utils.recording import RecordedExchange, Recorder
+from tests.unit.pb_utils.recording import RecordedResponder, RecordingRuntime
 
 
 def tensor(name: str = "x") -> Tensor:
@@ -36,7 +36,7 @@ def made(**changes: Any) -> InferenceRequest:
 
 
 def incoming(**changes: Any) -> InferenceRequest:
-    arguments: dict[str, Any] = {"inputs": [], "handle": RecordedExchange(), **changes}
+    arguments: dict[str, Any] = {"inputs": [], "handle": RecordedResponder(), **changes}
     return InferenceRequest._from_wire(**arguments)
 
 
@@ -197,7 +197,7 @@ def test_release_flags_are_for_incoming_requests_only() -> None:
 
 
 def test_cancellation_is_asked_for_until_it_is_true() -> None:
-    exchange = RecordedExchange()
+    exchange = RecordedResponder()
     request = incoming(handle=exchange)
     exchange.cancel_answers = [False, True]
     assert [request.is_cancelled() for _ in range(4)] == [False, True, True, True]
@@ -208,7 +208,7 @@ def test_a_request_made_by_the_model_has_no_cancellation() -> None:
         made().is_cancelled()
 
 
-def test_exec_goes_to_the_runtime_any_number_of_times(runtime: Recorder) -> None:
+def test_exec_goes_to_the_runtime_any_number_of_times(runtime: RecordingRuntime) -> None:
     request = made()
     assert request.exec() is request.exec(decoupled=False) is runtime.response
     assert request.exec(0) is runtime.response  # type: ignore[call-overload]
@@ -216,6 +216,6 @@ def test_exec_goes_to_the_runtime_any_number_of_times(runtime: Recorder) -> None
 
 
 @pytest.mark.parametrize("value", ["", "no", None, []])
-def test_decoupled_must_be_a_bool(runtime: Recorder, value: Any) -> None:
+def test_decoupled_must_be_a_bool(runtime: RecordingRuntime, value: Any) -> None:
     with pytest.raises(TypeError, match=r"^exec\(\): incompatible function arguments\."):
         made().exec(value)

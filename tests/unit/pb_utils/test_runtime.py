@@ -18,7 +18,7 @@ from pb_utils import (
     unload_model,
 )
 from pb_utils._memory import shared_memory
-from tests.unit.pb_utils.recording import Recorder
+from tests.unit.pb_utils.recording import RecordingRuntime
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def test_without_a_host_calls_point_at_the_test_harness() -> None:
             call()
 
 
-def test_the_model_folder_comes_from_the_runtime(runtime: Recorder) -> None:
+def test_the_model_folder_comes_from_the_runtime(runtime: RecordingRuntime) -> None:
     assert get_model_dir() == "/models/m/1"
     assert shared_memory.free_memory() == 1 << 20
 
 
 @pytest.mark.usefixtures("_restored")
 def test_an_installed_runtime_answers_in_every_thread() -> None:
-    recorder = Recorder()
+    recorder = RecordingRuntime()
     _runtime.install(recorder)
     thread = threading.Thread(target=made().exec)
     thread.start()
@@ -67,7 +67,7 @@ def test_an_installed_runtime_answers_in_every_thread() -> None:
 
 def test_a_runtime_in_use_answers_within_its_block_only() -> None:
     outside = _runtime.current()
-    outer, inner = Recorder(), Recorder()
+    outer, inner = RecordingRuntime(), RecordingRuntime()
     with _runtime.use(outer):
         with _runtime.use(inner):
             assert _runtime.current() is inner
@@ -77,7 +77,7 @@ def test_a_runtime_in_use_answers_within_its_block_only() -> None:
 
 def test_threads_of_a_block_see_the_outermost_runtime() -> None:
     seen: list[object] = []
-    outer, inner = Recorder(), Recorder()
+    outer, inner = RecordingRuntime(), RecordingRuntime()
     with _runtime.use(outer), _runtime.use(inner):
         thread = threading.Thread(target=lambda: seen.append(_runtime.current()))
         thread.start()
@@ -94,19 +94,19 @@ def seen_by_a_thread() -> object:
 
 
 def test_a_lasting_runtime_answers_threads_after_its_block_until_it_is_forgotten() -> None:
-    lasting, other = Recorder(), Recorder()
+    lasting, other = RecordingRuntime(), RecordingRuntime()
     with _runtime.use(lasting, lasting=True):
         pass
     with _runtime.use(other):
         assert seen_by_a_thread() is other
     assert seen_by_a_thread() is lasting
-    _runtime.forget(other)
+    _runtime.stop_using(other)
     assert seen_by_a_thread() is lasting
-    _runtime.forget(lasting)
-    assert isinstance(seen_by_a_thread(), _runtime.NoHost)
+    _runtime.stop_using(lasting)
+    assert isinstance(seen_by_a_thread(), _runtime.NoHostRuntime)
 
 
 def test_no_host_has_nothing_to_drop_and_nothing_to_add_to_a_refusal() -> None:
-    host = _runtime.NoHost()
+    host = _runtime.NoHostRuntime()
     host.drop_metrics([1], [2])
-    assert host.refusal("text") == "text"
+    assert host.error_message("text") == "text"

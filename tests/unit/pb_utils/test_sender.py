@@ -17,7 +17,7 @@ from pb_utils import (
     InferenceResponse,
     TritonModelException,
 )
-from tests.unit.pb_utils.recording import RecordedExchange
+from tests.unit.pb_utils.recording import RecordedResponder
 
 FINAL = TRITONSERVER_RESPONSE_COMPLETE_FINAL
 FLAG = "Unable to send response. Unsupported flag provided."
@@ -33,7 +33,7 @@ TOO_EARLY = (
 CLOSED = "Unable to send response. Response sender has been closed."
 
 
-def sender_of(exchange: RecordedExchange) -> InferenceResponseSender:
+def sender_of(exchange: RecordedResponder) -> InferenceResponseSender:
     request = InferenceRequest._from_wire(
         request_id="",
         correlation_id=0,
@@ -56,7 +56,7 @@ def refusal(sender: InferenceResponseSender, *arguments: Any) -> str:
 
 
 def test_a_decoupled_model_sends_any_number_of_responses() -> None:
-    exchange = RecordedExchange(decoupled=True)
+    exchange = RecordedResponder(decoupled=True)
     sender = sender_of(exchange)
     first, last = InferenceResponse(), InferenceResponse()
     sender.send(first)
@@ -68,14 +68,14 @@ def test_a_decoupled_model_sends_any_number_of_responses() -> None:
 
 
 def test_a_decoupled_model_may_end_without_a_response() -> None:
-    exchange = RecordedExchange(decoupled=True)
+    exchange = RecordedResponder(decoupled=True)
     sender_of(exchange).send(flags=FINAL)
     assert exchange.delivered == [(None, True)]
 
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_another_model_sends_one_response(apart: bool) -> None:
-    exchange = RecordedExchange()
+    exchange = RecordedResponder()
     sender, response = sender_of(exchange), InferenceResponse()
     if apart:
         sender.send(response)
@@ -91,7 +91,7 @@ def test_another_model_sends_one_response(apart: bool) -> None:
 
 
 def test_another_model_cannot_end_before_its_response() -> None:
-    exchange = RecordedExchange()
+    exchange = RecordedResponder()
     sender = sender_of(exchange)
     assert refusal(sender, None, FINAL) == TOO_EARLY
     sender.send(InferenceResponse(), FINAL)
@@ -99,7 +99,7 @@ def test_another_model_cannot_end_before_its_response() -> None:
 
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_a_closed_exchange_takes_nothing(decoupled: bool) -> None:
-    exchange = RecordedExchange(decoupled)
+    exchange = RecordedResponder(decoupled)
     sender = sender_of(exchange)
     assert exchange.close() is True
     assert exchange.close() is False
@@ -123,7 +123,7 @@ def test_the_sender_of_a_models_own_request_cannot_send() -> None:
     [((None, 2), FLAG), ((InferenceResponse(), 3), FLAG), ((), NOTHING), ((None, 0), NOTHING)],
 )
 def test_flags_and_response_are_checked_first(arguments: tuple[Any, ...], text: str) -> None:
-    exchange = RecordedExchange()
+    exchange = RecordedResponder()
     exchange.close()
     assert refusal(sender_of(exchange), *arguments) == text
 
@@ -131,11 +131,11 @@ def test_flags_and_response_are_checked_first(arguments: tuple[Any, ...], text: 
 @pytest.mark.parametrize("arguments", [("x",), ([InferenceResponse()],), (None, None), (None, 1.0)])
 def test_wrong_types_are_type_errors(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError, match=r"^send\(\): incompatible function arguments\."):
-        sender_of(RecordedExchange()).send(*arguments)
+        sender_of(RecordedResponder()).send(*arguments)
 
 
 def test_flags_may_be_any_integer_type() -> None:
-    exchange = RecordedExchange(decoupled=True)
+    exchange = RecordedResponder(decoupled=True)
     sender_of(exchange).send(None, np.uint8(1))
     assert exchange.delivered == [(None, True)]
 
@@ -164,7 +164,7 @@ def expected(state: dict[str, bool], decoupled: bool, response: bool, flags: int
 def test_every_order_of_sends_follows_the_table(
     decoupled: bool, sends: list[tuple[bool, int]]
 ) -> None:
-    exchange = RecordedExchange(decoupled)
+    exchange = RecordedResponder(decoupled)
     sender, state = sender_of(exchange), {"sent": False, "closed": False}
     for given_response, flags in sends:
         response = InferenceResponse() if given_response else None
@@ -176,11 +176,11 @@ def test_every_order_of_sends_follows_the_table(
         else:
             assert refusal(sender, response, flags) == text
             assert len(exchange.delivered) == before
-        assert (exchange.answered, exchange.closed) == (state["sent"], state["closed"])
+        assert (exchange.has_response, exchange.closed) == (state["sent"], state["closed"])
 
 
 def test_of_many_threads_one_answers() -> None:
-    exchange = RecordedExchange()
+    exchange = RecordedResponder()
     sender, refused = sender_of(exchange), []
     together = threading.Barrier(8)
 
@@ -201,7 +201,7 @@ def test_of_many_threads_one_answers() -> None:
 
 
 def test_a_response_that_cannot_be_delivered_leaves_the_sender_open() -> None:
-    class Full(RecordedExchange):
+    class Full(RecordedResponder):
         def _make_room(self) -> None:
             raise TritonModelException("no room")
 
@@ -211,7 +211,7 @@ def test_a_response_that_cannot_be_delivered_leaves_the_sender_open() -> None:
 
 
 def test_a_request_has_one_sender_which_outlives_it() -> None:
-    exchange = RecordedExchange()
+    exchange = RecordedResponder()
     sender = sender_of(exchange)  # the request is gone
     sender.send(InferenceResponse(), FINAL)
     assert exchange.closed
@@ -220,7 +220,7 @@ def test_a_request_has_one_sender_which_outlives_it() -> None:
 
 
 def test_a_cancellation_once_told_stays() -> None:
-    exchange = RecordedExchange()
+    exchange = RecordedResponder()
     exchange.cancel_answers = [False, True]
     sender = sender_of(exchange)
     assert [sender.is_cancelled() for _ in range(4)] == [False, True, True, True]

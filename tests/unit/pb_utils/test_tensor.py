@@ -103,7 +103,7 @@ class TestMadeFromAnArray:
         array[0] = 1
         captured = memoryview(bytes(tensor._wire_data()))
         owner = Block()
-        tensor._adopt(captured, owner)
+        tensor._set_wire_data(captured, owner)
         array[1] = 1
         assert bytes(tensor._wire_data()) == b"\x01\x00"
         assert tensor._owner is owner

@@ -19,8 +19,8 @@ def test_calls_are_made_in_the_order_in_which_they_are_due() -> None:
     calls = [("third", -NEVER), ("first", -3 * NEVER), ("second", -2 * NEVER)]
     with timer._changed:  # so that all are there before the first is made
         for name, seconds in calls:
-            timer.after(seconds, lambda name=name: made.append(name))  # type: ignore[misc]
-        timer.after(0.0, over.set)
+            timer.call_later(seconds, lambda name=name: made.append(name))  # type: ignore[misc]
+        timer.call_later(0.0, over.set)
     assert over.wait(DEADLINE)
     assert made == ["first", "second", "third"]
 
@@ -29,18 +29,18 @@ def test_a_call_that_was_stopped_is_not_made() -> None:
     timer, over = Timer(), threading.Event()
     made: list[object] = []
     with timer._changed:
-        stopped = timer.after(0.0, lambda: made.append("stopped"))
-        timer.after(0.001, over.set)
-        stopped.stop()
+        stopped = timer.call_later(0.0, lambda: made.append("stopped"))
+        timer.call_later(0.001, over.set)
+        stopped.cancel()
     assert over.wait(DEADLINE)
     assert made == []
-    assert stopped.is_stopped()
+    assert stopped.is_done()
 
 
 def test_an_earlier_call_is_made_while_the_thread_waits_for_a_later_one() -> None:
     timer, over = Timer(), threading.Event()
-    timer.after(NEVER, over.clear)
-    timer.after(0.0, over.set)
+    timer.call_later(NEVER, over.clear)
+    timer.call_later(0.0, over.set)
     assert over.wait(DEADLINE)
 
 
@@ -48,8 +48,8 @@ def test_one_thread_makes_all_calls_of_the_module() -> None:
     threads: set[threading.Thread] = set()
     over = threading.Event()
     for _ in range(100):
-        _timer.after(0.0, lambda: threads.add(threading.current_thread()))
-    _timer.after(0.001, over.set)
+        _timer.call_later(0.0, lambda: threads.add(threading.current_thread()))
+    _timer.call_later(0.001, over.set)
     assert over.wait(DEADLINE)
     (thread,) = threads
     assert (thread.name, thread.daemon) == ("pbhost-timer", True)
@@ -58,7 +58,7 @@ def test_one_thread_makes_all_calls_of_the_module() -> None:
 def test_calls_that_were_stopped_are_cleared_although_their_time_has_not_come() -> None:
     timer = Timer()
     for _ in range(10_000):
-        timer.after(NEVER, lambda: None).stop()
+        timer.call_later(NEVER, lambda: None).cancel()
     assert len(timer) < 200
 
 
@@ -67,10 +67,10 @@ def test_calls_that_were_not_stopped_are_kept_by_a_clearing() -> None:
     made: list[object] = []
     with timer._changed:
         for number in range(300):
-            alarm = timer.after(0.0, lambda number=number: made.append(number))  # type: ignore[misc]
+            alarm = timer.call_later(0.0, lambda number=number: made.append(number))  # type: ignore[misc]
             if number % 2:
-                alarm.stop()
-        timer.after(0.001, over.set)
+                alarm.cancel()
+        timer.call_later(0.001, over.set)
     assert over.wait(DEADLINE)
     assert made == list(range(0, 300, 2))
 
@@ -85,26 +85,26 @@ def test_a_call_that_raises_does_not_end_the_timer() -> None:
 
     threading.excepthook = note
     try:
-        timer.after(0.0, lambda: [][0])
+        timer.call_later(0.0, lambda: [][0])
         thread = timer._thread
         assert thread is not None
         thread.join(DEADLINE)
     finally:
         threading.excepthook = before
-    timer.after(0.0, over.set)
+    timer.call_later(0.0, over.set)
     assert over.wait(DEADLINE)
     assert seen == [IndexError]
 
 
 def _rings_in_child(result: Any) -> None:
     over = threading.Event()
-    _timer.after(0.0, over.set)
+    _timer.call_later(0.0, over.set)
     result.put(over.wait(DEADLINE))
 
 
 def test_a_forked_child_has_a_timer_of_its_own() -> None:
     first = threading.Event()
-    _timer.after(0.0, first.set)
+    _timer.call_later(0.0, first.set)
     assert first.wait(DEADLINE)
     context = multiprocessing.get_context("fork")
     result = context.SimpleQueue()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from stub.wire import arena as arena_module
-from stub.wire.arena import Arena, ArenaFull, ArenaReader, Block, create_file, span_of
+from stub.wire.arena import Arena, ArenaFull, ArenaReader, Block, create_arena_file, file_size
 from stub.wire.shared_file import PAGE
 from tests.conftest import DEADLINE, ROOT
 
@@ -27,7 +27,7 @@ SECTOR = 512  # unit of st_blocks
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    descriptor = create_file("pbhost-test", 4 * MIB)
+    descriptor = create_arena_file("pbhost-test", 4 * MIB)
     yield descriptor
     os.close(descriptor)
 
@@ -53,7 +53,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fd = create_file("pbhost-test", self.LIMIT)
+        self.fd = create_arena_file("pbhost-test", self.LIMIT)
         self.arena = Arena(7, self.fd, self.LIMIT)
         self.reader = ArenaReader(self.fd, self.LIMIT)
         self.live: dict[int, tuple[Block, bytes]] = {}
@@ -70,7 +70,7 @@ class ArenaMachine(RuleBasedStateMachine):
         try:
             block = write(self.arena, data)
         except ArenaFull as full:
-            assert (full.asked, full.used, full.allowed) == (size, used, self.LIMIT)
+            assert (full.requested, full.used, full.allowed) == (size, used, self.LIMIT)
             room = "its limit" not in str(full)
             assert room or used + arena_module._size_class(size) > self.LIMIT
         else:
@@ -110,13 +110,13 @@ class ArenaMachine(RuleBasedStateMachine):
         for block in sorted((block for block, _ in self.live.values()), key=lambda b: b.offset):
             assert block.offset >= end
             end = block.offset + max(1, block.size)
-        assert end <= span_of(self.LIMIT)
+        assert end <= file_size(self.LIMIT)
 
     @invariant()
     def accounts_are_right_and_the_limit_holds(self) -> None:
         arena = self.arena
         with arena._lock:
-            arena._collect()
+            arena._collect_dropped()
         assert arena.used == self.used()
         assert 0 <= arena.warm
         assert arena.used + arena.warm <= self.LIMIT
@@ -150,13 +150,13 @@ def test_blocks_cannot_be_written_to(fd: int) -> None:
     assert reader.slice(block.offset, 3).readonly
 
 
-def test_a_full_arena_says_what_was_asked_used_and_allowed(fd: int) -> None:
+def test_full_arena_reports_requested_used_and_allowed_bytes(fd: int) -> None:
     arena = Arena(0, fd, 4 * MIB)
     block = write(arena, bytes(3 * MIB))
     with pytest.raises(ArenaFull) as caught:
         write(arena, bytes(2 * MIB))
     full = caught.value
-    assert (full.asked, full.used, full.allowed) == (2 * MIB, 3 * MIB, 4 * MIB)
+    assert (full.requested, full.used, full.allowed) == (2 * MIB, 3 * MIB, 4 * MIB)
     assert str(full) == (
         f"{2 * MIB} bytes were asked of a tensor arena that uses {3 * MIB} of {4 * MIB} bytes"
         " (its limit)"
@@ -172,7 +172,7 @@ def test_a_limit_makes_room_by_giving_back_free_blocks_of_other_sizes(fd: int) -
         assert resident(fd) <= 4 * MIB
 
 
-def test_lack_of_memory_is_an_error_of_one_block(monkeypatch: pytest.MonkeyPatch, fd: int) -> None:
+def test_lack_of_memory_fails_only_that_block(monkeypatch: pytest.MonkeyPatch, fd: int) -> None:
     arena = Arena(0, fd, 4 * MIB)
     real = os.posix_fallocate
 
@@ -188,9 +188,9 @@ def test_lack_of_memory_is_an_error_of_one_block(monkeypatch: pytest.MonkeyPatch
     assert (block.offset, arena.used, resident(fd)) == (0, PAGE, PAGE)
 
 
-def test_many_different_sizes_use_up_the_addresses_and_say_so() -> None:
+def test_many_different_sizes_exhaust_the_addresses_with_an_error() -> None:
     limit = 8 * PAGE
-    fd = create_file("pbhost-test", limit)
+    fd = create_arena_file("pbhost-test", limit)
     arena = Arena(0, fd, limit)
     with pytest.raises(ArenaFull, match=r"\(too many different sizes\)"):
         for pages in range(8, 0, -1):
@@ -214,7 +214,7 @@ def test_memory_is_given_back_after_a_burst_and_what_is_in_use_stays(fd: int) ->
     assert again.data == contents(3, 100_000)
 
 
-def test_what_the_time_since_the_last_trim_needed_stays_warm(fd: int) -> None:
+def test_trim_keeps_the_memory_needed_since_the_last_trim(fd: int) -> None:
     arena = Arena(0, fd, 4 * MIB)
     arena.trim()
     for _ in range(5):
@@ -237,8 +237,8 @@ def test_a_block_may_be_dropped_in_another_thread(fd: int) -> None:
     assert arena.used == 0
 
 
-def test_threads_write_at_once_and_nobody_gets_anothers_bytes() -> None:
-    fd = create_file("pbhost-test", 16 * MIB)
+def test_concurrent_writers_get_separate_blocks() -> None:
+    fd = create_arena_file("pbhost-test", 16 * MIB)
     arena = Arena(0, fd, 16 * MIB)
     wrong: list[int] = []
 
@@ -270,7 +270,7 @@ class _Cycle:
         self.itself = self
 
 
-def test_the_collector_may_drop_a_block_even_inside_the_arena(
+def test_garbage_collector_may_drop_a_block_inside_arena_code(
     monkeypatch: pytest.MonkeyPatch, fd: int
 ) -> None:
     """It may run at any allocation, also while the arena's lock is held."""
@@ -333,14 +333,14 @@ def test_another_process_reads_what_the_writer_wrote(fd: int) -> None:
     [(-1, 1), (0, -1), (0, 16 * MIB + 1), (16 * MIB, 1), (1 << 70, 1), (1, 1 << 70)],
 )
 def test_a_reference_outside_of_the_arena_is_refused(fd: int, offset: int, size: int) -> None:
-    assert span_of(4 * MIB) == 16 * MIB
+    assert file_size(4 * MIB) == 16 * MIB
     with pytest.raises(ValueError, match="lies outside its arena"):
         ArenaReader(fd, 4 * MIB).slice(offset, size)
 
 
 def test_an_arena_takes_no_memory_before_it_is_used() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    fd = create_file("pbhost-test", 1 << 36)
+    fd = create_arena_file("pbhost-test", 1 << 36)
     Arena(0, fd, 1 << 36)
     ArenaReader(fd, 1 << 36)
     assert resident(fd) == 0

@@ -45,14 +45,14 @@ def of(
     if output:
         config["output"] = [{"name": "Y", **output}]
         config["batch_output"] = [{"target_name": ["Y"], "source_input": ["X"]}]
-    made = BatchTensors.of(json.dumps(config))
+    made = BatchTensors.from_config(json.dumps(config))
     assert made is not None
     return made
 
 
 def added(made: BatchTensors, *requests: pb_utils.InferenceRequest) -> Any:
     """The tensor that all of them have got."""
-    made.add(requests)
+    made.add_batch_inputs(requests)
     found = [
         pb_utils.get_input_tensor_by_name(request, name) for request in requests for name in "TU"
     ]
@@ -90,19 +90,19 @@ def test_a_model_that_does_not_batch_has_whole_shapes() -> None:
 
 def test_shapes_of_different_ranks_make_no_matrix() -> None:
     with pytest.raises(BatchTensorError) as caught:
-        of("BATCH_ITEM_SHAPE").add([request(1, 3), request(1, 2, 2)])
+        of("BATCH_ITEM_SHAPE").add_batch_inputs([request(1, 3), request(1, 2, 2)])
     assert str(caught.value) == "shapes of different ranks make no matrix: [[3], [2, 2]]"
 
 
 def test_a_request_without_the_source_makes_no_tensor() -> None:
     with pytest.raises(BatchTensorError) as caught:
-        of("BATCH_ELEMENT_COUNT").add([request(1, 3, name="OTHER")])
+        of("BATCH_ELEMENT_COUNT").add_batch_inputs([request(1, 3, name="OTHER")])
     assert str(caught.value) == "a tensor is made of input 'X' of each request, and one has none"
 
 
 def test_a_model_that_asks_for_nothing_has_none() -> None:
     config = {"max_batch_size": 0, "output": [], "batch_input": [], "batch_output": []}
-    assert BatchTensors.of(json.dumps(config)) is None
+    assert BatchTensors.from_config(json.dumps(config)) is None
 
 
 # Outputs
@@ -117,7 +117,7 @@ def response(*shape: int, start: int = 0) -> pb_utils.InferenceResponse:
 def scattered(made: BatchTensors, requests: Any, responses: Any) -> list[Any]:
     found = [
         answer and pb_utils.get_output_tensor_by_name(answer, "Y")
-        for answer in made.scatter(requests, responses)
+        for answer in made.scatter_batch_outputs(requests, responses)
     ]
     return [tensor if tensor is None else tensor.as_numpy().tolist() for tensor in found]
 
@@ -142,7 +142,7 @@ def test_each_response_may_have_its_own() -> None:
 
 
 def test_other_outputs_stay() -> None:
-    (answer,) = of(dims=[-1]).scatter([request(1, 3)], [response(3)])
+    (answer,) = of(dims=[-1]).scatter_batch_outputs([request(1, 3)], [response(3)])
     assert answer is not None
     assert [tensor.name() for tensor in answer.output_tensors()] == ["Z", "Y"]
 
@@ -161,7 +161,7 @@ def test_failures_and_what_is_not_answered_yet_stay() -> None:
     failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("no"))
     requests = [request(1, 3), request(1, 2), request(1, 1)]
     answers = [None, failed, response(1)]
-    found = of(dims=[-1]).scatter(requests, answers)
+    found = of(dims=[-1]).scatter_batch_outputs(requests, answers)
     assert found[0] is None
     assert found[1] is failed
     assert scattered(of(dims=[-1]), requests, answers)[2] == [[0]]
@@ -169,12 +169,14 @@ def test_failures_and_what_is_not_answered_yet_stay() -> None:
 
 def test_an_output_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BatchTensorError) as caught:
-        of(dims=[-1]).scatter([request(1, 3), request(1, 2)], [response(4), response(2)])
+        of(dims=[-1]).scatter_batch_outputs(
+            [request(1, 3), request(1, 2)], [response(4), response(2)]
+        )
     assert str(caught.value) == (
         "output 'Y' of request 0 has 4 elements, but its input gives it the shape [1, 3]"
     )
     with pytest.raises(BatchTensorError) as caught:
-        of(dims=[-1, -1]).scatter([request(1, 3)], [response(3)])
+        of(dims=[-1, -1]).scatter_batch_outputs([request(1, 3)], [response(3)])
     assert str(caught.value) == (
         "output 'Y' of shape [-1, -1, -1] takes what is -1 from input 'X', whose shape [1, 3] has"
         " no such dimension"

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from stub.wire.arena import Block, Ledger
+from stub.wire.arena import Block, BlockReferences
 from tests.conftest import DEADLINE
 
 
@@ -21,71 +21,71 @@ def block(dropped: list[tuple[str, int, int]], name: str, arena: int = 1, offset
 
 def test_a_block_lives_until_it_is_returned_as_often_as_it_was_lent() -> None:
     dropped: list[tuple[str, int, int]] = []
-    ledger = Ledger()
+    ledger = BlockReferences()
     held = block(dropped, "a")
     for _ in range(3):
-        ledger.lend(held)
+        ledger.export_block(held)
     del held
     assert len(ledger) == 3
-    ledger.returned(1, 0, 2)
+    ledger.release_block(1, 0, 2)
     assert (len(ledger), dropped) == (1, [])
-    ledger.returned(1, 0, 1)
+    ledger.release_block(1, 0, 1)
     assert (len(ledger), dropped) == (0, [("a", 1, 0)])
 
 
 def test_the_latest_holding_of_a_block_goes_first() -> None:
     dropped: list[tuple[str, int, int]] = []
-    ledger = Ledger()
-    ledger.lend(block(dropped, "first"))
-    ledger.lend(block(dropped, "second"))
-    ledger.returned(1, 0, 1)
+    ledger = BlockReferences()
+    ledger.export_block(block(dropped, "first"))
+    ledger.export_block(block(dropped, "second"))
+    ledger.release_block(1, 0, 1)
     assert [name for name, *_ in dropped] == ["second"]
-    ledger.returned(1, 0, 1)
+    ledger.release_block(1, 0, 1)
     assert [name for name, *_ in dropped] == ["second", "first"]
 
 
 @pytest.mark.parametrize("where", [(2, 0), (1, 4096)])
 def test_what_was_not_lent_cannot_be_returned(where: tuple[int, int]) -> None:
-    ledger = Ledger()
-    ledger.lend(block([], "a"))
+    ledger = BlockReferences()
+    ledger.export_block(block([], "a"))
     with pytest.raises(KeyError):
-        ledger.returned(*where, 1)
+        ledger.release_block(*where, 1)
     with pytest.raises(KeyError):
-        ledger.find(*where)
+        ledger.find_block(*where)
 
 
 def test_too_many_returns_are_an_error_and_change_nothing() -> None:
     dropped: list[tuple[str, int, int]] = []
-    ledger = Ledger()
-    ledger.lend(block(dropped, "a"))
+    ledger = BlockReferences()
+    ledger.export_block(block(dropped, "a"))
     with pytest.raises(KeyError):
-        ledger.returned(1, 0, 2)
+        ledger.release_block(1, 0, 2)
     assert (len(ledger), dropped) == (1, [])
-    ledger.returned(1, 0, 1)
+    ledger.release_block(1, 0, 1)
     with pytest.raises(KeyError):
-        ledger.returned(1, 0, 1)
+        ledger.release_block(1, 0, 1)
 
 
 def test_clearing_drops_everything() -> None:
     dropped: list[tuple[str, int, int]] = []
-    ledger = Ledger()
+    ledger = BlockReferences()
     for offset in range(5):
-        ledger.lend(block(dropped, "x", offset=offset))
-    ledger.clear()
+        ledger.export_block(block(dropped, "x", offset=offset))
+    ledger.release_all()
     assert (len(ledger), len(dropped)) == (0, 5)
 
 
 def test_dropping_a_block_may_return_another_one() -> None:
     """A block that is passed on holds a loan elsewhere, whose end comes back to the ledger."""
-    ledger = Ledger()
+    ledger = BlockReferences()
     dropped: list[tuple[str, int, int]] = []
-    ledger.lend(block(dropped, "inner", offset=64))
+    ledger.export_block(block(dropped, "inner", offset=64))
     data = memoryview(b"").toreadonly()
-    ledger.lend(Block(1, 0, 0, data, lambda *_: ledger.returned(1, 64, 1)))
+    ledger.export_block(Block(1, 0, 0, data, lambda *_: ledger.release_block(1, 64, 1)))
     done = threading.Event()
 
     def give_back() -> None:
-        ledger.returned(1, 0, 1)
+        ledger.release_block(1, 0, 1)
         done.set()
 
     thread = threading.Thread(target=give_back, daemon=True)
@@ -101,14 +101,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger()
+        self.ledger = BlockReferences()
         self.dropped: list[tuple[str, int, int]] = []
         self.counts: dict[tuple[int, int], int] = {}
         self.lent = 0
 
     @rule(key=keys)
     def lend(self, key: tuple[int, int]) -> None:
-        self.ledger.lend(block(self.dropped, "x", *key))
+        self.ledger.export_block(block(self.dropped, "x", *key))
         self.counts[key] = self.counts.get(key, 0) + 1
         self.lent += 1
 
@@ -116,19 +116,19 @@ class LedgerMachine(RuleBasedStateMachine):
     def give_back(self, key: tuple[int, int], count: int) -> None:
         if count > self.counts.get(key, 0):
             with pytest.raises(KeyError):
-                self.ledger.returned(*key, count)
+                self.ledger.release_block(*key, count)
         else:
-            self.ledger.returned(*key, count)
+            self.ledger.release_block(*key, count)
             self.counts[key] -= count
 
     @rule(key=keys)
     def find(self, key: tuple[int, int]) -> None:
         if self.counts.get(key, 0):
-            found = self.ledger.find(*key)
+            found = self.ledger.find_block(*key)
             assert (found.arena, found.offset) == key
         else:
             with pytest.raises(KeyError):
-                self.ledger.find(*key)
+                self.ledger.find_block(*key)
 
     @invariant()
     def what_is_held_lives(self) -> None:

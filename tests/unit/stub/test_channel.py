@@ -12,34 +12,34 @@ import zmq
 
 from stub.channel import Channel
 from stub.wire import messages as m
-from stub.wire.ring import ROUSE, RingWriter, create_file, map_file
-from stub.wire.spawn import Spawn
+from stub.wire.ring import WAKE_EARLY, RingWriter, create_ring_file, map_rings
+from stub.wire.spawn import SpawnArguments
 
-WANTED = m.Describe(m.ModelSource("/models/a", 1, "model.py"), "{}")
+WANTED = m.AutoComplete(m.ModelSource("/models/a", 1, "model.py"), "{}")
 
 
 class Ends:
     """A stub's end, and the host's."""
 
     def __init__(self, endpoint: str) -> None:
-        self._rings, self._host_event = create_file("rings"), os.eventfd(0)
+        self._rings, self._host_event = create_ring_file("rings"), os.eventfd(0)
         self.work_event = os.eventfd(0)
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.bind(endpoint)
         fds = (self._rings, self.work_event, self._host_event)
-        self.channel = Channel(Spawn(endpoint, "t", "title", -1, *fds, 1, -1, 0, -1, 0))
-        self._ring = RingWriter(map_file(self._rings)[0])
+        self.channel = Channel(SpawnArguments(endpoint, "t", "title", -1, *fds, 1, -1, 0, -1, 0))
+        self._ring = RingWriter(map_rings(self._rings)[0])
 
     def rouse(self) -> None:
-        os.eventfd_write(self.work_event, ROUSE)
+        os.eventfd_write(self.work_event, WAKE_EARLY)
 
     def send(self) -> None:
-        self._ring.put(m.encode([WANTED]))
+        self._ring.try_write(m.encode([WANTED]))
         os.eventfd_write(self.work_event, 1)
 
     def close(self) -> None:
-        self.channel.abandon()
+        self.channel.mark_host_gone()
         self.channel.close()
         self._router.close(0)
         self._context.term()

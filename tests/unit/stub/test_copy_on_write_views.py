@@ -18,10 +18,10 @@ import pb_utils
 import stub.copy_on_write_views
 from pb_utils import _copying
 from pb_utils._storage import address_of
-from stub.convert import tensor_from, tensor_to
-from stub.copy_on_write_mapping import PrivateMapping
-from stub.memory import Memory
-from stub.wire.arena import Arena, Block, create_file
+from stub.conversion import tensor_from_wire, tensor_to_wire
+from stub.copy_on_write_mapping import CopyOnWriteMapping
+from stub.memory import StubMemory
+from stub.wire.arena import Arena, Block, create_arena_file
 from stub.wire.messages import OpenArena
 from stub.wire.payload import WireTensor
 from stub.wire.shared_file import PAGE
@@ -32,9 +32,9 @@ REGION = 5  # number of a client's memory
 
 
 def is_possible() -> bool:
-    fd = create_file("pbhost-test", PAGE)
+    fd = create_arena_file("pbhost-test", PAGE)
     try:
-        PrivateMapping(fd, PAGE, 0, False)
+        CopyOnWriteMapping(fd, PAGE, 0, False)
     except (OSError, ValueError):
         return False
     finally:
@@ -51,22 +51,22 @@ class Bench:
     """A stub's memory, with the host's arena and a client's memory beside it."""
 
     def __init__(self) -> None:
-        self.fds = [create_file("pbhost-test", LIMIT) for _ in range(3)]
+        self.fds = [create_arena_file("pbhost-test", LIMIT) for _ in range(3)]
         self.host = Arena(0, self.fds[0], LIMIT)
         self.wakes = 0
-        self.memory = Memory(Arena(1, self.fds[1], LIMIT), self.wake)
-        self.memory.add(0, self.fds[0], LIMIT)
-        self.memory.add(1, self.fds[1], LIMIT)
+        self.memory = StubMemory(Arena(1, self.fds[1], LIMIT), self.wake)
+        self.memory.add_inherited_arena(0, self.fds[0], LIMIT)
+        self.memory.add_inherited_arena(1, self.fds[1], LIMIT)
         path = f"/proc/self/fd/{self.fds[2]}"
-        self.memory.open(OpenArena(REGION, path, LIMIT, region=True))
-        self.snapshots = self.memory.snapshots
-        _copying.show_by(self.snapshots.show)
+        self.memory.open_arena(OpenArena(REGION, path, LIMIT, region=True))
+        self.snapshots = self.memory.views
+        _copying.set_copy_on_write_mapper(self.snapshots.map_array)
 
     def wake(self) -> None:
         self.wakes += 1
 
     def close(self) -> None:
-        _copying.show_by(_copying._shows_nothing)
+        _copying.set_copy_on_write_mapper(_copying._map_nothing)
         for fd in self.fds:
             os.close(fd)
 
@@ -77,7 +77,7 @@ class Bench:
 
     def take(self, wire: WireTensor) -> npt.NDArray[np.uint8]:
         """What a model gets of it."""
-        return tensor_from(wire, self.memory).as_numpy()
+        return tensor_from_wire(wire, self.memory).as_numpy()
 
     def write_region(self, value: int, offset: int = 0, size: int = SIZE) -> WireTensor:
         """A tensor in the client's memory."""
@@ -86,13 +86,13 @@ class Bench:
 
     def is_shown(self, array: npt.NDArray[np.uint8]) -> bool:
         """Whether no bytes were copied."""
-        return any(span.address == address_of(array) for span in self.snapshots._live)
+        return any(span.address == address_of(array) for span in self.snapshots._views)
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     bench = Bench()
-    bench.snapshots.begin(regions=True)
+    bench.snapshots.begin_batch(regions=True)
     yield bench
     bench.close()
 
@@ -152,11 +152,11 @@ def test_a_model_that_only_reads_for_as_long_is_trusted_anew(bench: Bench) -> No
 def test_what_a_model_keeps_stays_as_it_was(bench: Bench) -> None:
     block, wire = bench.lend(3)
     array = bench.take(wire)
-    bench.snapshots.end()
+    bench.snapshots.end_batch()
     offset = block.offset
     del block  # and others may use it
-    ended = bench.memory.ended()
-    assert ended is not None and ended.grants == [(0, offset, 1)]  # although the array is alive
+    ended = bench.memory.take_releases()
+    assert ended is not None and ended.blocks == [(0, offset, 1)]  # although the array is alive
     other, _ = bench.lend(9)
     assert other.offset == offset
     assert (array == 3).all()
@@ -165,10 +165,10 @@ def test_what_a_model_keeps_stays_as_it_was(bench: Bench) -> None:
 def test_what_gets_an_array_that_goes_returns_its_loan(bench: Bench) -> None:
     _, wire = bench.lend(3)
     array = bench.take(wire)
-    assert bench.memory.ended() is None
+    assert bench.memory.take_releases() is None
     del array
-    ended = bench.memory.ended()
-    assert ended is not None and len(ended.grants) == 1
+    ended = bench.memory.take_releases()
+    assert ended is not None and len(ended.blocks) == 1
 
 
 def test_two_arrays_of_one_block_are_independent(bench: Bench) -> None:
@@ -194,13 +194,13 @@ def test_a_clients_memory_is_shown_and_the_client_may_write_there_after_the_batc
 ) -> None:
     array = bench.take(bench.write_region(3))
     assert bench.is_shown(array)
-    bench.snapshots.end()
+    bench.snapshots.end_batch()
     bench.write_region(9)
     assert (array == 3).all()
 
 
 def test_a_clients_memory_is_not_shown_if_it_may_be_answered_earlier(bench: Bench) -> None:
-    bench.snapshots.begin(regions=False)
+    bench.snapshots.begin_batch(regions=False)
     array = bench.take(bench.write_region(3))
     bench.write_region(9)
     assert (array == 3).all()
@@ -210,7 +210,7 @@ def test_a_clients_memory_is_not_shown_if_it_may_be_answered_earlier(bench: Benc
 
 def test_an_early_answer_gives_arrays_in_clients_memory_pages_of_their_own(bench: Bench) -> None:
     array = bench.take(bench.write_region(3))
-    bench.snapshots.part_from_regions()
+    bench.snapshots.detach_from_client_regions()
     bench.write_region(9)
     assert (array == 3).all()
     later = bench.take(bench.write_region(5, SIZE))
@@ -222,7 +222,7 @@ def test_an_early_answer_gives_arrays_in_clients_memory_pages_of_their_own(bench
 def test_an_output_may_overwrite_an_input_in_the_clients_memory(bench: Bench, offset: int) -> None:
     place = 4 * SIZE
     array = bench.take(bench.write_region(3, place))
-    room = bench.memory.room(SIZE, (REGION, place + offset, SIZE))
+    room = bench.memory.output_buffer(SIZE, (REGION, place + offset, SIZE))
     assert room is not None
     room[:] = bytes([8]) * SIZE
     assert (array == 3).all()
@@ -232,11 +232,11 @@ def test_an_output_may_overwrite_an_input_that_was_registered_by_another_name(
     bench: Bench,
 ) -> None:
     path = f"/proc/self/fd/{bench.fds[2]}"
-    bench.memory.open(OpenArena(REGION + 1, path, LIMIT - 2 * PAGE, 2 * PAGE, True))
+    bench.memory.open_arena(OpenArena(REGION + 1, path, LIMIT - 2 * PAGE, 2 * PAGE, True))
     array = bench.take(bench.write_region(3))
-    assert bench.memory.room(SIZE, (REGION + 1, 2 * SIZE, SIZE)) is not None
-    assert bench.snapshots.block_of(array) is None  # it lies in the client's memory
-    room = bench.memory.room(SIZE, (REGION + 1, 0, SIZE))
+    assert bench.memory.output_buffer(SIZE, (REGION + 1, 2 * SIZE, SIZE)) is not None
+    assert bench.snapshots.unchanged_block_of(array) is None  # it lies in the client's memory
+    room = bench.memory.output_buffer(SIZE, (REGION + 1, 0, SIZE))
     assert room is not None
     room[:] = bytes([8]) * SIZE
     assert (array == 3).all()
@@ -246,7 +246,7 @@ def test_an_unchanged_array_is_sent_by_reference(bench: Bench) -> None:
     block, wire = bench.lend(3)
     tensor = pb_utils.Tensor("y", bench.take(wire).reshape(4, -1))
     placed: list[Block] = []
-    sent = tensor_to(tensor, bench.memory, placed)
+    sent = tensor_to_wire(tensor, bench.memory, placed)
     assert (sent.arena, sent.offset, sent.size) == (0, block.offset, SIZE)
     assert sent.shape == [4, SIZE // 4]
     assert bench.memory.own.used == 0
@@ -265,7 +265,7 @@ def test_any_other_array_is_sent_as_it_is(bench: Bench, change: str) -> None:
     elif change == "reversed":
         array = array[::-1]
     expected = array.tobytes()
-    sent = tensor_to(pb_utils.Tensor("y", array), bench.memory, [])
+    sent = tensor_to_wire(pb_utils.Tensor("y", array), bench.memory, [])
     assert sent.arena == 1
     reader = bench.memory._readers[1]
     assert bytes(reader.slice(sent.offset, sent.size)) == expected
@@ -281,7 +281,7 @@ def test_another_thread_gets_a_copy(bench: Bench) -> None:
 
 
 def test_between_batches_there_are_copies(bench: Bench) -> None:
-    bench.snapshots.end()
+    bench.snapshots.end_batch()
     _, wire = bench.lend(3)
     assert not bench.is_shown(bench.take(wire))
 
@@ -289,7 +289,7 @@ def test_between_batches_there_are_copies(bench: Bench) -> None:
 def test_a_fork_sees_what_its_parent_saw(bench: Bench) -> None:
     block, wire = bench.lend(3)
     array = bench.take(wire)
-    bench.snapshots.provide_for_forks()
+    bench.snapshots.register_fork_handlers()
     go_read, go_write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -299,7 +299,7 @@ def test_a_fork_sees_what_its_parent_saw(bench: Bench) -> None:
     del array
     offset = block.offset
     del block
-    bench.snapshots.tidy()
+    bench.snapshots.reclaim_dropped_views()
     other, _ = bench.lend(9)
     assert other.offset == offset
     os.write(go_write, b"x")
@@ -311,12 +311,12 @@ def test_a_fork_sees_what_its_parent_saw(bench: Bench) -> None:
 def test_consumers_of_dlpack_write_to_pages_of_their_own(bench: Bench) -> None:
     torch = pytest.importorskip("torch")
     block, wire = bench.lend(3)
-    tensor = tensor_from(wire, bench.memory)
+    tensor = tensor_from_wire(wire, bench.memory)
     array = torch.from_dlpack(tensor)
     assert bench.is_shown(array.numpy())
     array[:] = 4
     placed: list[Block] = []
-    sent = tensor_to(tensor, bench.memory, placed)
+    sent = tensor_to_wire(tensor, bench.memory, placed)
     assert bytes(placed[0].data) == bytes([4]) * SIZE and sent.arena == 1
     assert bytes(block.data) == bytes([3]) * SIZE
 
@@ -324,12 +324,12 @@ def test_consumers_of_dlpack_write_to_pages_of_their_own(bench: Bench) -> None:
 def test_an_arena_that_has_gone_is_readable_to_the_end(bench: Bench) -> None:
     _, wire = bench.lend(3)
     array = bench.take(wire)
-    bench.memory.close(0)
+    bench.memory.close_arena(0)
     assert (array == 3).all()
 
 
 def test_a_descriptor_that_is_another_file_now_is_not_mapped(bench: Bench) -> None:
-    bench.memory.open(OpenArena(7, f"/proc/self/fd/{bench.fds[0]}", LIMIT))
+    bench.memory.open_arena(OpenArena(7, f"/proc/self/fd/{bench.fds[0]}", LIMIT))
     os.dup2(bench.fds[1], bench.fds[0])
     block, _ = bench.lend(3)
     array = bench.take(WireTensor("x", 2, [SIZE], None, 7, block.offset, SIZE))
@@ -349,11 +349,11 @@ def test_where_the_kernel_cannot_do_it_there_are_copies(
 def test_what_dlpack_wrote_is_sent_also_after_as_numpy(bench: Bench) -> None:
     torch = pytest.importorskip("torch")
     _, wire = bench.lend(3)
-    tensor = tensor_from(wire, bench.memory)
+    tensor = tensor_from_wire(wire, bench.memory)
     array = tensor.as_numpy()
     torch.from_dlpack(tensor).mul_(2)
     placed: list[Block] = []
-    tensor_to(tensor, bench.memory, placed)
+    tensor_to_wire(tensor, bench.memory, placed)
     assert bytes(placed[0].data) == bytes([6]) * SIZE
     assert bench.is_shown(array)
 
@@ -362,7 +362,7 @@ def test_texts_over_an_input_are_sent_as_texts(bench: Bench) -> None:
     _, wire = bench.lend(ord("x"))
     array = bench.take(wire).view("S4")
     placed: list[Block] = []
-    tensor_to(pb_utils.Tensor("y", array), bench.memory, placed)
+    tensor_to_wire(pb_utils.Tensor("y", array), bench.memory, placed)
     assert bytes(placed[0].data) == b"\x04\0\0\0xxxx" * (SIZE // 4)
 
 
@@ -374,7 +374,7 @@ class Region:
         self.fd = os.memfd_create("region")
         os.ftruncate(self.fd, size)
         path = f"/proc/self/fd/{self.fd}"
-        bench.memory.open(OpenArena(REGION + 2, path, size, region=True))
+        bench.memory.open_arena(OpenArena(REGION + 2, path, size, region=True))
 
     def take(self, value: int, offset: int = 0) -> npt.NDArray[np.uint8]:
         os.pwrite(self.fd, bytes([value]) * SIZE, offset)
@@ -404,7 +404,7 @@ def test_what_a_model_keeps_stays_although_the_client_makes_its_memory_smaller(
     bench: Bench, region: Region
 ) -> None:
     array = region.take(3)
-    bench.snapshots.end()
+    bench.snapshots.end_batch()
     os.ftruncate(region.fd, 0)
     os.ftruncate(region.fd, 4 * SIZE)
     os.pwrite(region.fd, bytes([9]) * SIZE, 0)
@@ -417,18 +417,18 @@ def test_the_place_of_what_was_kept_of_a_clients_memory_is_shown_again_once_it_i
     for _ in range(3):
         array, other = region.take(3), region.take(4, SIZE)
         assert bench.is_shown(array) and bench.is_shown(other)
-        bench.snapshots.end()
+        bench.snapshots.end_batch()
         del array
-        bench.snapshots.begin(regions=True)
-        bench.snapshots.tidy()
-        bench.snapshots._rest = 0
+        bench.snapshots.begin_batch(regions=True)
+        bench.snapshots.reclaim_dropped_views()
+        bench.snapshots._copies_left = 0
         for value in range(80):
             assert (region.take(value) == value).all()
         assert (other == 4).all()
         del other
-        bench.snapshots.tidy()
-        bench.snapshots._rest = 0
-    assert not bench.snapshots._live
+        bench.snapshots.reclaim_dropped_views()
+        bench.snapshots._copies_left = 0
+    assert not bench.snapshots._views
 
 
 def test_what_a_thread_writes_while_its_array_gets_its_own_pages_is_not_lost(
@@ -446,7 +446,7 @@ def test_what_a_thread_writes_while_its_array_gets_its_own_pages_is_not_lost(
     thread = threading.Thread(target=write)
     thread.start()
     begun.wait(60)
-    bench.snapshots.part_from_regions()
+    bench.snapshots.detach_from_client_regions()
     thread.join()
     assert (array == rounds).all()
 
@@ -457,42 +457,42 @@ def test_a_client_that_takes_its_memory_away_does_not_stop_the_batch(
     _, wire = bench.lend(3)
     array, other = region.take(3), bench.take(wire)
     os.ftruncate(region.fd, 0)
-    bench.snapshots.end()
+    bench.snapshots.end_batch()
     assert (other == 3).all()
-    ended = bench.memory.ended()
-    assert ended is not None and ended.grants[0][0] == 0
+    ended = bench.memory.take_releases()
+    assert ended is not None and ended.blocks[0][0] == 0
     del array
-    bench.snapshots.tidy()
+    bench.snapshots.reclaim_dropped_views()
 
 
 def test_a_kept_array_does_not_keep_the_rest_of_a_clients_memory(
     bench: Bench, region: Region
 ) -> None:
     array = region.take(3, SIZE)
-    bench.snapshots.end()
+    bench.snapshots.end_batch()
     assert region.mapped() > 0
-    bench.memory.close(REGION + 2)
+    bench.memory.close_arena(REGION + 2)
     assert region.mapped() == 0
     assert (array == 3).all()
     del array
-    bench.snapshots.tidy()
-    assert not bench.snapshots._live
+    bench.snapshots.reclaim_dropped_views()
+    assert not bench.snapshots._views
 
 
 def test_a_region_may_be_closed_while_the_model_reads_it(bench: Bench, region: Region) -> None:
     array = region.take(3, SIZE)
-    bench.memory.close(REGION + 2)
+    bench.memory.close_arena(REGION + 2)
     assert region.mapped() >= SIZE
     assert (array == 3).all()
-    bench.snapshots.end()
+    bench.snapshots.end_batch()
     os.ftruncate(region.fd, 0)
     assert (array == 3).all()
 
 
 def test_a_tensor_of_a_request_that_was_answered_is_copied(bench: Bench) -> None:
-    tensor = tensor_from(bench.write_region(3), bench.memory)
-    bench.snapshots.end()
-    bench.snapshots.begin(regions=True)
+    tensor = tensor_from_wire(bench.write_region(3), bench.memory)
+    bench.snapshots.end_batch()
+    bench.snapshots.begin_batch(regions=True)
     array = tensor.as_numpy()
     bench.write_region(9)
     assert (array == 3).all()
@@ -503,7 +503,7 @@ def test_a_batch_that_writes_to_many_tires_once(bench: Bench) -> None:
     for array in [bench.take(wire) for _, wire in lent]:
         array[0] = 4
     del array
-    bench.snapshots.tidy()
+    bench.snapshots.reclaim_dropped_views()
     assert sum(not bench.is_shown(bench.take(lent[0][1])) for _ in range(65)) == 64
 
 
@@ -512,20 +512,20 @@ def test_a_model_that_keeps_its_inputs_gets_copies(bench: Bench) -> None:
     for _ in range(2):
         _, wire = bench.lend(3)
         kept.append(bench.take(wire))
-        bench.snapshots.end()
-        bench.snapshots.begin(regions=True)
+        bench.snapshots.end_batch()
+        bench.snapshots.begin_batch(regions=True)
     assert [bench.is_shown(array) for array in kept] == [True, False]
 
 
 def test_pages_of_an_array_that_goes_between_batches_are_given_back_soon(bench: Bench) -> None:
     _, wire = bench.lend(3)
     array = bench.take(wire)
-    bench.snapshots.end()
+    bench.snapshots.end_batch()
     before = bench.wakes
     del array
     assert bench.wakes > before
-    bench.snapshots.tidy()
-    assert not bench.snapshots._live
+    bench.snapshots.reclaim_dropped_views()
+    assert not bench.snapshots._views
 
 
 @pytest.mark.parametrize("place", ["overlaps", "part", "is_changed", "recover", "borrow"])
@@ -537,19 +537,19 @@ def test_a_finaliser_may_do_anything_in_the_middle_of_anything(
     lent = [bench.lend(value) for value in range(3)]
     inside: list[bool] = []
     intrusions: list[npt.NDArray[np.uint8]] = []
-    owner: Any = stub.copy_on_write_views if place == "borrow" else stub.copy_on_write_views._Span
+    owner: Any = stub.copy_on_write_views if place == "borrow" else stub.copy_on_write_views._View
     original = getattr(owner, place)
 
     def finaliser() -> None:
         inner = bench.take(lent[0][1])
         inner[0] = 9
         intrusions.append(inner)
-        bench.snapshots.block_of(inner)
-        bench.snapshots.part_from_regions()
+        bench.snapshots.unchanged_block_of(inner)
+        bench.snapshots.detach_from_client_regions()
         if len(intrusions) % 2:
-            bench.snapshots.part()
+            bench.snapshots.detach_all()
             intrusions.clear()
-        bench.snapshots.tidy()
+        bench.snapshots.reclaim_dropped_views()
 
     def intruded(*arguments: Any, **options: Any) -> Any:
         if not inside:
@@ -563,21 +563,21 @@ def test_a_finaliser_may_do_anything_in_the_middle_of_anything(
 
     def work() -> None:
         for round in range(20):
-            bench.snapshots.begin(regions)
+            bench.snapshots.begin_batch(regions)
             for value, (_, wire) in enumerate(lent):
                 if regions:
                     wire = bench.write_region(value, value * SIZE)
-                bench.snapshots._rest = 0
+                bench.snapshots._copies_left = 0
                 array = bench.take(wire)
                 assert (array == value).all()
                 array[round] = 7
-                tensor_to(pb_utils.Tensor("y", array), bench.memory, [])
+                tensor_to_wire(pb_utils.Tensor("y", array), bench.memory, [])
                 kept = bench.take(wire)
                 array[round] = 8
                 assert (kept == value).all()
-            bench.snapshots.end()
+            bench.snapshots.end_batch()
             del array, kept
-            bench.snapshots.tidy()
+            bench.snapshots.reclaim_dropped_views()
         done.append(True)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -615,23 +615,23 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: not self.open)
     @rule(regions=st.booleans())
     def begin(self, regions: bool) -> None:
-        self.bench.snapshots.begin(regions)
+        self.bench.snapshots.begin_batch(regions)
         self.open = True
         self.answered = not regions
 
     @precondition(lambda self: self.open)
     @rule()
     def answer_early(self) -> None:
-        self.bench.snapshots.part_from_regions()
+        self.bench.snapshots.detach_from_client_regions()
         self.answered = True
 
     @precondition(lambda self: self.open)
     @rule()
     def end(self) -> None:
-        self.bench.snapshots.end()
+        self.bench.snapshots.end_batch()
         self.open = False
         self.lent.clear()
-        self.bench.snapshots.tidy()
+        self.bench.snapshots.reclaim_dropped_views()
 
     @rule(pages=st.integers(0, 2), odd=st.sampled_from([0, 16, 17]))
     def take_block(self, pages: int, odd: int) -> None:
@@ -659,12 +659,12 @@ class Model(RuleBasedStateMachine):
 
     @rule(place=st.integers(0, 80), odd=st.integers(0, 100))
     def output_is_written(self, place: int, odd: int) -> None:
-        room = self.bench.memory.room(SIZE, (REGION, place * PAGE + odd, SIZE))
+        room = self.bench.memory.output_buffer(SIZE, (REGION, place * PAGE + odd, SIZE))
         assert room is not None
         room[:] = bytes([self.next_value()]) * SIZE
 
     def keep(self, array: npt.NDArray[np.uint8], content: bytes) -> None:
-        self.bench.snapshots._rest = 0  # or nearly all would be copies
+        self.bench.snapshots._copies_left = 0  # or nearly all would be copies
         self.expected.append((array, content))
 
     @precondition(lambda self: self.expected)
@@ -680,7 +680,7 @@ class Model(RuleBasedStateMachine):
     def model_sends(self, data: st.DataObject) -> None:
         array, content = data.draw(st.sampled_from(self.expected))
         placed: list[Block] = []
-        tensor_to(pb_utils.Tensor("y", array), self.bench.memory, placed)
+        tensor_to_wire(pb_utils.Tensor("y", array), self.bench.memory, placed)
         assert bytes(placed[0].data) == content
 
     @precondition(lambda self: self.expected)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 import pb_utils
-from stub.literals import BadInput, read_inputs
+from stub.literals import InvalidInput, read_inputs
 
 
 def read(
@@ -27,7 +27,7 @@ def same(array: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
 
 
 def complaint(*arguments: Any, **options: Any) -> str:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInput) as caught:
         read(*arguments, **options)
     return str(caught.value)
 
@@ -155,7 +155,7 @@ def test_inputs_that_are_missing_or_unknown_are_named_with_what_is_expected() ->
             {"name": "C", "data_type": "TYPE_INT8", "dims": [1], "optional": True},
         ],
     }
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInput) as caught:
         read_inputs([], config)
     assert str(caught.value) == (
         "the model wants more inputs:\n"
@@ -163,13 +163,15 @@ def test_inputs_that_are_missing_or_unknown_are_named_with_what_is_expected() ->
         "  --input B=VALUE  for B TYPE_STRING [-1, -1] (the first is the batch, at most 4)\n"
         "VALUE may be 'random'"
     )
-    with pytest.raises(BadInput, match=r"no input 'D'; its inputs are\n  A TYPE_FP32 \[-1, 2\]"):
+    with pytest.raises(
+        InvalidInput, match=r"no input 'D'; its inputs are\n  A TYPE_FP32 \[-1, 2\]"
+    ):
         read_inputs([("D", "1")], config)
-    with pytest.raises(BadInput, match="input 'A' is given twice"):
+    with pytest.raises(InvalidInput, match="input 'A' is given twice"):
         read_inputs([("A", "[1, 2]"), ("A", "[1, 2]")], config)
     assert list(read_inputs([("A", "[1, 2]"), ("B", "x")], config)) == ["A", "B"]
 
 
 def test_a_model_without_inputs_says_so() -> None:
-    with pytest.raises(BadInput, match="its inputs are\n  none"):
+    with pytest.raises(InvalidInput, match="its inputs are\n  none"):
         read_inputs([("X", "1")], {"max_batch_size": 0, "input": []})

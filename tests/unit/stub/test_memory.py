@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import pb_utils
-from stub.convert import request_from, response_to, tensor_from, tensor_to
-from stub.memory import Memory, MemoryGone
-from stub.wire.arena import Arena, Block, create_file
+from stub.conversion import request_from_wire, response_to_wire, tensor_from_wire, tensor_to_wire
+from stub.memory import SharedMemoryUnavailable, StubMemory
+from stub.wire.arena import Arena, Block, create_arena_file
 from stub.wire.messages import OpenArena
 from stub.wire.payload import (
     INLINE_ALWAYS,
@@ -24,7 +24,7 @@ from stub.wire.payload import (
     WireTensor,
 )
 from stub.wire.shared_file import PAGE
-from tests.unit.pb_utils.recording import RecordedExchange
+from tests.unit.pb_utils.recording import RecordedResponder
 
 LIMIT = 64 * PAGE
 
@@ -33,13 +33,13 @@ class Bench:
     """A stub's memory with the host's arena beside it."""
 
     def __init__(self) -> None:
-        self.fds = [create_file("pbhost-test", LIMIT) for _ in range(2)]
+        self.fds = [create_arena_file("pbhost-test", LIMIT) for _ in range(2)]
         self.host = Arena(0, self.fds[0], LIMIT)
         self.own = Arena(1, self.fds[1], LIMIT)
         self.wakes = 0
-        self.memory = Memory(self.own, self._wake)
-        self.memory.add(0, self.fds[0], LIMIT)
-        self.memory.add(1, self.fds[1], LIMIT)
+        self.memory = StubMemory(self.own, self._wake)
+        self.memory.add_inherited_arena(0, self.fds[0], LIMIT)
+        self.memory.add_inherited_arena(1, self.fds[1], LIMIT)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -51,23 +51,25 @@ class Bench:
         return WireTensor(name, 2, [len(data)], None, 0, block.offset, len(data))
 
 
-def sent(tensor: pb_utils.Tensor, memory: Memory) -> WireTensor:
+def sent(tensor: pb_utils.Tensor, memory: StubMemory) -> WireTensor:
     """The tensor in a message that is complete."""
     placed: list[Block] = []
-    wire = tensor_to(tensor, memory, placed)
-    memory.tell(placed)
+    wire = tensor_to_wire(tensor, memory, placed)
+    memory.export_blocks(placed)
     return wire
 
 
-def answered(response: pb_utils.InferenceResponse, outputs: str, memory: Memory) -> WireResponse:
+def answered(
+    response: pb_utils.InferenceResponse, outputs: str, memory: StubMemory
+) -> WireResponse:
     """The response with these outputs in a message that is complete."""
     placed: list[Block] = []
-    wire = response_to(response, list(outputs), memory, placed)
-    memory.tell(placed)
+    wire = response_to_wire(response, list(outputs), memory, placed)
+    memory.export_blocks(placed)
     return wire
 
 
-def used(memory: Memory) -> int:
+def used(memory: StubMemory) -> int:
     """Bytes of the stub's arena that are held."""
     memory.own.trim()
     return memory.own.used
@@ -86,40 +88,40 @@ def large(name: str, count: int = INLINE_LIMIT + 1, value: int = 7) -> pb_utils.
 
 
 def test_a_loan_shows_the_owners_bytes_and_ends_with_its_last_user(bench: Bench) -> None:
-    tensor = tensor_from(bench.loan(b"abc" * 5000), bench.memory)
+    tensor = tensor_from_wire(bench.loan(b"abc" * 5000), bench.memory)
     array = tensor.as_numpy(copy=False)
-    assert bench.memory.ended() is None
+    assert bench.memory.take_releases() is None
     del tensor
     assert array.tobytes() == b"abc" * 5000
-    assert bench.memory.ended() is None
+    assert bench.memory.take_releases() is None
     del array
-    ended = bench.memory.ended()
+    ended = bench.memory.take_releases()
     assert ended is not None
-    assert ended.grants == [(0, 0, 1)]
-    assert bench.memory.ended() is None
+    assert ended.blocks == [(0, 0, 1)]
+    assert bench.memory.take_releases() is None
 
 
 def test_loans_that_end_together_are_told_together_and_counted(bench: Bench) -> None:
     wire, other = bench.loan(b"x" * 9000), bench.loan(b"y" * 9000)
-    loans = [tensor_from(wire, bench.memory) for _ in range(3)]
-    loans.append(tensor_from(other, bench.memory))
+    loans = [tensor_from_wire(wire, bench.memory) for _ in range(3)]
+    loans.append(tensor_from_wire(other, bench.memory))
     loans.clear()
-    ended = bench.memory.ended()
+    ended = bench.memory.take_releases()
     assert ended is not None
-    assert sorted(ended.grants) == [(0, wire.offset, 3), (0, other.offset, 1)]
+    assert sorted(ended.blocks) == [(0, wire.offset, 3), (0, other.offset, 1)]
 
 
 def test_loans_that_end_wake_somebody_unless_the_batch_will_tell_of_them(bench: Bench) -> None:
-    loans = [tensor_from(bench.loan(b"x" * 9000), bench.memory) for _ in range(6)]
-    bench.memory.open_batch()
+    loans = [tensor_from_wire(bench.loan(b"x" * 9000), bench.memory) for _ in range(6)]
+    bench.memory.begin_batch()
     loans.pop()
     assert bench.wakes == 0  # the next question takes it along
     loans.pop()
     assert bench.wakes == 1
-    bench.memory.leave_batch()
+    bench.memory.execute_returned()
     loans.pop()
     assert bench.wakes == 1
-    bench.memory.close_batch()
+    bench.memory.end_batch()
     assert bench.wakes == 2
     loans.pop()
     assert bench.wakes == 3
@@ -128,21 +130,21 @@ def test_loans_that_end_wake_somebody_unless_the_batch_will_tell_of_them(bench: 
 def test_a_small_tensor_travels_inline(bench: Bench) -> None:
     wire = sent(large("x", INLINE_LIMIT), bench.memory)
     assert wire.data == b"\7" * INLINE_LIMIT
-    assert (bench.own.used, len(bench.memory.lent)) == (0, 0)
+    assert (bench.own.used, len(bench.memory.exported)) == (0, 0)
 
 
 def test_tensors_of_one_message_share_what_the_ring_takes(bench: Bench) -> None:
     room = 40_000
-    bench.memory.ring_takes = lambda: room
+    bench.memory.ring_free_bytes = lambda: room
     outputs = [large("a", 15_000), large("b", 15_000)]
     both = answered(pb_utils.InferenceResponse(outputs), "ab", bench.memory)
     assert [output.data is None for output in both.outputs] == [False, False]
-    bench.memory.open_batch(2)  # and there is another request
+    bench.memory.begin_batch(2)  # and there is another request
     both = answered(
         pb_utils.InferenceResponse([large("a", 15_000), large("b")]), "ab", bench.memory
     )
     assert [output.data is None for output in both.outputs] == [True, True]
-    bench.memory.open_batch(1)
+    bench.memory.begin_batch(1)
     room = 0
     wires = [sent(large("x", INLINE_ALWAYS + more), bench.memory) for more in (0, 1)]
     assert [wire.data is None for wire in wires] == [False, True]
@@ -152,20 +154,20 @@ def test_a_large_tensor_is_kept_until_the_host_returns_it(bench: Bench) -> None:
     wire = sent(large("x", 90_000), bench.memory)
     assert (wire.data, wire.arena, wire.size) == (None, 1, 90_000)
     assert used(bench.memory) == 24 * PAGE
-    bench.memory.lent.returned(1, wire.offset, 1)
+    bench.memory.exported.release_block(1, wire.offset, 1)
     assert used(bench.memory) == 0
 
 
 def test_a_tensor_on_loan_is_passed_on_by_reference(bench: Bench) -> None:
     wire = bench.loan(b"x" * 9000)
-    assert sent(tensor_from(wire, bench.memory), bench.memory) == wire
-    assert (bench.own.used, len(bench.memory.lent)) == (0, 0)
+    assert sent(tensor_from_wire(wire, bench.memory), bench.memory) == wire
+    assert (bench.own.used, len(bench.memory.exported)) == (0, 0)
 
 
 def test_the_same_tensor_twice_is_written_once_and_lent_twice(bench: Bench) -> None:
     tensor = large("x", 90_000)
     assert sent(tensor, bench.memory) == sent(tensor, bench.memory)
-    assert (bench.own.used, len(bench.memory.lent)) == (24 * PAGE, 2)
+    assert (bench.own.used, len(bench.memory.exported)) == (24 * PAGE, 2)
 
 
 def test_a_response_without_room_is_an_error_with_what_would_help(bench: Bench) -> None:
@@ -184,7 +186,7 @@ def test_a_response_whose_second_output_finds_no_room_holds_nothing_of_the_first
     response = pb_utils.InferenceResponse([large("a", 40 * PAGE), large("b", 40 * PAGE)])
     assert answered(response, "ab", bench.memory).error is not None
     del response
-    assert (used(bench.memory), len(bench.memory.lent)) == (0, 0)
+    assert (used(bench.memory), len(bench.memory.exported)) == (0, 0)
 
 
 def test_loans_that_two_threads_tell_of_are_told_of_once(bench: Bench) -> None:
@@ -195,9 +197,9 @@ def test_loans_that_two_threads_tell_of_are_told_of_once(bench: Bench) -> None:
 
     def tell(counter: Counter[int]) -> None:
         try:
-            while not over.is_set() or bench.memory._ended:
-                ended = bench.memory.ended()
-                for _, offset, count in ended.grants if ended is not None else ():
+            while not over.is_set() or bench.memory._unsent_releases:
+                ended = bench.memory.take_releases()
+                for _, offset, count in ended.blocks if ended is not None else ():
                     counter[offset] += count
         except BaseException as fault:
             faults.append(fault)
@@ -209,7 +211,7 @@ def test_loans_that_two_threads_tell_of_are_told_of_once(bench: Bench) -> None:
         for thread in threads:
             thread.start()
         for number in range(50_000):
-            bench.memory._end(0, number % 7)
+            bench.memory._on_import_dropped(0, number % 7)
         over.set()
         for thread in threads:
             thread.join()
@@ -223,35 +225,37 @@ def test_outputs_that_nobody_asked_for_cost_nothing(bench: Bench) -> None:
     response = pb_utils.InferenceResponse([large("a", 90_000), large("b", 90_000)])
     wire = answered(response, "b", bench.memory)
     assert [output.name for output in wire.outputs] == ["b"]
-    assert len(bench.memory.lent) == 1
+    assert len(bench.memory.exported) == 1
 
 
 def test_a_request_that_names_no_outputs_means_those_of_the_configuration(bench: Bench) -> None:
     for named, meant in (([], ["A", "B"]), (["B"], ["B"])):
         wire = WireRequest("", [], named, {})
-        exchange = RecordedExchange()
-        request = request_from(wire, bench.memory, exchange, wire.outputs or ["A", "B"])
+        exchange = RecordedResponder()
+        request = request_from_wire(wire, bench.memory, exchange, wire.outputs or ["A", "B"])
         assert sorted(request.requested_output_names()) == meant
 
 
 def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: Bench) -> None:
-    fd = create_file("pbhost-test", LIMIT)
+    fd = create_arena_file("pbhost-test", LIMIT)
     block = Arena(9, fd, LIMIT).write(memoryview(b"z" * 9000))
     wire = WireTensor("x", 2, [9000], None, 9, block.offset, 9000)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):  # the second announcement, on the other socket, changes nothing
-        bench.memory.open(OpenArena(9, f"/proc/{os.getpid()}/fd/{fd}", LIMIT))
+        bench.memory.open_arena(OpenArena(9, f"/proc/{os.getpid()}/fd/{fd}", LIMIT))
     os.close(fd)
-    tensor = tensor_from(wire, bench.memory)
+    tensor = tensor_from_wire(wire, bench.memory)
     assert tensor.as_numpy(copy=False).tobytes() == b"z" * 9000
-    bench.memory.close(9)
+    bench.memory.close_arena(9)
     assert tensor.as_numpy(copy=False).tobytes() == b"z" * 9000
-    with pytest.raises(MemoryGone, match="the shared memory in which tensor 'x' lay is gone"):
-        tensor_from(wire, bench.memory)
+    with pytest.raises(
+        SharedMemoryUnavailable, match="the shared memory in which tensor 'x' lay is gone"
+    ):
+        tensor_from_wire(wire, bench.memory)
     del tensor
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_the_arena_of_a_process_that_is_gone_cannot_be_opened(bench: Bench) -> None:
     with pytest.raises(OSError, match="No such file"):
-        bench.memory.open(OpenArena(9, "/proc/self/fd/999999", LIMIT))
+        bench.memory.open_arena(OpenArena(9, "/proc/self/fd/999999", LIMIT))

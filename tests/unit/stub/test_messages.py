@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stub.wire import messages as m
 from stub.wire.payload import Parameter, TraceLink, WireError, WireRequest, WireResponse, WireTensor
-from stub.wire.spawn import Spawn
+from stub.wire.spawn import SpawnArguments
 from tests.unit.stub.samples import TO_HOST, TO_STUB
 
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -46,14 +46,14 @@ responses = st.builds(WireResponse, st.lists(tensors, max_size=3), parameters, s
 sources = st.builds(m.ModelSource, text, int64, text, text)
 floats = st.floats(allow_nan=False)
 indexes = st.lists(unsigned, max_size=3).map(tuple)
-grants = st.lists(st.tuples(unsigned, unsigned, unsigned), max_size=3)
-returns = st.builds(m.Return, grants)
+blocks = st.lists(st.tuples(unsigned, unsigned, unsigned), max_size=3)
+block_releases = st.builds(m.BlockRelease, blocks)
 
 to_stub: st.SearchStrategy[m.ToStub] = st.one_of(
-    returns,
+    block_releases,
     st.builds(m.OpenArena, unsigned, text, unsigned),
     st.builds(m.CloseArena, unsigned),
-    st.builds(m.Describe, sources, text),
+    st.builds(m.AutoComplete, sources, text),
     st.builds(
         m.Initialize,
         text,
@@ -66,20 +66,20 @@ to_stub: st.SearchStrategy[m.ToStub] = st.one_of(
         floats,
     ),
     st.builds(m.Execute, unsigned, st.lists(requests, max_size=3)),
-    st.builds(m.Answer, unsigned, st.none() | responses, st.booleans()),
-    st.builds(m.Cancelled, unsigned, unsigned),
-    st.builds(m.Taken, unsigned, unsigned, unsigned),
-    st.builds(m.Told, unsigned, st.none() | text, st.none() | st.booleans() | int64 | floats),
+    st.builds(m.BlsResponse, unsigned, st.none() | responses, st.booleans()),
+    st.builds(m.CancelRequest, unsigned, unsigned),
+    st.builds(m.ResponseAck, unsigned, unsigned, unsigned),
+    st.builds(m.HostReply, unsigned, st.none() | text, st.none() | st.booleans() | int64 | floats),
     st.builds(m.CheckReady, unsigned),
     st.builds(m.Finalize),
 )
 to_host: st.SearchStrategy[m.ToHost] = st.one_of(
-    returns,
+    block_releases,
     st.builds(m.Hello),
-    st.builds(m.Described, st.none() | text),
+    st.builds(m.AutoCompleted, st.none() | text),
     st.builds(m.Initialized, st.booleans()),
     st.builds(m.LoadFailed, text),
-    st.builds(m.Respond, unsigned, unsigned, st.none() | responses, st.booleans()),
+    st.builds(m.Response, unsigned, unsigned, st.none() | responses, st.booleans()),
     st.builds(
         m.BatchDone,
         *[unsigned] * 5,
@@ -87,9 +87,9 @@ to_host: st.SearchStrategy[m.ToHost] = st.one_of(
         indexes,
         indexes,
     ),
-    st.builds(m.Released, unsigned),
-    st.builds(m.Ask, unsigned, requests, unsigned, st.booleans(), st.booleans()),
-    st.builds(m.Withdraw, unsigned),
+    st.builds(m.InstanceReleased, unsigned),
+    st.builds(m.BlsRequest, unsigned, requests, unsigned, st.booleans(), st.booleans()),
+    st.builds(m.CancelBls, unsigned),
     st.builds(
         m.LoadModel, unsigned, text, text, st.dictionaries(text, st.binary(max_size=9), max_size=2)
     ),
@@ -107,27 +107,27 @@ to_host: st.SearchStrategy[m.ToHost] = st.one_of(
     st.builds(m.ChangeMetric, unsigned, text, floats),
     st.builds(m.ReadMetric, unsigned, unsigned),
     st.builds(m.DropMetrics, st.lists(unsigned, max_size=2), st.lists(unsigned, max_size=2)),
-    st.builds(m.Checked, unsigned, st.booleans(), text),
+    st.builds(m.ReadinessResult, unsigned, st.booleans(), text),
     st.builds(m.LogLine, int64, text, int64, text),
     st.builds(m.Finalized, st.none() | text),
 )
 
 
 @given(st.lists(to_stub, max_size=4))
-def test_what_the_host_says_arrives(frame: list[m.ToStub]) -> None:
+def test_messages_to_the_stub_round_trip(frame: list[m.ToStub]) -> None:
     assert m.decode_to_stub(m.encode(frame)) == frame
 
 
 @given(st.lists(to_host, max_size=4))
-def test_what_a_stub_says_arrives(frame: list[m.ToHost]) -> None:
+def test_messages_to_the_host_round_trip(frame: list[m.ToHost]) -> None:
     assert m.decode_to_host(m.encode(frame)) == frame
 
 
 def test_parameters_keep_their_types() -> None:
     values: dict[str, Parameter] = {"b": True, "i": 1, "f": 1.0, "s": "1"}
-    frame = m.encode([m.Answer(1, WireResponse([], values))])
+    frame = m.encode([m.BlsResponse(1, WireResponse([], values))])
     (answer,) = m.decode_to_stub(frame)
-    assert isinstance(answer, m.Answer)
+    assert isinstance(answer, m.BlsResponse)
     assert answer.response is not None
     assert [type(value) for value in answer.response.parameters.values()] == [bool, int, float, str]
 
@@ -144,7 +144,7 @@ def test_garbage_is_refused(frame: bytes) -> None:
 
 @given(st.sampled_from(TO_HOST), st.data())
 @settings(max_examples=300)
-def test_a_damaged_frame_is_refused_or_says_something_else(
+def test_damaged_frame_is_refused_or_decodes_to_another_message(
     message: m.ToHost, data: st.DataObject
 ) -> None:
     frame = bytearray(m.encode([message]))
@@ -158,20 +158,20 @@ def test_a_damaged_frame_is_refused_or_says_something_else(
             pass
 
 
-@pytest.mark.parametrize("message", [one for one in TO_HOST if not isinstance(one, m.Return)])
-def test_a_stub_takes_no_message_that_only_a_stub_sends(message: m.ToHost) -> None:
+@pytest.mark.parametrize("message", [one for one in TO_HOST if not isinstance(one, m.BlockRelease)])
+def test_stub_refuses_messages_that_only_a_stub_sends(message: m.ToHost) -> None:
     with pytest.raises(msgspec.ValidationError):
         m.decode_to_stub(m.encode([message]))
 
 
-@pytest.mark.parametrize("message", [one for one in TO_STUB if not isinstance(one, m.Return)])
-def test_the_host_takes_no_message_that_only_the_host_sends(message: m.ToStub) -> None:
+@pytest.mark.parametrize("message", [one for one in TO_STUB if not isinstance(one, m.BlockRelease)])
+def test_host_refuses_messages_that_only_the_host_sends(message: m.ToStub) -> None:
     with pytest.raises(msgspec.ValidationError):
         m.decode_to_host(m.encode([message]))
 
 
-def test_what_stub_and_host_are_started_with_survives_the_command_line() -> None:
-    spawn = Spawn("ipc:///tmp/ä b/host", "token", 'title "x"', *range(3, 12))
-    assert Spawn.load(spawn.dump()) == spawn
+def test_spawn_arguments_round_trip_through_the_command_line() -> None:
+    spawn = SpawnArguments("ipc:///tmp/ä b/host", "token", 'title "x"', *range(3, 12))
+    assert SpawnArguments.load(spawn.dump()) == spawn
     assert spawn.descriptors == (3, 4, 5, 6, 8, 10)
     assert spawn.arena_limit == 9

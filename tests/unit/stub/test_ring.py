@@ -15,12 +15,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stub.wire import ring
 from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT
-from stub.wire.ring import BYTES, RingError, RingReader, RingWriter, create_file, map_file
+from stub.wire.ring import (
+    RING_BYTES,
+    RingError,
+    RingReader,
+    RingWriter,
+    create_ring_file,
+    map_rings,
+)
 from tests.conftest import DEADLINE, ROOT
 
-LONGEST = BYTES // 4
+LONGEST = RING_BYTES // 4
 START = 64
-ROOM = BYTES - START
+ROOM = RING_BYTES - START
 WRAP, ELSEWHERE = 0xFFFFFFFE, 0xFFFFFFFF
 GUARD = b"\xa5" * 4096
 
@@ -36,8 +43,8 @@ class Guarded:
     """Memory of a ring between two guards that nobody may touch."""
 
     def __init__(self) -> None:
-        self._all = bytearray(GUARD + bytes(BYTES) + GUARD)
-        self.memory = memoryview(self._all)[len(GUARD) : len(GUARD) + BYTES]
+        self._all = bytearray(GUARD + bytes(RING_BYTES) + GUARD)
+        self.memory = memoryview(self._all)[len(GUARD) : len(GUARD) + RING_BYTES]
 
     def check(self) -> None:
         assert self._all[: len(GUARD)] == GUARD
@@ -61,10 +68,10 @@ class RingMachine(RuleBasedStateMachine):
         self.number = 0
 
     @rule(size=sizes)
-    def put(self, size: int) -> None:
+    def write_frame(self, size: int) -> None:
         self.number += 1
         frame = frame_of(self.number, size)
-        if self.writer.put(frame):
+        if self.writer.try_write(frame):
             assert size <= LONGEST
             self.expected.append(frame)
             return
@@ -72,21 +79,21 @@ class RingMachine(RuleBasedStateMachine):
             # Refused for now: what is in there, its lengths, one wrap and the word that is kept.
             taken = sum(len(entry or b"") + 8 for entry in self.expected)
             assert taken + (size + 8) + (LONGEST + 8) + 8 > ROOM
-        if self.writer.put_elsewhere():
+        if self.writer.write_overflow_marker():
             self.expected.append(None)
 
     @rule()
-    def put_elsewhere(self) -> None:
-        if self.writer.put_elsewhere():
+    def write_overflow_marker(self) -> None:
+        if self.writer.write_overflow_marker():
             self.expected.append(None)
         else:
             assert self.expected
 
     @precondition(lambda self: self.expected)
     @rule(count=st.integers(1, 6))
-    def take(self, count: int) -> None:
+    def read_frames(self, count: int) -> None:
         for _ in range(min(count, len(self.expected))):
-            assert self.reader.take() == self.expected.popleft()
+            assert self.reader.read_frame() == self.expected.popleft()
 
     @invariant()
     def nothing_outside_was_written(self) -> None:
@@ -94,7 +101,7 @@ class RingMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         while self.expected:
-            assert self.reader.take() == self.expected.popleft()
+            assert self.reader.read_frame() == self.expected.popleft()
         self.guarded.check()
 
 
@@ -110,58 +117,58 @@ def test_frames_survive_a_wrap_at_every_alignment(start: int, lengths: list[int]
     left = start * 4  # bytes to move both positions by
     while left:
         step = min(left, LONGEST)
-        assert writer.put(bytes(step - 4))
-        assert reader.take() == bytes(step - 4)
+        assert writer.try_write(bytes(step - 4))
+        assert reader.read_frame() == bytes(step - 4)
         left -= step
     for number, length in enumerate(lengths):
         frame = frame_of(number, length)
-        assert writer.put(frame)
-        assert reader.take() == frame
+        assert writer.try_write(frame)
+        assert reader.read_frame() == frame
     guarded.check()
 
 
 @pytest.mark.parametrize("tail", range(4, 64, 4))
-def test_the_last_words_of_a_round_are_used_or_skipped(tail: int) -> None:
-    memory = memoryview(bytearray(BYTES))
+def test_last_words_before_a_wrap_are_used_or_skipped(tail: int) -> None:
+    memory = memoryview(bytearray(RING_BYTES))
     writer, reader = RingWriter(memory), RingReader(memory)
     for step in (LONGEST, LONGEST, LONGEST, ROOM - 3 * LONGEST - tail):
-        assert writer.put(bytes(step - 4))
-        reader.take()
+        assert writer.try_write(bytes(step - 4))
+        reader.read_frame()
     for size in (tail - 4, tail - 3, 0, 17):
         frame = frame_of(size, size)
-        assert writer.put(frame)
-        assert reader.take() == frame
+        assert writer.try_write(frame)
+        assert reader.read_frame() == frame
 
 
-def test_a_ring_full_of_frames_still_has_room_for_one_elsewhere() -> None:
+def test_full_ring_still_has_room_for_an_overflow_marker() -> None:
     for size in range(LONGEST - 64, LONGEST):
-        memory = memoryview(bytearray(BYTES))
+        memory = memoryview(bytearray(RING_BYTES))
         writer, reader = RingWriter(memory), RingReader(memory)
         frames: list[bytes | None] = []
         for length in (size, 1000, 100, 10, 0):
-            while writer.put(frame_of(len(frames), length)):
+            while writer.try_write(frame_of(len(frames), length)):
                 frames.append(frame_of(len(frames), length))
-        assert writer.put_elsewhere()
+        assert writer.write_overflow_marker()
         frames.append(None)
-        assert [reader.take() for _ in frames] == frames
-        assert writer.put(b"again")
-        assert reader.take() == b"again"
+        assert [reader.read_frame() for _ in frames] == frames
+        assert writer.try_write(b"again")
+        assert reader.read_frame() == b"again"
 
 
-def test_a_full_ring_takes_nothing_until_it_is_read() -> None:
-    memory = memoryview(bytearray(BYTES))
+def test_full_ring_refuses_frames_until_it_is_read() -> None:
+    memory = memoryview(bytearray(RING_BYTES))
     writer, reader = RingWriter(memory), RingReader(memory)
     count = 0
-    while writer.put_elsewhere():
+    while writer.write_overflow_marker():
         count += 1
     assert count == ROOM // 4
     before = bytes(memory[START:])
-    assert not writer.put(b"")
-    assert not writer.put_elsewhere()
+    assert not writer.try_write(b"")
+    assert not writer.write_overflow_marker()
     assert bytes(memory[START:]) == before
-    assert reader.take() is None
-    assert writer.put_elsewhere()
-    assert not writer.put_elsewhere()
+    assert reader.read_frame() is None
+    assert writer.write_overflow_marker()
+    assert not writer.write_overflow_marker()
 
 
 @pytest.mark.parametrize("size", [LONGEST + 1, 0x7FFFFFFF, 0xFFFFFFFD, WRAP])
@@ -169,7 +176,7 @@ def test_a_length_that_the_writer_never_writes_is_an_error(size: int) -> None:
     guarded = Guarded()
     struct.pack_into("<I", guarded.memory, START, size)
     with pytest.raises(RingError):
-        RingReader(guarded.memory).take()
+        RingReader(guarded.memory).read_frame()
     guarded.check()
 
 
@@ -177,27 +184,25 @@ def test_a_frame_that_would_reach_beyond_the_end_is_an_error() -> None:
     guarded = Guarded()
     writer, reader = RingWriter(guarded.memory), RingReader(guarded.memory)
     for step in (LONGEST, LONGEST, LONGEST, ROOM - 3 * LONGEST - 100):
-        assert writer.put(bytes(step - 4))
-        reader.take()
-    struct.pack_into("<I", guarded.memory, BYTES - 100, 97)
+        assert writer.try_write(bytes(step - 4))
+        reader.read_frame()
+    struct.pack_into("<I", guarded.memory, RING_BYTES - 100, 97)
     with pytest.raises(RingError, match="97 bytes"):
-        reader.take()
+        reader.read_frame()
     guarded.check()
 
 
 @given(st.binary(max_size=64), st.lists(st.sampled_from([0, 4, WRAP, ELSEWHERE, LONGEST])))
-def test_whatever_stands_in_the_ring_the_reader_stays_inside(
-    noise: bytes, words: list[int]
-) -> None:
+def test_reader_stays_inside_a_ring_with_arbitrary_contents(noise: bytes, words: list[int]) -> None:
     content = noise + b"".join(struct.pack("<I", word) for word in words)
-    memory = memoryview(bytearray(BYTES))
+    memory = memoryview(bytearray(RING_BYTES))
     memory[START : START + len(content)] = content
     middle = START + LONGEST
     memory[middle : middle + len(content)] = content
     reader = RingReader(memory)
     for _ in range(40):
         try:
-            frame = reader.take()
+            frame = reader.read_frame()
         except RingError:
             return
         assert frame is None or len(frame) <= LONGEST
@@ -211,33 +216,33 @@ def test_a_forged_read_position_never_makes_the_writer_leave_its_memory(
     writer = RingWriter(guarded.memory)
     for number, length in enumerate(lengths):
         struct.pack_into("<Q", guarded.memory, 0, position)
-        if not writer.put(frame_of(number, length)):
-            writer.put_elsewhere()
+        if not writer.try_write(frame_of(number, length)):
+            writer.write_overflow_marker()
     guarded.check()
 
 
-REVERSE = """
+REVERSING_PROCESS = """
 import os, sys
-from stub.wire.ring import RingReader, RingWriter, map_file
+from stub.wire.ring import RingReader, RingWriter, map_rings
 descriptor = os.open(sys.argv[1], os.O_RDWR)
-to_stub, to_host = map_file(descriptor)
+to_stub, to_host = map_rings(descriptor)
 os.close(descriptor)
 reader, writer = RingReader(to_stub), RingWriter(to_host)
 while os.read(0, 1):
-    assert writer.put(reader.take()[::-1] + b"!")
+    assert writer.try_write(reader.read_frame()[::-1] + b"!")
     os.write(1, b"x")
 """
 
 
 def test_two_processes_share_the_two_rings() -> None:
     """The other one sends back every frame, reversed, through a mapping of its own."""
-    fd = create_file("pbhost-test-rings")
+    fd = create_ring_file("pbhost-test-rings")
     frames = [frame_of(number, number * 37 % 9000) for number in range(200)]
-    to_stub, to_host = map_file(fd)
+    to_stub, to_host = map_rings(fd)
     writer, reader = RingWriter(to_stub), RingReader(to_host)
     path = f"/proc/{os.getpid()}/fd/{fd}"
     with subprocess.Popen(
-        [sys.executable, "-c", REVERSE, path],
+        [sys.executable, "-c", REVERSING_PROCESS, path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
@@ -246,36 +251,36 @@ def test_two_processes_share_the_two_rings() -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         for frame in frames:
-            assert writer.put(frame)
+            assert writer.try_write(frame)
             child.stdin.write(b"x")
             assert child.stdout.read(1) == b"x"
-            assert reader.take() == frame[::-1] + b"!"
+            assert reader.read_frame() == frame[::-1] + b"!"
         child.stdin.close()
         assert child.wait(DEADLINE) == 0
     os.close(fd)
 
 
-def test_the_constants_that_these_tests_repeat() -> None:
-    assert (ring._START, ring._LONGEST, ring._ROOM) == (START, LONGEST, ROOM)
+def test_constants_repeated_here_match_the_module() -> None:
+    assert (ring._START, ring._MAX_FRAME, ring._CAPACITY) == (START, LONGEST, ROOM)
 
 
-TAKE = """
+READING_PROCESS = """
 import os, sys
-from stub.wire.ring import RingReader, map_file
-reader = RingReader(map_file(os.open(sys.argv[1], os.O_RDWR))[0])
+from stub.wire.ring import RingReader, map_rings
+reader = RingReader(map_rings(os.open(sys.argv[1], os.O_RDWR))[0])
 while count := len(os.read(0, 64)):
     for _ in range(count):
-        reader.take()
+        reader.read_frame()
     os.write(1, b"x" * count)
 """
 
 
-def test_room_is_seen_while_the_other_process_makes_it() -> None:
+def test_writer_sees_free_space_while_the_reader_advances() -> None:
     """A position that is not written whole looks, for a moment, as if nothing had been read."""
-    fd = create_file("pbhost-test-rings")
-    writer = RingWriter(map_file(fd)[0])
+    fd = create_ring_file("pbhost-test-rings")
+    writer = RingWriter(map_rings(fd)[0])
     with subprocess.Popen(
-        [sys.executable, "-c", TAKE, f"/proc/{os.getpid()}/fd/{fd}"],
+        [sys.executable, "-c", READING_PROCESS, f"/proc/{os.getpid()}/fd/{fd}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
@@ -285,7 +290,7 @@ def test_room_is_seen_while_the_other_process_makes_it() -> None:
         assert child.stdout is not None
         under_way = 0
         for number in range(100_000):
-            assert writer.put(b"x" * 100), f"no room for frame {number} behind {under_way}"
+            assert writer.try_write(b"x" * 100), f"no room for frame {number} behind {under_way}"
             under_way += 1
             child.stdin.write(b"x")
             while under_way > 32:
@@ -295,24 +300,24 @@ def test_room_is_seen_while_the_other_process_makes_it() -> None:
     os.close(fd)
 
 
-def test_the_fuller_the_ring_the_less_a_frame_should_carry() -> None:
-    memory = memoryview(bytearray(BYTES))
+def test_inline_limit_shrinks_as_the_ring_fills() -> None:
+    memory = memoryview(bytearray(RING_BYTES))
     writer, reader = RingWriter(memory), RingReader(memory)
-    assert writer.most_inline() == INLINE_LIMIT
+    assert writer.inline_limit() == INLINE_LIMIT
     seen = []
-    while writer.put(bytes(INLINE_LIMIT // 2)):
-        seen.append(writer.most_inline())
+    while writer.try_write(bytes(INLINE_LIMIT // 2)):
+        seen.append(writer.inline_limit())
     assert sorted(seen, reverse=True) == seen
     assert seen[0] == INLINE_LIMIT
     assert INLINE_ALWAYS <= seen[-1] < INLINE_LIMIT // 4
     for _ in seen:
-        assert reader.take() is not None
-    assert writer.most_inline() == INLINE_LIMIT
+        assert reader.read_frame() is not None
+    assert writer.inline_limit() == INLINE_LIMIT
 
 
-def test_a_closed_ring_still_says_what_a_frame_may_carry() -> None:
+def test_closed_ring_still_reports_an_inline_limit() -> None:
     """A stub has died, and whoever is told of it asks anew before its lane is known to be gone."""
-    writer = RingWriter(memoryview(bytearray(BYTES)))
-    assert writer.put(bytes(1000))
+    writer = RingWriter(memoryview(bytearray(RING_BYTES)))
+    assert writer.try_write(bytes(1000))
     writer.close()
-    assert INLINE_ALWAYS <= writer.most_inline() <= INLINE_LIMIT
+    assert INLINE_ALWAYS <= writer.inline_limit() <= INLINE_LIMIT

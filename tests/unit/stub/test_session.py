@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stub.wire import messages as m
-from stub.wire.session import ALWAYS, MOVES, ProtocolError, Session, State
+from stub.wire.session import ALWAYS_ALLOWED, TRANSITIONS, ProtocolError, Session, State
 from tests.unit.stub.samples import ALL
 
-WAY: dict[State, list[type]] = {
+MESSAGES_TO_REACH: dict[State, list[type]] = {
     State.CONNECTING: [],
     State.IDLE: [m.Hello],
-    State.DESCRIBING: [m.Hello, m.Describe],
-    State.DESCRIBED: [m.Hello, m.Describe, m.Described],
+    State.AUTO_COMPLETING: [m.Hello, m.AutoComplete],
+    State.AUTO_COMPLETED: [m.Hello, m.AutoComplete, m.AutoCompleted],
     State.INITIALIZING: [m.Hello, m.Initialize],
     State.SERVING: [m.Hello, m.Initialize, m.Initialized],
     State.FINALIZING: [m.Hello, m.Finalize],
@@ -26,55 +26,62 @@ WAY: dict[State, list[type]] = {
 
 def session_in(state: State) -> Session:
     session = Session()
-    for kind in WAY[state]:
-        session.step(ALL[kind])
+    for kind in MESSAGES_TO_REACH[state]:
+        session.advance(ALL[kind])
     if state is State.ERROR:
         with pytest.raises(ProtocolError):
-            session.step(m.Initialized())
+            session.advance(m.Initialized())
     assert session.state is state
     return session
 
 
 def allowed(state: State, kind: type) -> bool:
-    return kind in MOVES[state] or (kind in ALWAYS and state is not State.ERROR)
+    return kind in TRANSITIONS[state] or (kind in ALWAYS_ALLOWED and state is not State.ERROR)
 
 
 LEGAL = [(state, kind) for state in State for kind in ALL if allowed(state, kind)]
 ILLEGAL = [(state, kind) for state in State for kind in ALL if not allowed(state, kind)]
 
 
-def test_every_state_can_be_reached_and_every_message_can_be_said_somewhere() -> None:
-    assert set(WAY) == set(MOVES) == set(State)
+def test_every_state_is_reachable_and_every_message_is_allowed_somewhere() -> None:
+    assert set(MESSAGES_TO_REACH) == set(TRANSITIONS) == set(State)
     assert {kind for _, kind in LEGAL} == set(ALL)
-    reached = {following for moves in MOVES.values() for following in moves.values()}
+    reached = {following for moves in TRANSITIONS.values() for following in moves.values()}
     assert reached == set(State) - {State.CONNECTING, State.ERROR}
 
 
 @pytest.mark.parametrize(("state", "kind"), LEGAL)
 def test_a_legal_message_leads_to_the_state_of_the_table(state: State, kind: type) -> None:
     session = session_in(state)
-    session.step(ALL[kind])
-    assert session.state is MOVES[state].get(kind, state)
+    session.advance(ALL[kind])
+    assert session.state is TRANSITIONS[state].get(kind, state)
 
 
 @pytest.mark.parametrize(("state", "kind"), ILLEGAL)
 def test_an_illegal_message_ends_the_session_for_good(state: State, kind: type) -> None:
     session = session_in(state)
     with pytest.raises(ProtocolError, match=f"{kind.__name__} is not allowed while {state.value}"):
-        session.step(ALL[kind])
+        session.advance(ALL[kind])
     for message in ALL.values():
         assert session.state is State.ERROR
         with pytest.raises(ProtocolError, match="while error"):
-            session.step(message)
+            session.advance(message)
 
 
-@pytest.mark.parametrize("kind", [m.Execute, m.Initialize, m.Describe, m.Finalize])
-def test_nothing_is_asked_of_a_stub_that_leaves(kind: type) -> None:
+@pytest.mark.parametrize("kind", [m.Execute, m.Initialize, m.AutoComplete, m.Finalize])
+def test_a_finalizing_stub_gets_no_new_work(kind: type) -> None:
     for state in (State.FINALIZING, State.ENDED):
         assert not allowed(state, kind)
 
 
-TO_STUB_KINDS = {m.Describe, m.Initialize, m.Execute, m.Answer, m.Cancelled, m.Finalize}
+TO_STUB_KINDS = {
+    m.AutoComplete,
+    m.Initialize,
+    m.Execute,
+    m.BlsResponse,
+    m.CancelRequest,
+    m.Finalize,
+}
 
 
 @given(st.lists(st.sampled_from(sorted(ALL, key=lambda kind: kind.__name__)), max_size=60))
@@ -85,8 +92,8 @@ def test_both_ends_of_a_legal_conversation_agree(kinds: list[type]) -> None:
         if not allowed(host.state, kind):
             continue
         first, second = (host, stub) if kind in TO_STUB_KINDS else (stub, host)
-        first.step(ALL[kind])
-        second.step(ALL[kind])
+        first.advance(ALL[kind])
+        second.advance(ALL[kind])
         assert host.state is stub.state is not State.ERROR
 
 
@@ -97,27 +104,36 @@ def test_messages_that_cross_on_the_wire_are_legal_at_both_ends(data: st.DataObj
     to_host: list[type] = []
     to_stub: list[type] = []
     # An answer or a cancellation follows something that the stub has said or not finished.
-    from_stub: list[type] = [m.Respond, m.BatchDone, m.Ask, m.LogLine, m.Return]
-    from_host: list[type] = [m.Execute, m.Answer, m.Cancelled, m.Return, m.OpenArena, m.CloseArena]
+    from_stub: list[type] = [m.Response, m.BatchDone, m.BlsRequest, m.LogLine, m.BlockRelease]
+    from_host: list[type] = [
+        m.Execute,
+        m.BlsResponse,
+        m.CancelRequest,
+        m.BlockRelease,
+        m.OpenArena,
+        m.CloseArena,
+    ]
     for _ in range(data.draw(st.integers(0, 30))):
-        step = data.draw(st.sampled_from(["stub says", "host says", "host hears", "stub hears"]))
-        if step == "stub says":
+        step = data.draw(
+            st.sampled_from(["stub sends", "host sends", "host receives", "stub receives"])
+        )
+        if step == "stub sends":
             kind = data.draw(st.sampled_from(from_stub))
-            stub.step(ALL[kind])
+            stub.advance(ALL[kind])
             to_host.append(kind)
-        elif step == "host says":
+        elif step == "host sends":
             kind = data.draw(st.sampled_from(from_host))
-            host.step(ALL[kind])
+            host.advance(ALL[kind])
             to_stub.append(kind)
-        elif step == "host hears" and to_host:
-            host.step(ALL[to_host.pop(0)])
-        elif step == "stub hears" and to_stub:
-            stub.step(ALL[to_stub.pop(0)])
-    host.step(m.Finalize())
+        elif step == "host receives" and to_host:
+            host.advance(ALL[to_host.pop(0)])
+        elif step == "stub receives" and to_stub:
+            stub.advance(ALL[to_stub.pop(0)])
+    host.advance(m.Finalize())
     for late in to_host:
-        host.step(ALL[late])
+        host.advance(ALL[late])
     for late in [*to_stub, m.Finalize]:
-        stub.step(ALL[late])
-    stub.step(m.Finalized(None))
-    host.step(m.Finalized(None))
+        stub.advance(ALL[late])
+    stub.advance(m.Finalized(None))
+    host.advance(m.Finalized(None))
     assert host.state is stub.state is State.ENDED

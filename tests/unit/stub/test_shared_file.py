@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from stub.wire import shared_file
-from stub.wire.shared_file import PAGE, Mapping, create
+from stub.wire.shared_file import PAGE, Mapping, create_shared_file
 from tests.conftest import DEADLINE
 
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    descriptor = create("pbhost-test", 8 * PAGE)
+    descriptor = create_shared_file("pbhost-test", 8 * PAGE)
     yield descriptor
     os.close(descriptor)
 
 
 @pytest.mark.parametrize("size", [0, PAGE, 9 * PAGE])
-def test_nobody_can_change_the_size(fd: int, size: int) -> None:
+def test_size_is_sealed(fd: int, size: int) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(fd, size)
     code = "import os, sys; os.truncate(sys.argv[1], int(sys.argv[2]))"
@@ -59,25 +59,25 @@ def test_two_mappings_show_the_same_bytes_and_one_can_be_read_only(fd: int) -> N
 
 
 def test_a_view_outlives_the_descriptor_and_the_mapping() -> None:
-    fd = create("pbhost-test", PAGE)
+    fd = create_shared_file("pbhost-test", PAGE)
     view = Mapping(fd, PAGE, True).view[10:20]
     os.close(fd)
     view[:] = b"0123456789"
     assert bytes(view) == b"0123456789"
 
 
-def test_a_punched_page_reads_as_zero_and_costs_nothing(fd: int) -> None:
+def test_punched_page_reads_as_zero_and_takes_no_memory(fd: int) -> None:
     mapping = Mapping(fd, 8 * PAGE, True)
     mapping.view[:] = b"x" * (8 * PAGE)
     assert os.fstat(fd).st_blocks * 512 == 8 * PAGE
-    mapping.punch(PAGE, 2 * PAGE)
+    mapping.punch_hole(PAGE, 2 * PAGE)
     assert os.fstat(fd).st_blocks * 512 == 6 * PAGE
     assert mapping.view == b"x" * PAGE + bytes(2 * PAGE) + b"x" * (5 * PAGE)
 
 
-def test_without_memfd_the_name_is_gone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memfd_the_name_is_unlinked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    fd = create("pbhost-test", 2 * PAGE)
+    fd = create_shared_file("pbhost-test", 2 * PAGE)
     try:
         assert not list(Path("/dev/shm").glob("pbhost-test*"))
         assert os.fstat(fd).st_size == 2 * PAGE

@@ -8,99 +8,103 @@ from typing import TYPE_CHECKING
 
 from host.errors import HostError
 from host.frontends.grpc.h2 import status
-from host.frontends.grpc.h2.frames import ErrorCode
+from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, decompress
 from host.frontends.grpc.h2.reader import Piece
 from host.frontends.grpc.h2.rpc import Rpc
-from host.frontends.grpc.h2.status import Code, RpcFault
+from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.h2.stream import Stream
 from host.frontends.grpc.methods import (
-    STATUS,
+    GRPC_STATUS,
     Cancellable,
-    Serving,
+    StreamHandler,
     StreamMethod,
     UnaryMethod,
-    failure,
+    to_host_error,
 )
 
 if TYPE_CHECKING:
-    from host.frontends.grpc.h2.connection import Connection
+    from host.frontends.grpc.h2.connection import H2Connection
 
-_OK = status.trailers(0)
-_LATE = "The request did not arrive in time"
-_STOPPED = "the server has stopped before it could answer"
-_MESSAGE_PART = 2  # of the header list that a client takes, a status text gets one in so many
+_OK_TRAILERS = status.trailers(0)
+_TOO_SLOW = "The request did not arrive in time"
+_SERVER_STOPPED = "the server has stopped before it could answer"
+_STATUS_MESSAGE_SHARE = (
+    2  # of the header list that a client takes, a status text gets one in so many
+)
 
 
 class _Call(Stream):
     """What unary calls and streams have in common: a deadline, and how they end."""
 
-    __slots__ = ("rpc", "_running", "_deadline", "_answered")
+    __slots__ = ("rpc", "_running", "_deadline", "_headers_sent")
 
-    def __init__(self, connection: Connection, stream_id: int, rpc: Rpc) -> None:
+    def __init__(self, connection: H2Connection, stream_id: int, rpc: Rpc) -> None:
         super().__init__(connection, stream_id)
         self.rpc = rpc
         self._running: Cancellable | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._answered = False  # the head of the response is sent
+        self._headers_sent = False  # the head of the response is sent
         if rpc.timeout is not None:
-            self._deadline = connection.loop.call_later(rpc.timeout, self._expire)
+            self._deadline = connection.loop.call_later(rpc.timeout, self._deadline_exceeded)
 
-    def aborted(self) -> None:
+    def on_aborted(self) -> None:
         """Nobody waits for it: what works on it is cancelled."""
-        self._stop_deadline()
-        self._stop()
+        self._cancel_deadline()
+        self._cancel_handler()
 
-    def unavailable(self, text: str = _STOPPED) -> None:
+    def end_unavailable(self, text: str = _SERVER_STOPPED) -> None:
         """The connection ends, as the text says, or the server does."""
-        self._end_early(RpcFault(Code.UNAVAILABLE, text))
+        self._end_and_cancel(RpcError(StatusCode.UNAVAILABLE, text))
 
-    def too_slow(self) -> None:
+    def on_too_slow(self) -> None:
         """The client is not waited for any longer."""
-        self._end_early(RpcFault(Code.DEADLINE_EXCEEDED, _LATE))
-        self.connection.out.flush()
+        self._end_and_cancel(RpcError(StatusCode.DEADLINE_EXCEEDED, _TOO_SLOW))
+        self.connection.send_buffer.flush()
 
-    def _answer(self) -> None:
-        if not self._answered:
-            self._answered = True
-            encoding = self.rpc.reply_encoding
-            self.send_headers(status.response(encoding) if encoding else status.RESPONSE)
+    def _send_response_headers(self) -> None:
+        if not self._headers_sent:
+            self._headers_sent = True
+            encoding = self.rpc.response_encoding
+            self.send_headers(
+                status.response_headers(encoding) if encoding else status.RESPONSE_HEADERS
+            )
 
-    def _fail(self, error: BaseException) -> None:
+    def _send_error(self, error: BaseException) -> None:
         """End with what was raised."""
         if self.closed:
             return
-        self._stop_deadline()
-        if isinstance(error, RpcFault):
+        self._cancel_deadline()
+        if isinstance(error, RpcError):
             code, text = int(error.code), error.message
         else:
-            told = failure(error)
-            code, text = STATUS[told.code], told.message
-        most = self.connection.out.header_list // _MESSAGE_PART
+            host_error = to_host_error(error)
+            code, text = GRPC_STATUS[host_error.code], host_error.message
+        most = self.connection.send_buffer.max_header_list_size // _STATUS_MESSAGE_SHARE
         block = status.trailers(code, text, most)
-        self.finish(block if self._answered else status.RESPONSE + block)
-        self.connection.out.flush()
+        self.send_trailers(block if self._headers_sent else status.RESPONSE_HEADERS + block)
+        self.connection.send_buffer.flush()
 
-    def _end_early(self, fault: RpcFault) -> None:
+    def _end_and_cancel(self, fault: RpcError) -> None:
         """End with a status while the handler still works on it."""
         if self.pending_bytes:  # the client does not even take what is there
-            self.reset(ErrorCode.CANCEL)
-            self.connection.out.flush()
+            self.reset(H2ErrorCode.CANCEL)
+            self.connection.send_buffer.flush()
         else:
-            self._fail(fault)
-        self._stop()
+            self._send_error(fault)
+        self._cancel_handler()
 
-    def _stop(self) -> None:
+    def _cancel_handler(self) -> None:
         """Cancel what works on it."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
 
-    def _expire(self) -> None:
+    def _deadline_exceeded(self) -> None:
         self._deadline = None
-        self._end_early(RpcFault(Code.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+        self._end_and_cancel(RpcError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
-    def _stop_deadline(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -112,25 +116,25 @@ class UnaryCall(_Call):
     __slots__ = ("_method", "_reader")
 
     def __init__(
-        self, connection: Connection, stream_id: int, rpc: Rpc, method: UnaryMethod
+        self, connection: H2Connection, stream_id: int, rpc: Rpc, method: UnaryMethod
     ) -> None:
         super().__init__(connection, stream_id, rpc)
         self._method = method
         self._reader: MessageReader | None = None
 
-    def begin(self) -> None:
+    def on_opened(self) -> None:
         """Its message is to come."""
 
     @property
-    def arriving(self) -> int | None:
+    def incoming_bytes(self) -> int | None:
         """Until its one message is there, with the end of the stream."""
         if self.remote_ended:
             return None
-        return 0 if self._reader is None else self._reader.taken
+        return 0 if self._reader is None else self._reader.bytes_received
 
-    def received(self, piece: Piece, size: int, end: bool) -> None:
+    def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Serve the call once its message is there."""
-        (self.connection if end else self).credit(size)
+        (self.connection if end else self).acknowledge_received_data(size)
         reader = self._reader
         if reader is None:
             if end and len(piece) >= PREFIX.size:  # nearly always: it came in one piece
@@ -138,244 +142,257 @@ class UnaryCall(_Call):
                 if length == len(piece) - PREFIX.size:
                     message = bytes(piece[PREFIX.size :])
                     if flag:
-                        self._serve(flag, message)
+                        self._handle_message(flag, message)
                     else:
-                        self._start(message)
+                        self._start_call(message)
                     return
-            reader = self._reader = MessageReader(self.connection.limits.max_message)
+            reader = self._reader = MessageReader(self.connection.limits.max_message_size)
         try:
             reader.feed(piece)
-            if len(reader.ready) > 1 or (reader.ready and not reader.between):
-                raise RpcFault(Code.INTERNAL, "more than one message in a unary call")
+            if len(reader.messages) > 1 or (reader.messages and not reader.at_message_boundary):
+                raise RpcError(StatusCode.INTERNAL, "more than one message in a unary call")
             if end:
-                if not reader.ready or not reader.between:
-                    raise RpcFault(Code.INTERNAL, "a unary call ended without a whole message")
-                self._serve(*reader.ready.popleft())
-        except RpcFault as fault:
-            self._fail(fault)
+                if not reader.messages or not reader.at_message_boundary:
+                    raise RpcError(
+                        StatusCode.INTERNAL, "a unary call ended without a whole message"
+                    )
+                self._handle_message(*reader.messages.popleft())
+        except RpcError as fault:
+            self._send_error(fault)
 
-    def _serve(self, flag: int, message: bytes) -> None:
+    def _handle_message(self, flag: int, message: bytes) -> None:
         if flag:
-            self._run(self._unpack(message))
+            self._run_task(self._decompress_and_handle(message))
         else:
-            self._start(message)
+            self._start_call(message)
 
-    def _start(self, message: bytes) -> None:
+    def _start_call(self, message: bytes) -> None:
         method = self._method
-        if method.start is None:
-            self._run(method.handler(message, self.rpc))
+        if method.callback_handler is None:
+            self._run_task(method.handler(message, self.rpc))
             return
         try:
-            running = method.start(message, self._done, self.rpc)
-        except Exception as error:  # the top of a call: `failure` logs a defect, and it is answered
-            self._fail(error)
+            running = method.callback_handler(message, self._done, self.rpc)
+        except Exception as error:  # the top of a call: a defect is logged and answered
+            self._send_error(error)
             return
         if not self.closed:
             self._running = running
 
-    async def _unpack(self, message: bytes) -> bytes:
-        most = self.connection.limits.max_message
+    async def _decompress_and_handle(self, message: bytes) -> bytes:
+        most = self.connection.limits.max_message_size
         message = await decompress(message, self.rpc.encoding, most)
         return await self._method.handler(message, self.rpc)
 
-    def _run(self, work: Awaitable[bytes]) -> None:
+    def _run_task(self, work: Awaitable[bytes]) -> None:
         task = asyncio.ensure_future(work)
         self._running = task
         task.add_done_callback(self._task_done)
 
     def _task_done(self, task: asyncio.Future[bytes]) -> None:
         if task.cancelled():
-            self._fail(RpcFault(Code.UNAVAILABLE, _STOPPED))
+            self._send_error(RpcError(StatusCode.UNAVAILABLE, _SERVER_STOPPED))
             return
         error = task.exception()
         if error is None:
             self._done(task.result())
         elif not self.closed:
-            self._fail(error)
+            self._send_error(error)
 
     def _done(self, result: bytes | HostError) -> None:
         self._running = None
         if self.closed:
             return
         if isinstance(result, HostError):
-            self._fail(result)
-        elif self.rpc.reply_encoding:
-            task = asyncio.ensure_future(self._respond_compressed(result))
+            self._send_error(result)
+        elif self.rpc.response_encoding:
+            task = asyncio.ensure_future(self._send_compressed(result))
             self._running = task
         else:
-            self._respond(PREFIX.pack(0, len(result)), result)
+            self._send_message(PREFIX.pack(0, len(result)), result)
 
-    async def _respond_compressed(self, message: bytes) -> None:
-        self._respond(*await compress(message, self.rpc.reply_encoding))
+    async def _send_compressed(self, message: bytes) -> None:
+        self._send_message(*await compress(message, self.rpc.response_encoding))
 
-    def _respond(self, prefix: bytes, body: bytes) -> None:
+    def _send_message(self, prefix: bytes, body: bytes) -> None:
         if self._deadline is not None:
-            self._stop_deadline()
-        encoding = self.rpc.reply_encoding
-        head = status.response(encoding) if encoding else status.RESPONSE
-        self.respond(head, prefix, body, _OK)
+            self._cancel_deadline()
+        encoding = self.rpc.response_encoding
+        head = status.response_headers(encoding) if encoding else status.RESPONSE_HEADERS
+        self.send_response(head, prefix, body, _OK_TRAILERS)
         # Whoever has answered may have more answers for this client, or work to hand out first.
         if self.connection.streams:
-            self.connection.out.flush_soon()
+            self.connection.send_buffer.flush_soon()
         else:
-            self.connection.out.flush()
+            self.connection.send_buffer.flush()
 
 
 class StreamCall(_Call):
     """Messages both ways: the Client of what serves them, which is called as they come."""
 
-    __slots__ = ("_method", "_reader", "_serving", "_full", "_work")
+    __slots__ = ("_method", "_reader", "_handler", "_reading_paused", "_tasks")
 
     def __init__(
-        self, connection: Connection, stream_id: int, rpc: Rpc, method: StreamMethod
+        self, connection: H2Connection, stream_id: int, rpc: Rpc, method: StreamMethod
     ) -> None:
         super().__init__(connection, stream_id, rpc)
         self._method = method
-        self._reader = MessageReader(connection.limits.max_message)
-        self._serving: Serving | None = None  # until the stream has been ended
-        self._full = False  # no message is taken now
-        self._work: set[asyncio.Future[None]] = set()  # on compressed messages
+        self._reader = MessageReader(connection.limits.max_message_size)
+        self._handler: StreamHandler | None = None  # until the stream has been ended
+        self._reading_paused = False  # no message is taken now
+        self._tasks: set[asyncio.Future[None]] = set()  # on compressed messages
 
     @property
-    def arriving(self) -> int | None:
+    def incoming_bytes(self) -> int | None:
         """While a message has come only in part, and there is room for the rest."""
-        return None if self._reader.between or self.held else self._reader.taken
+        return (
+            None
+            if self._reader.at_message_boundary or self.held_bytes
+            else self._reader.bytes_received
+        )
 
-    def begin(self) -> None:
+    def on_opened(self) -> None:
         """Have it served."""
         try:
-            self._serving = self._running = self._method.start(self, self.rpc)
-        except Exception as error:  # the top of a call: `failure` logs a defect, and it is answered
-            self._fail(error)
+            self._handler = self._running = self._method.open_stream(self, self.rpc)
+        except Exception as error:  # the top of a call: a defect is logged and answered
+            self._send_error(error)
 
-    def received(self, piece: Piece, size: int, end: bool) -> None:
+    def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Messages. While one is not taken, no new room is granted."""
-        self.held += size
+        self.held_bytes += size
         try:
             self._reader.feed(piece)
-        except RpcFault as fault:
-            held, self.held = self.held, 0
-            self.credit(held)
-            self._end_early(fault)
+        except RpcError as fault:
+            held_bytes, self.held_bytes = self.held_bytes, 0
+            self.acknowledge_received_data(held_bytes)
+            self._end_and_cancel(fault)
             return
-        self._hand_on()
+        self._deliver_messages()
 
-    def _hand_on(self) -> None:
+    def _deliver_messages(self) -> None:
         """Pass on the messages that are there, as far as they are taken."""
-        ready = self._reader.ready
+        ready = self._reader.messages
         try:
-            while ready and not self._full and self._serving is not None:
+            while ready and not self._reading_paused and self._handler is not None:
                 flag, message = ready.popleft()
                 if flag:
-                    self._full = True
-                    self._start(self._unpack(message))
+                    self._reading_paused = True
+                    self._start_task(self._decompress_and_deliver(message))
                 else:
-                    self._full = not self._serving.received(message)
-            if self.held and not ready:
-                held, self.held = self.held, 0
-                self.credit(held)
-            if self.remote_ended and not ready and not self._full and self._serving is not None:
-                if not self._reader.between:
-                    raise RpcFault(Code.INTERNAL, "the stream ended inside of a message")
-                self._serving.half_closed()
+                    self._reading_paused = not self._handler.message_received(message)
+            if self.held_bytes and not ready:
+                held_bytes, self.held_bytes = self.held_bytes, 0
+                self.acknowledge_received_data(held_bytes)
+            if (
+                self.remote_ended
+                and not ready
+                and not self._reading_paused
+                and self._handler is not None
+            ):
+                if not self._reader.at_message_boundary:
+                    raise RpcError(StatusCode.INTERNAL, "the stream ended inside of a message")
+                self._handler.half_closed()
         except Exception as error:  # the top of a call, as above
-            self._break_off(error)
+            self._abort_with_error(error)
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         """The next message is taken."""
-        self._full = False
-        self._hand_on()
-        self.connection.out.flush_soon()
+        self._reading_paused = False
+        self._deliver_messages()
+        self.connection.send_buffer.flush_soon()
 
-    def write(self, message: bytes, more: bool) -> bool:
+    def write_message(self, message: bytes, more: bool) -> bool:
         """Send a message, at once if no more may come; whether the next may follow."""
-        if self.rpc.reply_encoding:
-            self._start(self._write_compressed(message))
+        if self.rpc.response_encoding:
+            self._start_task(self._write_compressed(message))
             return False
-        return self._put(PREFIX.pack(0, len(message)), message, more)
+        return self._write_message(PREFIX.pack(0, len(message)), message, more)
 
-    def _put(self, prefix: bytes, body: bytes, more: bool) -> bool:
-        if not self._answered:
-            self._answer()
-        self.send(prefix, body)
-        out = self.connection.out
+    def _write_message(self, prefix: bytes, body: bytes, more: bool) -> bool:
+        if not self._headers_sent:
+            self._send_response_headers()
+        self.send_data(prefix, body)
+        send_buffer = self.connection.send_buffer
         if more or len(self.connection.streams) > 1:
-            out.flush_soon()
+            send_buffer.flush_soon()
         else:
-            out.flush()
-        if self.pending_bytes <= self.connection.limits.send_queue:
+            send_buffer.flush()
+        if self.pending_bytes <= self.connection.limits.max_send_queue:
             return True
-        self.on_room = self._write_on
+        self.on_writable = self._notify_write_ready
         return False
 
-    def _write_on(self) -> None:
-        if self._serving is not None:
-            self._serving.write_on()
+    def _notify_write_ready(self) -> None:
+        if self._handler is not None:
+            self._handler.write_ready()
 
-    def end(self, error: Exception | None = None) -> None:
+    def finish_stream(self, error: Exception | None = None) -> None:
         """End the stream."""
-        self._serving = self._running = None
+        self._handler = self._running = None
         if self.closed:
             return
         if error is not None:
-            self._fail(error)
+            self._send_error(error)
             return
-        self._stop_deadline()
-        self.finish(_OK if self._answered else status.RESPONSE + _OK)
-        self.connection.out.flush()
+        self._cancel_deadline()
+        self.send_trailers(
+            _OK_TRAILERS if self._headers_sent else status.RESPONSE_HEADERS + _OK_TRAILERS
+        )
+        self.connection.send_buffer.flush()
 
-    async def _unpack(self, message: bytes) -> None:
-        most = self.connection.limits.max_message
+    async def _decompress_and_deliver(self, message: bytes) -> None:
+        most = self.connection.limits.max_message_size
         message = await decompress(message, self.rpc.encoding, most)
-        if self._serving is not None and self._serving.received(message):
-            self.read_on()
+        if self._handler is not None and self._handler.message_received(message):
+            self.resume_reading()
 
     async def _write_compressed(self, message: bytes) -> None:
-        if self._put(*await compress(message, self.rpc.reply_encoding), True):
-            self._write_on()
+        if self._write_message(*await compress(message, self.rpc.response_encoding), True):
+            self._notify_write_ready()
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._work.add(task)
-        task.add_done_callback(self._worked)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_finished)
 
-    def _worked(self, task: asyncio.Future[None]) -> None:
-        self._work.discard(task)
-        if self._serving is None:
+    def _task_finished(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if self._handler is None:
             return  # the stream is over, and has cancelled it
         if task.cancelled():
-            self._break_off(RpcFault(Code.UNAVAILABLE, _STOPPED))
+            self._abort_with_error(RpcError(StatusCode.UNAVAILABLE, _SERVER_STOPPED))
         elif (error := task.exception()) is not None:
-            self._break_off(error)
+            self._abort_with_error(error)
 
-    def _break_off(self, error: BaseException) -> None:
+    def _abort_with_error(self, error: BaseException) -> None:
         """End with what was raised although it is being served."""
-        self._fail(error)
-        self._stop()
+        self._send_error(error)
+        self._cancel_handler()
 
-    def _stop(self) -> None:
-        self._serving = None
-        super()._stop()
-        for task in self._work:
+    def _cancel_handler(self) -> None:
+        self._handler = None
+        super()._cancel_handler()
+        for task in self._tasks:
             task.cancel()
 
 
-class Refusal(Stream):
+class RefusedCall(Stream):
     """A request that is answered with an error, whatever follows."""
 
     __slots__ = ("_block",)
 
-    def __init__(self, connection: Connection, stream_id: int, block: bytes) -> None:
+    def __init__(self, connection: H2Connection, stream_id: int, block: bytes) -> None:
         super().__init__(connection, stream_id)
         self._block = block
 
-    def begin(self) -> None:
+    def on_opened(self) -> None:
         """Answer."""
-        self.finish(self._block)
+        self.send_trailers(self._block)
 
-    def received(self, piece: Piece, size: int, end: bool) -> None:
+    def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Nobody reads it."""
-        self.credit(size)
+        self.acknowledge_received_data(size)
 
-    def aborted(self) -> None:
+    def on_aborted(self) -> None:
         """Nothing was begun."""

@@ -8,143 +8,143 @@ from collections.abc import Callable
 from typing import cast
 
 from host.frontends.grpc.h2 import frames
-from host.frontends.grpc.h2.frames import ConnectionFault, ErrorCode, Setting
-from host.frontends.grpc.h2.headers import Fields, HeaderReader, Malformed
-from host.frontends.grpc.h2.lifetime import Lifetime
-from host.frontends.grpc.h2.limits import Limits
-from host.frontends.grpc.h2.min_data_rate import Pace
+from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode, Setting
+from host.frontends.grpc.h2.headers import Fields, HeaderDecoder, MalformedRequest
+from host.frontends.grpc.h2.limits import ConnectionLimits
+from host.frontends.grpc.h2.min_data_rate import MinDataRate
 from host.frontends.grpc.h2.pings import PingPolicy
 from host.frontends.grpc.h2.reader import FrameReader, Piece
-from host.frontends.grpc.h2.send_buffer import Outbox
+from host.frontends.grpc.h2.send_buffer import SendBuffer
 from host.frontends.grpc.h2.stream import Route, Stream
-from host.frontends.grpc.h2.token_bucket import Budget
+from host.frontends.grpc.h2.timers import ConnectionTimers
+from host.frontends.grpc.h2.token_bucket import TokenBucket
 from host.frontends.grpc.methods import GrpcOptions
-from host.frontends.sockets import unsent
+from host.frontends.sockets import unsent_bytes
 
 _log = logging.getLogger("pbhost")
 
 _DRAIN_PING = b"pbdrain."
-_ENDED_EARLY = 1024  # streams that were ended while their client was still sending
-_MOST_SETTINGS = 128  # in one frame
-_LEAST_REQUEST = 48  # bytes; less are frames that control something
+_MAX_RESET_STREAMS = 1024  # streams that were ended while their client was still sending
+_MAX_SETTINGS = 128  # in one frame
+_MIN_REQUEST_BYTES = 48  # bytes; less are frames that control something
 
 
-class Connection(asyncio.Protocol):
+class H2Connection(asyncio.Protocol):
     """The server's end of an HTTP/2 connection. It raises nothing into the event loop.
 
-    `understand` makes a Route of the fields of a request and their size. `made` is called when
-    the client is connected, and TLS set up; `gone` when it is not any more. `heard` is called when
-    it may have sent a request, before that is read.
+    `route` makes a Route of the fields of a request and their size. `on_opened` is called when
+    the client is connected, and TLS set up; `on_closed` when it is not any more. `on_activity` is
+    called when it may have sent a request, before that is read.
     """
 
     def __init__(
         self,
-        understand: Callable[[Fields, int], Route],
+        route: Callable[[Fields, int], Route],
         options: GrpcOptions,
-        limits: Limits,
-        made: Callable[[Connection], None],
-        gone: Callable[[Connection], None],
-        heard: Callable[[], None],
+        limits: ConnectionLimits,
+        on_opened: Callable[[H2Connection], None],
+        on_closed: Callable[[H2Connection], None],
+        on_activity: Callable[[], None],
     ) -> None:
         self.limits = limits
         self.streams: dict[int, Stream] = {}
-        self.out = Outbox(limits)
-        self.heard_at = 0.0  # when the last bytes came
+        self.send_buffer = SendBuffer(limits)
+        self.last_received_at = 0.0  # when the last bytes came
         self.loop = asyncio.get_running_loop()
-        self._made = made
-        self._gone = gone
-        self._heard = heard
+        self._on_opened = on_opened
+        self._on_closed = on_closed
+        self._on_activity = on_activity
         self._reader = FrameReader(self, limits)
-        self._headers = HeaderReader(understand, limits.header_list_end)
-        self._pings = PingPolicy(options)
-        self._lifetime = Lifetime(self, options, limits)
-        self._pace = Pace(self.streams, self._reader, limits)
+        self._header_decoder = HeaderDecoder(route, limits.header_list_hard_limit)
+        self._ping_policy = PingPolicy(options)
+        self._timers = ConnectionTimers(self, options, limits)
+        self._min_data_rate = MinDataRate(self.streams, self._reader, limits)
         self._transport: asyncio.Transport | None = None
         self._last_stream = 0
         self._recv_window = frames.DEFAULT_WINDOW
-        self._uncredited = 0
-        self._ended_early: dict[int, None] = {}
-        self._resets = Budget(*limits.resets)
-        self._idle = Budget(*limits.idle_frames)
+        self._unacknowledged_bytes = 0
+        self._reset_streams: dict[int, None] = {}
+        self._reset_bucket = TokenBucket(*limits.reset_rate)
+        self._no_op_frames = TokenBucket(*limits.no_op_frame_rate)
         self._draining = False
-        self._refusing = False  # new streams; the last GOAWAY is sent
-        self._over = False  # nothing more is read
+        self._refusing_streams = False  # new streams; the last GOAWAY is sent
+        self._closing = False  # nothing more is read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         limits = self.limits
         self._transport = cast(asyncio.Transport, transport)
-        self.out.open(self._transport)
-        self.out.write(
+        self.send_buffer.attach_transport(self._transport)
+        self.send_buffer.write(
             frames.settings(
                 {
                     Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
                     Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
                     Setting.MAX_FRAME_SIZE: limits.max_frame,
-                    Setting.MAX_HEADER_LIST_SIZE: limits.header_list,
+                    Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list,
                 }
             )
         )
         if (extra := limits.connection_window - self._recv_window) > 0:
             self._recv_window += extra
-            self.out.write(frames.window_update(0, extra))
-        self.out.flush()
-        self._lifetime.begin()
-        self._made(self)
+            self.send_buffer.write(frames.window_update(0, extra))
+        self.send_buffer.flush()
+        self._timers.connection_opened()
+        self._on_opened(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
+        if self._closing:
             return
-        self.heard_at = self.loop.time()
-        if len(data) >= _LEAST_REQUEST:
-            self._heard()
-        self.out.corked = True
+        self.last_received_at = self.loop.time()
+        if len(data) >= _MIN_REQUEST_BYTES:
+            self._on_activity()
+        self.send_buffer.corked = True
         try:
             self._reader.feed(data)
-        except ConnectionFault as fault:
-            self._fail(fault.code, fault.text)
+        except H2ConnectionError as fault:
+            self._close_with_error(fault.code, fault.text)
         except Exception:  # a defect: logged, and this connection is closed
             _log.exception("unexpected failure of a gRPC connection")
-            self._fail(ErrorCode.INTERNAL_ERROR, "unexpected failure")
-        self.out.corked = False
-        self.out.flush()
+            self._close_with_error(H2ErrorCode.INTERNAL_ERROR, "unexpected failure")
+        self.send_buffer.corked = False
+        self.send_buffer.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._over = True
+        self._closing = True
         self._transport = None
-        self.out.close()
-        self._lifetime.end()
+        self.send_buffer.flush_and_close()
+        self._timers.cancel_all()
         self._abort_streams()
-        self._gone(self)
+        self._on_closed(self)
 
     def pause_writing(self) -> None:
-        self.out.paused = True
+        self.send_buffer.paused = True
 
     def resume_writing(self) -> None:
-        self.out.resume()
+        self.send_buffer.resume_writing()
 
-    def credit(self, size: int) -> None:
+    def acknowledge_received_data(self, size: int) -> None:
         """Grant so many received bytes anew."""
-        self._uncredited += size
-        if self._uncredited >= self.limits.connection_window // 2:
-            self._recv_window += self._uncredited
-            self.out.sent_data += 1
-            self.out.write(frames.window_update(0, self._uncredited))
-            self._uncredited = 0
+        self._unacknowledged_bytes += size
+        if self._unacknowledged_bytes >= self.limits.connection_window // 2:
+            self._recv_window += self._unacknowledged_bytes
+            self.send_buffer.data_frames_sent += 1
+            self.send_buffer.write(frames.window_update(0, self._unacknowledged_bytes))
+            self._unacknowledged_bytes = 0
 
-    def finished(self, stream: Stream) -> None:
+    def stream_finished(self, stream: Stream) -> None:
         """The response is sent. A client that still sends is told that nobody reads it."""
         if not stream.remote_ended:
-            self.out.write(frames.rst_stream(stream.id, ErrorCode.NO_ERROR))
-            self._remember(stream.id)
-        self._forget(stream)
+            self.send_buffer.write(frames.rst_stream(stream.id, H2ErrorCode.NO_ERROR))
+            self._remember_reset_stream(stream.id)
+        self._remove_stream(stream)
 
-    def reset(self, stream_id: int, code: ErrorCode) -> None:
+    def reset_stream(self, stream_id: int, code: H2ErrorCode) -> None:
         """End a stream at once."""
-        self.out.write(frames.rst_stream(stream_id, code))
-        self._remember(stream_id)
+        self.send_buffer.write(frames.rst_stream(stream_id, code))
+        self._remember_reset_stream(stream_id)
         if (stream := self.streams.get(stream_id)) is not None:
-            self._forget(stream)
-            stream.aborted()
+            self._remove_stream(stream)
+            stream.on_aborted()
 
     @property
     def open_streams(self) -> int:
@@ -152,72 +152,72 @@ class Connection(asyncio.Protocol):
         return len(self.streams)
 
     @property
-    def sent_data(self) -> int:
+    def data_frames_sent(self) -> int:
         """How many frames of data it has sent."""
-        return self.out.sent_data
+        return self.send_buffer.data_frames_sent
 
     @property
-    def unsent(self) -> int:
+    def unsent_bytes(self) -> int:
         """Bytes that the client's machine has not taken yet."""
-        return unsent(self._transport)
+        return unsent_bytes(self._transport)
 
     def drain(self, text: str = "") -> None:
         """Accept no more streams, as soon as the client can know; close when none is left."""
-        if self._draining or self._over:
+        if self._draining or self._closing:
             return
         self._draining = True
-        self.out.write(frames.goaway(frames.MAX_STREAM, ErrorCode.NO_ERROR, text))
-        self.out.write(frames.ping(_DRAIN_PING, False))
-        self.out.flush()
+        self.send_buffer.write(frames.goaway(frames.MAX_STREAM, H2ErrorCode.NO_ERROR, text))
+        self.send_buffer.write(frames.ping(_DRAIN_PING, False))
+        self.send_buffer.flush()
         # What the client opened before it has read this is served still.
-        self._lifetime.after(self.limits.linger, self._refuse_streams)
+        self._timers.call_later(self.limits.linger_timeout, self._refuse_streams)
 
-    def close(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
+    def close(self, code: H2ErrorCode = H2ErrorCode.NO_ERROR, text: str = "") -> None:
         """End it: what streams are open end with an error, or are given up."""
-        if self._over:
+        if self._closing:
             return
         for stream in list(self.streams.values()):
-            stream.unavailable()
-        self._fail(code, text)
-        self.out.flush()
+            stream.end_unavailable()
+        self._close_with_error(code, text)
+        self.send_buffer.flush()
 
     def abort(self) -> None:
         """Close it without another word."""
-        self._over = True
+        self._closing = True
         if self._transport is not None:
             self._transport.abort()
 
-    def check_pace(self) -> None:
+    def check_data_rate(self) -> None:
         """Give up what the client has begun, and does not go on with."""
-        if self._pace.check(self._recv_window):
-            self.close(ErrorCode.ENHANCE_YOUR_CALM, "too slow")
+        if self._min_data_rate.reset_slow_streams(self._recv_window):
+            self.close(H2ErrorCode.ENHANCE_YOUR_CALM, "too slow")
 
-    def ask_alive(self, data: bytes) -> None:
+    def send_keepalive_ping(self, data: bytes) -> None:
         """Send a PING."""
-        self.out.write(frames.ping(data, False))
-        self.out.flush()
+        self.send_buffer.write(frames.ping(data, False))
+        self.send_buffer.flush()
 
     def _refuse_streams(self) -> None:
-        if self._refusing or self._over:
+        if self._refusing_streams or self._closing:
             return
-        self._refusing = True
-        self.out.write(frames.goaway(self._last_stream, ErrorCode.NO_ERROR))
-        self.out.flush()
+        self._refusing_streams = True
+        self.send_buffer.write(frames.goaway(self._last_stream, H2ErrorCode.NO_ERROR))
+        self.send_buffer.flush()
         self._close_if_drained()
 
     def _close_if_drained(self) -> None:
-        if self._refusing and not self.streams and not self._over:
-            self._end()
+        if self._refusing_streams and not self.streams and not self._closing:
+            self._close_when_sent()
 
-    def _fail(self, code: ErrorCode, text: str) -> None:
-        self.out.write(frames.goaway(self._last_stream, code, text))
-        self._end()
+    def _close_with_error(self, code: H2ErrorCode, text: str) -> None:
+        self.send_buffer.write(frames.goaway(self._last_stream, code, text))
+        self._close_when_sent()
         self._abort_streams()
 
-    def _end(self) -> None:
+    def _close_when_sent(self) -> None:
         """Read nothing more, and close when all is sent."""
-        self._over = True
-        self.out.close()
+        self._closing = True
+        self.send_buffer.flush_and_close()
         transport = self._transport
         if transport is None:
             return
@@ -226,171 +226,179 @@ class Connection(asyncio.Protocol):
             transport.write_eof()
         else:
             transport.close()
-        self._lifetime.linger()
+        self._timers.start_linger()
 
     def _abort_streams(self) -> None:
         for stream in list(self.streams.values()):
-            self._forget(stream)
-            stream.aborted()
+            self._remove_stream(stream)
+            stream.on_aborted()
 
-    def _forget(self, stream: Stream) -> None:
+    def _remove_stream(self, stream: Stream) -> None:
         self.streams.pop(stream.id, None)
-        self.out.waiting.pop(stream, None)
-        stream.close()
+        self.send_buffer.waiting_streams.pop(stream, None)
+        stream.mark_closed()
         if not self.streams:
-            self._lifetime.no_streams()
+            self._timers.all_streams_closed()
             self._close_if_drained()
 
-    def _remember(self, stream_id: int) -> None:
-        self._ended_early[stream_id] = None
-        if len(self._ended_early) > _ENDED_EARLY:
-            del self._ended_early[next(iter(self._ended_early))]
+    def _remember_reset_stream(self, stream_id: int) -> None:
+        self._reset_streams[stream_id] = None
+        if len(self._reset_streams) > _MAX_RESET_STREAMS:
+            del self._reset_streams[next(iter(self._reset_streams))]
 
-    def headers(self, stream: int, block: bytes, end: bool) -> None:
+    def on_headers(self, stream: int, block: bytes, end: bool) -> None:
         """A request, or the trailers of one."""
         if not stream & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client's stream with an even number")
+            raise H2ConnectionError(
+                H2ErrorCode.PROTOCOL_ERROR, "a client's stream with an even number"
+            )
         known = self.streams.get(stream)
         if stream <= self._last_stream or known is not None:
-            self._trailers(stream, known, block, end)
+            self._on_trailers(stream, known, block, end)
             return
         self._last_stream = stream
         try:
-            route = self._headers.request(block)
-        except Malformed:
-            self.refuse(stream, ErrorCode.PROTOCOL_ERROR)
+            route = self._header_decoder.decode_request(block)
+        except MalformedRequest:
+            self.on_stream_error(stream, H2ErrorCode.PROTOCOL_ERROR)
             return
-        if self._refusing or len(self.streams) >= self.limits.max_streams:
-            self.refuse(stream, ErrorCode.REFUSED_STREAM)
+        if self._refusing_streams or len(self.streams) >= self.limits.max_streams:
+            self.on_stream_error(stream, H2ErrorCode.REFUSED_STREAM)
             return
-        opened = self.streams[stream] = route.open(self, stream)
+        opened = self.streams[stream] = route.open_stream(self, stream)
         opened.remote_ended = end
-        opened.begin()
+        opened.on_opened()
         if end and not opened.closed:
-            opened.received(b"", 0, True)
+            opened.on_data(b"", 0, True)
 
-    def _trailers(self, stream: int, known: Stream | None, block: bytes, end: bool) -> None:
+    def _on_trailers(self, stream: int, known: Stream | None, block: bytes, end: bool) -> None:
         if known is None:
-            if stream not in self._ended_early:
-                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
-            self._headers.skip(block)
+            if stream not in self._reset_streams:
+                raise H2ConnectionError(H2ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
+            self._header_decoder.skip_block(block)
             return
         try:
-            self._headers.trailers(block)
-        except Malformed:
+            self._header_decoder.decode_trailers(block)
+        except MalformedRequest:
             end = False
         if known.remote_ended:
-            self.refuse(stream, ErrorCode.STREAM_CLOSED)
+            self.on_stream_error(stream, H2ErrorCode.STREAM_CLOSED)
         elif not end:
-            self.refuse(stream, ErrorCode.PROTOCOL_ERROR)
+            self.on_stream_error(stream, H2ErrorCode.PROTOCOL_ERROR)
         else:
             known.remote_ended = True
-            known.received(b"", 0, True)
+            known.on_data(b"", 0, True)
 
-    def data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
+    def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
         """Bytes of a request."""
         self._recv_window -= size
         if self._recv_window < 0:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than was granted")
+            raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "more data than was granted")
         known = self.streams.get(stream)
         if known is None or known.remote_ended:
-            self._stray_data(stream, size, end)
+            self._on_data_of_unknown_stream(stream, size, end)
             return
         known.recv_window -= size
         if known.recv_window < 0:
-            self.credit(size)
-            self.refuse(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            self.acknowledge_received_data(size)
+            self.on_stream_error(stream, H2ErrorCode.FLOW_CONTROL_ERROR)
             return
         if not piece and not end:
-            self.idle()
+            self.on_no_op_frame()
         known.remote_ended = end
-        known.received(piece, size, end)
+        known.on_data(piece, size, end)
 
-    def _stray_data(self, stream: int, size: int, end: bool) -> None:
+    def _on_data_of_unknown_stream(self, stream: int, size: int, end: bool) -> None:
         self._check_not_idle(stream, "DATA")
-        self.credit(size)
-        if stream in self._ended_early:
+        self.acknowledge_received_data(size)
+        if stream in self._reset_streams:
             if end:
-                del self._ended_early[stream]
+                del self._reset_streams[stream]
             return
-        self.refuse(stream, ErrorCode.STREAM_CLOSED)
+        self.on_stream_error(stream, H2ErrorCode.STREAM_CLOSED)
 
-    def settings(self, values: list[tuple[int, int]]) -> None:
+    def on_settings(self, values: list[tuple[int, int]]) -> None:
         """The client's settings; they apply at once."""
-        self.idle()
-        if len(values) > _MOST_SETTINGS:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"{len(values)} settings")
-        self._lifetime.greeted()
-        self.out.adopt(values, self.streams.values())
-        self.out.control(frames.SETTINGS_ACK)
-        self.out.pump()
+        self.on_no_op_frame()
+        if len(values) > _MAX_SETTINGS:
+            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, f"{len(values)} settings")
+        self._timers.settings_received()
+        self.send_buffer.apply_settings(values, self.streams.values())
+        self.send_buffer.write_control_frame(frames.SETTINGS_ACK)
+        self.send_buffer.send_waiting()
 
-    def settings_ack(self) -> None:
+    def on_settings_ack(self) -> None:
         """Ours have arrived: nothing depends on it, as all of them only grant."""
-        self.idle()
+        self.on_no_op_frame()
 
-    def ping(self, data: bytes, ack: bool) -> None:
+    def on_ping(self, data: bytes, ack: bool) -> None:
         """Answer; or note that the client has."""
-        self.idle()
+        self.on_no_op_frame()
         if ack:
-            self._lifetime.answered(data)
+            self._timers.ping_acknowledged(data)
             if data == _DRAIN_PING and self._draining:
                 self._refuse_streams()
             return
-        if self._pings.abused(self.loop.time(), self.out.sent_data, not self.streams):
+        if self._ping_policy.received_ping(
+            self.loop.time(), self.send_buffer.data_frames_sent, not self.streams
+        ):
             for stream in list(self.streams.values()):
-                stream.unavailable("Too many pings")
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-        self.out.control(frames.ping(data, True))
+                stream.end_unavailable("Too many pings")
+            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        self.send_buffer.write_control_frame(frames.ping(data, True))
 
-    def window_update(self, stream: int, increment: int) -> None:
+    def on_window_update(self, stream: int, increment: int) -> None:
         """Room for more."""
         if not stream:
-            self.out.widen(increment)
+            self.send_buffer.increase_window(increment)
             return
         known = self.streams.get(stream)
         if known is None:
             self._check_not_idle(stream, "WINDOW_UPDATE")
         elif known.send_window + increment > frames.MAX_WINDOW:
-            self.refuse(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            self.on_stream_error(stream, H2ErrorCode.FLOW_CONTROL_ERROR)
         else:
-            self.out.widen_stream(known, increment)
-            if self.out.waiting:
-                self.out.pump()
+            self.send_buffer.increase_stream_window(known, increment)
+            if self.send_buffer.waiting_streams:
+                self.send_buffer.send_waiting()
 
-    def peer_reset(self, stream: int) -> None:
+    def on_rst_stream(self, stream: int) -> None:
         """The client has given a request up."""
-        self._spend_reset()
+        self._count_reset()
         known = self.streams.get(stream)
         if known is None:
             # Against RFC 9113 5.1, gRPC's own client resets what it has not even begun.
             if not stream & 1:
                 self._check_not_idle(stream, "RST_STREAM")
-            self._ended_early.pop(stream, None)
+            self._reset_streams.pop(stream, None)
             return
-        self._forget(known)
-        known.aborted()
+        self._remove_stream(known)
+        known.on_aborted()
 
-    def goaway(self, code: int) -> None:
+    def on_goaway(self, code: int) -> None:
         """The client opens no more streams; it will close."""
-        self.idle()
+        self.on_no_op_frame()
 
-    def idle(self) -> None:
+    def on_no_op_frame(self) -> None:
         """A frame that does nothing; only so many are taken."""
-        if not self._idle.spend():
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do nothing")
+        if not self._no_op_frames.consume():
+            raise H2ConnectionError(
+                H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do nothing"
+            )
 
-    def refuse(self, stream: int, code: ErrorCode) -> None:
+    def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
         """Reset a stream for what the client did; only so many are taken."""
         if stream > self._last_stream or not stream & 1:
-            raise ConnectionFault(code, "a wrong frame on a stream that is not open")
-        self._spend_reset()
-        self.reset(stream, code)
+            raise H2ConnectionError(code, "a wrong frame on a stream that is not open")
+        self._count_reset()
+        self.reset_stream(stream, code)
 
-    def _spend_reset(self) -> None:
-        if not self._resets.spend():
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
+    def _count_reset(self) -> None:
+        if not self._reset_bucket.consume():
+            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
     def _check_not_idle(self, stream: int, name: str) -> None:
         if stream > self._last_stream or not stream & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{name} on a stream that is not open")
+            raise H2ConnectionError(
+                H2ErrorCode.PROTOCOL_ERROR, f"{name} on a stream that is not open"
+            )

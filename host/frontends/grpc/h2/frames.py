@@ -21,7 +21,7 @@ PADDED = 0x8
 WITH_PRIORITY = 0x20
 
 
-class ErrorCode(enum.IntEnum):
+class H2ErrorCode(enum.IntEnum):
     """Why a stream or a connection ends (RFC 9113 section 7)."""
 
     NO_ERROR = 0
@@ -51,67 +51,67 @@ class Setting(enum.IntEnum):
     MAX_HEADER_LIST_SIZE = 6
 
 
-class ConnectionFault(Exception):
+class H2ConnectionError(Exception):
     """The peer broke a rule that ends the whole connection; the text goes into GOAWAY."""
 
-    def __init__(self, code: ErrorCode, text: str) -> None:
+    def __init__(self, code: H2ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
 
 
-HEAD = struct.Struct(">HBBBI")
+FRAME_HEADER = struct.Struct(">HBBBI")
 """A frame's head: length (upper 16 and lower 8 of 24 bits), kind, flags, stream."""
 
-HEAD_SIZE = HEAD.size
+FRAME_HEADER_SIZE = FRAME_HEADER.size
 _SETTING = struct.Struct(">HI")
 _NUMBER = struct.Struct(">I")
 _TWO_NUMBERS = struct.Struct(">II")
 
 
-def head(length: int, kind: int, flags: int, stream: int) -> bytes:
+def frame_header(length: int, kind: int, flags: int, stream: int) -> bytes:
     """The nine bytes before a payload of `length` bytes."""
-    return HEAD.pack(length >> 8, length & 255, kind, flags, stream)
+    return FRAME_HEADER.pack(length >> 8, length & 255, kind, flags, stream)
 
 
 def settings(values: dict[Setting, int]) -> bytes:
     """A SETTINGS frame."""
     payload = b"".join(_SETTING.pack(*item) for item in values.items())
-    return head(len(payload), SETTINGS, 0, 0) + payload
+    return frame_header(len(payload), SETTINGS, 0, 0) + payload
 
 
-SETTINGS_ACK = head(0, SETTINGS, ACK, 0)
+SETTINGS_ACK = frame_header(0, SETTINGS, ACK, 0)
 
 
 def ping(data: bytes, ack: bool) -> bytes:
     """A PING frame with eight bytes of data."""
-    return head(8, PING, ACK if ack else 0, 0) + data
+    return frame_header(8, PING, ACK if ack else 0, 0) + data
 
 
 def window_update(stream: int, increment: int) -> bytes:
     """A WINDOW_UPDATE frame; stream 0 is the connection."""
-    return head(4, WINDOW_UPDATE, 0, stream) + _NUMBER.pack(increment)
+    return frame_header(4, WINDOW_UPDATE, 0, stream) + _NUMBER.pack(increment)
 
 
-def rst_stream(stream: int, code: ErrorCode) -> bytes:
+def rst_stream(stream: int, code: H2ErrorCode) -> bytes:
     """A RST_STREAM frame."""
-    return head(4, RST_STREAM, 0, stream) + _NUMBER.pack(code)
+    return frame_header(4, RST_STREAM, 0, stream) + _NUMBER.pack(code)
 
 
-def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
+def goaway(last_stream: int, code: H2ErrorCode, text: str = "") -> bytes:
     """A GOAWAY frame: streams after `last_stream` were not looked at."""
     payload = _TWO_NUMBERS.pack(last_stream, code) + text.encode("ascii", "replace")
-    return head(len(payload), GOAWAY, 0, 0) + payload
+    return frame_header(len(payload), GOAWAY, 0, 0) + payload
 
 
 def headers(stream: int, block: bytes, end_stream: bool, max_frame: int) -> bytes:
     """A header block: HEADERS, and as many CONTINUATION frames as its length asks for."""
     flags = END_STREAM if end_stream else 0
     if len(block) <= max_frame:
-        return head(len(block), HEADERS, flags | END_HEADERS, stream) + block
+        return frame_header(len(block), HEADERS, flags | END_HEADERS, stream) + block
     parts = [block[start : start + max_frame] for start in range(0, len(block), max_frame)]
-    frames = [head(len(parts[0]), HEADERS, flags, stream), parts[0]]
+    frames = [frame_header(len(parts[0]), HEADERS, flags, stream), parts[0]]
     for part in parts[1:]:
         last = END_HEADERS if part is parts[-1] else 0
-        frames += (head(len(part), CONTINUATION, last, stream), part)
+        frames += (frame_header(len(part), CONTINUATION, last, stream), part)
     return b"".join(frames)

@@ -6,15 +6,15 @@ import asyncio
 import ssl
 from typing import Protocol
 
-from host.frontends.grpc.h2.connection import Connection
-from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.connection import H2Connection
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.route import Router
 from host.frontends.grpc.methods import GrpcOptions, Services
 from host.frontends.sockets import listening_socket
 from host.frontends.tls import TlsFiles
-from host.instances.busy_polling import Sources, nobody
+from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
-_LAST_SECONDS = 1.0  # for GOAWAY and the last answers to leave
+_CLOSE_TIMEOUT = 1.0  # for GOAWAY and the last answers to leave
 
 
 class Service(Protocol):
@@ -36,18 +36,18 @@ class H2Frontend:
         address: str = "0.0.0.0",
         port: int = 8001,
         options: GrpcOptions | None = None,
-        limits: Limits | None = None,
-        sources: Sources = nobody,
+        limits: ConnectionLimits | None = None,
+        connection_hooks: ConnectionHooks = no_connection_hook,
     ) -> None:
         self._service = service
-        self._sources = sources
+        self._connection_hooks = connection_hooks
         self._address = address
         self._port = port
         self._options = options or GrpcOptions()
-        self._limits = limits or Limits()
+        self._limits = limits or ConnectionLimits()
         self._server: asyncio.Server | None = None
-        self._connections: set[Connection] = set()
-        self._all_gone = asyncio.Event()
+        self._connections: set[H2Connection] = set()
+        self._all_closed = asyncio.Event()
         self._stopped = False
 
     async def start(self) -> int:
@@ -58,26 +58,31 @@ class H2Frontend:
         """
         router = Router(self._service.services(), self._options, self._limits)
 
-        def connect() -> Connection:
-            return Connection(
-                router.route, self._options, self._limits, self._made, self._gone, self._sources()
+        def connect() -> H2Connection:
+            return H2Connection(
+                router.route,
+                self._options,
+                self._limits,
+                self._connection_opened,
+                self._connection_closed,
+                self._connection_hooks(),
             )
 
         tls, context = self._options.tls, None
         if tls is not None:
-            context = await asyncio.to_thread(h2_context, tls)
+            context = await asyncio.to_thread(create_h2_context, tls)
         listening = listening_socket(self._address, self._port, self._options.reuse_port)
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 connect,
                 sock=listening,
                 ssl=context,
-                ssl_handshake_timeout=self._limits.handshake if context else None,
+                ssl_handshake_timeout=self._limits.handshake_timeout if context else None,
             )
         except BaseException:  # also if cancelled: nobody else would close it
             listening.close()
             raise
-        self._all_gone.set()
+        self._all_closed.set()
         return int(listening.getsockname()[1])
 
     async def stop(self, grace: float) -> None:
@@ -96,37 +101,37 @@ class H2Frontend:
         server.close()
         for connection in list(self._connections):
             connection.drain()
-        await self._wait_gone(deadline - loop.time())
+        await self._wait_until_closed(deadline - loop.time())
         for connection in list(self._connections):
             connection.close()
-        await self._wait_gone(_LAST_SECONDS)
+        await self._wait_until_closed(_CLOSE_TIMEOUT)
         for connection in list(self._connections):
             connection.abort()
-        await self._all_gone.wait()
+        await self._all_closed.wait()
 
-    async def _wait_gone(self, seconds: float) -> None:
+    async def _wait_until_closed(self, seconds: float) -> None:
         if seconds > 0:
             try:
-                await asyncio.wait_for(self._all_gone.wait(), seconds)
+                await asyncio.wait_for(self._all_closed.wait(), seconds)
             except asyncio.TimeoutError:
                 pass  # the caller has other means
 
-    def _made(self, connection: Connection) -> None:
+    def _connection_opened(self, connection: H2Connection) -> None:
         self._connections.add(connection)
-        self._all_gone.clear()
+        self._all_closed.clear()
         if self._stopped:  # it was accepted before that
             connection.close()
 
-    def _gone(self, connection: Connection) -> None:
+    def _connection_closed(self, connection: H2Connection) -> None:
         self._connections.discard(connection)
         if not self._connections:
-            self._all_gone.set()
+            self._all_closed.set()
 
 
-def h2_context(tls: TlsFiles) -> ssl.SSLContext:
+def create_h2_context(tls: TlsFiles) -> ssl.SSLContext:
     """TLS for HTTP/2. Raises HostError INVALID_ARG. Blocks."""
     for name in ("server-cert", "server-key"):
-        tls.read_or_nothing(name)  # says so, before the context says that it cannot work
-    context = tls.context()
+        tls.read_file_or_empty(name)  # says so, before the context says that it cannot work
+    context = tls.create_context()
     context.set_alpn_protocols(["h2"])
     return context

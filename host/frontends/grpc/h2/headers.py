@@ -8,87 +8,88 @@ from typing import Generic, TypeVar
 
 from hpack import Decoder, HPACKError
 
-from host.frontends.grpc.h2.frames import ConnectionFault, ErrorCode
+from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
 
 Fields = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
-_REMEMBERED = 64  # blocks of one connection
-_REMEMBER_UP_TO = 1024  # bytes of a block
-_FIELD_COST = 32  # what RFC 9113 adds to each field when it counts the size of a list
+_CACHE_SIZE = 64  # blocks of one connection
+_MAX_CACHED_BYTES = 1024  # bytes of a block
+_FIELD_OVERHEAD = 32  # what RFC 9113 adds to each field when it counts the size of a list
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _BAD_VALUE = re.compile(rb"[\0\r\n]").search
-_LENGTH = re.compile(rb"[0-9]{1,19}").fullmatch
+_CONTENT_LENGTH = re.compile(rb"[0-9]{1,19}").fullmatch
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _REQUIRED = frozenset((b":method", b":scheme", b":path"))
-_OF_CONNECTIONS = frozenset(
+_CONNECTION_SPECIFIC = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 )
 
 
-class Malformed(Exception):
+class MalformedRequest(Exception):
     """A request that breaks the rules of HTTP/2: its stream is reset."""
 
 
-class HeaderReader(Generic[T]):
-    """Decodes the header blocks of one connection, and has `understand` read each list of fields.
+class HeaderDecoder(Generic[T]):
+    """Decodes the header blocks of one connection, and has `parse` read each list of fields.
 
     A client repeats itself: a block that does not change the decoder's table means the same until
     the table changes, so what it was understood as is remembered.
     """
 
-    def __init__(self, understand: Callable[[Fields, int], T], most: int) -> None:
-        self._understand = understand
-        self._decoder = Decoder(max_header_list_size=most)
-        self._known: dict[bytes, T] = {}
+    def __init__(self, parse: Callable[[Fields, int], T], max_size: int) -> None:
+        self._parse = parse
+        self._decoder = Decoder(max_header_list_size=max_size)
+        self._cache: dict[bytes, T] = {}
 
-    def request(self, block: bytes) -> T:
+    def decode_request(self, block: bytes) -> T:
         """What the block asks for.
 
-        Raises Malformed, or ConnectionFault if it cannot be decoded or is larger than `most` bytes.
+        Raises MalformedRequest, or H2ConnectionError if it cannot be decoded or is larger than
+        `max_size` bytes.
         """
-        known = self._known.get(block)
+        known = self._cache.get(block)
         if known is not None:
             return known
         fields, stable = self._decode(block)
         _check_request(fields)
-        size = sum(len(name) + len(value) + _FIELD_COST for name, value in fields)
-        understood = self._understand(fields, size)
-        if stable and len(block) <= _REMEMBER_UP_TO:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[block] = understood
+        size = sum(len(name) + len(value) + _FIELD_OVERHEAD for name, value in fields)
+        understood = self._parse(fields, size)
+        if stable and len(block) <= _MAX_CACHED_BYTES:
+            if len(self._cache) >= _CACHE_SIZE:
+                self._cache.clear()
+            self._cache[block] = understood
         return understood
 
-    def trailers(self, block: bytes) -> None:
-        """Fields after the request: nobody asks for them. Raises as `request` does."""
+    def decode_trailers(self, block: bytes) -> None:
+        """Fields after the request: nobody asks for them. Raises as `decode_request` does."""
         fields, _ = self._decode(block)
         for name, value in fields:
             _check_field(name, value)  # a pseudo-header has no name of a field
 
-    def skip(self, block: bytes) -> None:
-        """Keep the table in step. Raises ConnectionFault."""
+    def skip_block(self, block: bytes) -> None:
+        """Keep the table in step. Raises H2ConnectionError."""
         self._decode(block)
 
     def _decode(self, block: bytes) -> tuple[Fields, bool]:
         """The fields, and whether the table is as before."""
         table = self._decoder.header_table
-        before = _state(table)
+        before = _table_state(table)
         try:
-            fields = [(bytes(name), bytes(value)) for name, value in self._read(block)]
+            fields = [(bytes(name), bytes(value)) for name, value in self._decode_fields(block)]
         except (HPACKError, LookupError, ValueError) as error:
-            code = ErrorCode.COMPRESSION_ERROR
-            raise ConnectionFault(code, f"header block: {type(error).__name__}") from None
-        stable = before == _state(table)
+            code = H2ErrorCode.COMPRESSION_ERROR
+            raise H2ConnectionError(code, f"header block: {type(error).__name__}") from None
+        stable = before == _table_state(table)
         if not stable:
-            self._known.clear()
+            self._cache.clear()
         return fields, stable
 
-    def _read(self, block: bytes) -> Fields:
+    def _decode_fields(self, block: bytes) -> Fields:
         return [(name, value) for name, value in self._decoder.decode(block, raw=True)]
 
 
-def _state(table: object) -> tuple[int, int, int]:
+def _table_state(table: object) -> tuple[int, int, int]:
     """Differs whenever entries were added or dropped: an addition makes a new first entry."""
     entries = table.dynamic_entries  # type: ignore[attr-defined]
     return id(entries[0]) if entries else 0, len(entries), table.maxsize  # type: ignore[attr-defined]
@@ -101,24 +102,26 @@ def _check_request(fields: Fields) -> None:
     for name, value in fields:
         if name[:1] == b":":
             if ordinary or name not in _PSEUDO or name in pseudo or not value:
-                raise Malformed(f"pseudo-header {name!r} is unknown, empty, late or repeated")
+                raise MalformedRequest(
+                    f"pseudo-header {name!r} is unknown, empty, late or repeated"
+                )
             pseudo.add(name)
             continue
         ordinary = True
         _check_field(name, value)
         if name == b"content-length":
-            if not _LENGTH(value) or lengths - {value}:
-                raise Malformed(f"content-length {value!r}")
+            if not _CONTENT_LENGTH(value) or lengths - {value}:
+                raise MalformedRequest(f"content-length {value!r}")
             lengths.add(value)
     if not pseudo >= _REQUIRED:
-        raise Malformed("a request without method, scheme or path")
+        raise MalformedRequest("a request without method, scheme or path")
 
 
 def _check_field(name: bytes, value: bytes) -> None:
     # A value with spaces around it passes: gRPC clients send such metadata, and servers take them.
     if not _NAME(name):
-        raise Malformed(f"field name {name!r}")
+        raise MalformedRequest(f"field name {name!r}")
     if _BAD_VALUE(value):
-        raise Malformed(f"value of {name!r}")
-    if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
-        raise Malformed(f"field {name!r} has no place in HTTP/2")
+        raise MalformedRequest(f"value of {name!r}")
+    if name in _CONNECTION_SPECIFIC or (name == b"te" and value != b"trailers"):
+        raise MalformedRequest(f"field {name!r} has no place in HTTP/2")

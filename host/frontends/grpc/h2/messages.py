@@ -8,7 +8,7 @@ import zlib
 from collections import deque
 
 from host.frontends.grpc.h2.reader import Piece
-from host.frontends.grpc.h2.status import Code, RpcFault
+from host.frontends.grpc.h2.status import RpcError, StatusCode
 
 PREFIX = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its length."""
@@ -16,107 +16,119 @@ PREFIX = struct.Struct(">BI")
 ENCODINGS = {"gzip": 31, "deflate": zlib.MAX_WBITS}
 """What messages may be compressed with, and what zlib calls it."""
 
-_SMALL = 4096  # bytes; pieces below that are collected in one buffer
-_LONG = 1 << 18  # bytes whose compression would stop the event loop for milliseconds
+_MIN_UNJOINED_BYTES = 4096  # bytes; pieces below that are collected in one buffer
+_MIN_THREAD_BYTES = 1 << 18  # bytes whose compression would stop the event loop for milliseconds
 
 
 class MessageReader:
     """Puts messages together from the pieces in which a stream brings them."""
 
-    __slots__ = ("ready", "taken", "_most", "_head", "_flag", "_left", "_chunks")
+    __slots__ = (
+        "messages",
+        "bytes_received",
+        "_max_size",
+        "_prefix",
+        "_flag",
+        "_missing",
+        "_chunks",
+    )
 
-    def __init__(self, most: int) -> None:
-        self.ready: deque[tuple[int, bytes]] = deque()  # (compressed, message)
-        self.taken = 0  # bytes so far
-        self._most = most
-        self._head = b""  # of a message, until it is complete
+    def __init__(self, max_size: int) -> None:
+        self.messages: deque[tuple[int, bytes]] = deque()  # (compressed, message)
+        self.bytes_received = 0  # bytes so far
+        self._max_size = max_size
+        self._prefix = b""  # of a message, until it is complete
         self._flag = 0
-        self._left = -1  # bytes of the current message that are missing; -1 between messages
+        self._missing = -1  # bytes of the current message that are missing; -1 between messages
         self._chunks: list[Piece | bytearray] = []
 
     @property
-    def between(self) -> bool:
+    def at_message_boundary(self) -> bool:
         """Whether no message has come only in part."""
-        return self._left < 0 and not self._head
+        return self._missing < 0 and not self._prefix
 
     def feed(self, piece: Piece) -> None:
-        """Take more bytes. Raises RpcFault RESOURCE_EXHAUSTED for a message that is too large,
+        """Take more bytes. Raises RpcError RESOURCE_EXHAUSTED for a message that is too large,
         before any of it is kept."""
         position, end = 0, len(piece)
-        self.taken += end
-        if end >= PREFIX.size and self.between:  # nearly always: one message comes in one piece
+        self.bytes_received += end
+        # Nearly always one message comes in one piece.
+        if end >= PREFIX.size and self.at_message_boundary:
             flag, length = PREFIX.unpack_from(piece)
             if length == end - PREFIX.size:
-                check_size(length, self._most)
-                self.ready.append((flag, bytes(piece[PREFIX.size :])))
+                check_message_size(length, self._max_size)
+                self.messages.append((flag, bytes(piece[PREFIX.size :])))
                 return
-        while position < end or self._left == 0:
-            if self._left < 0:
-                missing = PREFIX.size - len(self._head)
-                head = self._head + bytes(piece[position : position + missing])
+        while position < end or self._missing == 0:
+            if self._missing < 0:
+                missing = PREFIX.size - len(self._prefix)
+                head = self._prefix + bytes(piece[position : position + missing])
                 position += missing
                 if len(head) < PREFIX.size:
-                    self._head = head
+                    self._prefix = head
                     return
-                self._head = b""
-                self._flag, self._left = PREFIX.unpack(head)
-                check_size(self._left, self._most)
-            stop = min(position + self._left, end)
+                self._prefix = b""
+                self._flag, self._missing = PREFIX.unpack(head)
+                check_message_size(self._missing, self._max_size)
+            stop = min(position + self._missing, end)
             if stop > position:
-                self._keep(piece[position:stop])
-                self._left -= stop - position
+                self._append_chunk(piece[position:stop])
+                self._missing -= stop - position
                 position = stop
-            if not self._left:
-                self._complete()
+            if not self._missing:
+                self._finish_message()
 
-    def _keep(self, part: Piece) -> None:
+    def _append_chunk(self, part: Piece) -> None:
         chunks = self._chunks
-        if len(part) >= _SMALL or (len(part) == self._left and not chunks):
+        if len(part) >= _MIN_UNJOINED_BYTES or (len(part) == self._missing and not chunks):
             chunks.append(part)
         elif chunks and isinstance(chunks[-1], bytearray):
             chunks[-1] += part
         else:
             chunks.append(bytearray(part))
 
-    def _complete(self) -> None:
+    def _finish_message(self) -> None:
         chunks, self._chunks = self._chunks, []
-        self.ready.append((self._flag, b"".join(chunks)))
-        self._left = -1
+        self.messages.append((self._flag, b"".join(chunks)))
+        self._missing = -1
 
 
-def check_size(size: int, most: int) -> None:
-    """Raise RpcFault RESOURCE_EXHAUSTED if a message is too large."""
-    if size > most:
-        raise RpcFault(
-            Code.RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {most})"
+def check_message_size(size: int, max_size: int) -> None:
+    """Raise RpcError RESOURCE_EXHAUSTED if a message is too large."""
+    if size > max_size:
+        raise RpcError(
+            StatusCode.RESOURCE_EXHAUSTED,
+            f"Received message larger than max ({size} vs. {max_size})",
         )
 
 
-async def decompress(message: bytes, encoding: str, most: int) -> bytes:
-    """The message itself. Raises RpcFault: INTERNAL if it cannot be, RESOURCE_EXHAUSTED if it
-    becomes larger than `most` bytes."""
+async def decompress(message: bytes, encoding: str, max_size: int) -> bytes:
+    """The message itself. Raises RpcError: INTERNAL if it cannot be, RESOURCE_EXHAUSTED if it
+    becomes larger than `max_size` bytes."""
     if encoding not in ENCODINGS:
-        raise RpcFault(Code.INTERNAL, "a message is compressed, but grpc-encoding does not say how")
-    if len(message) < _LONG // 16:
-        return _decompress(message, encoding, most)
-    return await asyncio.to_thread(_decompress, message, encoding, most)
+        raise RpcError(
+            StatusCode.INTERNAL, "a message is compressed, but grpc-encoding does not say how"
+        )
+    if len(message) < _MIN_THREAD_BYTES // 16:
+        return _decompress(message, encoding, max_size)
+    return await asyncio.to_thread(_decompress, message, encoding, max_size)
 
 
-def _decompress(message: bytes, encoding: str, most: int) -> bytes:
+def _decompress(message: bytes, encoding: str, max_size: int) -> bytes:
     engine = zlib.decompressobj(ENCODINGS[encoding])
     try:
-        plain = engine.decompress(message, most + 1)
+        plain = engine.decompress(message, max_size + 1)
     except zlib.error as error:
-        raise RpcFault(Code.INTERNAL, f"a message is not {encoding}: {error}") from None
-    check_size(len(plain), most)
+        raise RpcError(StatusCode.INTERNAL, f"a message is not {encoding}: {error}") from None
+    check_message_size(len(plain), max_size)
     if not engine.eof:
-        raise RpcFault(Code.INTERNAL, f"a message is not {encoding}: its end is missing")
+        raise RpcError(StatusCode.INTERNAL, f"a message is not {encoding}: its end is missing")
     return plain
 
 
 async def compress(message: bytes, encoding: str) -> tuple[bytes, bytes]:
     """Prefix and body; the body is the message itself where compression gains nothing."""
-    if len(message) < _LONG:
+    if len(message) < _MIN_THREAD_BYTES:
         body = _compress(message, encoding)
     else:
         body = await asyncio.to_thread(_compress, message, encoding)

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.reader import FrameReader
 from host.frontends.grpc.h2.stream import Stream
 
-_FRAME = 0  # stands for a frame that has come in part: no stream has that number
+_FRAME_KEY = 0  # stands for a frame that has come in part: no stream has that number
 
 
-class Pace:
+class MinDataRate:
     """What of one connection's `streams` and frames was under way at the last look."""
 
-    def __init__(self, streams: Mapping[int, Stream], reader: FrameReader, limits: Limits) -> None:
+    def __init__(
+        self, streams: Mapping[int, Stream], reader: FrameReader, limits: ConnectionLimits
+    ) -> None:
         self._streams = streams
         self._reader = reader
-        self._pace = limits.pace
-        self._before: dict[int, int] = {}  # bytes by stream
+        self._min_bytes = limits.min_interval_bytes
+        self._last_counts: dict[int, int] = {}  # bytes by stream
 
-    def check(self, window: int) -> bool:
+    def reset_slow_streams(self, window: int) -> bool:
         """Give up streams that were under way at the last look and have hardly come on.
 
         Whether that holds for a frame. `window`: how much the client may send on the connection;
         with none left, nothing can come.
         """
         now: dict[int, int] = {}
-        if window >= self._pace:
-            there = ((number, stream.arriving) for number, stream in self._streams.items())
+        if window >= self._min_bytes:
+            there = ((number, stream.incoming_bytes) for number, stream in self._streams.items())
             now = {number: size for number, size in there if size is not None}
-            if self._reader.inside:
-                now[_FRAME] = self._reader.taken
-        before, self._before = self._before, now
-        slow = [n for n, size in now.items() if n in before and size - before[n] < self._pace]
+            if self._reader.in_frame:
+                now[_FRAME_KEY] = self._reader.bytes_received
+        before, self._last_counts = self._last_counts, now
+        slow = [n for n, size in now.items() if n in before and size - before[n] < self._min_bytes]
         for number in slow:
             if number in self._streams:
-                self._streams[number].too_slow()
-        return _FRAME in slow
+                self._streams[number].on_too_slow()
+        return _FRAME_KEY in slow

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from host.frontends.forwarding import Header
 from host.frontends.grpc.h2.headers import Fields
 from host.frontends.grpc.h2.messages import ENCODINGS
-from host.frontends.grpc.h2.status import Code, RpcFault
+from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.methods import Method
 
-_OF_TRANSPORT = frozenset((b"te", b"content-type"))
-_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
+_TRANSPORT_HEADERS = frozenset((b"te", b"content-type"))
+_TIMEOUT_PATTERN = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 # What grpcio's core prefers at each level, if the client accepts it.
 _PREFERENCES = {"low": ("gzip", "deflate"), "medium": ("deflate", "gzip")}
@@ -26,13 +26,13 @@ class Rpc:
     """A call that can be served; also the Context of its handler.
 
     `timeout` is in seconds. `encoding` is what compressed messages of the client are compressed
-    with, `reply_encoding` what ours are, empty for nothing.
+    with, `response_encoding` what ours are, empty for nothing.
     """
 
     method: Method
     timeout: float | None = None
     encoding: str = ""
-    reply_encoding: str = ""
+    response_encoding: str = ""
     headers: tuple[Header, ...] = ()
 
     def metadata(self, key: str) -> str | None:
@@ -42,43 +42,47 @@ class Rpc:
                 return value if isinstance(value, str) else None
         return None
 
-    def all_metadata(self) -> Sequence[Header]:
+    def invocation_metadata(self) -> Sequence[Header]:
         """All that the client and its transport sent; values of `-bin` keys are bytes."""
         return self.headers
 
 
-def parse(fields: Fields, methods: dict[bytes, Method], compression_level: str) -> Rpc:
-    """Read the fields of a request whose content type is gRPC's. Raises RpcFault."""
+def parse_rpc(fields: Fields, methods: dict[bytes, Method], compression_level: str) -> Rpc:
+    """Read the fields of a request whose content type is gRPC's. Raises RpcError."""
     known: dict[bytes, bytes] = {}
     for name, value in fields:
         known.setdefault(name, value)  # the first of several, as grpcio has it
     method = methods.get(known[b":path"])
     if method is None:
         path = known[b":path"].decode("latin-1")
-        raise RpcFault(Code.UNIMPLEMENTED, f"Method not found: {path}")
+        raise RpcError(StatusCode.UNIMPLEMENTED, f"Method not found: {path}")
     if known.get(b"te") != b"trailers":
-        raise RpcFault(Code.INTERNAL, "expected the header 'te: trailers', as gRPC asks for it")
+        raise RpcError(
+            StatusCode.INTERNAL, "expected the header 'te: trailers', as gRPC asks for it"
+        )
     encoding = known.get(b"grpc-encoding", b"identity").decode("latin-1")
     if encoding not in ENCODINGS and encoding != "identity":
-        raise RpcFault(
-            Code.UNIMPLEMENTED,
+        raise RpcError(
+            StatusCode.UNIMPLEMENTED,
             f"grpc-encoding '{encoding}' is not supported, expected identity, deflate or gzip",
         )
     return Rpc(
         method,
-        _timeout(known.get(b"grpc-timeout")),
+        _parse_timeout(known.get(b"grpc-timeout")),
         encoding,
-        _reply_encoding(known.get(b"grpc-accept-encoding", b""), compression_level),
-        tuple(_header(name.decode(), value) for name, value in fields if _is_metadata(name)),
+        _choose_response_encoding(known.get(b"grpc-accept-encoding", b""), compression_level),
+        tuple(
+            _decode_metadata(name.decode(), value) for name, value in fields if _is_metadata(name)
+        ),
     )
 
 
 def _is_metadata(name: bytes) -> bool:
     """Not what belongs to HTTP or to gRPC itself; grpcio shows the same."""
-    return name[:1] != b":" and not name.startswith(b"grpc-") and name not in _OF_TRANSPORT
+    return name[:1] != b":" and not name.startswith(b"grpc-") and name not in _TRANSPORT_HEADERS
 
 
-def _header(name: str, value: bytes) -> Header:
+def _decode_metadata(name: str, value: bytes) -> Header:
     if not name.endswith("-bin"):
         return name, value.decode("latin-1")
     try:
@@ -86,21 +90,22 @@ def _header(name: str, value: bytes) -> Header:
         padded = (part.strip() + b"=" * (-len(part.strip()) % 4) for part in value.split(b","))
         return name, b",".join(base64.b64decode(part, validate=True) for part in padded)
     except ValueError:
-        raise RpcFault(Code.INTERNAL, f"metadata '{name}' is not in base64") from None
+        raise RpcError(StatusCode.INTERNAL, f"metadata '{name}' is not in base64") from None
 
 
-def _timeout(value: bytes | None) -> float | None:
+def _parse_timeout(value: bytes | None) -> float | None:
     if value is None:
         return None
-    found = _TIMEOUT(value.decode("latin-1"))
+    found = _TIMEOUT_PATTERN(value.decode("latin-1"))
     if found is None:
         text = value.decode("latin-1")
-        raise RpcFault(
-            Code.INTERNAL, f"grpc-timeout '{text}' is not up to 8 digits and one of H M S m u n"
+        raise RpcError(
+            StatusCode.INTERNAL,
+            f"grpc-timeout '{text}' is not up to 8 digits and one of H M S m u n",
         )
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def _reply_encoding(accepted: bytes, level: str) -> str:
+def _choose_response_encoding(accepted: bytes, level: str) -> str:
     names = {name.strip() for name in accepted.decode("latin-1").split(",")}
     return next((name for name in _PREFERENCES.get(level, ()) if name in names), "")

@@ -13,7 +13,7 @@ _CONTENT_TYPE = b"\x0f\x10"  # content-type likewise
 _UNSAFE = re.compile(rb"[^ -$&-~]")
 
 
-class Code(enum.IntEnum):
+class StatusCode(enum.IntEnum):
     """Statuses that an engine itself gives."""
 
     OK = 0
@@ -24,16 +24,16 @@ class Code(enum.IntEnum):
     UNAVAILABLE = 14
 
 
-class RpcFault(Exception):
+class RpcError(Exception):
     """A call that ends with a status of the engine's own."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
 
 
-def _text(value: bytes) -> bytes:
+def _hpack_string(value: bytes) -> bytes:
     """A string in HPACK, without Huffman's code."""
     length = len(value)
     if length < 127:
@@ -46,44 +46,44 @@ def _text(value: bytes) -> bytes:
     return bytes(head) + value
 
 
-def field(name: str, value: bytes) -> bytes:
+def hpack_field(name: str, value: bytes) -> bytes:
     """A header field in HPACK."""
-    return _LITERAL + _text(name.encode()) + _text(value)
+    return _LITERAL + _hpack_string(name.encode()) + _hpack_string(value)
 
 
-RESPONSE = _STATUS_200 + _CONTENT_TYPE + b"\x10application/grpc"
+RESPONSE_HEADERS = _STATUS_200 + _CONTENT_TYPE + b"\x10application/grpc"
 """The head of a response."""
 
-ACCEPT_ENCODING = field("grpc-accept-encoding", b"identity,deflate,gzip")
+ACCEPT_ENCODING = hpack_field("grpc-accept-encoding", b"identity,deflate,gzip")
 
 
 @functools.cache
-def response(encoding: str) -> bytes:
+def response_headers(encoding: str) -> bytes:
     """The head of a response whose messages may be compressed."""
-    return RESPONSE + field("grpc-encoding", encoding.encode())
+    return RESPONSE_HEADERS + hpack_field("grpc-encoding", encoding.encode())
 
 
 @functools.lru_cache(256)
-def trailers(status: int, message: str = "", most: int = 0) -> bytes:
-    """The end of a response. The text is cut to `most` bytes, if that is not 0."""
-    block = field("grpc-status", b"%d" % status)
+def trailers(status: int, message: str = "", max_bytes: int = 0) -> bytes:
+    """The end of a response. The text is cut to `max_bytes` bytes, if that is not 0."""
+    block = hpack_field("grpc-status", b"%d" % status)
     if message:
-        block += field("grpc-message", percent_encoded(message, most))
+        block += hpack_field("grpc-message", percent_encode(message, max_bytes))
     return block
 
 
-def http_error(status: int) -> bytes:
+def http_error_headers(status: int) -> bytes:
     """The whole answer to what is not a gRPC request."""
-    return _STATUS + _text(b"%d" % status)
+    return _STATUS + _hpack_string(b"%d" % status)
 
 
-def percent_encoded(message: str, most: int = 0) -> bytes:
-    """The text as a header value, at most `most` bytes of it (0: all)."""
+def percent_encode(message: str, max_bytes: int = 0) -> bytes:
+    """The text as a header value, at most `max_bytes` bytes of it (0: all)."""
     data = message.encode("utf-8", "replace")
     encoded = _UNSAFE.sub(_escape, data)
-    while most and len(encoded) > most:
+    while max_bytes and len(encoded) > max_bytes:
         # Cut the text, not the escapes; one byte may take three.
-        excess = (len(encoded) - most + 2) // 3
+        excess = (len(encoded) - max_bytes + 2) // 3
         data = data[: len(data) - excess].decode("utf-8", "ignore").encode()
         encoded = _UNSAFE.sub(_escape, data)
     return encoded

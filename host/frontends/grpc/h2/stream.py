@@ -8,17 +8,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from host.frontends.grpc.h2 import frames
-from host.frontends.grpc.h2.frames import ErrorCode
+from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.reader import Piece
 
 if TYPE_CHECKING:
-    from host.frontends.grpc.h2.connection import Connection
+    from host.frontends.grpc.h2.connection import H2Connection
 
 
 class Route(Protocol):
     """What a request has been understood as."""
 
-    def open(self, connection: Connection, stream_id: int) -> Stream:
+    def open_stream(self, connection: H2Connection, stream_id: int) -> Stream:
         """Its stream."""
 
 
@@ -26,7 +26,7 @@ _JOIN_UP_TO = 4096  # bytes; below that, one copy costs less than one more buffe
 
 
 class Stream(ABC):
-    """Base of what a request becomes. The connection calls `begin`, `received` and `aborted`.
+    """Base of what a request becomes. The connection calls `on_opened`, `on_data` and `on_aborted`.
 
     Bytes leave as soon as the windows and the transport have room, and wait here until then.
     """
@@ -38,110 +38,112 @@ class Stream(ABC):
         "recv_window",
         "remote_ended",
         "closed",
-        "held",
+        "held_bytes",
         "pending_bytes",
         "_pending",
-        "_tail",
-        "on_room",
-        "_uncredited",
+        "_pending_trailers",
+        "on_writable",
+        "_unacknowledged_bytes",
     )
 
-    def __init__(self, connection: Connection, stream_id: int) -> None:
+    def __init__(self, connection: H2Connection, stream_id: int) -> None:
         self.connection = connection
         self.id = stream_id
-        self.send_window = connection.out.stream_window
+        self.send_window = connection.send_buffer.stream_window
         self.recv_window = connection.limits.stream_window
         self.remote_ended = False
         self.closed = False  # both ends are done with it, or one has given it up
-        self.held = 0  # received bytes that are not to be granted anew yet
+        self.held_bytes = 0  # received bytes that are not to be granted anew yet
         self.pending_bytes = 0
         self._pending: deque[Piece] | None = None
-        self._tail: bytes | None = None  # the block that ends the stream after what is pending
-        self.on_room: Callable[[], None] | None = None  # called once, when little enough waits
-        self._uncredited = 0
+        self._pending_trailers: bytes | None = (
+            None  # the block that ends the stream after what is pending
+        )
+        self.on_writable: Callable[[], None] | None = None  # called once, when little enough waits
+        self._unacknowledged_bytes = 0
 
     @abstractmethod
-    def begin(self) -> None:
+    def on_opened(self) -> None:
         """The connection knows the stream now."""
 
     @abstractmethod
-    def received(self, piece: Piece, size: int, end: bool) -> None:
+    def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Bytes of the request; `size` of them, with padding, are to be granted anew."""
 
     @property
-    def arriving(self) -> int | None:
+    def incoming_bytes(self) -> int | None:
         """How many bytes there are of what is still to come; None if the client owes nothing."""
         return None
 
-    def too_slow(self) -> None:
+    def on_too_slow(self) -> None:
         """What is still to come takes too long."""
-        self.reset(ErrorCode.CANCEL)
+        self.reset(H2ErrorCode.CANCEL)
 
     @abstractmethod
-    def aborted(self) -> None:
+    def on_aborted(self) -> None:
         """Nobody waits for an answer any more; the stream is closed."""
 
-    def unavailable(self, text: str = "") -> None:
+    def end_unavailable(self, text: str = "") -> None:
         """The connection or the server ends: end with an error, if that is still possible."""
-        self.reset(ErrorCode.CANCEL)
+        self.reset(H2ErrorCode.CANCEL)
 
     def send_headers(self, block: bytes) -> None:
         """The head of the response."""
-        out = self.connection.out
-        out.sent_data += 1
-        out.write(frames.headers(self.id, block, False, out.max_frame))
+        send_buffer = self.connection.send_buffer
+        send_buffer.data_frames_sent += 1
+        send_buffer.write(frames.headers(self.id, block, False, send_buffer.max_frame))
 
-    def send(self, prefix: bytes, body: bytes) -> None:
+    def send_data(self, prefix: bytes, body: bytes) -> None:
         """Bytes of the response: both after another."""
-        out = self.connection.out
+        send_buffer = self.connection.send_buffer
         size = len(prefix) + len(body)
         if self.closed or not size:
             return
-        if self.pending_bytes or size > self.send_window or not out.fits(size):
-            self._queue(prefix, body)
+        if self.pending_bytes or size > self.send_window or not send_buffer.has_room(size):
+            self._queue_data(prefix, body)
             return
         self.send_window -= size
-        out.window -= size
-        out.sent_data += 1
-        head = frames.HEAD.pack(size >> 8, size & 255, frames.DATA, 0, self.id)
+        send_buffer.window -= size
+        send_buffer.data_frames_sent += 1
+        head = frames.FRAME_HEADER.pack(size >> 8, size & 255, frames.DATA, 0, self.id)
         if size < _JOIN_UP_TO:
-            out.write(b"%b%b%b" % (head, prefix, body))
+            send_buffer.write(b"%b%b%b" % (head, prefix, body))
         else:
-            out.write(head + prefix)
-            out.write(body)
+            send_buffer.write(head + prefix)
+            send_buffer.write(body)
 
-    def finish(self, block: bytes) -> None:
+    def send_trailers(self, block: bytes) -> None:
         """Trailers, which end the response."""
         if self.closed:
             return
         if self.pending_bytes:
-            self._tail = block
+            self._pending_trailers = block
             return
-        out = self.connection.out
-        out.sent_data += 1
-        out.write(frames.headers(self.id, block, True, out.max_frame))
-        self.connection.finished(self)
+        send_buffer = self.connection.send_buffer
+        send_buffer.data_frames_sent += 1
+        send_buffer.write(frames.headers(self.id, block, True, send_buffer.max_frame))
+        self.connection.stream_finished(self)
 
-    def respond(self, head: bytes, prefix: bytes, body: bytes, tail: bytes) -> None:
-        """A whole response: `send_headers`, `send` and `finish` at the price of one."""
-        out = self.connection.out
+    def send_response(self, head: bytes, prefix: bytes, body: bytes, tail: bytes) -> None:
+        """A whole response: `send_headers`, `send_data` and `send_trailers` at the price of one."""
+        send_buffer = self.connection.send_buffer
         size = len(prefix) + len(body)
         if (
             size > _JOIN_UP_TO
             or size > self.send_window
-            or size > out.window
-            or out.paused
-            or out.waiting
+            or size > send_buffer.window
+            or send_buffer.paused
+            or send_buffer.waiting_streams
             or self.closed
         ):
             self.send_headers(head)
-            self.send(prefix, body)
-            self.finish(tail)
+            self.send_data(prefix, body)
+            self.send_trailers(tail)
             return
-        out.window -= size
-        out.sent_data += 1
-        pack, number = frames.HEAD.pack, self.id
-        out.write(
+        send_buffer.window -= size
+        send_buffer.data_frames_sent += 1
+        pack, number = frames.FRAME_HEADER.pack, self.id
+        send_buffer.write(
             b"".join(
                 (
                     pack(0, len(head), frames.HEADERS, frames.END_HEADERS, number),
@@ -154,62 +156,67 @@ class Stream(ABC):
                 )
             )
         )
-        self.connection.finished(self)
+        self.connection.stream_finished(self)
 
-    def reset(self, code: ErrorCode) -> None:
+    def reset(self, code: H2ErrorCode) -> None:
         """Give the stream up, with all that waits."""
-        self.connection.reset(self.id, code)
+        self.connection.reset_stream(self.id, code)
 
-    def advance(self, most: int) -> bool:
-        """Send of what waits what there is room for, `most` bytes; whether anything left."""
-        out, pending = self.connection.out, self._pending
-        left = most
+    def send_pending(self, max_bytes: int) -> bool:
+        """Send of what waits what there is room for, `max_bytes` bytes; whether anything left."""
+        send_buffer, pending = self.connection.send_buffer, self._pending
+        left = max_bytes
         while pending and left > 0:
             size = min(
                 self.pending_bytes,
                 left,
                 self.send_window,
-                out.window,
-                out.max_frame,
+                send_buffer.window,
+                send_buffer.max_frame,
             )
             if size <= 0:
                 break
-            out.sent_data += 1
-            out.write(frames.head(size, frames.DATA, 0, self.id))
-            self._take(size)
+            send_buffer.data_frames_sent += 1
+            send_buffer.write(frames.frame_header(size, frames.DATA, 0, self.id))
+            self._write_pending(size)
             self.send_window -= size
-            out.window -= size
+            send_buffer.window -= size
             self.pending_bytes -= size
             left -= size
-        if self.on_room is not None and self.pending_bytes <= self.connection.limits.send_queue:
-            self.connection.loop.call_soon(self.on_room)  # for it may send more
-            self.on_room = None
-        if self._tail is not None and not self.pending_bytes:
-            self.finish(self._tail)
-        return left < most
+        if (
+            self.on_writable is not None
+            and self.pending_bytes <= self.connection.limits.max_send_queue
+        ):
+            self.connection.loop.call_soon(self.on_writable)  # for it may send more
+            self.on_writable = None
+        if self._pending_trailers is not None and not self.pending_bytes:
+            self.send_trailers(self._pending_trailers)
+        return left < max_bytes
 
-    def credit(self, size: int) -> None:
+    def acknowledge_received_data(self, size: int) -> None:
         """Grant so many received bytes anew, to the connection and to this stream."""
-        self.connection.credit(size)
+        self.connection.acknowledge_received_data(size)
         if self.remote_ended or self.closed:
             return
-        self._uncredited += size
-        if self._uncredited >= self.connection.limits.stream_window // 2:
-            self.recv_window += self._uncredited
-            self.connection.out.sent_data += 1
-            self.connection.out.write(frames.window_update(self.id, self._uncredited))
-            self._uncredited = 0
+        self._unacknowledged_bytes += size
+        if self._unacknowledged_bytes >= self.connection.limits.stream_window // 2:
+            self.recv_window += self._unacknowledged_bytes
+            self.connection.send_buffer.data_frames_sent += 1
+            self.connection.send_buffer.write(
+                frames.window_update(self.id, self._unacknowledged_bytes)
+            )
+            self._unacknowledged_bytes = 0
 
-    def close(self) -> None:
+    def mark_closed(self) -> None:
         """Forget what waits; for the connection."""
         self.closed = True
-        self._pending, self._tail, self.pending_bytes = None, None, 0
-        self.on_room = None
-        if self.held:
-            held, self.held = self.held, 0
-            self.connection.credit(held)
+        self._pending, self._pending_trailers, self.pending_bytes = None, None, 0
+        self.on_writable = None
+        if self.held_bytes:
+            held_bytes, self.held_bytes = self.held_bytes, 0
+            self.connection.acknowledge_received_data(held_bytes)
 
-    def _queue(self, prefix: bytes, body: bytes) -> None:
+    def _queue_data(self, prefix: bytes, body: bytes) -> None:
         if self._pending is None:
             self._pending = deque()
         size = len(prefix) + len(body)
@@ -221,10 +228,10 @@ class Stream(ABC):
         first = not self.pending_bytes
         self.pending_bytes += size
         if first and self.send_window > 0:
-            self.connection.out.wait(self)
+            self.connection.send_buffer.add_waiting_stream(self)
 
-    def _take(self, size: int) -> None:
-        pending, write = self._pending, self.connection.out.write
+    def _write_pending(self, size: int) -> None:
+        pending, write = self._pending, self.connection.send_buffer.write
         assert pending is not None
         while size:
             piece = pending[0]

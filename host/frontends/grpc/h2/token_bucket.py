@@ -6,26 +6,28 @@ import time
 from collections.abc import Callable
 
 
-class Budget:
+class TokenBucket:
     """A number of events that refills with time."""
 
-    __slots__ = ("_most", "_rate", "_left", "_seen", "_clock")
+    __slots__ = ("_capacity", "_rate", "_tokens", "_updated_at", "_clock")
 
     def __init__(
-        self, most: int, per_second: int, clock: Callable[[], float] = time.monotonic
+        self, capacity: int, per_second: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._most = float(most)
+        self._capacity = float(capacity)
         self._rate = per_second
-        self._left = float(most)
-        self._seen = self._clock()
+        self._tokens = float(capacity)
+        self._updated_at = self._clock()
 
-    def spend(self) -> bool:
+    def consume(self) -> bool:
         """Take one; False if none is left."""
         now = self._clock()
-        self._left = min(self._most, self._left + (now - self._seen) * self._rate) - 1.0
-        self._seen = now
-        if self._left < 0.0:
-            self._left = 0.0
+        self._tokens = (
+            min(self._capacity, self._tokens + (now - self._updated_at) * self._rate) - 1.0
+        )
+        self._updated_at = now
+        if self._tokens < 0.0:
+            self._tokens = 0.0
             return False
         return True

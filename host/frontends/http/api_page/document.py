@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from host.core import Core
-from host.frontends.http.api_page.model_paths import Described, model_paths
+from host.frontends.http.api_page.model_paths import DescribedModel, model_paths
 from host.frontends.http.api_page.operations import Operations, Schema, error_responses
 from host.frontends.http.api_page.server_paths import TAGS, schemas, server_paths
 from host.frontends.http.api_page.tensor_schema import element_schemas
 from host.frontends.restrictions import Restrictions
 
 
-def describe(core: Core, restrictions: Restrictions) -> Schema:
+def openapi_document(core: Core, restrictions: Restrictions) -> Schema:
     """The document (OpenAPI 3.1) of the server as it is now.
 
     Besides what the standard has, `x-models` lists the versions of models in a form that is easily
@@ -46,11 +46,11 @@ def describe(core: Core, restrictions: Restrictions) -> Schema:
     }
 
 
-def _models(core: Core) -> list[Described]:
-    ready = core.ready_versions()
+def _models(core: Core) -> list[DescribedModel]:
+    ready = core.list_ready_versions()
     latest = dict(ready)  # of each name, the last one
     return [
-        Described(
+        DescribedModel(
             core.model_metadata(name, str(version)),
             core.model_config(name, str(version)),
             str(version),

@@ -20,19 +20,19 @@ from host.frontends.http.api_page.operations import (
 )
 from host.inference.metadata import ModelMetadata, TensorMetadata
 
-_ASKED = (400, 404, 500, 501, 503)
-_DESCRIBED = (404, 503)
+_INFERENCE_ERRORS = (400, 404, 500, 501, 503)
+_METADATA_ERRORS = (404, 503)
 _JSON_LENGTH: Schema = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
     "description": "How many bytes of the body are JSON; all of them without it.",
     "schema": {"type": "integer", "minimum": 0, "maximum": 2147483647},
 }
-_OF_SEQUENCE = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+_SEQUENCE_PARAMETERS = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class DescribedModel:
     """A loaded version of a model. `latest`: it is the one that is asked if no version is named."""
 
     metadata: ModelMetadata
@@ -80,7 +80,7 @@ class Described:
         return [entry for entry in self.metadata.inputs if entry not in self.required]
 
     @property
-    def as_json(self) -> bool:
+    def has_json_form(self) -> bool:
         """Whether a request can be written as JSON."""
         return all(map(tensors.has_json_form, self.required))
 
@@ -91,7 +91,7 @@ class Described:
 
     def parameters(self) -> dict[str, object]:
         """Parameters that a request needs: a sequence of its own, if the model takes sequences."""
-        return dict(_OF_SEQUENCE) if self.sequential else {}
+        return dict(_SEQUENCE_PARAMETERS) if self.sequential else {}
 
     def summary(self) -> Schema:
         """What there is to say to who wants to show it: an entry of `x-models`."""
@@ -112,13 +112,13 @@ class Described:
         }
 
 
-def model_paths(model: Described, operations: Operations) -> dict[str, Schema]:
+def model_paths(model: DescribedModel, operations: Operations) -> dict[str, Schema]:
     """Path items by path."""
     tag = model.tag
     title = f"{model.name} version {model.version}"
 
     def get(
-        category: str, what: str, answer: Schema | None, errors: Iterable[int] = _DESCRIBED
+        category: str, what: str, answer: Schema | None, errors: Iterable[int] = _METADATA_ERRORS
     ) -> Schema:
         made = operations.operation(category, tag, f"{what} of {title}", answer, errors=errors)
         return {"get": made}
@@ -132,16 +132,16 @@ def model_paths(model: Described, operations: Operations) -> dict[str, Schema]:
     }
     if not model.decoupled:
         items["/infer"] = {"post": _infer(model, operations, title)}
-    if model.as_json and not model.sequential:  # generate knows no sequences
+    if model.has_json_form and not model.sequential:  # generate knows no sequences
         items["/generate_stream"] = {"post": _generate(model, operations, title, stream=True)}
         if not model.decoupled:
             items["/generate"] = {"post": _generate(model, operations, title, stream=False)}
     return {f"{path}{end}": item for path in model.paths for end, item in items.items()}
 
 
-def _infer(model: Described, operations: Operations, title: str) -> Schema:
+def _infer(model: DescribedModel, operations: Operations, title: str) -> Schema:
     parameters: list[Schema] = []
-    if model.as_json:
+    if model.has_json_form:
         body = json_body(_infer_schema(model), True, _infer_example(model))
         details = "Tensors may also travel as bytes behind the JSON."
     else:
@@ -149,16 +149,16 @@ def _infer(model: Described, operations: Operations, title: str) -> Schema:
         details = "FP16 and BF16 have no JSON form: bytes of inputs follow the JSON."
         parameters.append(_JSON_LENGTH)
     answer = {
-        JSON: {"schema": _answer(model.metadata)},
+        JSON: {"schema": _response_schema(model.metadata)},
         BINARY: {"schema": {"contentMediaType": BINARY}},
     }
     return operations.operation(
         "inference", model.tag, f"Ask {title}", answer,
-        errors=_ASKED, body=body, parameters=parameters, details=details,
+        errors=_INFERENCE_ERRORS, body=body, parameters=parameters, details=details,
     )  # fmt: skip
 
 
-def _infer_schema(model: Described) -> Schema:
+def _infer_schema(model: DescribedModel) -> Schema:
     most = model.config.max_batch_size
     first = [tensors.input_schema(entry, most) for entry in model.required]
     others = [tensors.input_schema(e, most) for e in model.optional if tensors.has_json_form(e)]
@@ -176,14 +176,14 @@ def _infer_schema(model: Described) -> Schema:
             "outputs": {
                 "type": "array",
                 "description": "Those that are wanted; all of them if there is none.",
-                "items": _wanted(model.metadata.outputs),
+                "items": _requested_outputs_schema(model.metadata.outputs),
             },
         },
         "required": ["inputs"],
     }
 
 
-def _infer_example(model: Described) -> Schema | None:
+def _infer_example(model: DescribedModel) -> Schema | None:
     inputs = []
     for entry in model.required:
         values = tensors.example_values(entry)
@@ -199,7 +199,7 @@ def _infer_example(model: Described) -> Schema | None:
     return example
 
 
-def _wanted(outputs: list[TensorMetadata]) -> Schema:
+def _requested_outputs_schema(outputs: list[TensorMetadata]) -> Schema:
     return {
         "type": "object",
         "properties": {
@@ -210,7 +210,7 @@ def _wanted(outputs: list[TensorMetadata]) -> Schema:
     }
 
 
-def _answer(metadata: ModelMetadata) -> Schema:
+def _response_schema(metadata: ModelMetadata) -> Schema:
     outputs: Schema = {"type": "array"}
     if metadata.outputs:
         outputs["items"] = {"anyOf": [tensors.output_schema(entry) for entry in metadata.outputs]}
@@ -227,7 +227,7 @@ def _answer(metadata: ModelMetadata) -> Schema:
     }
 
 
-def _generate(model: Described, operations: Operations, title: str, stream: bool) -> Schema:
+def _generate(model: DescribedModel, operations: Operations, title: str, stream: bool) -> Schema:
     properties: Schema = {
         "id": STRING,
         "parameters": reference("CustomParameters"),
@@ -256,11 +256,11 @@ def _generate(model: Described, operations: Operations, title: str, stream: bool
         summary += ", and hear each response as an event"
     return operations.operation(
         "inference", model.tag, summary, answer,
-        errors=_ASKED, body=json_body(schema, True, _generate_example(model)),
+        errors=_INFERENCE_ERRORS, body=json_body(schema, True, _generate_example(model)),
     )  # fmt: skip
 
 
-def _generate_example(model: Described) -> Schema | None:
+def _generate_example(model: DescribedModel) -> Schema | None:
     example: Schema = {}
     for entry in model.required:
         values = tensors.example_values(entry)

@@ -100,7 +100,7 @@ class Operations:
                 "name": header,
                 "description": f"Opens the restricted API '{category}'.",
             }
-            for category, header in self._restrictions.headers().items()
+            for category, header in self._restrictions.required_headers().items()
         }
 
 

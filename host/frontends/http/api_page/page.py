@@ -10,24 +10,26 @@ from pathlib import Path
 
 from host.core import Core
 from host.frontends.http import json_text as json
-from host.frontends.http.api_page.document import describe
-from host.frontends.http.exchange import JSON, Exchange, Header
+from host.frontends.http.api_page.document import openapi_document
+from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.restrictions import Restrictions
 
 _FILE = Path(__file__).with_name("page.html")
 _HTML = b"text/html; charset=utf-8"
-_FRESH: Header = (b"cache-control", b"no-cache")  # models come and go
-_NOBODYS = ""  # the category of what shows nothing of the server, so that it cannot be restricted
+_NO_CACHE: Header = (b"cache-control", b"no-cache")  # models come and go
+_UNRESTRICTED = (
+    ""  # the category of what shows nothing of the server, so that it cannot be restricted
+)
 
 ROUTES: Mapping[bytes, Route] = {
-    b"/docs": Route(Endpoint("docs", ("GET",), _NOBODYS)),
+    b"/docs": Route(Endpoint("docs", ("GET",), _UNRESTRICTED)),
     b"/openapi.json": Route(Endpoint("openapi", ("GET",), "metadata")),
 }
 """Where they are found; they are no part of the protocol."""
 
 
-class ApiPage:
+class ApiPageHandler:
     """One method per endpoint."""
 
     def __init__(self, core: Core, restrictions: Restrictions) -> None:
@@ -38,17 +40,17 @@ class ApiPage:
             (b"content-security-policy", _policy(self._page)),
             (b"x-content-type-options", b"nosniff"),
             (b"referrer-policy", b"no-referrer"),
-            _FRESH,
+            _NO_CACHE,
         ]
 
-    async def docs(self, exchange: Exchange, route: Route) -> None:
+    async def docs(self, exchange: HttpExchange, route: Route) -> None:
         """The page, which is the same for all servers: it reads the document."""
-        await exchange.reply(_HTML, (self._page,), self._headers)
+        await exchange.send_response(_HTML, (self._page,), self._headers)
 
-    async def openapi(self, exchange: Exchange, route: Route) -> None:
+    async def openapi(self, exchange: HttpExchange, route: Route) -> None:
         """The OpenAPI document of the server as it is now."""
-        body = json.dump(describe(self._core, self._restrictions))
-        await exchange.reply(JSON, (body,), [_FRESH])
+        body = json.dump(openapi_document(self._core, self._restrictions))
+        await exchange.send_response(JSON, (body,), [_NO_CACHE])
 
 
 def _policy(page: bytes) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from host.frontends.http.api_page.operations import COUNT, STRING, Schema, reference
 from host.inference.metadata import TensorMetadata
 
-_MOST_IN_EXAMPLE = 1024  # elements; nobody reads more
+_MAX_EXAMPLE_ELEMENTS = 1024  # elements; nobody reads more
 _FP32, _FP64 = 3.4028234663852886e38, 1.7976931348623157e308
 
 
@@ -50,7 +50,7 @@ def example_shape(shape: Sequence[int]) -> list[int]:
 def example_values(tensor: TensorMetadata) -> list[object] | None:
     """Elements of the example shape, flat; None if that is too much, or if JSON has none."""
     count = math.prod(example_shape(tensor.shape)) if tensor.shape else 0
-    if not has_json_form(tensor) or count > _MOST_IN_EXAMPLE:
+    if not has_json_form(tensor) or count > _MAX_EXAMPLE_ELEMENTS:
         return None
     one: object = 1
     if tensor.datatype == "BOOL":
@@ -62,10 +62,10 @@ def example_values(tensor: TensorMetadata) -> list[object] | None:
     return [one] * count
 
 
-def input_schema(tensor: TensorMetadata, most_batch: int) -> Schema:
+def input_schema(tensor: TensorMetadata, max_batch_size: int) -> Schema:
     """An input in a request whose tensors are JSON.
 
-    `most_batch` is how large its first dimension may be; 0 if the model does not batch.
+    `max_batch_size` is how large its first dimension may be; 0 if the model does not batch.
     """
     return {
         "type": "object",
@@ -73,7 +73,7 @@ def input_schema(tensor: TensorMetadata, most_batch: int) -> Schema:
         "properties": {
             "name": {"const": tensor.name},
             "datatype": {"const": tensor.datatype},
-            "shape": _shape(tensor.shape, most_batch),
+            "shape": _shape(tensor.shape, max_batch_size),
             "data": {
                 "description": "The elements in order; they may be nested as the shape says.",
                 **values_schema(tensor),
@@ -107,13 +107,13 @@ def output_schema(tensor: TensorMetadata) -> Schema:
     }
 
 
-def _shape(shape: Sequence[int], most_batch: int) -> Schema:
+def _shape(shape: Sequence[int], max_batch_size: int) -> Schema:
     """Arrays of numbers that fit the shape."""
     if all(dim >= 0 for dim in shape):
         return {"const": list(shape)}
     dims: list[Schema] = [COUNT if dim < 0 else {"const": dim} for dim in shape]
-    if most_batch:
-        dims[0] = {"type": "integer", "minimum": 1, "maximum": most_batch}
+    if max_batch_size:
+        dims[0] = {"type": "integer", "minimum": 1, "maximum": max_batch_size}
     return {
         "type": "array",
         "description": f"{list(shape)}, where -1 is any number.",

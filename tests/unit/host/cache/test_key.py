@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from host.cache.key import SIZE, key_of, printed
+from host.cache.key import KEY_SIZE, format_key, request_key
 from host.inference.request import InferRequest, Tensor
 
 
@@ -19,7 +19,7 @@ def request(*inputs: Tensor, outputs: tuple[str, ...] = ()) -> InferRequest:
     return InferRequest("m", list(inputs or [tensor()]), requested_outputs=list(outputs))
 
 
-BASE = key_of(request(), 1)
+BASE = request_key(request(), 1)
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ BASE = key_of(request(), 1)
     ids=["model", "name", "data type", "shape", "bytes", "another input", "outputs"],
 )
 def test_what_makes_another_request(other: InferRequest) -> None:
-    assert key_of(other, 1) != BASE
+    assert request_key(other, 1) != BASE
 
 
 def test_another_version_is_another_request() -> None:
-    assert key_of(request(), 2) != BASE
+    assert request_key(request(), 2) != BASE
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_another_version_is_another_request() -> None:
     ids=["id", "parameters", "priority", "timeout", "how it names the version", "kind of buffer"],
 )
 def test_what_has_no_say(other: InferRequest) -> None:
-    assert key_of(other, 1) == BASE
+    assert request_key(other, 1) == BASE
 
 
 def test_order_is_of_no_matter() -> None:
     ab, ba = request(tensor("A"), tensor("B")), request(tensor("B"), tensor("A"))
-    assert key_of(ab, 1) == key_of(ba, 1)
+    assert request_key(ab, 1) == request_key(ba, 1)
     xy, yx = request(outputs=("X", "Y")), request(outputs=("Y", "X"))
-    assert key_of(xy, 1) == key_of(yx, 1)
+    assert request_key(xy, 1) == request_key(yx, 1)
 
 
 texts = st.text(max_size=3)
@@ -75,7 +75,7 @@ shapes = st.tuples(st.lists(parts, max_size=2, unique_by=lambda part: part[0]), 
 def test_only_equal_requests_share_a_key(one: object, other: object) -> None:
     def key(made: object) -> bytes:
         inputs, outputs = made  # type: ignore[misc]
-        return key_of(request_of(inputs, outputs), 1)
+        return request_key(request_of(inputs, outputs), 1)
 
     def request_of(inputs: list[tuple[str, str, list[int], bytes]], outputs: set[str]):  # type: ignore[no-untyped-def]
         return InferRequest("m", [Tensor(*p) for p in inputs], requested_outputs=list(outputs))
@@ -88,5 +88,5 @@ def test_only_equal_requests_share_a_key(one: object, other: object) -> None:
 
 
 def test_the_log_shows_a_number() -> None:
-    assert printed(bytes([1] + [0] * (SIZE - 1))) == "1"
-    assert printed(BASE).isdecimal()
+    assert format_key(bytes([1] + [0] * (KEY_SIZE - 1))) == "1"
+    assert format_key(BASE).isdecimal()

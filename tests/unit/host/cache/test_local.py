@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host.cache.local import LocalStore
-from host.cache.store import Outputs
+from host.cache.store import CachedOutputs
 from host.errors import ErrorCode, HostError
 from host.inference.request import Tensor
-from host.metrics.catalogue import Sheet
+from host.metrics.catalogue import MetricsSnapshot
 
 BESIDES = 512  # what an entry of one tensor takes in addition to its data
 
 
-def outputs(size: int, fill: bytes = b"x") -> Outputs:
+def outputs(size: int, fill: bytes = b"x") -> CachedOutputs:
     return [Tensor("Y", "UINT8", [size], fill * size)]
 
 
@@ -26,17 +26,19 @@ def insert(store: LocalStore, key: bytes, size: int, fill: bytes = b"x") -> Host
     return result
 
 
-def look_up(store: LocalStore, key: bytes) -> Outputs | None:
-    results: list[Outputs | None] = []
+def look_up(store: LocalStore, key: bytes) -> CachedOutputs | None:
+    results: list[CachedOutputs | None] = []
     store.look_up(key, results.append)
     (result,) = results
     return result
 
 
 def shown(store: LocalStore) -> dict[str, float]:
-    sheet = Sheet()
-    store.fill(sheet)
-    return {family.name: sample.value for family in sheet.families() for sample in family.samples}
+    snapshot = MetricsSnapshot()
+    store.collect_into(snapshot)
+    return {
+        family.name: sample.value for family in snapshot.families() for sample in family.samples
+    }
 
 
 def test_what_is_kept_is_found() -> None:
@@ -121,6 +123,6 @@ def test_it_counts_what_happens() -> None:
 )
 def test_its_size_must_be_a_number_of_bytes(settings: dict[str, str], text: str) -> None:
     with pytest.raises(HostError) as caught:
-        LocalStore.of(settings)
+        LocalStore.from_settings(settings)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == f"Failed to initialize LocalCache: {text}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from host.config.auto_complete import merge
+from host.config.auto_complete import merge_completed
 from host.config.json_form import to_dict, to_json
-from host.config.pbtxt import parse
+from host.config.pbtxt import parse_pbtxt
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
 
 
 def config(text: str) -> ModelConfig:
-    return parse(text, "config.pbtxt")
+    return parse_pbtxt(text, "config.pbtxt")
 
 
 def test_batch_size_and_tensors_are_replaced_and_nothing_else() -> None:
@@ -20,7 +20,7 @@ def test_batch_size_and_tensors_are_replaced_and_nothing_else() -> None:
     completed = config(
         'name: "other" max_batch_size: 4 input { name: "c" } parameters { key: "k" }'
     )
-    after = merge(before, completed)
+    after = merge_completed(before, completed)
     assert (after.name, after.max_batch_size) == ("m", 4)
     assert [tensor.name for tensor in after.input] == ["c"]
     assert not after.output
@@ -32,21 +32,24 @@ def test_batch_size_and_tensors_are_replaced_and_nothing_else() -> None:
 def test_a_completed_configuration_may_have_any_form(form: object) -> None:
     completed = config("max_batch_size: 4")
     assert callable(form)
-    assert merge(config(""), form(completed)).max_batch_size == 4
+    assert merge_completed(config(""), form(completed)).max_batch_size == 4
 
 
 def test_a_scheduler_is_taken_over_and_normalised() -> None:
-    after = merge(config(""), {"max_batch_size": 8, "dynamic_batching": {}})
+    after = merge_completed(config(""), {"max_batch_size": 8, "dynamic_batching": {}})
     assert list(after.dynamic_batching.preferred_batch_size) == [8]
 
 
 def test_a_scheduler_that_is_there_stays_as_it_is() -> None:
     before = config("dynamic_batching { max_queue_delay_microseconds: 5 }")
-    assert merge(before, before).dynamic_batching.max_queue_delay_microseconds == 5
+    assert merge_completed(before, before).dynamic_batching.max_queue_delay_microseconds == 5
     assert (
-        merge(before, {"dynamic_batching": {}}).dynamic_batching.max_queue_delay_microseconds == 5
+        merge_completed(
+            before, {"dynamic_batching": {}}
+        ).dynamic_batching.max_queue_delay_microseconds
+        == 5
     )
-    assert merge(before, {}).HasField("dynamic_batching")
+    assert merge_completed(before, {}).HasField("dynamic_batching")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_a_scheduler_that_is_there_stays_as_it_is() -> None:
 def test_a_different_scheduler_is_refused(scheduler: str, number: int) -> None:
     other = "sequence_batching" if number == 11 else "dynamic_batching"
     with pytest.raises(HostError) as caught:
-        merge(config(f"{scheduler} {{}}"), {other: {}})
+        merge_completed(config(f"{scheduler} {{}}"), {other: {}})
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.message == (
         f"Cannot update scheduling choice from {number} to {number} when auto-completing."
@@ -65,13 +68,13 @@ def test_a_different_scheduler_is_refused(scheduler: str, number: int) -> None:
 
 def test_the_transaction_policy_is_taken_over_if_there_is_one() -> None:
     decoupled = config("model_transaction_policy { decoupled: true }")
-    assert merge(config(""), decoupled).model_transaction_policy.decoupled
-    assert merge(decoupled, {}).model_transaction_policy.decoupled
-    assert not merge(
+    assert merge_completed(config(""), decoupled).model_transaction_policy.decoupled
+    assert merge_completed(decoupled, {}).model_transaction_policy.decoupled
+    assert not merge_completed(
         decoupled, {"model_transaction_policy": {"decoupled": False}}
     ).model_transaction_policy.decoupled
 
 
 def test_a_mistake_in_the_completed_configuration_is_named() -> None:
     with pytest.raises(HostError, match="unknown field 'inputs' in ModelConfig, did you mean"):
-        merge(config(""), {"inputs": []})
+        merge_completed(config(""), {"inputs": []})

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from host.config.model_config import finish, load
-from host.config.pbtxt import parse
+from host.config.model_config import complete_config, load_config
+from host.config.pbtxt import parse_pbtxt
 from host.config.schema import new_config
 from host.errors import HostError
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "configuration.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "configuration.md").read_text()
 ROW = r"^\| (`[^|]*`) \| (?:(honoured|refused|without effect) )?\| ([^\n]*) \|$"
 ROWS = re.findall(ROW, PAGE, re.MULTILINE)
-FATES = {name: fate for names, fate, _ in ROWS for name in re.findall(r"`([\w.]+)`", names)}
+STATUSES = {name: status for names, status, _ in ROWS for name in re.findall(r"`([\w.]+)`", names)}
 
 
 def fields(message: Any, path: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
@@ -54,7 +54,7 @@ FIELDS = list(fields(new_config().DESCRIPTOR))
 
 
 def test_the_page_names_every_field_and_no_other() -> None:
-    assert {documented(name) for name in FIELDS} == set(FATES)
+    assert {documented(name) for name in FIELDS} == set(STATUSES)
 
 
 def test_a_field_is_named_once() -> None:
@@ -63,14 +63,14 @@ def test_a_field_is_named_once() -> None:
 
 
 def test_what_is_not_honoured_has_a_reason() -> None:
-    assert all(reason.strip() for _, fate, reason in ROWS if fate != "honoured")
+    assert all(reason.strip() for _, status, reason in ROWS if status != "honoured")
 
 
 def read(tmp_path: Path, text: str) -> Any:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").touch()
     (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "python" {text}')
-    return finish(load(tmp_path / "m", strict=False))
+    return complete_config(load_config(tmp_path / "m", strict=False))
 
 
 SHAPE_TENSOR = "shape tensors are only supported for TensorRT platform for m"
@@ -105,8 +105,8 @@ REFUSED = {
 def test_there_is_a_sample_of_everything_that_is_refused() -> None:
     refused = [
         n
-        for n, fate, why in ROWS
-        if fate == "refused" or "refused for anything else" in why and "tensorrt" in why
+        for n, status, why in ROWS
+        if status == "refused" or "refused for anything else" in why and "tensorrt" in why
     ]
     assert set(REFUSED) == set(re.findall(r"`([\w.]+)`", " ".join(refused)))
 
@@ -153,7 +153,7 @@ optimization {
 
 
 def test_what_is_without_effect_is_accepted_and_shown(tmp_path: Path) -> None:
-    asked = parse(WITHOUT_EFFECT, "config.pbtxt")
+    asked = parse_pbtxt(WITHOUT_EFFECT, "config.pbtxt")
     shown = read(tmp_path, WITHOUT_EFFECT)
     for name in ("cc_model_filenames", "model_operations", "input", "optimization"):
         assert getattr(shown, name) == getattr(asked, name)
@@ -179,8 +179,8 @@ def given(message: Any, path: str = "") -> Iterator[str]:
 
 
 def test_the_sample_has_everything_that_is_without_effect() -> None:
-    asked = {documented(name) for name in given(parse(WITHOUT_EFFECT, "config.pbtxt"))}
-    idle = {name for name, fate in FATES.items() if fate == "without effect"}
+    asked = {documented(name) for name in given(parse_pbtxt(WITHOUT_EFFECT, "config.pbtxt"))}
+    idle = {name for name, status in STATUSES.items() if status == "without effect"}
     # Their only values are defaults, which are not among what is set.
     unseen = {name for name in idle if name.endswith(".enable")}
     unseen.add("instance_group.secondary_devices.kind")
@@ -188,7 +188,7 @@ def test_the_sample_has_everything_that_is_without_effect() -> None:
     assert idle - unseen <= asked
 
 
-WITNESSES = {
+TESTS_OF_FIELDS = {
     "test_loading.py": {
         "test_a_model_without_config_completes_itself": "name input output max_batch_size",
         "test_versions_follow_the_policy": (
@@ -300,6 +300,13 @@ WITNESSES = {
     "test_sequences.py": {
         "test_rows_of_direct_batches_are_slots": "sequence_batching sequence_batching.direct",
         "test_idle_sequences_are_forgotten": "sequence_batching.max_sequence_idle_microseconds",
+        "test_models_see_where_in_its_sequence_a_request_is": "sequence_batching.control_input",
+        "test_states_go_from_request_to_request": "sequence_batching.state",
+        "test_states_can_start_from_a_file_and_be_seen": "sequence_batching.state.initial_state",
+        "test_memory_that_grows_is_for_gpus": "sequence_batching.state.use_growable_memory",
+        "test_requests_can_be_run_again": "sequence_batching.iterative_sequence",
+    },
+    "test_scheduler.py": {
         "test_direct_batches_can_wait_for_a_share_of_the_slots": (
             "sequence_batching.direct.minimum_slot_utilization"
         ),
@@ -309,13 +316,8 @@ WITNESSES = {
         "test_oldest_batches_keep_the_order_of_responses_if_asked": (
             "sequence_batching.oldest.preserve_ordering"
         ),
-        "test_models_see_where_in_its_sequence_a_request_is": "sequence_batching.control_input",
-        "test_states_go_from_request_to_request": "sequence_batching.state",
-        "test_states_can_start_from_a_file_and_be_seen": "sequence_batching.state.initial_state",
-        "test_memory_that_grows_is_for_gpus": "sequence_batching.state.use_growable_memory",
-        "test_requests_can_be_run_again": "sequence_batching.iterative_sequence",
     },
-    "test_sequence_states.py": {
+    "test_states.py": {
         "test_zeros_can_be_asked_for_and_their_value_does_not_matter": (
             "sequence_batching.state.initial_state.zero_data"
         ),
@@ -346,24 +348,27 @@ WITNESSES = {
 """Tests that would fail if a field had no effect: fields, which stand for those in them as well."""
 
 
-def witnessed() -> set[str]:
+def fields_with_tests() -> set[str]:
     return {
-        name for tests in WITNESSES.values() for names in tests.values() for name in names.split()
+        name
+        for tests in TESTS_OF_FIELDS.values()
+        for names in tests.values()
+        for name in names.split()
     }
 
 
-@pytest.mark.parametrize("file", sorted(WITNESSES))
-def test_the_witnesses_of_what_is_honoured_are_there(file: str) -> None:
+@pytest.mark.parametrize("file", sorted(TESTS_OF_FIELDS))
+def test_the_tests_of_honoured_fields_exist(file: str) -> None:
     text = "".join(path.read_text() for path in (ROOT / "tests").rglob(file))
-    for test in WITNESSES[file]:
+    for test in TESTS_OF_FIELDS[file]:
         assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), test
 
 
-def test_all_that_is_honoured_has_a_witness() -> None:
-    known = witnessed()
-    assert known <= {name for name, fate in FATES.items() if fate == "honoured"}
-    for name, fate in FATES.items():
-        if fate == "honoured":
+def test_every_honoured_field_has_a_test() -> None:
+    known = fields_with_tests()
+    assert known <= {name for name, status in STATUSES.items() if status == "honoured"}
+    for name, status in STATUSES.items():
+        if status == "honoured":
             parts = name.split(".")
             above = {".".join(parts[: end + 1]) for end in range(len(parts))}
             assert above & known, name

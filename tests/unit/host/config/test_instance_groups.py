@@ -10,17 +10,17 @@ from host.config.findings import Finding
 from host.config.instance_groups import (
     InstanceSpec,
     check_instance_groups,
-    instances,
+    instance_specs,
     normalise_instance_groups,
 )
 from host.config.json_form import to_dict
-from host.config.pbtxt import parse
+from host.config.pbtxt import parse_pbtxt
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode
 
 
 def groups(text: str, gpus: Sequence[int] = ()) -> ModelConfig:
-    config = parse(f'name: "m" {text}', "config.pbtxt")
+    config = parse_pbtxt(f'name: "m" {text}', "config.pbtxt")
     normalise_instance_groups(config, gpus)
     return config
 
@@ -30,11 +30,11 @@ def finding(text: str, gpus: Sequence[int] = ()) -> Finding:
 
 
 def names(text: str, gpus: Sequence[int] = ()) -> list[str]:
-    return [spec.name for spec in instances(groups(text, gpus))]
+    return [spec.name for spec in instance_specs(groups(text, gpus))]
 
 
 def test_a_model_without_groups_gets_one_of_its_own_name() -> None:
-    assert instances(groups("")) == [InstanceSpec("m_0", "CPU", 0, 0)]
+    assert instance_specs(groups("")) == [InstanceSpec("m_0", "CPU", 0, 0)]
 
 
 def test_groups_without_name_are_numbered_and_so_are_their_instances() -> None:
@@ -61,7 +61,7 @@ def test_an_automatic_kind_follows_the_gpus_there_are() -> None:
 
 
 def test_gpus_of_a_group_share_the_names_of_its_instances() -> None:
-    specs = instances(groups("instance_group { count: 2 }", gpus=[0, 2]))
+    specs = instance_specs(groups("instance_group { count: 2 }", gpus=[0, 2]))
     assert [(spec.name, spec.kind, spec.device_id) for spec in specs] == [
         ("m_0_0", "GPU", 0),
         ("m_0_0", "GPU", 2),
@@ -71,7 +71,9 @@ def test_gpus_of_a_group_share_the_names_of_its_instances() -> None:
 
 
 def test_the_model_kind_and_passivity_are_passed_on() -> None:
-    specs = instances(groups("instance_group {} instance_group { kind: KIND_MODEL passive: true }"))
+    specs = instance_specs(
+        groups("instance_group {} instance_group { kind: KIND_MODEL passive: true }")
+    )
     assert specs[1] == InstanceSpec("m_1_0", "MODEL", 0, 1, passive=True)
 
 
@@ -79,7 +81,7 @@ def test_an_ensemble_has_no_groups() -> None:
     config = groups('platform: "ensemble" ensemble_scheduling {}')
     assert not config.instance_group
     assert list(check_instance_groups(config)) == []
-    assert instances(config) == []
+    assert instance_specs(config) == []
 
 
 @pytest.mark.parametrize(
@@ -161,11 +163,11 @@ def test_the_platform_of_a_model_without_tensorrt_runs_into_the_next_word() -> N
 
 
 def test_unnormalised_groups_are_found() -> None:
-    config = parse('name: "m"', "c")
+    config = parse_pbtxt('name: "m"', "c")
     assert next(check_instance_groups(config)).text == (
         "must specify one or more 'instance group's for m"
     )
-    config = parse('name: "m" instance_group { name: "g" }', "c")
+    config = parse_pbtxt('name: "m" instance_group { name: "g" }', "c")
     found = next(check_instance_groups(config))
     assert found.text == "instance group g of model m has unexpected kind KIND_AUTO"
     assert found.code is ErrorCode.INTERNAL

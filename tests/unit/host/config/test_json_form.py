@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from host.config.instance_groups import normalise_instance_groups
 from host.config.json_form import from_json, to_dict, to_json
-from host.config.normalise import normalise
-from host.config.pbtxt import parse, to_pbtxt
-from host.config.schema import INTEGER_RANGES, Field, is_map, kind, new_config
+from host.config.normalise import normalise_config
+from host.config.pbtxt import parse_pbtxt, to_pbtxt
+from host.config.schema import INTEGER_RANGES, Field, field_kind, is_map, new_config
 from host.errors import ErrorCode, HostError
 
 DEFAULT_MODEL = (
@@ -29,15 +29,15 @@ DEFAULT_MODEL = (
 
 
 def test_the_default_model_prints_as_documented() -> None:
-    config = parse('name: "m" backend: "python" default_model_filename: "model.py"', "c")
-    normalise(config)
+    config = parse_pbtxt('name: "m" backend: "python" default_model_filename: "model.py"', "c")
+    normalise_config(config)
     normalise_instance_groups(config)
     assert to_json(config) == DEFAULT_MODEL
 
 
 def test_a_dynamic_batcher_stands_between_optimization_and_instance_groups() -> None:
-    config = parse("max_batch_size: 4 dynamic_batching {}", "c")
-    normalise(config)
+    config = parse_pbtxt("max_batch_size: 4 dynamic_batching {}", "c")
+    normalise_config(config)
     form = to_dict(config)
     keys = list(form)
     place = keys.index("dynamic_batching")
@@ -51,7 +51,7 @@ def test_a_dynamic_batcher_stands_between_optimization_and_instance_groups() -> 
 def test_a_tensor_prints_all_its_settings_and_reshape_only_when_given() -> None:
     text = 'input { name: "a" data_type: TYPE_FP32 dims: [-1, 3] }'
     text += ' output { name: "b" reshape { shape: [] } }'
-    form = to_dict(parse(text, "c"))
+    form = to_dict(parse_pbtxt(text, "c"))
     assert json.dumps(form["input"], separators=(",", ":")) == (
         '[{"name":"a","data_type":"TYPE_FP32","format":"FORMAT_NONE","dims":[-1,3],'
         '"is_shape_tensor":false,"allow_ragged_batch":false,"optional":false,'
@@ -64,7 +64,7 @@ def test_a_tensor_prints_all_its_settings_and_reshape_only_when_given() -> None:
 
 
 def test_the_chosen_member_of_a_choice_is_printed_even_if_false() -> None:
-    config = parse(
+    config = parse_pbtxt(
         "sequence_batching { state { initial_state { zero_data: false } initial_state {} } }", "c"
     )
     states = to_dict(config)["sequence_batching"]["state"][0]["initial_state"]
@@ -75,7 +75,7 @@ def test_the_chosen_member_of_a_choice_is_printed_even_if_false() -> None:
 
 
 def test_64_bit_fields_are_numbers_but_for_those_that_clients_know_as_strings() -> None:
-    config = parse(
+    config = parse_pbtxt(
         """
         version_policy { specific { versions: 9007199254740993 } }
         instance_group { secondary_devices { device_id: 3 } }
@@ -100,7 +100,7 @@ def test_64_bit_fields_are_numbers_but_for_those_that_clients_know_as_strings() 
 
 
 def test_keys_of_a_map_are_strings_and_sorted() -> None:
-    config = parse(
+    config = parse_pbtxt(
         "dynamic_batching { default_queue_policy { default_timeout_microseconds: 5 } "
         "priority_queue_policy { key: 2 value {} } priority_queue_policy { key: 1 value {} } }",
         "c",
@@ -111,7 +111,7 @@ def test_keys_of_a_map_are_strings_and_sorted() -> None:
 
 
 def test_numbers_are_as_short_as_they_can_be() -> None:
-    config = parse(
+    config = parse_pbtxt(
         "sequence_batching { direct { minimum_slot_utilization: 0.1 } } model_metrics { "
         "metric_control { histogram_options { buckets: [0.1, inf] } } }",
         "c",
@@ -124,7 +124,7 @@ def test_numbers_are_as_short_as_they_can_be() -> None:
 
 def test_whole_numbers_have_no_fraction() -> None:
     """As in Triton's: a model may compare the text."""
-    config = parse(
+    config = parse_pbtxt(
         "sequence_batching { direct {} control_input { name: 's' control "
         "{ kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 2] } } } model_metrics { "
         "metric_control { histogram_options { buckets: [-3, -0.0, 1e15, 1e20] } } }",
@@ -143,7 +143,7 @@ def test_json_is_read_in_any_spelling_that_protobuf_allows() -> None:
         '"versionPolicy":{"specific":{"versions":["9007199254740993"]}},"optimization":null,'
         '"dynamic_batching":{"priority_queue_policy":{"1":{"timeout_action":"delay"}}}}'
     )
-    assert config == parse(
+    assert config == parse_pbtxt(
         """
         name: "m" max_batch_size: 4
         input { name: "a" data_type: TYPE_FP32 dims: [-1, 3] }
@@ -259,7 +259,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 
 
 def values(field: Field) -> st.SearchStrategy[Any]:
-    name = kind(field)
+    name = field_kind(field)
     if name == "message":
         return messages(field.message_type)
     if name == "enum":
@@ -303,7 +303,7 @@ def fill(message: Any, content: dict[str, Any]) -> Any:
                     fill(target[key], element)
                 else:
                     target[key] = element
-        elif kind(field) != "message":
+        elif field_kind(field) != "message":
             target.extend(value) if field.is_repeated else setattr(message, name, value)
         elif field.is_repeated:
             for element in value:
@@ -318,7 +318,7 @@ def fill(message: Any, content: dict[str, Any]) -> Any:
 @given(messages(new_config().DESCRIPTOR))
 def test_a_configuration_survives_text_and_json(content: dict[str, Any]) -> None:
     config = fill(new_config(), content)
-    read = parse(to_pbtxt(config), "config.pbtxt")
+    read = parse_pbtxt(to_pbtxt(config), "config.pbtxt")
     assert read == config
     assert from_json(to_json(read)) == config
     assert from_json(to_dict(read)) == config

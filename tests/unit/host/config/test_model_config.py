@@ -9,7 +9,13 @@ import pytest
 
 from host.config.instance_groups import InstanceSpec
 from host.config.json_form import to_json
-from host.config.model_config import LoadedConfig, config_file, finish, instances, load
+from host.config.model_config import (
+    LoadedConfig,
+    complete_config,
+    config_file,
+    instance_specs,
+    load_config,
+)
 from host.config.names import checked_load_name
 from host.errors import ErrorCode, HostError
 
@@ -30,7 +36,7 @@ def model(tmp_path: Path) -> Path:
 
 def configured(model: Path, text: str, *, strict: bool = False) -> LoadedConfig:
     (model / "config.pbtxt").write_text(text)
-    return load(model, strict=strict)
+    return load_config(model, strict=strict)
 
 
 def refusal(model: Path, text: str, *, strict: bool = False) -> HostError:
@@ -40,16 +46,16 @@ def refusal(model: Path, text: str, *, strict: bool = False) -> HostError:
 
 
 def test_a_model_without_a_file_gets_the_default_configuration(model: Path) -> None:
-    loaded = load(model, strict=False)
+    loaded = load_config(model, strict=False)
     assert loaded.source is None
-    config = finish(loaded)
+    config = complete_config(loaded)
     assert to_json(config).startswith('{"name":"m","platform":"","backend":"python","runtime":""')
-    assert instances(config) == [InstanceSpec("m_0", "CPU", 0, 0)]
+    assert instance_specs(config) == [InstanceSpec("m_0", "CPU", 0, 0)]
 
 
 def test_strict_mode_demands_a_file(model: Path) -> None:
     with pytest.raises(HostError) as caught:
-        load(model, strict=True)
+        load_config(model, strict=True)
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.message == (
         f"failed to open text file for read {model}/config.pbtxt: No such file or directory"
@@ -57,7 +63,7 @@ def test_strict_mode_demands_a_file(model: Path) -> None:
 
 
 def test_strict_mode_still_fills_in_what_needs_no_model(model: Path) -> None:
-    config = finish(configured(model, TENSORS, strict=True))
+    config = complete_config(configured(model, TENSORS, strict=True))
     assert (config.name, config.backend, config.default_model_filename) == (
         "m",
         "python",
@@ -72,16 +78,16 @@ def test_tensors_are_checked_at_once_only_in_strict_mode(model: Path) -> None:
     assert refusal(model, incomplete, strict=True).message.startswith(expected)
     loaded = configured(model, incomplete)
     with pytest.raises(HostError, match=expected):
-        finish(loaded)
-    complete = {"input": [{"name": "i", "data_type": "TYPE_FP32", "dims": [1]}]}
-    assert finish(loaded, complete).input[0].dims == [1]
+        complete_config(loaded)
+    completed = {"input": [{"name": "i", "data_type": "TYPE_FP32", "dims": [1]}]}
+    assert complete_config(loaded, completed).input[0].dims == [1]
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_file_that_cannot_be_read_is_never_taken_for_missing(model: Path, strict: bool) -> None:
     (model / "config.pbtxt").mkdir()
     with pytest.raises(HostError) as caught:
-        load(model, strict=strict)
+        load_config(model, strict=strict)
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.message == (
         f"failed to open text file for read {model}/config.pbtxt: Is a directory"
@@ -91,7 +97,7 @@ def test_a_file_that_cannot_be_read_is_never_taken_for_missing(model: Path, stri
 def test_a_file_that_is_not_utf_8_is_no_configuration(model: Path) -> None:
     (model / "config.pbtxt").write_bytes(b'name: "\xff"')
     with pytest.raises(HostError) as caught:
-        load(model, strict=False)
+        load_config(model, strict=False)
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.message.startswith(f"failed to read text proto from {model}/config.pbtxt: ")
 
@@ -102,18 +108,18 @@ def test_a_custom_configuration_is_chosen_by_name(model: Path) -> None:
     (model / "config.pbtxt").write_text("max_batch_size: 2")
 
     def max_batch_size(config_name: str | None) -> int:
-        return int(load(model, strict=True, config_name=config_name).config.max_batch_size)
+        return int(load_config(model, strict=True, config_name=config_name).config.max_batch_size)
 
     assert [max_batch_size(name) for name in (None, "big", "small", "config")] == [2, 8, 2, 2]
     assert config_file(model, "big") == model / "configs" / "big.pbtxt"
     assert config_file(model, "small") == model / "config.pbtxt"
     (model / "config.pbtxt").unlink()
-    assert load(model, strict=False, config_name="small").config.max_batch_size == 0
+    assert load_config(model, strict=False, config_name="small").config.max_batch_size == 0
 
 
 def test_an_override_replaces_the_file(model: Path) -> None:
     (model / "config.pbtxt").write_text("this is not read")
-    loaded = load(model, strict=False, override='{"max_batch_size":3}')
+    loaded = load_config(model, strict=False, override='{"max_batch_size":3}')
     assert loaded.source is None
     assert loaded.config.max_batch_size == 3
     assert loaded.config.backend == "python"
@@ -121,7 +127,7 @@ def test_an_override_replaces_the_file(model: Path) -> None:
 
 def test_a_broken_override_is_called_one(model: Path) -> None:
     with pytest.raises(HostError) as caught:
-        load(model, strict=False, override='{"maxbatch":3}')
+        load_config(model, strict=False, override='{"maxbatch":3}')
     assert caught.value.message.startswith(
         "Invalid config override: failed to parse model configuration JSON: unknown field"
     )
@@ -134,7 +140,7 @@ def test_a_model_is_called_like_its_directory(model: Path) -> None:
         "unexpected directory name 'm' for model 'other', directory name must equal model name"
         f" ({model}/config.pbtxt:2:1, field 'name')"
     )
-    assert load(model, strict=False, name="n", override='{"name":"n"}').config.name == "n"
+    assert load_config(model, strict=False, name="n", override='{"name":"n"}').config.name == "n"
 
 
 @pytest.mark.parametrize("character", ";|&$`<>()[]{}\\\"'*?~#!")
@@ -142,7 +148,7 @@ def test_shell_characters_are_no_part_of_a_name(tmp_path: Path, character: str) 
     directory = tmp_path / f"m{character}"
     directory.mkdir()
     with pytest.raises(HostError) as caught:
-        load(directory, strict=False, override='{"backend":"python"}').check_instances()
+        load_config(directory, strict=False, override='{"backend":"python"}').check_instances()
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == "Invalid stub name: contains invalid characters"
 
@@ -166,9 +172,9 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
         " that is good enough"
     )
     with pytest.raises(HostError):
-        finish(loaded)
-    loaded = load(model, strict=False, gpus=[0, 1])
-    assert [spec.device_id for spec in instances(finish(loaded))] == [0, 1]
+        complete_config(loaded)
+    loaded = load_config(model, strict=False, gpus=[0, 1])
+    assert [spec.device_id for spec in instance_specs(complete_config(loaded))] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -188,10 +194,10 @@ def test_what_cannot_be_honoured_is_refused(model: Path, text: str, field: str) 
 
 
 def test_a_model_may_not_complete_itself_with_what_is_refused(model: Path) -> None:
-    loaded = load(model, strict=False)
+    loaded = load_config(model, strict=False)
     loaded.config.batch_output.add(target_name=["o"], source_input=["i"])
     with pytest.raises(HostError, match="the responses of a decoupled model are not made of"):
-        finish(
+        complete_config(
             loaded,
             {
                 "input": [{"name": "i", "data_type": "TYPE_FP32", "dims": [-1]}],
@@ -216,7 +222,7 @@ def test_settings_without_effect_are_accepted(model: Path) -> None:
 def test_a_complaint_about_a_completed_tensor_does_not_point_into_the_file(model: Path) -> None:
     loaded = configured(model, TENSORS)
     with pytest.raises(HostError) as caught:
-        finish(loaded, {"input": [{"name": "i", "data_type": "TYPE_FP32"}]})
+        complete_config(loaded, {"input": [{"name": "i", "data_type": "TYPE_FP32"}]})
     assert caught.value.message == (
         f"model input 'i' must specify 'dims' for m ({model}/config.pbtxt, field 'input[0].dims')"
     )
@@ -224,13 +230,13 @@ def test_a_complaint_about_a_completed_tensor_does_not_point_into_the_file(model
 
 def test_finishing_leaves_the_loaded_configuration_as_it_was(model: Path) -> None:
     loaded = configured(model, "max_batch_size: 2")
-    assert finish(loaded, {"max_batch_size": 4}).max_batch_size == 4
-    assert finish(loaded).max_batch_size == 2
+    assert complete_config(loaded, {"max_batch_size": 4}).max_batch_size == 4
+    assert complete_config(loaded).max_batch_size == 2
 
 
 def test_a_dangling_link_is_a_missing_file(model: Path) -> None:
     os.symlink(model / "nowhere", model / "config.pbtxt")
-    assert load(model, strict=False).source is None
+    assert load_config(model, strict=False).source is None
 
 
 def test_a_name_to_load_is_trimmed() -> None:

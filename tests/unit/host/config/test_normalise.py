@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from host.config.normalise import normalise
-from host.config.pbtxt import parse
-from host.config.resolve import first_version_dir, is_version, resolve
+from host.config.normalise import normalise_config
+from host.config.pbtxt import parse_pbtxt
+from host.config.resolve import first_version_dir, is_version, resolve_backend
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
 
 
 def normalised(text: str) -> ModelConfig:
-    config = parse(text, "config.pbtxt")
-    normalise(config)
+    config = parse_pbtxt(text, "config.pbtxt")
+    normalise_config(config)
     return config
 
 
@@ -61,9 +61,9 @@ def test_an_ensemble_gets_no_optimization() -> None:
 
 def test_normalising_again_changes_nothing() -> None:
     once = normalised("max_batch_size: 3 dynamic_batching {}")
-    twice = parse("", "c")
+    twice = parse_pbtxt("", "c")
     twice.CopyFrom(once)
-    normalise(twice)
+    normalise_config(twice)
     assert once == twice
 
 
@@ -72,8 +72,8 @@ def resolved(text: str, files: tuple[str, ...], directory: Path, model: str = "m
     version.mkdir()
     for name in files:
         (version / name.rstrip("/")).mkdir() if name.endswith("/") else (version / name).touch()
-    config = parse(text, "config.pbtxt")
-    resolve(config, model, first_version_dir(directory))
+    config = parse_pbtxt(text, "config.pbtxt")
+    resolve_backend(config, model, first_version_dir(directory))
     return [config.backend, config.platform, config.default_model_filename]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from host.config.pbtxt import parse, parse_with_source, to_pbtxt
+from host.config.pbtxt import parse_pbtxt, parse_pbtxt_with_source, to_pbtxt
 from host.errors import ErrorCode, HostError
 
 
 def complaint(text: str) -> str:
     with pytest.raises(HostError) as caught:
-        parse(text, "models/m/config.pbtxt")
+        parse_pbtxt(text, "models/m/config.pbtxt")
     assert caught.value.code is ErrorCode.INTERNAL
     start = "failed to read text proto from models/m/config.pbtxt: "
     assert caught.value.message.startswith(start)
@@ -18,7 +18,7 @@ def complaint(text: str) -> str:
 
 
 def test_every_spelling_of_the_text_format_is_accepted() -> None:
-    config = parse(
+    config = parse_pbtxt(
         """
         # a comment
         name: "one " 'two'
@@ -44,12 +44,12 @@ def test_every_spelling_of_the_text_format_is_accepted() -> None:
 
 
 def test_windows_line_ends_are_white_space() -> None:
-    config = parse('name: "m" # c\r\nmax_batch_size: 2\r\n', "config.pbtxt")
+    config = parse_pbtxt('name: "m" # c\r\nmax_batch_size: 2\r\n', "config.pbtxt")
     assert (config.name, config.max_batch_size) == ("m", 2)
 
 
 def test_an_empty_text_is_an_empty_configuration() -> None:
-    assert parse("", "config.pbtxt") == parse("# nothing\n", "config.pbtxt")
+    assert parse_pbtxt("", "config.pbtxt") == parse_pbtxt("# nothing\n", "config.pbtxt")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_template_variable_that_was_left_over_is_named(text: str, expected: st
 
 def test_a_dollar_inside_a_string_is_the_models_own_business() -> None:
     text = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$DIR/${env}.tar" } }'
-    config = parse(text, "config.pbtxt")
+    config = parse_pbtxt(text, "config.pbtxt")
     assert config.parameters["EXECUTION_ENV_PATH"].string_value == "$$DIR/${env}.tar"
 
 
@@ -256,7 +256,7 @@ def test_the_old_name_of_a_field_is_an_unknown_field() -> None:
 
 
 def test_every_field_can_be_found_again() -> None:
-    _, source = parse_with_source(
+    _, source = parse_pbtxt_with_source(
         """name: "m"
 input [ { name: "a" dims: [1, 2] },
         { name: "b" dims: 3 } ]
@@ -278,20 +278,23 @@ dynamic_batching { priority_queue_policy { key: 3 value { } } }
 
 
 def test_a_field_that_was_left_out_is_looked_for_where_it_would_be() -> None:
-    _, source = parse_with_source('input { name: "a" }', "config.pbtxt")
-    assert source.where("input[0].dims[2]") == " (config.pbtxt:1:1, field 'input[0].dims[2]')"
-    assert source.where("output[0].dims") == " (config.pbtxt, field 'output[0].dims')"
+    _, source = parse_pbtxt_with_source('input { name: "a" }', "config.pbtxt")
+    assert (
+        source.format_location("input[0].dims[2]")
+        == " (config.pbtxt:1:1, field 'input[0].dims[2]')"
+    )
+    assert source.format_location("output[0].dims") == " (config.pbtxt, field 'output[0].dims')"
 
 
 def test_a_field_that_changed_since_no_longer_points_into_the_file() -> None:
-    _, source = parse_with_source('input { name: "a" }\nname: "m"', "config.pbtxt")
-    assert source.without(["input"]).position("input[0].name") is None
-    assert source.without(["input"]).position("name") == (2, 1)
+    _, source = parse_pbtxt_with_source('input { name: "a" }\nname: "m"', "config.pbtxt")
+    assert source.without_fields(["input"]).position("input[0].name") is None
+    assert source.without_fields(["input"]).position("name") == (2, 1)
 
 
 def test_a_configuration_is_written_in_the_order_of_its_schema() -> None:
     text = 'max_batch_size: 4 backend: "python" name: "m"'
-    assert to_pbtxt(parse(text, "c")) == 'name: "m"\nbackend: "python"\nmax_batch_size: 4\n'
+    assert to_pbtxt(parse_pbtxt(text, "c")) == 'name: "m"\nbackend: "python"\nmax_batch_size: 4\n'
 
 
 @pytest.mark.parametrize(
@@ -300,4 +303,4 @@ def test_a_configuration_is_written_in_the_order_of_its_schema() -> None:
 )
 def test_a_data_type_by_another_name_is_recognised(written: str, meant: str) -> None:
     with pytest.raises(HostError, match=f"did you mean '{meant}'"):
-        parse(f"input {{ data_type: {written} }}", "config.pbtxt")
+        parse_pbtxt(f"input {{ data_type: {written} }}", "config.pbtxt")

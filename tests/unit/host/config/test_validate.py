@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from host.config.findings import raise_first
-from host.config.normalise import normalise
-from host.config.pbtxt import parse, parse_with_source
-from host.config.validate import check, check_tensors
+from host.config.normalise import normalise_config
+from host.config.pbtxt import parse_pbtxt, parse_pbtxt_with_source
+from host.config.validate import check_config, check_tensors
 from host.errors import ErrorCode, HostError
 
 PYTHON = 'name: "m" backend: "python" '
@@ -23,12 +23,12 @@ DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 def complaint(text: str) -> str:
     """The text without its place, after checking that there is one."""
-    config, source = parse_with_source(text, "models/m/config.pbtxt")
+    config, source = parse_pbtxt_with_source(text, "models/m/config.pbtxt")
     with pytest.raises(HostError) as placed:
-        raise_first(check(config), source)
+        raise_first(check_config(config), source)
         raise_first(check_tensors(config), source)
     with pytest.raises(HostError) as bare:
-        raise_first(check(config), None)
+        raise_first(check_config(config), None)
         raise_first(check_tensors(config), None)
     assert bare.value.code is placed.value.code is ErrorCode.INVALID_ARG
     start, place = bare.value.message, " (models/m/config.pbtxt"
@@ -37,8 +37,8 @@ def complaint(text: str) -> str:
 
 
 def accepted(text: str) -> None:
-    config, source = parse_with_source(text, "config.pbtxt")
-    raise_first(check(config), source)
+    config, source = parse_pbtxt_with_source(text, "config.pbtxt")
+    raise_first(check_config(config), source)
     raise_first(check_tensors(config), source)
 
 
@@ -490,20 +490,20 @@ def test_two_batch_outputs_may_share_a_target() -> None:
 
 
 def test_a_default_python_model_is_valid() -> None:
-    config = parse(PYTHON, "c")
-    normalise(config)
-    raise_first(check(config), None)
+    config = parse_pbtxt(PYTHON, "c")
+    normalise_config(config)
+    raise_first(check_config(config), None)
     raise_first(check_tensors(config), None)
 
 
 def test_a_metric_that_cannot_be_customised_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    config = parse(
+    config = parse_pbtxt(
         PYTHON + 'model_metrics { metric_control { metric_identifier { family: "f" } '
         "histogram_options { buckets: 1 } } }",
         "c",
     )
     with caplog.at_level(logging.WARNING, "pbhost"):
-        raise_first(check(config), None)
+        raise_first(check_config(config), None)
     assert caplog.messages == [
         "Metric family 'f' in 'metric_identifier' is not a customizable metric in Triton core."
     ]
@@ -524,8 +524,10 @@ def test_a_metric_that_cannot_be_customised_is_reported(caplog: pytest.LogCaptur
     ],
 )  # fmt: skip
 def test_a_complaint_ends_in_the_place_of_its_field(text: str, place: str) -> None:
-    config, source = parse_with_source(f'name: "m"\nbackend: "python"\n{text}', "p/config.pbtxt")
+    config, source = parse_pbtxt_with_source(
+        f'name: "m"\nbackend: "python"\n{text}', "p/config.pbtxt"
+    )
     with pytest.raises(HostError) as caught:
-        raise_first(check(config), source)
+        raise_first(check_config(config), source)
         raise_first(check_tensors(config), source)
     assert caught.value.message.endswith(f" (p/config.pbtxt:{place})")

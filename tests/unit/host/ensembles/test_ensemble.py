@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from host.config.model_config import ModelConfig
-from host.config.pbtxt import parse
+from host.config.pbtxt import parse_pbtxt
 from host.ensembles.ensemble import Ensemble
 from host.errors import ErrorCode, HostError, internal
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Call, InferRequest, InferResponse, Tensor
-from host.metrics.meter import Meter
+from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
-from host.metrics.statistics import Counters
+from host.metrics.statistics import InferenceCounters
 from host.models.registry import LoadedModel, Registry, State, Version
 
 TENSOR = "data_type: TYPE_INT8, dims: [ 1 ] }"
@@ -32,13 +32,13 @@ class Member:
         self.name = name
         self.version = 1
         self.labels: Mapping[str, Sequence[str]] = {}
-        self.config: ModelConfig = parse(
+        self.config: ModelConfig = parse_pbtxt(
             f'name: "{name}" input [ {{ name: "X", {TENSOR} ] output [ {{ name: "A", {TENSOR} ]'
             f" model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
             "config.pbtxt",
         )
-        counters = Counters(name, "1")
-        self.meter = Meter(self.config, 1, counters, lambda: 0, MetricsSettings())
+        counters = InferenceCounters(name, "1")
+        self.metrics = ModelMetrics(self.config, 1, counters, lambda: 0, MetricsSettings())
         self.calls: list[Call] = []
         self.taken: list[int] = []
         self.cancelled: list[Call] = []
@@ -50,7 +50,9 @@ class Member:
             raise self.refuses
         call = Call(request)
         call.on_cancel = self.cancelled.append
-        call.on_taken = lambda response: self.taken.append(response.outputs[0].data[0])
+        call.on_response_acknowledged = lambda response: self.taken.append(
+            response.outputs[0].data[0]
+        )
         self.calls.append(call)
         return call
 
@@ -111,7 +113,7 @@ class Line:
             for i, member in enumerate(members)
         )
         decoupled = any(m.config.model_transaction_policy.decoupled for m in members)
-        config = parse(
+        config = parse_pbtxt(
             f'name: "line" platform: "ensemble" input [ {{ name: "I", {TENSOR} ]'
             f' output [ {{ name: "O", {TENSOR} ]'
             f" model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}"
@@ -213,7 +215,7 @@ def test_a_response_that_goes_out_is_taken_when_the_client_has_taken_it() -> Non
     assert values(answers) == [1, 2] and member.taken == []
     for answer in answers:
         assert answer is not None
-        call.took(answer)
+        call.acknowledge_response(answer)
     assert member.taken == [1, 2]
 
 

@@ -11,10 +11,12 @@ class Sent:
 
     def __init__(self, limited: bool = False, window: int = 0) -> None:
         self.steps: set[int] = set()
-        self.pace = Pace(InferRequest("e", [], window=window), limited, self.steps)
+        self.pace = Pace(
+            InferRequest("e", [], max_outstanding_responses=window), limited, self.steps
+        )
         self.taken: list[str] = []
         self._call = Call(InferRequest("m", []))
-        self._call.on_taken = lambda response: self.taken.append(response.id)
+        self._call.on_response_acknowledged = lambda response: self.taken.append(response.id)
 
     def send(self, name: str, uses: int = 1, waits: bool = False) -> Lease:
         lease = Lease(self.pace, self._call, InferResponse("m", 1, name), uses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from host.config.pbtxt import parse
+from host.config.pbtxt import parse_pbtxt
 from host.ensembles.plan import Plan
 
 CONFIG = """
@@ -24,7 +24,7 @@ ensemble_scheduling { step [
 
 @pytest.fixture
 def plan() -> Plan:
-    return Plan(parse(CONFIG, "config.pbtxt"))
+    return Plan(parse_pbtxt(CONFIG, "config.pbtxt"))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_routes_that_clients_make_up_are_not_all_kept() -> None:
     outputs = ", ".join(f'{{ name: "O{i}" }}' for i in range(20))
     made = " ".join(f'output_map {{ key: "o{i}" value: "O{i}" }}' for i in range(20))
     plan = Plan(
-        parse(
+        parse_pbtxt(
             f'input [ {{ name: "I" }} ] output [ {outputs} ] ensemble_scheduling {{ step [ {{'
             f' model_name: "a" input_map {{ key: "x" value: "I" }} {made} }} ] }}',
             "config.pbtxt",

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.environments import archive as unpacker
-from host.environments.archive import BadArchive, Unpacking
+from host.environments.archive import ArchiveExtractor, BadArchive
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"x") -> bytes:
@@ -55,7 +55,7 @@ class Place:
     def unpack(self, *members: bytes, end: bytes = b"\0" * 1024, **limits: int) -> None:
         archive = self.path / "archive.tar"
         archive.write_bytes(b"".join(members) + end)
-        Unpacking(str(self.inside), **limits).unpack(str(archive))
+        ArchiveExtractor(str(self.inside), **limits).extract(str(archive))
 
     def refusal(self, *members: bytes, **limits: int) -> str:
         with pytest.raises(BadArchive) as caught:
@@ -90,7 +90,7 @@ def test_an_environment_arrives_whole(place: Place, tmp_path: Path, mode: str) -
     os.utime(source / "empty", (1_600_000_000, 1_600_000_000))
     with tarfile.open(tmp_path / "packed", mode) as archive:
         archive.add(source, ".")
-    Unpacking(str(place.inside)).unpack(str(tmp_path / "packed"))
+    ArchiveExtractor(str(place.inside)).extract(str(tmp_path / "packed"))
     assert place.found() == [
         "bin", "bin/python", "bin/python3", "empty", "lib", "linked",
     ]  # fmt: skip

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from host.environments.environment import Environment
-from host.environments.sources import Sources
+from host.environments.sources import StubSources
 from tests.conftest import ROOT
 
 
 def environment(tmp_path: Path) -> Environment:
     folder = tmp_path / "sources"
     folder.mkdir()
-    return Environment(Path("/env"), Sources(folder))
+    return Environment(Path("/env"), StubSources(folder))
 
 
 def test_its_folders_come_first_and_a_foreign_home_goes(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from host.environments.program import ProgramFailed, run, under_host
+from host.environments.program import ProgramError, command_dying_with_host, run_program
 from tests.conftest import DEADLINE, wait_until
 
 
@@ -20,8 +20,8 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def failure(work: Coroutine[Any, Any, list[str]]) -> ProgramFailed:
-    with pytest.raises(ProgramFailed) as caught:
+def failure(work: Coroutine[Any, Any, list[str]]) -> ProgramError:
+    with pytest.raises(ProgramError) as caught:
         asyncio.run(work)
     return caught.value
 
@@ -29,7 +29,7 @@ def failure(work: Coroutine[Any, Any, list[str]]) -> ProgramFailed:
 def test_every_line_is_heard_and_the_last_ones_are_kept() -> None:
     heard: list[str] = []
     code = "import sys\nfor i in range(50): print(i)\nsys.stderr.write('no end')"
-    last = asyncio.run(run(python(code), seconds=DEADLINE, heard=heard.append))
+    last = asyncio.run(run_program(python(code), timeout_s=DEADLINE, on_line=heard.append))
     assert len(heard) == 51
     assert set(last) <= set(heard)
     assert len(last) == 20
@@ -37,21 +37,23 @@ def test_every_line_is_heard_and_the_last_ones_are_kept() -> None:
 
 def test_a_line_without_an_end_is_heard_in_pieces() -> None:
     heard: list[str] = []
-    asyncio.run(run(python("print('x' * 100_000)"), seconds=DEADLINE, heard=heard.append))
+    asyncio.run(
+        run_program(python("print('x' * 100_000)"), timeout_s=DEADLINE, on_line=heard.append)
+    )
     assert "".join(heard) == "x" * 100_000
     assert len(heard) > 1
 
 
 def test_another_status_is_a_failure_that_tells_the_output() -> None:
-    error = failure(run(python("print('why'); raise SystemExit(4)"), seconds=DEADLINE))
+    error = failure(run_program(python("print('why'); raise SystemExit(4)"), timeout_s=DEADLINE))
     assert error.status == 4
     assert str(error).endswith("ended with status 4")
-    assert error.told == f"{error}; it printed:\nwhy"
+    assert error.details == f"{error}; it printed:\nwhy"
 
 
 def test_what_cannot_be_started_is_a_failure() -> None:
-    error = failure(run(["/nowhere/python"], seconds=DEADLINE))
-    assert error.told == "'/nowhere/python' cannot be run: No such file or directory"
+    error = failure(run_program(["/nowhere/python"], timeout_s=DEADLINE))
+    assert error.details == "'/nowhere/python' cannot be run: No such file or directory"
     assert error.status is None
 
 
@@ -69,10 +71,10 @@ def test_what_takes_too_long_is_killed_with_its_children(parent: str) -> None:
     pids: list[int] = []
     for seconds in (1.0, 5.0, 25.0):  # time enough for the child to be there
         error = failure(
-            run(
+            run_program(
                 python(FAMILY.format(parent=parent)),
-                seconds=seconds,
-                heard=lambda line: pids.append(int(line)),
+                timeout_s=seconds,
+                on_line=lambda line: pids.append(int(line)),
             )
         )
         assert str(error).endswith(
@@ -95,10 +97,10 @@ def test_what_is_not_awaited_any_longer_is_killed() -> None:
     async def main() -> int:
         pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         running = asyncio.ensure_future(
-            run(
+            run_program(
                 python("import os, signal; print(os.getpid(), flush=True); signal.pause()"),
-                seconds=DEADLINE,
-                heard=lambda line: pid.set_result(int(line)),
+                timeout_s=DEADLINE,
+                on_line=lambda line: pid.set_result(int(line)),
             )
         )
         number = await pid
@@ -118,36 +120,36 @@ def test_a_module_or_a_script_runs_without_the_working_directory(tmp_path: Path)
     async def main() -> list[str]:
         table = tmp_path / "table.json"
         table.write_text("{}")
-        module = under_host(sys.executable, "json.tool", table)
-        told = await run(module, seconds=DEADLINE, cwd=tmp_path)
-        return told + await run(
-            under_host(sys.executable, script, "-x"), seconds=DEADLINE, cwd=tmp_path
+        module = command_dying_with_host(sys.executable, "json.tool", table)
+        told = await run_program(module, timeout_s=DEADLINE, cwd=tmp_path)
+        return told + await run_program(
+            command_dying_with_host(sys.executable, script, "-x"), timeout_s=DEADLINE, cwd=tmp_path
         )
 
     assert asyncio.run(main()) == ["{}", "['-x'] __main__"]
 
 
 def test_a_failure_names_the_program_and_not_how_it_is_run() -> None:
-    command = under_host(sys.executable, "json.tool", "/nowhere")
-    error = failure(run(command, name="json.tool", seconds=DEADLINE))
+    command = command_dying_with_host(sys.executable, "json.tool", "/nowhere")
+    error = failure(run_program(command, name="json.tool", timeout_s=DEADLINE))
     assert str(error).startswith("'json.tool' ended with status ")
 
 
 def test_it_ends_with_the_process_that_started_it() -> None:
     code = """
 import asyncio, os, sys
-from host.environments.program import run, under_host
+from host.environments.program import command_dying_with_host, run_program
 
 def heard(line):
     print(line, flush=True)
     os.kill(os.getpid(), 9)
 
-command = under_host(sys.executable, sys.argv[1])
-asyncio.run(run(command, seconds=60, heard=heard))
+command = command_dying_with_host(sys.executable, sys.argv[1])
+asyncio.run(run_program(command, timeout_s=60, on_line=heard))
 """
     script = Path(os.environ["TMPDIR"]) / "endless.py"
     script.write_text("import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()")
-    error = failure(run([*python(code), script], seconds=DEADLINE))
+    error = failure(run_program([*python(code), script], timeout_s=DEADLINE))
     assert error.status == -9
     pid = int(error.output[0])
     wait_until(lambda: not psutil.pid_exists(pid) or is_zombie(pid), "the program's end")
@@ -155,13 +157,13 @@ asyncio.run(run(command, seconds=60, heard=heard))
 
 HOOKS = """
 import os, sys, uvloop
-from host.environments.program import run
+from host.environments.program import run_program
 
 os.register_at_fork(after_in_child=lambda: os._exit(77))
-uvloop.run(run([sys.executable, "-c", "pass"], seconds=60))
+uvloop.run(run_program([sys.executable, "-c", "pass"], timeout_s=60))
 """
 
 
 def test_hooks_of_forks_do_not_run_in_a_program_that_starts() -> None:
     """As gRPC's, which can crash it; uvloop's own way to start a program runs them."""
-    asyncio.run(run(python(HOOKS), seconds=DEADLINE))
+    asyncio.run(run_program(python(HOOKS), timeout_s=DEADLINE))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from host.environments.requirements import STUB_NEEDS, read
+from host.environments.requirements import STUB_REQUIREMENTS, read_requirements
 from host.errors import ErrorCode, HostError
 
 
@@ -19,23 +19,28 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 def refusal(path: Path) -> str:
     with pytest.raises(HostError) as caught:
-        read(path)
+        read_requirements(path)
     assert caught.value.code is ErrorCode.INVALID_ARG
     return caught.value.message
 
 
 def test_a_requirements_file_is_given_to_pip_as_it_is(tmp_path: Path) -> None:
     path = write(tmp_path, "requirements.txt", "six\n")
-    assert read(path).arguments == ["--requirement", str(path), "--", *STUB_NEEDS]
-    assert "msgspec" in " ".join(STUB_NEEDS)
+    assert read_requirements(path).arguments == [
+        "--requirement",
+        str(path),
+        "--",
+        *STUB_REQUIREMENTS,
+    ]
+    assert "msgspec" in " ".join(STUB_REQUIREMENTS)
 
 
 def test_the_same_content_elsewhere_is_the_same(tmp_path: Path) -> None:
     one = write(tmp_path, "one/requirements.txt", "six\n")
     two = write(tmp_path, "two/requirements.txt", "six\n")
-    assert read(one).key == read(two).key
+    assert read_requirements(one).key == read_requirements(two).key
     write(tmp_path, "two/requirements.txt", "six==1.16\n")
-    assert read(one).key != read(two).key
+    assert read_requirements(one).key != read_requirements(two).key
 
 
 @pytest.mark.parametrize(
@@ -45,15 +50,15 @@ def test_a_change_of_an_included_file_counts(tmp_path: Path, line: str) -> None:
     path = write(tmp_path, "requirements.txt", f"{line}  # and more\n")
     write(tmp_path, "more.txt", "six\n-r deep/most.txt\n")
     write(tmp_path, "deep/most.txt", "idna\n-r ../requirements.txt\n")
-    before = read(path)
+    before = read_requirements(path)
     assert list(before.files) == ["requirements.txt", "more.txt", "deep/most.txt"]
     write(tmp_path, "deep/most.txt", "idna>3\n")
-    assert read(path).key != before.key
+    assert read_requirements(path).key != before.key
 
 
 def test_files_from_the_net_are_left_to_pip(tmp_path: Path) -> None:
     path = write(tmp_path, "requirements.txt", "-c https://example.org/constraints.txt\n")
-    assert list(read(path).files) == ["requirements.txt"]
+    assert list(read_requirements(path).files) == ["requirements.txt"]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -65,8 +70,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_project_gives_its_dependencies(tmp_path: Path) -> None:
     text = '[project]\nname = "m"\nrequires-python = ">=3.8"\ndependencies = ["six>=1", "idna"]\n'
-    found = read(write(tmp_path, "pyproject.toml", text))
-    assert found.arguments == ["--", "six>=1", "idna", *STUB_NEEDS]
+    found = read_requirements(write(tmp_path, "pyproject.toml", text))
+    assert found.arguments == ["--", "six>=1", "idna", *STUB_REQUIREMENTS]
     assert found.python == ">=3.8"
 
 

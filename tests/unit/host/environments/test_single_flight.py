@@ -27,12 +27,12 @@ class Work:
 def test_all_who_ask_meanwhile_get_one_result_and_later_ones_a_new_one() -> None:
     async def main() -> None:
         flights, work = SingleFlight[int](), Work()
-        first = [asyncio.ensure_future(flights.get("k", work)) for _ in range(3)]
+        first = [asyncio.ensure_future(flights.run_once("k", work)) for _ in range(3)]
         await asyncio.sleep(0)
         work.go.set()
         assert await asyncio.gather(*first) == [1, 1, 1]
-        assert await flights.get("k", work) == 2
-        assert await flights.get("other", work) == 3
+        assert await flights.run_once("k", work) == 2
+        assert await flights.run_once("other", work) == 3
 
     asyncio.run(main())
 
@@ -40,7 +40,7 @@ def test_all_who_ask_meanwhile_get_one_result_and_later_ones_a_new_one() -> None
 def test_one_who_gives_up_does_not_stop_the_others() -> None:
     async def main() -> None:
         flights, work = SingleFlight[int](), Work()
-        one, other = (asyncio.ensure_future(flights.get("k", work)) for _ in range(2))
+        one, other = (asyncio.ensure_future(flights.run_once("k", work)) for _ in range(2))
         await asyncio.sleep(0)
         one.cancel()
         work.go.set()
@@ -57,12 +57,12 @@ def test_a_failure_is_everybodys_and_is_not_remembered() -> None:
         async def fail() -> int:
             raise internal("broken")
 
-        asked = [flights.get("k", fail) for _ in range(2)]
+        asked = [flights.run_once("k", fail) for _ in range(2)]
         results = await asyncio.gather(*asked, return_exceptions=True)
         assert [str(result) for result in results] == ["broken", "broken"]
         work = Work()
         work.go.set()
-        assert await flights.get("k", work) == 1
+        assert await flights.run_once("k", work) == 1
 
     asyncio.run(main())
 
@@ -70,12 +70,12 @@ def test_a_failure_is_everybodys_and_is_not_remembered() -> None:
 def test_closing_ends_the_work_and_tells_who_waits() -> None:
     async def main() -> None:
         flights, work = SingleFlight[int](), Work()
-        asked = asyncio.ensure_future(flights.get("k", work))
+        asked = asyncio.ensure_future(flights.run_once("k", work))
         await asyncio.sleep(0)
         await flights.close()
         with pytest.raises(HostError, match="the server is stopping"):
             await asked
         with pytest.raises(HostError, match="the server is stopping"):
-            await flights.get("k", work)
+            await flights.run_once("k", work)
 
     asyncio.run(main())

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.frontends.forwarding import Forwarding
+from host.frontends.forwarding import HeaderForwarding
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
-from host.options.flags import BadValue
+from host.options.flags import InvalidValue
 
 
 def lacking(restrictions: Restrictions, category: str, **sent: str | bytes) -> str | None:
-    return restrictions.lacking(category, sent.get)
+    return restrictions.missing_header(category, sent.get)
 
 
-def test_only_the_very_value_passes() -> None:
+def test_only_the_exact_value_passes() -> None:
     guard = Restrictions({"health": ("Key", "väl=ue"), "trace": ("other", "v")})
     assert lacking(guard, "health", key="väl=ue") is None
     assert lacking(guard, "health", key="väl=ue".encode()) is None
@@ -24,7 +24,7 @@ def test_only_the_very_value_passes() -> None:
     assert lacking(guard, "health", other="v") == "Key"
 
 
-def test_what_is_not_restricted_passes() -> None:
+def test_unrestricted_categories_pass() -> None:
     guard = Restrictions({"health": ("key", "value")})
     assert "health" in guard
     assert "metadata" not in guard
@@ -32,10 +32,10 @@ def test_what_is_not_restricted_passes() -> None:
     assert lacking(UNRESTRICTED, "health") is None
 
 
-def test_a_prefix_belongs_to_the_name() -> None:
+def test_the_prefix_is_part_of_the_header_name() -> None:
     guard = Restrictions({"health": ("Key", "value")}, "Triton-")
-    assert guard.lacking("health", {"triton-key": "value"}.get) is None
-    assert guard.lacking("health", {"key": "value"}.get) == "Triton-Key"
+    assert guard.missing_header("health", {"triton-key": "value"}.get) is None
+    assert guard.missing_header("health", {"key": "value"}.get) == "Triton-Key"
 
 
 @pytest.mark.parametrize(
@@ -51,33 +51,34 @@ def test_a_prefix_belongs_to_the_name() -> None:
         ("nothing", []),
     ],
 )
-def test_a_pattern_is_searched_for_in_any_case_unless_it_says_otherwise(
-    pattern: str, names: list[str]
-) -> None:
+def test_a_pattern_ignores_case_by_default(pattern: str, names: list[str]) -> None:
     headers = [(b"X-Tenant", b"1"), ("x-b", "2"), ("other", b"3")]
-    assert list(Forwarding(pattern).parameters(headers)) == names
-    assert bool(Forwarding(pattern)) is (pattern != "")
+    assert list(HeaderForwarding(pattern).to_parameters(headers)) == names
+    assert bool(HeaderForwarding(pattern)) is (pattern != "")
 
 
 def test_values_are_read_as_utf_8() -> None:
     headers = [(b"x", "é".encode()), (b"y", b"\xff")]
-    assert Forwarding(".").parameters(headers) == {"x": "é", "y": "\N{REPLACEMENT CHARACTER}"}
+    assert HeaderForwarding(".").to_parameters(headers) == {
+        "x": "é",
+        "y": "\N{REPLACEMENT CHARACTER}",
+    }
 
 
-def test_reserved_names_are_those_of_exactly_that_case() -> None:
-    forwarding = Forwarding(".")
-    assert forwarding.parameters([("TIMEOUT", "1"), ("Triton_x", "2")]) == {
+def test_reserved_names_are_case_sensitive() -> None:
+    forwarding = HeaderForwarding(".")
+    assert forwarding.to_parameters([("TIMEOUT", "1"), ("Triton_x", "2")]) == {
         "TIMEOUT": "1",
         "Triton_x": "2",
     }
     with pytest.raises(HostError) as caught:
-        forwarding.parameters([("priority", "1")])
+        forwarding.to_parameters([("priority", "1")])
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == (
         "Header 'priority' is reserved for Triton usage and cannot be forwarded."
     )
 
 
-def test_a_pattern_that_is_none_is_refused() -> None:
-    with pytest.raises(BadValue):
-        Forwarding("(?P<")
+def test_an_invalid_pattern_is_rejected() -> None:
+    with pytest.raises(InvalidValue):
+        HeaderForwarding("(?P<")

@@ -29,7 +29,7 @@ async def connected(near: socket.socket) -> asyncio.Transport:
     return transport
 
 
-def test_what_is_written_is_there_before_the_loop_goes_on(run: Run) -> None:
+def test_small_writes_reach_the_socket_at_once(run: Run) -> None:
     async def check() -> None:
         near, far = socket.socketpair()
         with far:
@@ -42,7 +42,7 @@ def test_what_is_written_is_there_before_the_loop_goes_on(run: Run) -> None:
     run(check())
 
 
-def test_what_the_socket_does_not_take_follows_in_order(run: Run) -> None:
+def test_bytes_that_the_socket_does_not_accept_are_sent_later_in_order(run: Run) -> None:
     parts = [os.urandom(999) for _ in range(1000)]
 
     async def check() -> None:
@@ -66,7 +66,7 @@ def test_what_the_socket_does_not_take_follows_in_order(run: Run) -> None:
     run(check())
 
 
-def test_nothing_is_written_to_the_descriptor_of_a_closed_connection(run: Run) -> None:
+def test_a_closed_connections_file_descriptor_is_not_written_to(run: Run) -> None:
     async def check() -> None:
         near, far = socket.socketpair()
         number = near.fileno()

@@ -7,7 +7,7 @@ import socket
 
 import uvloop
 
-from host.frontends.sockets import unsent
+from host.frontends.sockets import unsent_bytes
 from tests.conftest import DEADLINE
 
 
@@ -18,11 +18,11 @@ class Orphan(asyncio.Transport):
         return 7
 
 
-def test_a_transport_without_a_socket_has_what_it_has() -> None:
-    assert unsent(Orphan()) == 7
+def test_unsent_bytes_of_a_transport_without_a_socket() -> None:
+    assert unsent_bytes(Orphan()) == 7
 
 
-def test_a_closed_transport_has_nothing() -> None:
+def test_a_closed_transport_has_no_unsent_bytes() -> None:
     async def close() -> int:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -36,18 +36,18 @@ def test_a_closed_transport_has_nothing() -> None:
         theirs.close()
         transport.abort()
         await asyncio.wait_for(lost, DEADLINE)
-        return unsent(transport)
+        return unsent_bytes(transport)
 
     assert uvloop.run(close()) == 0
 
 
-def test_what_the_other_side_has_not_read_counts() -> None:
+def test_unsent_bytes_include_unread_bytes_of_the_peer() -> None:
     async def write() -> int:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
         transport.write(b"x" * 1000)
-        found = unsent(transport)
+        found = unsent_bytes(transport)
         transport.abort()
         theirs.close()
         return found

@@ -44,14 +44,14 @@ def files(folder: Path, *, mutual: bool = True, **other: str) -> TlsFiles:
 
 def complaint(made: TlsFiles) -> str:
     with pytest.raises(HostError) as caught:
-        made.context()
+        made.create_context()
     assert caught.value.code is ErrorCode.INVALID_ARG
     return caught.value.message
 
 
 @pytest.mark.parametrize("mutual", [True, False])
-def test_a_context_asks_for_certificates_only_if_it_is_mutual(folder: Path, mutual: bool) -> None:
-    context = files(folder, mutual=mutual).context()
+def test_only_mutual_tls_requires_client_certificates(folder: Path, mutual: bool) -> None:
+    context = files(folder, mutual=mutual).create_context()
     assert context.verify_mode is (ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE)
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert len(context.get_ca_certs()) == mutual
@@ -71,14 +71,12 @@ def test_a_file_that_cannot_be_read_or_is_not_given_is_named(folder: Path, name:
     )
 
 
-def test_a_root_certificate_is_looked_at_only_if_it_is_needed(folder: Path) -> None:
-    files(folder, mutual=False, root_cert="/nowhere").context()
+def test_the_root_certificate_is_read_only_for_mutual_tls(folder: Path) -> None:
+    files(folder, mutual=False, root_cert="/nowhere").create_context()
 
 
 @pytest.mark.parametrize("key", ["root.pem", "secret.key"])
-def test_a_key_that_is_none_or_has_a_password_is_refused_without_asking(
-    folder: Path, key: str
-) -> None:
+def test_an_invalid_or_encrypted_key_is_rejected_without_a_prompt(folder: Path, key: str) -> None:
     text = complaint(files(folder, server_key=str(folder / key)))
     assert text.startswith(
         f"--http-server-cert: '{folder}/server.pem' and --http-server-key '{folder}/{key}' are not"

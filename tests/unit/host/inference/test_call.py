@@ -226,7 +226,7 @@ def test_abandoning_takes_the_call_away_with_an_error_of_its_own() -> None:
     async def main() -> None:
         call = new_call()
         recorder = Recorder(call)
-        call.abandon(unavailable("the server stops"))
+        call.abort(unavailable("the server stops"))
         assert recorder.events == ["cancel", "finish"]
         with pytest.raises(HostError, match="the server stops"):
             await call
@@ -246,7 +246,7 @@ def test_what_a_model_still_responds_to_a_withdrawn_call_arrives() -> None:
 
     call.on_cancel = tell
     for _ in range(2):
-        call.withdraw(cancelled("enough"))
+        call.request_cancellation(cancelled("enough"))
     assert told == [call]
     call.respond(answer(), False)
     call.respond(answer())
@@ -261,11 +261,11 @@ def test_a_withdrawn_call_that_no_model_has_ends(waits: bool) -> None:
     call.subscribe(lambda response, _: seen.append(response and response.error))
     if not waits:
         call.on_cancel = None
-    call.withdraw(cancelled("enough"))
-    call.withdraw(cancelled("more than enough"))
+    call.request_cancellation(cancelled("enough"))
+    call.request_cancellation(cancelled("more than enough"))
     assert recorder.events == ["cancel"] * waits + ["finish"]
     assert [error.message for error in seen if error] == ["enough"]
-    assert call.reason is FailureReason.CANCELED
+    assert call.failure_reason is FailureReason.CANCELED
 
 
 def test_a_withdrawn_call_can_still_be_cancelled() -> None:
@@ -273,8 +273,8 @@ def test_a_withdrawn_call_can_still_be_cancelled() -> None:
     seen: list[HostError | None] = []
     call.subscribe(lambda response, _: seen.append(response and response.error))
     call.on_cancel = lambda _: True
-    call.withdraw(cancelled("enough"))
-    call.abandon(cancelled("the asker has died"))
+    call.request_cancellation(cancelled("enough"))
+    call.abort(cancelled("the asker has died"))
     assert [error.message for error in seen if error] == ["the asker has died"]
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from host.instances.busy_polling import Attention, Bell
-from stub.wire.ring import ROUSE
+from host.instances.busy_polling import BusyPoller, Doorbell
+from stub.wire.ring import WAKE_EARLY
 from tests.conftest import DEADLINE
 
 QUICK, SLOW = 0.0001, 0.01
-AWAKE = 0.0002
+MAX_POLL_SECONDS = 0.0002
 
 
 class Clock:
@@ -24,10 +24,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1.0
-        self.looks = 0
+        self.reads = 0
 
     def __call__(self) -> float:
-        self.looks += 1
+        self.reads += 1
         self.now += 1e-6
         return self.now
 
@@ -35,20 +35,20 @@ class Clock:
 class Stub:
     """One that answers as soon as it is told to."""
 
-    def __init__(self, attention: Attention, clock: Clock) -> None:
+    def __init__(self, busy_poller: BusyPoller, clock: Clock) -> None:
         self.event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.bell: Bell = attention.bell(self.event)
+        self.doorbell: Doorbell = busy_poller.doorbell(self.event)
         self._clock = clock
 
     def work(self, seconds: float = QUICK) -> None:
-        self.bell.announce()
-        assert os.eventfd_read(self.event) % ROUSE == 1
+        self.doorbell.announce_frame()
+        assert os.eventfd_read(self.event) % WAKE_EARLY == 1
         self._clock.now += seconds
-        self.bell.answered()
+        self.doorbell.stub_answered()
 
-    def roused(self) -> bool:
+    def was_woken_early(self) -> bool:
         try:
-            return os.eventfd_read(self.event) == ROUSE
+            return os.eventfd_read(self.event) == WAKE_EARLY
         except BlockingIOError:
             return False
 
@@ -58,12 +58,12 @@ class Scene:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.attention = Attention(self.clock)
-        self.attention.seconds = AWAKE
-        self.stub, self.other = (Stub(self.attention, self.clock) for _ in range(2))
-        self.client: Callable[[], None] = self.attention.source()
+        self.busy_poller = BusyPoller(self.clock)
+        self.busy_poller.seconds = MAX_POLL_SECONDS
+        self.stub, self.other = (Stub(self.busy_poller, self.clock) for _ in range(2))
+        self.client: Callable[[], None] = self.busy_poller.connection_hook()
 
-    def ask(self, times: int = 1, seconds: float = QUICK) -> None:
+    def send_requests(self, times: int = 1, seconds: float = QUICK) -> None:
         for _ in range(times):
             self.client()
             self.stub.work(seconds)
@@ -74,7 +74,7 @@ def scene() -> Iterator[Scene]:
     made = Scene()
     yield made
     for stub in (made.stub, made.other):
-        stub.bell.close()
+        stub.doorbell.close()
         os.close(stub.event)
 
 
@@ -101,171 +101,171 @@ def in_loop(test: Callable[[Scene], None]) -> Callable[[Scene], None]:
 
 
 @in_loop
-def test_a_stub_is_roused_when_a_client_speaks_that_led_to_it_three_times(scene: Scene) -> None:
-    scene.ask(2)
+def test_stub_is_woken_early_after_three_requests_of_the_same_client(scene: Scene) -> None:
+    scene.send_requests(2)
     scene.client()
-    assert not scene.stub.roused()
+    assert not scene.stub.was_woken_early()
     scene.stub.work()
     scene.client()
-    assert scene.stub.roused()
-    assert not scene.other.roused()
+    assert scene.stub.was_woken_early()
+    assert not scene.other.was_woken_early()
 
 
 @in_loop
-def test_frames_are_told_apart_from_rousing(scene: Scene) -> None:
-    scene.ask(3)
+def test_frame_count_is_distinguished_from_an_early_wake(scene: Scene) -> None:
+    scene.send_requests(3)
     scene.client()
-    scene.stub.bell.announce()
-    assert os.eventfd_read(scene.stub.event) == ROUSE + 1
+    scene.stub.doorbell.announce_frame()
+    assert os.eventfd_read(scene.stub.event) == WAKE_EARLY + 1
 
 
 @in_loop
-def test_a_slow_stub_is_not_roused(scene: Scene) -> None:
-    scene.ask(5, SLOW)
+def test_slow_stub_is_not_woken_early(scene: Scene) -> None:
+    scene.send_requests(5, SLOW)
     scene.client()
-    assert not scene.stub.roused()
+    assert not scene.stub.was_woken_early()
 
 
 @in_loop
-def test_a_stub_at_work_is_not_roused(scene: Scene) -> None:
-    scene.ask(5)
+def test_busy_stub_is_not_woken_early(scene: Scene) -> None:
+    scene.send_requests(5)
     scene.client()
-    assert scene.stub.roused()
-    scene.stub.bell.announce()
+    assert scene.stub.was_woken_early()
+    scene.stub.doorbell.announce_frame()
     assert os.eventfd_read(scene.stub.event) == 1
     scene.client()
-    assert not scene.stub.roused()
+    assert not scene.stub.was_woken_early()
 
 
 @in_loop
-def test_a_client_that_speaks_of_something_else_rouses_once(scene: Scene) -> None:
-    scene.ask(3)
+def test_client_activity_without_a_request_wakes_the_stub_once(scene: Scene) -> None:
+    scene.send_requests(3)
     scene.client()
-    assert scene.stub.roused()
+    assert scene.stub.was_woken_early()
     for _ in range(5):
         scene.client()
-        assert not scene.stub.roused()
+        assert not scene.stub.was_woken_early()
 
 
 @in_loop
-def test_a_client_that_asks_another_model_has_to_get_used_to_it(scene: Scene) -> None:
-    scene.ask(5)
+def test_client_that_changes_its_model_needs_three_requests_again(scene: Scene) -> None:
+    scene.send_requests(5)
     scene.client()
-    assert scene.stub.roused()
+    assert scene.stub.was_woken_early()
     for _ in range(3):
         scene.other.work()
         scene.client()
-        assert not scene.stub.roused()
-    assert scene.other.roused()
+        assert not scene.stub.was_woken_early()
+    assert scene.other.was_woken_early()
 
 
 @in_loop
-def test_a_stub_that_leads_to_another_one_rouses_it(scene: Scene) -> None:
+def test_stub_whose_responses_lead_to_another_stub_wakes_it_early(scene: Scene) -> None:
     for _ in range(4):
         scene.client()
         scene.stub.work()
         scene.other.work()
     scene.client()
-    scene.stub.roused()
+    scene.stub.was_woken_early()
     scene.stub.work()
-    assert scene.other.roused()
+    assert scene.other.was_woken_early()
 
 
 @in_loop
-def test_nobody_is_roused_while_several_requests_are_under_way(scene: Scene) -> None:
-    second = scene.attention.source()
+def test_no_early_wake_while_several_requests_are_running(scene: Scene) -> None:
+    second = scene.busy_poller.connection_hook()
     for _ in range(4):
-        scene.ask()
+        scene.send_requests()
         second()
         scene.other.work()
     scene.client()
-    assert scene.stub.roused()
-    scene.stub.bell.announce()
+    assert scene.stub.was_woken_early()
+    scene.stub.doorbell.announce_frame()
     second()  # while the first one's stub is at work
-    assert not scene.other.roused()
+    assert not scene.other.was_woken_early()
 
 
 @in_loop
-def test_a_stub_that_has_gone_is_not_roused_and_not_awaited(scene: Scene) -> None:
-    scene.ask(5)
-    scene.stub.bell.announce()
+def test_exited_stub_is_neither_woken_nor_awaited(scene: Scene) -> None:
+    scene.send_requests(5)
+    scene.stub.doorbell.announce_frame()
     os.eventfd_read(scene.stub.event)
-    scene.stub.bell.close()
+    scene.stub.doorbell.close()
     scene.client()
-    assert not scene.stub.roused()
-    scene.client = scene.attention.source()
+    assert not scene.stub.was_woken_early()
+    scene.client = scene.busy_poller.connection_hook()
     for _ in range(3):
         scene.client()
         scene.other.work()
     scene.client()
-    assert scene.other.roused()
+    assert scene.other.was_woken_early()
 
 
 @in_loop
-def test_nobody_is_roused_unless_the_host_may_stay_awake(scene: Scene) -> None:
-    scene.attention.seconds = 0.0
-    scene.ask(5)
+def test_no_early_wake_when_busy_polling_is_off(scene: Scene) -> None:
+    scene.busy_poller.seconds = 0.0
+    scene.send_requests(5)
     scene.client()
-    assert not scene.stub.roused()
+    assert not scene.stub.was_woken_early()
 
 
 # Telling of work
 
 
-def told_of(scene: Scene) -> int:
+def frames_announced(scene: Scene) -> int:
     try:
         return os.eventfd_read(scene.stub.event)
     except BlockingIOError:
         return 0
 
 
-def test_a_stub_that_is_busy_is_told_of_more_work_once_all_is_read(scene: Scene) -> None:
+def test_busy_stub_gets_one_announcement_for_all_frames_of_a_loop_turn(scene: Scene) -> None:
     async def main() -> None:
-        scene.stub.bell.announce()
-        assert told_of(scene) == 1
+        scene.stub.doorbell.announce_frame()
+        assert frames_announced(scene) == 1
         for _ in range(3):
-            scene.stub.bell.announce()
-        assert told_of(scene) == 0
+            scene.stub.doorbell.announce_frame()
+        assert frames_announced(scene) == 0
         await asyncio.sleep(0)
-        assert told_of(scene) == 3
+        assert frames_announced(scene) == 3
         await asyncio.sleep(0)
-        assert told_of(scene) == 0
+        assert frames_announced(scene) == 0
 
     run(main())
 
 
-def test_a_busy_stub_is_told_of_sixteen_frames_at_once(scene: Scene) -> None:
+def test_busy_stub_gets_an_announcement_every_sixteen_frames(scene: Scene) -> None:
     async def main() -> None:
         for _ in range(1 + 16 + 2):
-            scene.stub.bell.announce()
-        assert told_of(scene) == 1 + 16
+            scene.stub.doorbell.announce_frame()
+        assert frames_announced(scene) == 1 + 16
         await asyncio.sleep(0)
-        assert told_of(scene) == 2
+        assert frames_announced(scene) == 2
 
     run(main())
 
 
-def test_a_stub_that_has_answered_is_told_of_all_its_work(scene: Scene) -> None:
+def test_stub_that_answered_gets_all_its_frames_announced(scene: Scene) -> None:
     async def main() -> None:
         for _ in range(3):
-            scene.stub.bell.announce()
-        scene.stub.bell.answered()
-        scene.stub.bell.announce()
-        assert told_of(scene) == 4
+            scene.stub.doorbell.announce_frame()
+        scene.stub.doorbell.stub_answered()
+        scene.stub.doorbell.announce_frame()
+        assert frames_announced(scene) == 4
         await asyncio.sleep(0)
-        assert told_of(scene) == 0
+        assert frames_announced(scene) == 0
 
     run(main())
 
 
-def test_a_stub_that_has_gone_is_told_nothing(scene: Scene) -> None:
+def test_exited_stub_gets_no_announcement(scene: Scene) -> None:
     async def main() -> None:
         for _ in range(3):
-            scene.stub.bell.announce()
-        assert told_of(scene) == 1
-        scene.stub.bell.close()
+            scene.stub.doorbell.announce_frame()
+        assert frames_announced(scene) == 1
+        scene.stub.doorbell.close()
         await asyncio.sleep(0)
-        assert told_of(scene) == 0
+        assert frames_announced(scene) == 0
 
     run(main())
 
@@ -273,62 +273,73 @@ def test_a_stub_that_has_gone_is_told_nothing(scene: Scene) -> None:
 # Staying awake
 
 
-def looks_of(scene: Scene, act: Callable[[], None], before: Callable[[], None] = list) -> int:
+def clock_reads_during_poll(
+    scene: Scene, act: Callable[[], None], before: Callable[[], None] = list
+) -> int:
     """How often the clock is looked at in the turns of the loop after this."""
-    looks = 0
+    reads = 0
 
     async def main() -> None:
-        nonlocal looks
-        scene.ask(2)
+        nonlocal reads
+        scene.send_requests(2)
         before()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         act()
-        looks = -scene.clock.looks
+        reads = -scene.clock.reads
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        looks += scene.clock.looks
+        reads += scene.clock.reads
 
     run(main())
-    return looks
+    return reads
 
 
-def test_the_host_waits_awake_for_a_quick_stub_as_long_as_it_is_told(scene: Scene) -> None:
-    assert looks_of(scene, scene.stub.bell.announce) == pytest.approx(AWAKE / 1e-6, abs=3)
+def test_host_busy_polls_for_a_quick_stub_up_to_the_limit(scene: Scene) -> None:
+    assert clock_reads_during_poll(scene, scene.stub.doorbell.announce_frame) == pytest.approx(
+        MAX_POLL_SECONDS / 1e-6, abs=3
+    )
 
 
-def test_it_does_not_for_a_slow_one(scene: Scene) -> None:
-    assert looks_of(scene, scene.stub.bell.announce, lambda: scene.ask(1, SLOW)) == 0
+def test_host_does_not_busy_poll_for_a_slow_stub(scene: Scene) -> None:
+    assert (
+        clock_reads_during_poll(
+            scene, scene.stub.doorbell.announce_frame, lambda: scene.send_requests(1, SLOW)
+        )
+        == 0
+    )
 
 
-def test_it_waits_awake_for_a_client_that_asks_at_once(scene: Scene) -> None:
+def test_host_busy_polls_for_a_quick_client(scene: Scene) -> None:
     # Nothing is known of this stub yet: it is not waited for.
-    assert looks_of(scene, scene.other.work) == pytest.approx(AWAKE / 1e-6, abs=3)
+    assert clock_reads_during_poll(scene, scene.other.work) == pytest.approx(
+        MAX_POLL_SECONDS / 1e-6, abs=3
+    )
 
 
-def test_it_does_not_for_one_that_takes_its_time(scene: Scene) -> None:
+def test_host_does_not_busy_poll_for_a_slow_client(scene: Scene) -> None:
     def come_late() -> None:
         scene.clock.now += SLOW
         scene.client()
 
-    assert looks_of(scene, scene.other.work, come_late) == 0
+    assert clock_reads_during_poll(scene, scene.other.work, come_late) == 0
 
 
-def test_it_wakes_up_as_soon_as_there_is_something_to_do(scene: Scene) -> None:
+def test_busy_poll_ends_when_an_event_arrives(scene: Scene) -> None:
     read, write = os.pipe()
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         heard = asyncio.Event()
         loop.add_reader(read, lambda: (os.read(read, 1), heard.set()))
-        scene.ask(2)
+        scene.send_requests(2)
         os.write(write, b"x")
         await asyncio.wait_for(heard.wait(), DEADLINE)  # the loop has told the kernel of the pipe
-        loop.call_soon(os.write, write, b"x")  # just before the host looks
-        scene.stub.bell.announce()
-        looks = scene.clock.looks
+        loop.call_soon(os.write, write, b"x")  # just before the host reads
+        scene.stub.doorbell.announce_frame()
+        reads = scene.clock.reads
         await asyncio.sleep(0)
-        assert scene.clock.looks == looks
+        assert scene.clock.reads == reads
         loop.remove_reader(read)
 
     try:
@@ -338,11 +349,11 @@ def test_it_wakes_up_as_soon_as_there_is_something_to_do(scene: Scene) -> None:
         os.close(write)
 
 
-def test_it_stops_looking_for_a_while_if_there_is_always_something_to_do(scene: Scene) -> None:
-    looks: list[int] = []
+def test_useless_busy_polls_are_suspended_for_a_while(scene: Scene) -> None:
+    reads: list[int] = []
 
     def find_something(milliseconds: int) -> bool:
-        looks.append(milliseconds)
+        reads.append(milliseconds)
         return True
 
     async def turns(count: int) -> int:
@@ -350,23 +361,23 @@ def test_it_stops_looking_for_a_while_if_there_is_always_something_to_do(scene: 
             scene.stub.work()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        return len(looks)
+        return len(reads)
 
     async def main() -> None:
         await turns(3)
-        scene.attention._poll = find_something
+        scene.busy_poller._poll = find_something
         assert await turns(20) == 4
         assert await turns(64) > 4
 
     run(main())
 
 
-def test_a_loop_that_is_not_uvloops_sleeps(scene: Scene) -> None:
+def test_only_uvloop_loops_busy_poll(scene: Scene) -> None:
     async def main() -> None:
-        scene.ask(2)
-        scene.stub.bell.announce()
-        before = scene.clock.looks
+        scene.send_requests(2)
+        scene.stub.doorbell.announce_frame()
+        before = scene.clock.reads
         await asyncio.sleep(0)
-        assert scene.clock.looks == before
+        assert scene.clock.reads == before
 
     asyncio.run(main())

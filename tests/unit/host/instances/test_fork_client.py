@@ -16,22 +16,22 @@ import psutil
 import pytest
 
 from host.environments.environment import Environment
-from host.environments.sources import Sources
-from host.instances.caller import CallerLauncher
+from host.environments.sources import StubSources
+from host.instances.bound_process import BoundProcessLauncher
 from host.instances.fork_client import ForkClient
 from host.instances.launchers import ForkLauncher
 from host.instances.process import Launcher, StubProcess
 from stub.wire.fork_protocol import receive_request, send_ended, send_started
-from stub.wire.spawn import Spawn
+from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
 from tests.descriptors import descriptors
 
-SPAWN = Spawn("ipc:///nowhere", "", "", 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
+SPAWN = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
 
 GONE = "the process with the bound functions has ended"
 
 
-class Lifelines:
+class StubLauncher:
     """Launches stubs; what they are given is closed if they do not take it."""
 
     def __init__(self, launcher: Launcher) -> None:
@@ -43,24 +43,28 @@ class Lifelines:
         os.close(read)
         try:
             return await self._launcher.launch(
-                replace(SPAWN, token=token), lifeline, _unheard, self.codes.put_nowait, environment
+                replace(SPAWN, token=token),
+                lifeline,
+                _ignore_output,
+                self.codes.put_nowait,
+                environment,
             )
         except BaseException:  # a cancelled launch, too
             os.close(lifeline)  # so it was left open, as the contract of a launcher says
             raise
 
 
-def _unheard(line: str, error: bool) -> None:
+def _ignore_output(line: str, error: bool) -> None:
     pass
 
 
-class Caller:
-    """The other end of a `CallerLauncher`, which says what a test tells it to."""
+class FakeBoundProcess:
+    """The other end of a `BoundProcessLauncher`, which says what a test tells it to."""
 
     def __init__(self) -> None:
         self.heard_by, self.socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.launcher = CallerLauncher(self.heard_by)
-        self.stubs = Lifelines(self.launcher)
+        self.launcher = BoundProcessLauncher(self.heard_by)
+        self.stubs = StubLauncher(self.launcher)
 
     async def asked(self) -> str:
         """The token of the next launch."""
@@ -87,69 +91,69 @@ class Caller:
         assert not stub.running
 
 
-def with_caller(test: Callable[[Caller], Awaitable[None]]) -> None:
+def with_bound_process(test: Callable[[FakeBoundProcess], Awaitable[None]]) -> None:
     """Run a test in a loop, after which no descriptor may be open that was not before."""
 
     async def run() -> None:
         await asyncio.to_thread(int)  # what a loop opens on its way
         before = descriptors()
-        caller = Caller()
+        process = FakeBoundProcess()
         try:
-            await asyncio.wait_for(test(caller), DEADLINE)
+            await asyncio.wait_for(test(process), DEADLINE)
         finally:
-            await caller.launcher.close()
-            caller.socket.close()
+            await process.launcher.close()
+            process.socket.close()
         assert not descriptors() - before
 
     asyncio.run(run())
 
 
-def test_a_stub_that_is_announced_without_its_descriptor_is_an_error_of_its_launch() -> None:
-    async def test(caller: Caller) -> None:
-        launching = asyncio.create_task(caller.stubs.launch())
-        token = await caller.asked()
-        caller.socket.send(b'{"token": "%s", "pid": 1}' % token.encode())
+def test_started_stub_without_a_pidfd_fails_its_launch() -> None:
+    async def test(process: FakeBoundProcess) -> None:
+        launching = asyncio.create_task(process.stubs.launch())
+        token = await process.asked()
+        process.socket.send(b'{"token": "%s", "pid": 1}' % token.encode())
         with pytest.raises(OSError) as caught:
             await launching
         assert caught.value.errno == errno.EMFILE
-        send_ended(caller.socket, 1, 0)
-        await caller.serves(2)
+        send_ended(process.socket, 1, 0)
+        await process.serves(2)
 
-    with_caller(test)
-
-
-def test_news_of_stubs_that_nobody_has_asked_for_changes_nothing() -> None:
-    async def test(caller: Caller) -> None:
-        caller.started("of somebody else", 1)
-        send_ended(caller.socket, 1, 0)
-        send_ended(caller.socket, 7, 0)
-        await caller.serves(2)
-
-    with_caller(test)
+    with_bound_process(test)
 
 
-def test_a_stub_whose_launch_was_cancelled_is_let_go_of() -> None:
-    async def test(caller: Caller) -> None:
-        launching = asyncio.create_task(caller.stubs.launch())
-        token = await caller.asked()
+def test_messages_about_unknown_stubs_are_ignored() -> None:
+    async def test(process: FakeBoundProcess) -> None:
+        process.started("of somebody else", 1)
+        send_ended(process.socket, 1, 0)
+        send_ended(process.socket, 7, 0)
+        await process.serves(2)
+
+    with_bound_process(test)
+
+
+def test_stub_of_a_cancelled_launch_is_released() -> None:
+    async def test(process: FakeBoundProcess) -> None:
+        launching = asyncio.create_task(process.stubs.launch())
+        token = await process.asked()
         launching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await launching
-        caller.started(token, 1)
-        send_ended(caller.socket, 1, 0)
-        await caller.serves(2)
+        process.started(token, 1)
+        send_ended(process.socket, 1, 0)
+        await process.serves(2)
 
-    with_caller(test)
+    with_bound_process(test)
 
 
-def test_a_launch_that_is_cancelled_as_its_stub_is_announced_lets_go_of_it() -> None:
-    async def test(caller: Caller) -> None:
+def test_launch_cancelled_while_its_stub_starts_releases_it() -> None:
+    async def test(process: FakeBoundProcess) -> None:
         loop = asyncio.get_running_loop()
-        launching = asyncio.create_task(caller.stubs.launch())
-        caller.started(await caller.asked(), 1)
+        launching = asyncio.create_task(process.stubs.launch())
+        process.started(await process.asked(), 1)
 
         def cancel_once_heard() -> None:
-            if select.select([caller.heard_by], [], [], 0)[0]:
+            if select.select([process.heard_by], [], [], 0)[0]:
                 loop.call_soon(cancel_once_heard)
             else:
                 launching.cancel()
@@ -157,44 +161,44 @@ def test_a_launch_that_is_cancelled_as_its_stub_is_announced_lets_go_of_it() -> 
         cancel_once_heard()
         with pytest.raises(asyncio.CancelledError):
             await launching
-        send_ended(caller.socket, 1, 0)
-        await caller.serves(2)
+        send_ended(process.socket, 1, 0)
+        await process.serves(2)
 
-    with_caller(test)
+    with_bound_process(test)
 
 
-def test_the_end_of_the_other_process_is_the_end_of_launches_and_stubs() -> None:
-    async def test(caller: Caller) -> None:
-        launching = asyncio.create_task(caller.stubs.launch("first"))
-        caller.started(await caller.asked(), 1)
+def test_exit_of_the_other_process_fails_launches_and_ends_stubs() -> None:
+    async def test(process: FakeBoundProcess) -> None:
+        launching = asyncio.create_task(process.stubs.launch("first"))
+        process.started(await process.asked(), 1)
         stub = await launching
-        launching = asyncio.create_task(caller.stubs.launch("second"))
-        assert await caller.asked() == "second"
-        caller.socket.close()
+        launching = asyncio.create_task(process.stubs.launch("second"))
+        assert await process.asked() == "second"
+        process.socket.close()
         with pytest.raises(ConnectionError, match=GONE):
             await launching
-        assert await caller.stubs.codes.get() == -signal.SIGKILL
+        assert await process.stubs.codes.get() == -signal.SIGKILL
         assert not stub.running
         with pytest.raises(ConnectionError, match=GONE):
-            await caller.stubs.launch("third")
+            await process.stubs.launch("third")
 
-    with_caller(test)
+    with_bound_process(test)
 
 
 def test_a_bound_function_has_no_environment(tmp_path: Path) -> None:
-    async def test(caller: Caller) -> None:
-        environment = Environment(tmp_path, Sources(tmp_path))
+    async def test(process: FakeBoundProcess) -> None:
+        environment = Environment(tmp_path, StubSources(tmp_path))
         with pytest.raises(OSError, match="a bound function runs in the process that has bound it"):
-            await caller.stubs.launch(environment=environment)
+            await process.stubs.launch(environment=environment)
 
-    with_caller(test)
+    with_bound_process(test)
 
 
-def test_a_launch_that_is_cancelled_leaves_nothing_of_a_fork_server_open() -> None:
+def test_cancelled_fork_server_launch_leaks_no_descriptor() -> None:
     async def test() -> None:
         launcher = ForkLauncher()
         process = psutil.Process()
-        stubs = Lifelines(launcher)
+        stubs = StubLauncher(launcher)
 
         async def start_and_end() -> None:
             stub = await stubs.launch()
@@ -223,13 +227,13 @@ def test_a_launch_that_is_cancelled_leaves_nothing_of_a_fork_server_open() -> No
     asyncio.run(asyncio.wait_for(test(), DEADLINE))
 
 
-def test_launches_are_done_without_a_fork_server_that_stands_still(
+def test_silent_fork_server_is_given_up_and_stubs_are_spawned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def test() -> None:
-        launcher = ForkLauncher(patience=8)
+        launcher = ForkLauncher(silence_timeout=8)
         process = psutil.Process()
-        stubs = Lifelines(launcher)
+        stubs = StubLauncher(launcher)
         others = set(process.children())
         try:
             first = await stubs.launch("first")
@@ -255,19 +259,19 @@ def test_launches_are_done_without_a_fork_server_that_stands_still(
     ]
 
 
-def test_the_other_end_has_to_say_how_a_stub_has_ended() -> None:
+def test_other_process_must_report_the_exit_code_of_a_stub() -> None:
     async def test() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lost = asyncio.Event()
-        client = ForkClient(ours, GONE, lost.set, patience=0.1)
-        launching = asyncio.create_task(client.start(SPAWN, 1, 2))
+        client = ForkClient(ours, GONE, lost.set, silence_timeout=0.1)
+        launching = asyncio.create_task(client.start_stub(SPAWN, 1, 2))
         await asyncio.sleep(0)
         pidfd = os.pidfd_open(os.getpid())
         send_started(theirs, SPAWN.token, 7, pidfd)  # in time, as nothing else has run since
         os.close(pidfd)
         started = await launching
         os.close(started.pidfd)
-        client.expect_end(7)
+        client.expect_exit(7)
         assert await started.code == -signal.SIGKILL
         assert lost.is_set() and client.closed
         theirs.close()

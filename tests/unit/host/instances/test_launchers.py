@@ -11,17 +11,17 @@ import psutil
 import pytest
 
 from host.environments.environment import Environment
-from host.environments.sources import Sources
+from host.environments.sources import StubSources
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.process import Launcher
 from host.instances.terminal import TerminalLauncher
-from stub.wire.spawn import Spawn
+from stub.wire.spawn import SpawnArguments
 from tests.descriptors import descriptors
 
-SPAWN = Spawn(
+SPAWN = SpawnArguments(
     endpoint="ipc:///nowhere",
     token="t",
-    title="",
+    process_title="",
     lifeline_fd=0,
     rings_fd=0,
     work_event_fd=0,
@@ -34,15 +34,15 @@ SPAWN = Spawn(
 )
 
 
-def unheard(line: str, error: bool) -> None:
+def ignore_output(line: str, error: bool) -> None:
     pass
 
 
-def unseen(code: int) -> None:
+def ignore_exit(code: int) -> None:
     pass
 
 
-async def failure(launcher: Launcher, environment: Environment | None = None) -> OSError:
+async def launch_error(launcher: Launcher, environment: Environment | None = None) -> OSError:
     """The error of a launch, which must leave no descriptor open and no child."""
     lifeline_read, lifeline = os.pipe()
     process = psutil.Process()
@@ -50,7 +50,7 @@ async def failure(launcher: Launcher, environment: Environment | None = None) ->
         await asyncio.get_running_loop().run_in_executor(None, int)  # what a loop opens on its way
         before, children = descriptors(), set(process.children())
         with pytest.raises(OSError) as caught:
-            await launcher.launch(SPAWN, lifeline, unheard, unseen, environment)
+            await launcher.launch(SPAWN, lifeline, ignore_output, ignore_exit, environment)
         assert not descriptors() - before
         assert not set(process.children()) - children
         os.fstat(lifeline)  # is its owner's
@@ -69,18 +69,18 @@ def test_a_process_that_cannot_be_watched_is_ended(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "pidfd_open", no_room)
-    assert asyncio.run(failure(kind())).errno == errno.EMFILE
+    assert asyncio.run(launch_error(kind())).errno == errno.EMFILE
 
 
 @pytest.mark.parametrize("kind", [SpawnLauncher, ForkLauncher])
-def test_an_environment_that_has_gone_is_an_error(
+def test_missing_environment_is_an_error(
     kind: type[SpawnLauncher] | type[ForkLauncher], tmp_path: Path
 ) -> None:
     (tmp_path / "sources").mkdir()
 
     async def launch() -> OSError:
-        environment = Environment(tmp_path / "gone", Sources(tmp_path / "sources"))
-        return await failure(kind(), environment)
+        environment = Environment(tmp_path / "gone", StubSources(tmp_path / "sources"))
+        return await launch_error(kind(), environment)
 
     error = asyncio.run(launch())
     assert error.errno == errno.ENOENT

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.instances.busy_polling import Attention
+from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel
 from host.instances.link import Link
 from stub.wire import messages as m
-from stub.wire.ring import BYTES, RingError, RingReader, RingWriter, map_file
+from stub.wire.ring import RING_BYTES, RingError, RingReader, RingWriter, map_rings
 from tests.conftest import DEADLINE
 from tests.descriptors import descriptors
 
@@ -35,14 +35,14 @@ class FakeChannel:
     def register(self, token: str, handler: Callable[[bytes], None]) -> None:
         self.handlers[token] = handler
 
-    def forget(self, token: str) -> None:
+    def unregister(self, token: str) -> None:
         del self.handlers[token]
 
     def send(self, address: bytes, frame: bytes) -> None:
         self.sent.append((address, frame))
 
 
-class Ends:
+class LinkWithStub:
     """A link, and the stub's ends of its rings and sockets."""
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class Ends:
         self.received: list[bytes] = []
         self.faults: list[Exception] = []
         self.link = Link(
-            cast(Channel, self.channel), Attention(), self.received.append, self.faults.append
+            cast(Channel, self.channel), BusyPoller(), self.received.append, self.faults.append
         )
-        to_stub, self.memory = map_file(self.link.rings_fd)
+        to_stub, self.memory = map_rings(self.link.rings_fd)
         self.inbox = RingReader(to_stub)
         self.writer = RingWriter(self.memory)
         self.say = self.channel.handlers[self.link.token]
@@ -62,17 +62,17 @@ class Ends:
             self.say(b"hello %d" % number)
 
     def put(self, frame: bytes) -> None:
-        assert self.writer.put(frame)
+        assert self.writer.try_write(frame)
         os.eventfd_write(self.link.host_event, 1)
 
-    def announce_elsewhere(self) -> None:
-        assert self.writer.put_elsewhere()
+    def put_overflow_marker(self) -> None:
+        assert self.writer.write_overflow_marker()
         os.eventfd_write(self.link.host_event, 1)
 
 
-def with_ends(test: Callable[[Ends], None]) -> None:
+def with_link(test: Callable[[LinkWithStub], None]) -> None:
     async def main() -> None:
-        ends = Ends()
+        ends = LinkWithStub()
         try:
             test(ends)
         finally:
@@ -83,19 +83,19 @@ def with_ends(test: Callable[[Ends], None]) -> None:
 
 
 def test_a_stub_is_connected_when_all_its_sockets_are() -> None:
-    def test(ends: Ends) -> None:
+    def test(ends: LinkWithStub) -> None:
         ends.say(b"hello 1")
         ends.say(b"hello 2")
         assert ends.received == []
         ends.say(b"hello 3")
         assert ends.received == [b"hello 3"]
 
-    with_ends(test)
+    with_link(test)
 
 
-def test_a_frame_is_read_when_the_loop_hears_of_it() -> None:
+def test_announced_frame_is_read_by_the_event_loop() -> None:
     async def main() -> None:
-        ends = Ends()
+        ends = LinkWithStub()
         both = asyncio.Event()
 
         def received(frame: bytes) -> None:
@@ -103,7 +103,7 @@ def test_a_frame_is_read_when_the_loop_hears_of_it() -> None:
             if len(ends.received) == 2:
                 both.set()
 
-        ends.link._received = received
+        ends.link._on_frame = received
         ends.put(b"a")
         ends.put(b"b")
         await asyncio.wait_for(both.wait(), DEADLINE)
@@ -114,72 +114,70 @@ def test_a_frame_is_read_when_the_loop_hears_of_it() -> None:
 
 
 def test_a_frame_that_was_not_announced_is_not_read() -> None:
-    def test(ends: Ends) -> None:
-        ends.writer.put(b"a")
-        ends.link.drain()
+    def test(ends: LinkWithStub) -> None:
+        ends.writer.try_write(b"a")
+        ends.link.read_announced()
         assert ends.received == []
         os.eventfd_write(ends.link.host_event, 1)
-        ends.link.drain()
+        ends.link.read_announced()
         assert ends.received == [b"a"]
 
-    with_ends(test)
+    with_link(test)
 
 
-def test_frames_behind_one_that_is_late_wait_for_it() -> None:
-    def test(ends: Ends) -> None:
+def test_frames_behind_a_late_overflow_frame_wait_for_it() -> None:
+    def test(ends: LinkWithStub) -> None:
         ends.hello()
         ends.received.clear()
         ends.put(b"1")
-        ends.announce_elsewhere()
+        ends.put_overflow_marker()
         ends.put(b"3")
         assert ends.link.caught_up.is_set()
-        ends.link.drain()
+        ends.link.read_announced()
         assert ends.received == [b"1"]
         assert not ends.link.caught_up.is_set()
         ends.put(b"4")
-        ends.link.drain()
+        ends.link.read_announced()
         assert ends.received == [b"1"]
         ends.say(b"2")
         assert ends.received == [b"1", b"2", b"3", b"4"]
         assert ends.link.caught_up.is_set()
 
-    with_ends(test)
+    with_link(test)
 
 
-def test_nobody_waits_for_what_is_late_once_the_link_is_closed() -> None:
-    def test(ends: Ends) -> None:
+def test_closing_the_link_ends_the_wait_for_a_late_frame() -> None:
+    def test(ends: LinkWithStub) -> None:
         ends.hello()
-        ends.announce_elsewhere()
-        ends.link.drain()
+        ends.put_overflow_marker()
+        ends.link.read_announced()
         assert not ends.link.caught_up.is_set()
         ends.link.close()
         assert ends.link.caught_up.is_set()
 
-    with_ends(test)
+    with_link(test)
 
 
-def test_a_frame_that_is_early_waits_for_its_turn() -> None:
-    def test(ends: Ends) -> None:
+def test_early_overflow_frame_waits_for_its_marker() -> None:
+    def test(ends: LinkWithStub) -> None:
         ends.hello()
         ends.received.clear()
         ends.say(b"2")
         assert ends.received == []
         ends.put(b"1")
-        ends.announce_elsewhere()
-        ends.link.drain()
+        ends.put_overflow_marker()
+        ends.link.read_announced()
         assert ends.received == [b"1", b"2"]
 
-    with_ends(test)
+    with_link(test)
 
 
 @given(st.lists(st.booleans(), max_size=30), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_order_is_kept_however_the_two_ways_interleave(
-    elsewhere: list[bool], chance: object
-) -> None:
+def test_frame_order_is_kept_across_ring_and_socket(elsewhere: list[bool], chance: object) -> None:
     """Each frame takes the ring or goes elsewhere; the two ways run at paces of their own."""
 
-    def test(ends: Ends) -> None:
+    def test(ends: LinkWithStub) -> None:
         ends.hello()
         ends.received.clear()
         frames = [b"%d" % number for number in range(len(elsewhere))]
@@ -190,53 +188,53 @@ def test_order_is_kept_however_the_two_ways_interleave(
             if events and (pick < 0.5 or not late):
                 number = events.pop(0)[1]
                 if elsewhere[number]:
-                    ends.announce_elsewhere()
+                    ends.put_overflow_marker()
                 else:
                     ends.put(frames[number])
             elif late:
                 ends.say(frames[late.pop(0)])
             if pick < 0.3:
-                ends.link.drain()
-        ends.link.drain()
+                ends.link.read_announced()
+        ends.link.read_announced()
         assert ends.received == frames
 
-    with_ends(test)
+    with_link(test)
 
 
 def test_a_damaged_ring_is_reported_once_and_not_read_again() -> None:
-    def test(ends: Ends) -> None:
+    def test(ends: LinkWithStub) -> None:
         ends.put(b"good")
         struct.pack_into("<I", ends.memory, START + 8, 0x7FFFFFFF)
         os.eventfd_write(ends.link.host_event, 2)
-        ends.link.drain()
+        ends.link.read_announced()
         assert ends.received == [b"good"]
         assert [type(fault) for fault in ends.faults] == [RingError]
 
-    with_ends(test)
+    with_link(test)
 
 
 def test_work_goes_into_the_ring_and_is_announced() -> None:
-    def test(ends: Ends) -> None:
+    def test(ends: LinkWithStub) -> None:
         ends.link.send_work([m.Finalize()])
         assert os.eventfd_read(ends.link.work_event) == 1
-        frame = ends.inbox.take()
+        frame = ends.inbox.read_frame()
         assert frame is not None
         assert m.decode_to_stub(frame) == [m.Finalize()]
         assert ends.channel.sent == []
 
-    with_ends(test)
+    with_link(test)
 
 
-def test_work_too_long_for_the_ring_is_announced_in_it_and_sent_elsewhere() -> None:
+def test_work_too_long_for_the_ring_is_sent_over_the_socket() -> None:
     async def main() -> None:
-        ends = Ends()
-        messages = [m.Initialize("x", m.ModelSource("/", 1, "m"), {"config": "x" * BYTES}, [])]
+        ends = LinkWithStub()
+        messages = [m.Initialize("x", m.ModelSource("/", 1, "m"), {"config": "x" * RING_BYTES}, [])]
         ends.link.send_work(messages)
         ends.link.send_work([m.Finalize()])
         await asyncio.sleep(0)
         assert os.eventfd_read(ends.link.work_event) == 2
-        assert ends.inbox.take() is None
-        assert ends.inbox.take() == m.encode([m.Finalize()])
+        assert ends.inbox.read_frame() is None
+        assert ends.inbox.read_frame() == m.encode([m.Finalize()])
         address = ends.link.token.encode() + b"w"
         assert ends.channel.sent == [(address, m.encode(messages))]
         ends.link.close()
@@ -244,23 +242,23 @@ def test_work_too_long_for_the_ring_is_announced_in_it_and_sent_elsewhere() -> N
     asyncio.run(main())
 
 
-def test_service_messages_never_take_the_ring() -> None:
-    def test(ends: Ends) -> None:
-        ends.link.send_service([m.Cancelled(1, 0)])
+def test_service_messages_do_not_use_the_ring() -> None:
+    def test(ends: LinkWithStub) -> None:
+        ends.link.send_service([m.CancelRequest(1, 0)])
         address = ends.link.token.encode() + b"s"
-        assert ends.channel.sent == [(address, m.encode([m.Cancelled(1, 0)]))]
+        assert ends.channel.sent == [(address, m.encode([m.CancelRequest(1, 0)]))]
 
-    with_ends(test)
+    with_link(test)
 
 
 def test_a_closed_link_sends_nothing_reads_nothing_and_holds_nothing() -> None:
     async def main() -> None:
         gc.collect()
         before = descriptors()
-        ends = Ends()
+        ends = LinkWithStub()
         ends.put(b"unread")
         ends.link.close()
-        ends.link.drain()
+        ends.link.read_announced()
         ends.link.send_work([m.Finalize()])
         assert (ends.received, ends.channel.sent, ends.channel.handlers) == ([], [], {})
         del ends
@@ -272,17 +270,17 @@ def test_a_closed_link_sends_nothing_reads_nothing_and_holds_nothing() -> None:
 
 def test_a_frame_whose_reader_closes_the_link_is_the_last_one() -> None:
     async def main() -> None:
-        ends = Ends()
+        ends = LinkWithStub()
         received: list[bytes] = []
 
         def close(frame: bytes) -> None:
             received.append(frame)
             ends.link.close()
 
-        ends.link._received = close
+        ends.link._on_frame = close
         ends.put(b"1")
         ends.put(b"2")
-        ends.link.drain()
+        ends.link.read_announced()
         assert received == [b"1"]
 
     asyncio.run(main())
@@ -290,7 +288,7 @@ def test_a_frame_whose_reader_closes_the_link_is_the_last_one() -> None:
 
 def test_every_link_has_a_token_of_its_own() -> None:
     async def main() -> None:
-        links = [Ends().link for _ in range(5)]
+        links = [LinkWithStub().link for _ in range(5)]
         assert len({link.token for link in links}) == 5
         for link in links:
             link.close()
@@ -300,18 +298,18 @@ def test_every_link_has_a_token_of_its_own() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 500])
 def test_several_announcements_may_come_as_one(count: int) -> None:
-    def test(ends: Ends) -> None:
+    def test(ends: LinkWithStub) -> None:
         for number in range(count):
-            assert ends.writer.put(b"%d" % number)
+            assert ends.writer.try_write(b"%d" % number)
         os.eventfd_write(ends.link.host_event, count)
-        ends.link.drain()
+        ends.link.read_announced()
         assert ends.received == [b"%d" % number for number in range(count)]
 
-    with_ends(test)
+    with_link(test)
 
 
 @pytest.mark.parametrize("room", range(4))
-def test_a_link_that_finds_no_descriptors_keeps_none(room: int) -> None:
+def test_link_without_free_descriptors_leaks_none(room: int) -> None:
     """A host that is at its limit would otherwise never get away from it."""
 
     async def main() -> None:
@@ -323,7 +321,7 @@ def test_a_link_that_finds_no_descriptors_keeps_none(room: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + room, limits[1]))
         try:
             with pytest.raises(OSError, match="Too many open files"):
-                Ends()
+                LinkWithStub()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         gc.collect()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.instances.process import StubProcess, _Output, describe_exit
+from host.instances.process import StubProcess, _OutputReader, describe_exit
 from tests.conftest import DEADLINE
 
 LONGEST = 1 << 16
@@ -22,7 +22,7 @@ CHUNK = 2048
 """Bytes of output that may be handled in one turn of the loop."""
 
 
-class Printed:
+class OutputLog:
     """Lines as the log would get them."""
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Pipe:
 
     def __init__(self) -> None:
         read, self.write_fd = os.pipe()
-        self.printed = Printed()
-        self.output = _Output(read, False, self.printed)
+        self.printed = OutputLog()
+        self.output = _OutputReader(read, False, self.printed)
         self.read_fd = read
 
     def say(self, data: bytes) -> None:
@@ -101,7 +101,7 @@ pieces = st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", "ä\n".encode
 
 @given(pieces)
 @settings(max_examples=60, deadline=None)
-def test_no_byte_is_lost_however_reads_fall(data: list[bytes]) -> None:
+def test_no_byte_is_lost_however_reads_are_split(data: list[bytes]) -> None:
     async def main() -> None:
         pipe = Pipe()
         for piece in data:
@@ -149,7 +149,7 @@ def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
             pipe.say(b"x" * 40_000)
             pipe.hear()
         assert pipe.printed.lines
-        assert len(pipe.output._rest) <= LONGEST
+        assert len(pipe.output._partial_line) <= LONGEST
         pipe.say(b"end\n")
         pipe.hang_up()
         pipe.hear()
@@ -183,7 +183,7 @@ def test_one_turn_handles_no_more_than_a_few_lines() -> None:
     in_loop(main)
 
 
-def test_closing_tells_the_line_without_an_end_while_others_hold_the_pipe() -> None:
+def test_close_handles_the_unterminated_line_while_others_hold_the_pipe() -> None:
     async def main() -> None:
         pipe = Pipe()
         pipe.say(b"one\nno newline")
@@ -201,7 +201,7 @@ def test_closing_tells_the_line_without_an_end_while_others_hold_the_pipe() -> N
 
 
 @asynccontextmanager
-async def process_of(code: str) -> AsyncIterator[tuple[StubProcess, Printed, list[int]]]:
+async def process_of(code: str) -> AsyncIterator[tuple[StubProcess, OutputLog, list[int]]]:
     """A process in place of a stub, with its handle; a launcher's part is played here."""
     lifeline_read, lifeline = os.pipe()
     out, err = os.pipe(), os.pipe()
@@ -209,7 +209,7 @@ async def process_of(code: str) -> AsyncIterator[tuple[StubProcess, Printed, lis
     child = subprocess.Popen(arguments, stdout=out[1], stderr=err[1])  # noqa: ASYNC220
     os.close(out[1])
     os.close(err[1])
-    printed, exits = Printed(), list[int]()
+    printed, exits = OutputLog(), list[int]()
     watched = os.pidfd_open(child.pid)
     process = StubProcess(
         child.pid, os.pidfd_open(child.pid), lifeline, (out[0], err[0]), printed, exits.append
@@ -219,7 +219,7 @@ async def process_of(code: str) -> AsyncIterator[tuple[StubProcess, Printed, lis
     def ended() -> None:
         loop.remove_reader(watched)
         os.close(watched)
-        process.ended(child.wait())
+        process.mark_exited(child.wait())
 
     loop.add_reader(watched, ended)
     try:
@@ -245,7 +245,7 @@ def test_both_streams_are_told_apart_and_the_exit_comes_last() -> None:
     in_loop(main)
 
 
-def test_a_killed_process_says_by_what() -> None:
+def test_killed_process_reports_its_signal() -> None:
     async def main() -> None:
         async with process_of("import signal; print('on', flush=True); signal.pause()") as parts:
             process, printed, exits = parts
@@ -279,7 +279,7 @@ os.write(1, b"parent leaves\\n")
     in_loop(main)
 
 
-def test_all_that_a_pipe_holds_is_told_before_the_exit() -> None:
+def test_buffered_output_is_handled_before_the_exit() -> None:
     code = """
 import os
 os.write(1, b"one\\n" * 15_000 + b"no newline")
@@ -294,7 +294,7 @@ os.write(1, b"one\\n" * 15_000 + b"no newline")
     in_loop(main)
 
 
-def test_the_loop_goes_on_while_the_last_lines_are_told() -> None:
+def test_event_loop_runs_while_the_last_lines_are_handled() -> None:
     code = "import os; os.write(1, b'\\n' * 60_000)"
 
     async def main() -> None:
@@ -315,7 +315,7 @@ def test_the_loop_goes_on_while_the_last_lines_are_told() -> None:
     in_loop(main)
 
 
-def test_a_grandchild_that_never_stops_talking_cannot_hold_up_the_exit() -> None:
+def test_grandchild_that_keeps_printing_does_not_delay_the_exit() -> None:
     code = """
 import os
 read, write = os.pipe()
@@ -349,5 +349,5 @@ os._exit(7)
         (-40, "was ended by signal 40"),
     ],
 )
-def test_an_exit_in_words(code: int, text: str) -> None:
+def test_exit_description(code: int, text: str) -> None:
     assert describe_exit(code) == text

@@ -1,4 +1,4 @@
-"""The warden as its host has it: started when needed, replaced, and let go of."""
+"""The process reaper as its host has it: started when needed, replaced, and let go of."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from host.instances import process_reaper as module
-from host.instances.process_reaper import Warden
+from host.instances.process_reaper import ProcessReaper
 from tests.conftest import DEADLINE, wait_until
 
 P = ParamSpec("P")
@@ -64,104 +64,104 @@ def kill(pid: int) -> None:
 
 
 @on_a_loop
-async def test_a_group_is_ended_when_its_end_is_told(group: subprocess.Popen[bytes]) -> None:
-    warden = Warden()
-    warden.watch(group.pid)
-    warden.end(group.pid)
+async def test_group_is_killed_when_its_stub_exits(group: subprocess.Popen[bytes]) -> None:
+    reaper = ProcessReaper()
+    reaper.watch_group(group.pid)
+    reaper.kill_group(group.pid)
     assert await asyncio.to_thread(group.wait, DEADLINE) == -signal.SIGTERM
-    await until(lambda: group.pid not in warden._ended, "the end to be confirmed")
-    await warden.close()
+    await until(lambda: group.pid not in reaper._unconfirmed, "the end to be confirmed")
+    await reaper.close()
 
 
 @on_a_loop
-async def test_a_group_of_which_nothing_is_left_is_confirmed_at_once(lead: Lead) -> None:
-    warden = Warden()
+async def test_empty_group_is_confirmed_at_once(lead: Lead) -> None:
+    reaper = ProcessReaper()
     process = lead("true")
     process.wait(DEADLINE)
-    warden.watch(process.pid)
-    warden.end(process.pid)
-    await until(lambda: process.pid not in warden._ended, "the end to be confirmed")
-    await warden.close()
+    reaper.watch_group(process.pid)
+    reaper.kill_group(process.pid)
+    await until(lambda: process.pid not in reaper._unconfirmed, "the end to be confirmed")
+    await reaper.close()
 
 
 @on_a_loop
-async def test_without_a_stub_there_is_no_warden() -> None:
+async def test_no_reaper_is_started_without_a_stub() -> None:
     before = set(psutil.Process().children())
-    await Warden().close()
+    await ProcessReaper().close()
     assert not set(psutil.Process().children()) - before
 
 
 @on_a_loop
-async def test_groups_are_known_to_the_one_that_takes_its_place(
+async def test_replacement_reaper_knows_all_groups(
     lead: Lead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_EXIT_SECONDS", DEADLINE)
-    warden = Warden()
+    monkeypatch.setattr(module, "_EXIT_TIMEOUT", DEADLINE)
+    reaper = ProcessReaper()
     groups = [lead(), lead()]
-    warden.watch(groups[0].pid)
-    first = warden._pid
+    reaper.watch_group(groups[0].pid)
+    first = reaper._pid
     kill(first)
-    warden.watch(groups[1].pid)
-    assert warden._pid != first
-    await warden.close()  # which both groups have not lived to see
+    reaper.watch_group(groups[1].pid)
+    assert reaper._pid != first
+    await reaper.close()  # which both groups have not lived to see
     assert [process.wait(DEADLINE) for process in groups] == [-signal.SIGTERM] * 2
 
 
 @on_a_loop
-async def test_an_end_that_a_dying_one_did_not_hear_of_is_told_to_the_next(
+async def test_kill_missed_by_a_dying_reaper_is_sent_to_its_replacement(
     group: subprocess.Popen[bytes],
 ) -> None:
-    warden = Warden()
-    warden.watch(group.pid)
-    first = warden._pid
+    reaper = ProcessReaper()
+    reaper.watch_group(group.pid)
+    first = reaper._pid
     os.kill(first, signal.SIGSTOP)
-    warden.end(group.pid)  # without an error: it is written to a socket that is open
+    reaper.kill_group(group.pid)  # without an error: it is written to a socket that is open
     os.kill(first, signal.SIGKILL)
     assert await asyncio.to_thread(group.wait, DEADLINE) == -signal.SIGTERM
-    await until(lambda: group.pid not in warden._ended, "the end to be confirmed")
-    assert warden._pid != first
-    await warden.close()
+    await until(lambda: group.pid not in reaper._unconfirmed, "the end to be confirmed")
+    assert reaper._pid != first
+    await reaper.close()
 
 
 @on_a_loop
-async def test_an_end_that_a_dying_one_did_not_hear_of_is_made_up_for_at_the_close(
+async def test_kill_missed_by_a_dying_reaper_is_repeated_on_close(
     group: subprocess.Popen[bytes],
 ) -> None:
-    warden = Warden()
-    warden.watch(group.pid)
-    os.kill(warden._pid, signal.SIGSTOP)
-    warden.end(group.pid)
-    os.kill(warden._pid, signal.SIGKILL)
-    await warden.close()
+    reaper = ProcessReaper()
+    reaper.watch_group(group.pid)
+    os.kill(reaper._pid, signal.SIGSTOP)
+    reaper.kill_group(group.pid)
+    os.kill(reaper._pid, signal.SIGKILL)
+    await reaper.close()
     assert group.wait(DEADLINE) == -signal.SIGTERM
 
 
 @on_a_loop
-async def test_there_is_another_one_at_once_without_any_news(
+async def test_dead_reaper_is_replaced_at_once(
     group: subprocess.Popen[bytes],
 ) -> None:
-    warden = Warden()
-    warden.watch(group.pid)
-    first = warden._pid
+    reaper = ProcessReaper()
+    reaper.watch_group(group.pid)
+    first = reaper._pid
     os.kill(first, signal.SIGKILL)
-    await until(lambda: warden._pid != first, "another one")
-    await warden.close()
+    await until(lambda: reaper._pid != first, "another one")
+    await reaper.close()
     assert group.wait(DEADLINE) == -signal.SIGTERM
 
 
 @on_a_loop
-async def test_those_that_die_at_once_are_not_replaced_without_end(
+async def test_reapers_that_exit_at_once_are_replaced_a_limited_number_of_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     began = tmp_path / "began"
     entry = tmp_path / "process_reaper.py"
     entry.write_text(f"open({str(began)!r}, 'a').write('x')\nraise SystemExit(1)\n")
     monkeypatch.setattr(module, "_ENTRY", str(entry))
-    warden = Warden()
-    warden.watch(os.getpid())
+    reaper = ProcessReaper()
+    reaper.watch_group(os.getpid())
     await until(lambda: began.exists() and began.read_text() == "xxx", "three of them")
-    await until(lambda: warden._socket is None, "the last one to be let go of")
-    await warden.close()  # which would wait for one more
+    await until(lambda: reaper._socket is None, "the last one to be let go of")
+    await reaper.close()  # which would wait for one more
     assert began.read_text() == "xxx"
     assert [line.split(":")[0] for line in caplog.messages] == [
         "nobody ends what models leave behind"
@@ -169,13 +169,13 @@ async def test_those_that_die_at_once_are_not_replaced_without_end(
 
 
 @on_a_loop
-async def test_one_that_stands_still_holds_up_no_end(
+async def test_stopped_reaper_is_killed_on_close(
     group: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_EXIT_SECONDS", 0.1)
-    warden = Warden()
-    warden.watch(group.pid)
-    first = warden._pid
+    monkeypatch.setattr(module, "_EXIT_TIMEOUT", 0.1)
+    reaper = ProcessReaper()
+    reaper.watch_group(group.pid)
+    first = reaper._pid
     os.kill(first, signal.SIGSTOP)
-    await warden.close()
+    await reaper.close()
     assert not psutil.pid_exists(first)

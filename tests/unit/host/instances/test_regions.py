@@ -15,10 +15,10 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from host.errors import ErrorCode, HostError
-from host.inference.request import Call, InferRequest, Tensor, private
-from host.inference.shared_memory_bytes import contents
+from host.inference.request import Call, InferRequest, Tensor, copy_from_shared_memory
+from host.inference.shared_memory_bytes import read_bytes
 from host.instances.arenas import Arenas
-from host.instances.client_memory import deliver
+from host.instances.client_memory import write_outputs
 from host.instances.regions import RegionBlock, Regions
 from host.models.signature import Signature
 from stub.wire.shared_file import PAGE
@@ -42,7 +42,7 @@ class Client:
 
     def write(self, data: bytes, offset: int = 0) -> RegionBlock:
         os.pwrite(self.fd, data, PAGE + offset)
-        return self.regions.find("r", offset, len(data))
+        return self.regions.find_block("r", offset, len(data))
 
     def cut(self, size: int = 0) -> None:
         """That is what is left of the region."""
@@ -64,11 +64,11 @@ def client() -> Iterator[Client]:
     posix_ipc.unlink_shared_memory(key)
 
 
-def lies(block: RegionBlock, name: str = "A") -> Tensor:
+def tensor_in_region(block: RegionBlock, name: str = "A") -> Tensor:
     return Tensor(name, "INT8", [1, block.size], block, block)
 
 
-def test_no_library_can_take_a_clients_memory_for_a_buffer(client: Client) -> None:
+def test_client_memory_is_not_a_python_buffer(client: Client) -> None:
     block = client.write(b"here")
     with pytest.raises(TypeError, match="bytes-like"):
         memoryview(block)  # type: ignore[arg-type]
@@ -77,17 +77,17 @@ def test_no_library_can_take_a_clients_memory_for_a_buffer(client: Client) -> No
     assert not block.data
 
 
-def test_a_copy_is_out_of_the_clients_reach(client: Client) -> None:
-    tensor = lies(client.write(b"here", 100))
-    copy = private(tensor)
+def test_copy_is_independent_of_client_memory(client: Client) -> None:
+    tensor = tensor_in_region(client.write(b"here", 100))
+    copy = copy_from_shared_memory(tensor)
     client.write(b"gone", 100)
     assert (copy.name, copy.datatype, copy.shape) == ("A", "INT8", [1, 4])
-    assert (copy.data, copy.owner, private(copy)) == (b"here", None, copy)
-    assert contents(tensor.data) == b"gone"
+    assert (copy.data, copy.owner, copy_from_shared_memory(copy)) == (b"here", None, copy)
+    assert read_bytes(tensor.data) == b"gone"
 
 
 @pytest.mark.parametrize("left", [0, 102, PAGE])
-def test_memory_that_is_gone_is_an_error(client: Client, left: int) -> None:
+def test_truncated_region_is_an_error(client: Client, left: int) -> None:
     offset = PAGE - 2
     block = client.write(b"here", offset)
     client.cut(left)
@@ -106,12 +106,12 @@ def test_memory_of_a_server_that_has_ended_is_neither_read_nor_written(client: C
     client.regions.close()
     with pytest.raises(HostError, match="region 'r' cannot be read: Bad file descriptor"):
         bytes(block)
-    error = deliver({"O": block}, [Tensor("O", "INT8", [1], b"x")])
+    error = write_outputs({"O": block}, [Tensor("O", "INT8", [1], b"x")])
     assert error is not None
     assert error.message == "output 'O' cannot be written: Bad file descriptor"
 
 
-def test_calls_are_compared_by_what_shape_tensors_were_when_they_came(client: Client) -> None:
+def test_shape_tensors_are_compared_by_their_value_on_arrival(client: Client) -> None:
     signature = Signature(text_format.Parse(SHAPED, model_config_pb2.ModelConfig()))
     other = Tensor("A", "INT8", [1, 1], b"x")
     calls = []
@@ -123,6 +123,6 @@ def test_calls_are_compared_by_what_shape_tensors_were_when_they_came(client: Cl
     client.cut()
     assert signature.compatible(calls[0], calls[1])
     assert not signature.compatible(calls[0], calls[2])
-    block = client.regions.find("r", 0, 12)
+    block = client.regions.find_block("r", 0, 12)
     with pytest.raises(HostError, match="has become too small"):
         signature.check(InferRequest("m", [Tensor("N", "INT32", [3], block, block), other]))

@@ -1,17 +1,17 @@
-"""How much a lane gives its stub in advance."""
+"""How many calls are prefetched to a stub."""
 
 from __future__ import annotations
 
 import pytest
 
-from host.instances.supervisor import most_ahead
+from host.instances.supervisor import prefetch_limit
 
 
 @pytest.mark.parametrize(
-    ("spent", "calls"),
+    ("batch_ns", "calls"),
     [(0, 64), (60_000, 64), (100_000, 40), (499_999, 8), (2_000_001, 1), (10**10, 1)],
 )
-def test_a_stub_is_sent_what_it_does_in_four_milliseconds_and_64_calls_at_most(
-    spent: int, calls: int
+def test_prefetch_is_limited_to_four_milliseconds_of_work_and_64_calls(
+    batch_ns: int, calls: int
 ) -> None:
-    assert most_ahead(spent) == calls
+    assert prefetch_limit(batch_ns) == calls

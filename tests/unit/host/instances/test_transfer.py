@@ -13,11 +13,11 @@ from host.errors import ErrorCode, HostError, unavailable
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.arenas import ArenaFile, Arenas
 from host.instances.channel import SERVICE, WORK
-from host.instances.transfer import ReturnsDue, Transfer, no_room
+from host.instances.transfer import ReleaseTimer, TensorTransfer, arena_full_error
 from stub.wire.arena import Arena, ArenaFull
 from stub.wire.messages import (
+    BlockRelease,
     OpenArena,
-    Return,
     ToStub,
 )
 from stub.wire.payload import (
@@ -41,9 +41,9 @@ class Peer:
     def __init__(self, arenas: Arenas) -> None:
         self.flushes = 0
         self.flushed = asyncio.Event()
-        self.file: ArenaFile = arenas.create()
+        self.file: ArenaFile = arenas.create_arena()
         self.arena = Arena(self.file.number, self.file.fd, LIMIT)
-        self.transfer = Transfer(arenas, self.file, ReturnsDue(self._flush))
+        self.transfer = TensorTransfer(arenas, self.file, ReleaseTimer(self._flush))
 
     def _flush(self) -> None:
         self.flushes += 1
@@ -84,7 +84,7 @@ def large(data: bytes = LARGE) -> Tensor:
 def sent(bench: Bench, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
     """The tensor as the only input of a request."""
     request = InferRequest("m", [tensor])
-    return bench.transfer.send_request(request, socket, frame).inputs[0]
+    return bench.transfer.encode_request(request, socket, frame).inputs[0]
 
 
 def test_a_small_tensor_travels_inside_the_message() -> None:
@@ -97,14 +97,16 @@ def test_a_small_tensor_travels_inside_the_message() -> None:
     with_bench(test)
 
 
-def test_tensors_of_one_message_share_what_the_ring_takes() -> None:
+def test_tensors_of_one_message_share_the_inline_limit() -> None:
     def test(bench: Bench) -> None:
         room = 40_000
-        transfer = Transfer(bench.arenas, bench.peer.file, ReturnsDue(lambda: None), lambda: room)
+        transfer = TensorTransfer(
+            bench.arenas, bench.peer.file, ReleaseTimer(lambda: None), lambda: room
+        )
 
-        def inline(crowd: int, *sizes: int, socket: bytes = WORK) -> list[bool]:
+        def inline(batch_requests: int, *sizes: int, socket: bytes = WORK) -> list[bool]:
             request = InferRequest("m", [large(bytes(size)) for size in sizes])
-            sent = transfer.send_request(request, socket, [], crowd)
+            sent = transfer.encode_request(request, socket, [], batch_requests)
             return [tensor.data is not None for tensor in sent.inputs]
 
         assert inline(1, 40_000) == [True]
@@ -114,15 +116,15 @@ def test_tensors_of_one_message_share_what_the_ring_takes() -> None:
         assert inline(4, 10_001) == [False]
         assert inline(1000, INLINE_ALWAYS, INLINE_ALWAYS + 1) == [True, False]
         assert inline(1, INLINE_ALWAYS, INLINE_ALWAYS + 1, socket=SERVICE) == [True, False]
-        assert transfer.takes_no_room(InferRequest("m", [large(bytes(20_000))] * 2))
-        assert not transfer.takes_no_room(InferRequest("m", [large(bytes(20_001))] * 2))
+        assert transfer.fits_inline(InferRequest("m", [large(bytes(20_000))] * 2))
+        assert not transfer.fits_inline(InferRequest("m", [large(bytes(20_001))] * 2))
         room = 0
         assert inline(1, INLINE_ALWAYS, INLINE_ALWAYS + 1) == [True, False]
 
     with_bench(test)
 
 
-def test_a_large_tensor_is_written_once_and_held_until_it_is_returned() -> None:
+def test_large_tensor_is_written_once_and_held_until_it_is_released() -> None:
     def test(bench: Bench) -> None:
         frame: list[ToStub] = []
         tensor = large()
@@ -132,39 +134,39 @@ def test_a_large_tensor_is_written_once_and_held_until_it_is_returned() -> None:
         assert frame == []  # a stub knows the host's arena from the start
         assert bench.used() == PAGES * PAGE
         del tensor
-        bench.transfer.returned(Return([(0, first.offset, 1)]))
+        bench.transfer.release_blocks(BlockRelease([(0, first.offset, 1)]))
         assert bench.used() == PAGES * PAGE
-        bench.transfer.returned(Return([(0, first.offset, 1)]))
+        bench.transfer.release_blocks(BlockRelease([(0, first.offset, 1)]))
         assert bench.used() == 0
         with pytest.raises(KeyError):
-            bench.transfer.returned(Return([(0, first.offset, 1)]))
+            bench.transfer.release_blocks(BlockRelease([(0, first.offset, 1)]))
 
     with_bench(test)
 
 
-def test_a_stub_that_dies_holds_nothing_any_more() -> None:
+def test_exited_stub_holds_no_blocks() -> None:
     def test(bench: Bench) -> None:
         for _ in range(5):
             sent(bench, large(), WORK, [])
         assert bench.used() == 5 * PAGES * PAGE
-        bench.transfer.end()
+        bench.transfer.stub_exited()
         assert bench.used() == 0
 
     with_bench(test)
 
 
-def test_a_stubs_tensor_is_read_where_it_lies_and_returned_when_nobody_uses_it() -> None:
+def test_tensor_of_a_stub_is_read_in_place_and_released_after_its_last_use() -> None:
     async def main() -> None:
         bench = Bench()
         wire = bench.peer.place(LARGE)
-        tensor = bench.transfer.receive_tensor(wire)
+        tensor = bench.transfer.decode_tensor(wire)
         assert (tensor.name, tensor.datatype, tensor.shape) == ("x", "UINT8", [len(LARGE)])
         assert tensor.data == LARGE
-        assert bench.transfer.due() is None
+        assert bench.transfer.collect_releases() is None
         del tensor
         await asyncio.wait_for(bench.peer.flushed.wait(), DEADLINE)
-        assert bench.transfer.due() == Return([(wire.arena, wire.offset, 1)])
-        assert bench.transfer.due() is None
+        assert bench.transfer.collect_releases() == BlockRelease([(wire.arena, wire.offset, 1)])
+        assert bench.transfer.collect_releases() is None
         bench.arenas.close()
 
     asyncio.run(main())
@@ -173,9 +175,9 @@ def test_a_stubs_tensor_is_read_where_it_lies_and_returned_when_nobody_uses_it()
 def test_several_holders_of_one_block_are_counted() -> None:
     def test(bench: Bench) -> None:
         wire = bench.peer.place(LARGE)
-        tensors = [bench.transfer.receive_tensor(wire) for _ in range(3)]
+        tensors = [bench.transfer.decode_tensor(wire) for _ in range(3)]
         tensors.clear()
-        assert bench.transfer.due() == Return([(wire.arena, wire.offset, 3)])
+        assert bench.transfer.collect_releases() == BlockRelease([(wire.arena, wire.offset, 3)])
 
     with_bench(test)
 
@@ -183,7 +185,7 @@ def test_several_holders_of_one_block_are_counted() -> None:
 def test_a_tensor_may_be_dropped_in_another_thread() -> None:
     async def main() -> None:
         bench = Bench()
-        tensors = [bench.transfer.receive_tensor(bench.peer.place(LARGE))]
+        tensors = [bench.transfer.decode_tensor(bench.peer.place(LARGE))]
         thread = threading.Thread(target=tensors.clear)
         thread.start()
         thread.join()
@@ -194,12 +196,12 @@ def test_a_tensor_may_be_dropped_in_another_thread() -> None:
     asyncio.run(main())
 
 
-def test_many_drops_are_told_together() -> None:
+def test_dropped_blocks_are_released_in_one_message() -> None:
     async def main() -> None:
         bench = Bench()
         wire = bench.peer.place(LARGE)
         for _ in range(100):
-            bench.transfer.receive_tensor(wire)
+            bench.transfer.decode_tensor(wire)
         await asyncio.wait_for(bench.peer.flushed.wait(), DEADLINE)
         assert bench.peer.flushes == 1
         bench.arenas.close()
@@ -207,14 +209,14 @@ def test_many_drops_are_told_together() -> None:
     asyncio.run(main())
 
 
-def test_a_tensor_dropped_after_its_stub_or_the_loop_has_ended_troubles_nobody() -> None:
+def test_tensor_may_be_dropped_after_its_stub_or_the_loop_has_ended() -> None:
     kept: list[Tensor] = []
 
     async def main() -> None:
         bench = Bench()
-        kept.append(bench.transfer.receive_tensor(bench.peer.place(LARGE)))
-        kept.append(bench.transfer.receive_tensor(bench.peer.place(LARGE)))
-        bench.transfer.end()
+        kept.append(bench.transfer.decode_tensor(bench.peer.place(LARGE)))
+        kept.append(bench.transfer.decode_tensor(bench.peer.place(LARGE)))
+        bench.transfer.stub_exited()
         kept.pop()
         bench.arenas.close()
 
@@ -224,11 +226,11 @@ def test_a_tensor_dropped_after_its_stub_or_the_loop_has_ended_troubles_nobody()
     kept.clear()
 
 
-def test_what_a_stub_was_lent_comes_back_by_reference() -> None:
+def test_exported_block_comes_back_by_reference() -> None:
     def test(bench: Bench) -> None:
         wire = sent(bench, large(), WORK, [])
-        tensor = bench.transfer.receive_tensor(wire)
-        bench.transfer.returned(Return([(0, wire.offset, 1)]))
+        tensor = bench.transfer.decode_tensor(wire)
+        bench.transfer.release_blocks(BlockRelease([(0, wire.offset, 1)]))
         assert tensor.data == LARGE
         assert bench.used() == PAGES * PAGE
         del tensor
@@ -248,23 +250,23 @@ def test_what_a_stub_was_lent_comes_back_by_reference() -> None:
         (WireTensor("x", 2, [1], None, 1, 0, 4 * LIMIT + 1), ValueError),
     ],
 )
-def test_a_reference_to_nothing_is_refused(wire: WireTensor, error: type[Exception]) -> None:
+def test_reference_to_an_unknown_block_is_refused(wire: WireTensor, error: type[Exception]) -> None:
     def test(bench: Bench) -> None:
         assert bench.peer.file.number == 1
         with pytest.raises(error):
-            bench.transfer.receive_tensor(wire)
+            bench.transfer.decode_tensor(wire)
         with pytest.raises(error):
-            bench.transfer.receive_request(WireRequest("", [wire], [], {}))
+            bench.transfer.decode_request(WireRequest("", [wire], [], {}))
 
     with_bench(test)
 
 
-def test_a_lent_block_must_come_back_with_its_size() -> None:
+def test_exported_block_must_come_back_with_its_size() -> None:
     def test(bench: Bench) -> None:
         wire = sent(bench, large(), WORK, [])
         wire.size += 1
         with pytest.raises(ValueError, match=f"a lent block of {len(LARGE)} bytes"):
-            bench.transfer.receive_tensor(wire)
+            bench.transfer.decode_tensor(wire)
 
     with_bench(test)
 
@@ -272,15 +274,15 @@ def test_a_lent_block_must_come_back_with_its_size() -> None:
 def test_another_stubs_arena_is_announced_once_for_each_thread_that_reads() -> None:
     def test(bench: Bench) -> None:
         other = Peer(bench.arenas)
-        tensor = other.transfer.receive_tensor(other.place(LARGE))
+        tensor = other.transfer.decode_tensor(other.place(LARGE))
         for socket in (WORK, SERVICE):
             frame: list[ToStub] = []
             for _ in range(2):
                 wire = sent(bench, tensor, socket, frame)
                 assert wire.arena == other.file.number
             assert frame == [OpenArena(other.file.number, other.file.path, LIMIT)]
-        assert bench.transfer.forget(other.file.number)
-        assert not bench.transfer.forget(other.file.number)
+        assert bench.transfer.forget_arena(other.file.number)
+        assert not bench.transfer.forget_arena(other.file.number)
         frame = []
         sent(bench, tensor, WORK, frame)
         assert len(frame) == 1
@@ -290,7 +292,7 @@ def test_another_stubs_arena_is_announced_once_for_each_thread_that_reads() -> N
 
 def test_a_stub_gets_its_own_block_without_an_announcement() -> None:
     def test(bench: Bench) -> None:
-        tensor = bench.transfer.receive_tensor(bench.peer.place(LARGE))
+        tensor = bench.transfer.decode_tensor(bench.peer.place(LARGE))
         frame: list[ToStub] = []
         sent(bench, tensor, WORK, frame)
         assert frame == []
@@ -298,14 +300,14 @@ def test_a_stub_gets_its_own_block_without_an_announcement() -> None:
     with_bench(test)
 
 
-def test_an_arena_is_closed_with_the_last_tensor_in_it_and_everybody_hears_of_it() -> None:
+def test_arena_is_closed_after_its_last_tensor_and_stubs_are_told() -> None:
     async def main() -> None:
         bench = Bench()
         closed: list[int] = []
         bench.arenas.on_closed.append(closed.append)
         other = Peer(bench.arenas)
         number, flushed = other.file.number, other.flushed
-        tensor = other.transfer.receive_tensor(other.place(LARGE))
+        tensor = other.transfer.decode_tensor(other.place(LARGE))
         del other
         gc.collect()
         assert closed == []
@@ -325,12 +327,12 @@ def test_an_arena_is_closed_with_the_last_tensor_in_it_and_everybody_hears_of_it
     asyncio.run(main())
 
 
-def test_a_request_and_its_fields_arrive() -> None:
+def test_request_round_trips_with_its_fields() -> None:
     def test(bench: Bench) -> None:
         request = InferRequest(
             "m", [large(b"abc")], 3, "7", ["O"], {"a": 1, "b": "c"}, "corr", 3, timeout_us=5
         )
-        received = bench.transfer.receive_request(bench.transfer.send_request(request, WORK, []))
+        received = bench.transfer.decode_request(bench.transfer.encode_request(request, WORK, []))
         for field in ("model_name", "model_version", "id", "requested_outputs", "parameters"):
             assert getattr(received, field) == getattr(request, field)
         for field in ("correlation_id", "flags", "timeout_us"):
@@ -341,12 +343,12 @@ def test_a_request_and_its_fields_arrive() -> None:
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
-def test_every_error_code_survives_the_way_there_and_back(code: ErrorCode) -> None:
+def test_every_error_code_round_trips(code: ErrorCode) -> None:
     def test(bench: Bench) -> None:
         response = InferResponse("m", 1, error=HostError(code, "why"))
-        wire = bench.transfer.send_response(response, WORK, []).error
+        wire = bench.transfer.encode_response(response, WORK, []).error
         assert wire is not None
-        error = bench.transfer.receive_error(wire)
+        error = bench.transfer.decode_error(wire)
         assert (error.code, error.message) == (code, "why")
 
     with_bench(test)
@@ -355,22 +357,22 @@ def test_every_error_code_survives_the_way_there_and_back(code: ErrorCode) -> No
 def test_an_error_code_that_does_not_exist_is_refused() -> None:
     def test(bench: Bench) -> None:
         with pytest.raises(IndexError):
-            bench.transfer.receive_error(WireError(len(ErrorCode), "x"))
+            bench.transfer.decode_error(WireError(len(ErrorCode), "x"))
 
     with_bench(test)
 
 
-def test_what_finds_no_room_is_an_error_that_says_what_would_help() -> None:
+def test_full_arena_error_names_the_remedy() -> None:
     def test(bench: Bench) -> None:
         too_large = large(bytes(LIMIT + 1))
         with pytest.raises(ArenaFull) as caught:
             sent(bench, too_large, WORK, [])
-        text = no_room(caught.value).message
+        text = arena_full_error(caught.value).message
         assert text.startswith(
             f"Failed to increase the shared memory pool size to {LIMIT + 1} bytes."
         )
         assert text.endswith("raise --arena-byte-size or send smaller tensors")
-        wire = bench.transfer.send_response(InferResponse("m", 1, outputs=[too_large]), WORK, [])
+        wire = bench.transfer.encode_response(InferResponse("m", 1, outputs=[too_large]), WORK, [])
         assert wire.error == WireError(1, text)
         assert wire.outputs == []
 
@@ -380,7 +382,7 @@ def test_what_finds_no_room_is_an_error_that_says_what_would_help() -> None:
 def test_an_error_response_carries_no_outputs() -> None:
     def test(bench: Bench) -> None:
         response = InferResponse("m", 1, outputs=[large()], error=unavailable("x"))
-        assert bench.transfer.send_response(response, WORK, []).outputs == []
+        assert bench.transfer.encode_response(response, WORK, []).outputs == []
         assert bench.used() == 0
 
     with_bench(test)

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from host.logs import handler as log
-from host.logs.formats import Label, about
+from host.logs.formats import Label, model_fields
 
-Configure = Callable[..., log.Log]
+Configure = Callable[..., log.LogHandler]
 HEAD = "I0203 04:05:06.750000 42 core.py:7] "
 
 
 @pytest.fixture
 def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
     monkeypatch.delenv("TRITON_SERVER_ESCAPE_LOG_MESSAGES", raising=False)
-    opened: list[log.Log] = []
+    opened: list[log.LogHandler] = []
 
-    def make(**settings: Any) -> log.Log:
+    def make(**settings: Any) -> log.LogHandler:
         options = SimpleNamespace(
             log_verbose=0,
             log_info=True,
@@ -54,7 +54,12 @@ def record(level: int, message: str, **extra: object) -> logging.LogRecord:
 
 @pytest.mark.parametrize(
     ("level", "letter"),
-    [(logging.ERROR, "E"), (logging.WARNING, "W"), (logging.INFO, "I"), (log.verbose(2), "I")],
+    [
+        (logging.ERROR, "E"),
+        (logging.WARNING, "W"),
+        (logging.INFO, "I"),
+        (log.verbose_logging_level(2), "I"),
+    ],
 )
 def test_default_line(configure: Configure, level: int, letter: str) -> None:
     assert configure().format(record(level, "loading: m:1")) == (
@@ -126,7 +131,7 @@ def test_printed_line_is_passed_on_without_a_header(configure: Configure) -> Non
 
 
 def test_table_stays_as_it_is(configure: Configure) -> None:
-    text = log.table(["A"], [["1"]])
+    text = log.format_table(["A"], [["1"]])
     assert configure().format(record(logging.INFO, text, table=True)) == HEAD + text
 
 
@@ -186,18 +191,18 @@ def test_verbose_level_shows_what_is_not_above_it(
 ) -> None:
     configure(log_verbose=level)
     for number in (1, 2, 3):
-        log.LOGGER.log(log.verbose(number), str(number))
+        log.LOGGER.log(log.verbose_logging_level(number), str(number))
     out = capsys.readouterr().out
     assert [number for number in (1, 2, 3) if f'"{number}"' in out] == shown
 
 
 def test_verbose_level_can_be_changed_while_running(configure: Configure) -> None:
     running = configure()
-    assert not log.LOGGER.isEnabledFor(log.verbose(1))
+    assert not log.LOGGER.isEnabledFor(log.verbose_logging_level(1))
     running.verbose_level = 2
-    assert log.LOGGER.isEnabledFor(log.verbose(2))
+    assert log.LOGGER.isEnabledFor(log.verbose_logging_level(2))
     running.verbose_level = 0
-    assert not log.LOGGER.isEnabledFor(log.verbose(1))
+    assert not log.LOGGER.isEnabledFor(log.verbose_logging_level(1))
 
 
 def test_log_file_takes_everything_and_is_appended_to(
@@ -262,7 +267,7 @@ def test_closing_one_of_two_logs_leaves_the_other(
     first = configure(log_verbose=1)
     second = configure()
     first.close()
-    assert not log.LOGGER.isEnabledFor(log.verbose(1))
+    assert not log.LOGGER.isEnabledFor(log.verbose_logging_level(1))
     log.LOGGER.info("still")
     assert capsys.readouterr().out.count("still") == 1
     second.close()
@@ -278,7 +283,7 @@ def test_roots_handlers_do_not_see_the_log(
 
 
 def test_table() -> None:
-    assert log.table(["Model", "Status"], [["m", "READY"], ["long name", ""]]) == (
+    assert log.format_table(["Model", "Status"], [["m", "READY"], ["long name", ""]]) == (
         "\n"
         "+-----------+--------+\n"
         "| Model     | Status |\n"
@@ -290,11 +295,11 @@ def test_table() -> None:
 
 
 def test_table_without_rows() -> None:
-    assert log.table(["A", ""], []) == "\n+---+---+\n| A |   |\n+---+---+\n+---+---+\n"
+    assert log.format_table(["A", ""], []) == "\n+---+---+\n| A |   |\n+---+---+\n+---+---+\n"
 
 
 def test_cells_of_several_lines_stay_within_their_column() -> None:
-    assert log.table(["A", "B"], [["1", "x\nyz\x1b"]]).splitlines()[4:6] == [
+    assert log.format_table(["A", "B"], [["1", "x\nyz\x1b"]]).splitlines()[4:6] == [
         "| 1 | x      |",
         "|   | yz\\x1b |",
     ]
@@ -304,7 +309,7 @@ def test_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     size = os.terminal_size((20, 10))
     monkeypatch.setattr(os, "get_terminal_size", lambda fd: size)
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
-    lines = log.table(["Model", "Status"], [["m", "0123456789abcdefghijkl"]]).splitlines()
+    lines = log.format_table(["Model", "Status"], [["m", "0123456789abcdefghijkl"]]).splitlines()
     assert lines[1:] == [
         "+-------+----------+",
         "| Model | Status   |",
@@ -319,11 +324,11 @@ def test_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_terminal_without_a_size_does_not_narrow_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((0, 0)))
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
-    assert "| Model | Status |" in log.table(["Model", "Status"], [["m", "READY"]])
+    assert "| Model | Status |" in log.format_table(["Model", "Status"], [["m", "READY"]])
 
 
 def test_table_that_is_not_shown_on_a_terminal_is_at_most_500_wide() -> None:
-    lines = log.table(["A", "B"], [["x" * 900, "y" * 900]]).splitlines()
+    lines = log.format_table(["A", "B"], [["x" * 900, "y" * 900]]).splitlines()
     assert {len(line) for line in lines[1:]} == {500}
     assert sum(line.count("x") for line in lines) == sum(line.count("y") for line in lines) == 900
 
@@ -379,7 +384,9 @@ def test_json_line(configure: Configure) -> None:
 
 
 def test_json_line_of_a_text_that_names_its_model(configure: Configure) -> None:
-    shown = shown_as_json(configure, log.verbose(2), "loading: m:1", **about("m", 1))
+    shown = shown_as_json(
+        configure, log.verbose_logging_level(2), "loading: m:1", **model_fields("m", 1)
+    )
     assert shown == {
         "time": "2021-02-03T04:05:06.750000Z",
         "level": "VERBOSE",

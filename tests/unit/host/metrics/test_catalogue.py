@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from host.metrics.catalogue import CATALOGUE, Sheet
+from host.metrics.catalogue import CATALOGUE, MetricsSnapshot
 from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_family_is_documented_with_its_kind(name: str) -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "metrics.md").read_text()
     rows = (line.split(" | ") for line in page.splitlines() if line.startswith(("| `nv_", "| `pb")))
     (row,) = (row for row in rows if f"`{name}`" in row[0])
     kind, _ = CATALOGUE[name]
@@ -18,14 +18,14 @@ def test_every_family_is_documented_with_its_kind(name: str) -> None:
 
 
 def test_a_sheet_shows_only_what_was_put_there_and_in_the_order_of_the_catalogue() -> None:
-    sheet = Sheet()
-    assert sheet.families() == []
-    sheet["nv_cpu_utilization"].add((), 1)
-    sheet["nv_inference_count"].add((), 2)
-    sheet["nv_cpu_utilization"].add((("k", "v"),), 3)
-    assert [family.name for family in sheet.families()] == [
+    snapshot = MetricsSnapshot()
+    assert snapshot.families() == []
+    snapshot["nv_cpu_utilization"].add((), 1)
+    snapshot["nv_inference_count"].add((), 2)
+    snapshot["nv_cpu_utilization"].add((("k", "v"),), 3)
+    assert [family.name for family in snapshot.families()] == [
         "nv_inference_count",
         "nv_cpu_utilization",
     ]
     with pytest.raises(KeyError):
-        sheet["nobody"]
+        snapshot["nobody"]

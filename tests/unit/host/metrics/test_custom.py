@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from host.errors import ErrorCode, HostError
 from host.metrics.custom import DELETED, CustomMetrics
-from host.metrics.family import Family, Kind, Labels, labels_of
+from host.metrics.family import Labels, MetricFamily, MetricKind, labels_of
 
 COUNTER, GAUGE, HISTOGRAM = range(3)
 BAD_NAMES = ["", "1a", "a-b", "a b", "é", "__a", "a\n"]
 
 
-def scrape(metrics: CustomMetrics) -> dict[str, Family]:
+def scrape(metrics: CustomMetrics) -> dict[str, MetricFamily]:
     return {family.name: family for family in metrics.collect()}
 
 
@@ -47,7 +47,7 @@ def test_families_of_one_name_are_one_and_the_first_description_stays() -> None:
     metrics.new_family("a", 2, "name", "second", COUNTER)
     metrics.new_family("b", 1, "name", "third", COUNTER)
     (family,) = metrics.collect()
-    assert (family.name, family.help, family.kind) == ("name", "first", Kind.COUNTER)
+    assert (family.name, family.help, family.kind) == ("name", "first", MetricKind.COUNTER)
 
 
 def test_a_family_of_that_name_and_another_kind_is_refused_also_after_the_first_has_gone() -> None:
@@ -57,12 +57,12 @@ def test_a_family_of_that_name_and_another_kind_is_refused_also_after_the_first_
         with pytest.raises(HostError) as error:
             metrics.new_family("b", 1, "name", "", GAUGE)
         assert refusal(error) == "Family name already exists with different type"
-        metrics.forget("a")
+        metrics.remove_owner("a")
 
 
 def test_a_family_stays_registered_when_nobody_holds_anything_of_it() -> None:
     metrics = with_metric(COUNTER)
-    metrics.drop("owner", [1], [])
+    metrics.release_objects("owner", [1], [])
     (family,) = metrics.collect()
     assert (family.name, family.help, family.samples) == ("name", "help", [])
 
@@ -110,10 +110,14 @@ def test_metrics_with_the_same_labels_share_one_value_in_all_stubs() -> None:
         metrics.new_family(owner, 1, "name", "", COUNTER)
         metrics.new_metric(owner, 1, 1, {"x": "1", "k": "v"}, None)
     metrics.new_metric("b", 2, 1, {"k": "v", "x": "1"}, None)
-    metrics.change("a", 1, "increment", 1)
-    metrics.change("b", 1, "increment", 2)
-    metrics.change("b", 2, "increment", 4)
-    assert [metrics.read("a", 1), metrics.read("b", 1), metrics.read("b", 2)] == [7, 7, 7]
+    metrics.update_metric("a", 1, "increment", 1)
+    metrics.update_metric("b", 1, "increment", 2)
+    metrics.update_metric("b", 2, "increment", 4)
+    assert [
+        metrics.read_metric("a", 1),
+        metrics.read_metric("b", 1),
+        metrics.read_metric("b", 2),
+    ] == [7, 7, 7]
     assert values(metrics, "name") == {(("k", "v"), ("x", "1")): 7}
 
 
@@ -122,10 +126,10 @@ def test_a_label_set_goes_with_the_last_family_object_and_starts_again_from_zero
     for owner in ("a", "b"):
         metrics.new_family(owner, 1, "name", "", COUNTER)
         metrics.new_metric(owner, 1, 1, {"k": "v"}, None)
-        metrics.change(owner, 1, "increment", 1)
-    metrics.drop("a", [1], [])
+        metrics.update_metric(owner, 1, "increment", 1)
+    metrics.release_objects("a", [1], [])
     assert values(metrics, "name") == {(("k", "v"),): 2}
-    metrics.forget("b")
+    metrics.remove_owner("b")
     assert values(metrics, "name") == {}
     metrics.new_family("a", 2, "name", "", COUNTER)
     metrics.new_metric("a", 2, 2, {"k": "v"}, None)
@@ -134,12 +138,12 @@ def test_a_label_set_goes_with_the_last_family_object_and_starts_again_from_zero
 
 def test_a_dropped_metric_is_still_shown_as_long_as_its_family_is_there() -> None:
     metrics = with_metric(COUNTER)
-    metrics.change("owner", 1, "increment", 3)
-    metrics.drop("owner", [], [1])
+    metrics.update_metric("owner", 1, "increment", 3)
+    metrics.release_objects("owner", [], [1])
     assert values(metrics, "name") == {(): 3}
     metrics.new_metric("owner", 2, 1, {}, None)
-    assert metrics.read("owner", 2) == 3
-    metrics.drop("owner", [1], [2])
+    assert metrics.read_metric("owner", 2) == 3
+    metrics.release_objects("owner", [1], [2])
     assert values(metrics, "name") == {}
 
 
@@ -147,17 +151,17 @@ def test_two_family_objects_of_one_stub_count_as_two() -> None:
     metrics = with_metric(GAUGE)
     metrics.new_family("owner", 2, "name", "", GAUGE)
     metrics.new_metric("owner", 2, 2, {}, None)
-    metrics.drop("owner", [1], [])
-    metrics.change("owner", 2, "set", 5)
+    metrics.release_objects("owner", [1], [])
+    metrics.update_metric("owner", 2, "set", 5)
     assert values(metrics, "name") == {(): 5}
 
 
 def test_a_metric_whose_family_was_dropped_is_dead() -> None:
     metrics = with_metric(COUNTER)
-    metrics.drop("owner", [1], [])
-    metrics.change("owner", 1, "increment", 1)  # may be on its way when the family goes
+    metrics.release_objects("owner", [1], [])
+    metrics.update_metric("owner", 1, "increment", 1)  # may be on its way when the family goes
     with pytest.raises(HostError) as error:
-        metrics.read("owner", 1)
+        metrics.read_metric("owner", 1)
     assert refusal(error) == DELETED
     with pytest.raises(HostError) as error:
         metrics.new_metric("owner", 2, 1, {}, None)
@@ -166,10 +170,10 @@ def test_a_metric_whose_family_was_dropped_is_dead() -> None:
 
 def test_whoever_lets_go_of_what_it_does_not_have_changes_nothing() -> None:
     metrics = with_metric(COUNTER)
-    metrics.drop("owner", [7], [7])
-    metrics.drop("stranger", [1], [1])
-    metrics.forget("stranger")
-    metrics.change("stranger", 1, "increment", 1)
+    metrics.release_objects("owner", [7], [7])
+    metrics.release_objects("stranger", [1], [1])
+    metrics.remove_owner("stranger")
+    metrics.update_metric("stranger", 1, "increment", 1)
     assert values(metrics, "name") == {(): 0}
 
 
@@ -209,7 +213,7 @@ def test_a_histogram_has_no_label_le_of_its_own() -> None:
 def test_a_change_that_the_kind_does_not_have_is_refused(kind: int, change: str) -> None:
     metrics = with_metric(kind, [] if kind == HISTOGRAM else None)
     with pytest.raises(ValueError) as error:
-        metrics.change("owner", 1, change, 1)
+        metrics.update_metric("owner", 1, change, 1)
     name = ("COUNTER", "GAUGE", "HISTOGRAM")[kind]
     assert str(error.value) == (
         f"TRITONSERVER_METRIC_KIND_{name} does not support {change.capitalize()}"
@@ -218,26 +222,26 @@ def test_a_change_that_the_kind_does_not_have_is_refused(kind: int, change: str)
 
 def test_a_histogram_has_no_single_value() -> None:
     with pytest.raises(HostError) as error:
-        with_metric(HISTOGRAM, []).read("owner", 1)
+        with_metric(HISTOGRAM, []).read_metric("owner", 1)
     assert refusal(error) == "TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Value"
 
 
 def test_a_counter_cannot_fall_and_a_gauge_can() -> None:
     counter, gauge = with_metric(COUNTER), with_metric(GAUGE)
     with pytest.raises(ValueError) as error:
-        counter.change("owner", 1, "increment", -0.5)
+        counter.update_metric("owner", 1, "increment", -0.5)
     assert str(error.value) == (
         "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative"
         " values."
     )
-    assert counter.read("owner", 1) == 0
-    gauge.change("owner", 1, "increment", -0.5)
-    assert gauge.read("owner", 1) == -0.5
+    assert counter.read_metric("owner", 1) == 0
+    gauge.update_metric("owner", 1, "increment", -0.5)
+    assert gauge.read_metric("owner", 1) == -0.5
 
 
 def test_an_unknown_change_is_an_error() -> None:
     with pytest.raises(KeyError):
-        with_metric(COUNTER).change("owner", 1, "double", 1)
+        with_metric(COUNTER).update_metric("owner", 1, "double", 1)
 
 
 # Buckets
@@ -245,16 +249,16 @@ def test_an_unknown_change_is_an_error() -> None:
 
 def buckets(metrics: CustomMetrics) -> list[tuple[float, float]]:
     return [
-        (sample.mark[1], sample.value)
+        (sample.numeric_label[1], sample.value)
         for sample in scrape(metrics)["name"].samples
-        if sample.mark is not None
+        if sample.numeric_label is not None
     ]
 
 
 def test_a_histogram_counts_up_to_each_bound_inclusively() -> None:
     metrics = with_metric(HISTOGRAM, [0.1, 1.0, 5.0])
     for value in (0.1, 0.05, 1.5, 6.0, math.nan):
-        metrics.change("owner", 1, "observe", value)
+        metrics.update_metric("owner", 1, "observe", value)
     assert buckets(metrics) == [(0.1, 2), (1.0, 2), (5.0, 3), (math.inf, 5)]
 
 
@@ -263,14 +267,14 @@ def test_a_histogram_may_have_no_bounds_and_infinity_is_no_second_bucket(
     given: list[float],
 ) -> None:
     metrics = with_metric(HISTOGRAM, given)
-    metrics.change("owner", 1, "observe", 3)
+    metrics.update_metric("owner", 1, "observe", 3)
     assert buckets(metrics) == [(math.inf, 1)]
 
 
 def test_a_label_set_keeps_the_bounds_that_it_was_made_with() -> None:
     metrics = with_metric(HISTOGRAM, [1.0])
     metrics.new_metric("owner", 2, 1, {}, [2.0, 3.0])
-    metrics.change("owner", 2, "observe", 2.5)
+    metrics.update_metric("owner", 2, "observe", 2.5)
     assert buckets(metrics) == [(1.0, 0), (math.inf, 1)]
 
 
@@ -338,7 +342,7 @@ class Store(RuleBasedStateMachine):
     @rule(data=st.data(), by=st.integers(0, 100))
     def increment(self, data: st.DataObject, by: int) -> None:
         owner, metric = data.draw(st.sampled_from(sorted(self.made)))
-        self.metrics.change(owner, metric, "increment", by)
+        self.metrics.update_metric(owner, metric, "increment", by)
         family, labels = self.made[owner, metric]
         self.values[self.families[owner, family], labels] += by
 
@@ -348,26 +352,26 @@ class Store(RuleBasedStateMachine):
         owner, metric = data.draw(st.sampled_from(sorted(self.made)))
         family, labels = self.made[owner, metric]
         expected = self.values[self.families[owner, family], labels]
-        assert self.metrics.read(owner, metric) == expected
+        assert self.metrics.read_metric(owner, metric) == expected
 
     @precondition(lambda self: self.made)
     @rule(data=st.data())
     def drop_metric(self, data: st.DataObject) -> None:
         owner, metric = data.draw(st.sampled_from(sorted(self.made)))
-        self.metrics.drop(owner, [], [metric])
+        self.metrics.release_objects(owner, [], [metric])
         del self.made[owner, metric]
 
     @precondition(lambda self: self.families)
     @rule(data=st.data())
     def drop_family(self, data: st.DataObject) -> None:
         owner, family = data.draw(st.sampled_from(sorted(self.families)))
-        self.metrics.drop(owner, [family], [])
+        self.metrics.release_objects(owner, [family], [])
         self.end(owner, family)
         self.forget_unheld()
 
     @rule(owner=st.sampled_from(OWNERS))
     def forget(self, owner: str) -> None:
-        self.metrics.forget(owner)
+        self.metrics.remove_owner(owner)
         for who, family in list(self.families):
             if who == owner:
                 self.end(who, family)

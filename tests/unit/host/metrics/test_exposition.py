@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from host.metrics.exposition import expose, number
-from host.metrics.family import Family, Histogram, Kind, labels_of
+from host.metrics.exposition import number, render_exposition
+from host.metrics.family import Histogram, MetricFamily, MetricKind, labels_of
 
 OPEN_METRICS = "application/openmetrics-text"
 OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT_TYPE = "text/plain; charset=utf-8"
 
 
-def text(*families: Family, accept: str = "") -> str:
-    return expose(families, accept)[1].decode()
+def text(*families: MetricFamily, accept: str = "") -> str:
+    return render_exposition(families, accept)[1].decode()
 
 
 def histogram(*bounds: float) -> Histogram:
@@ -52,7 +52,7 @@ def test_numbers_are_written_as_triton_does(value: float, shown: str) -> None:
 
 
 def test_a_counter_in_the_text_format() -> None:
-    family = Family("served", "how many", Kind.COUNTER)
+    family = MetricFamily("served", "how many", MetricKind.COUNTER)
     family.add((), 3)
     family.add(labels_of({"version": "1", "model": "m", "_tag": "t"}), 4.5)
     assert text(family) == (
@@ -64,7 +64,7 @@ def test_a_counter_in_the_text_format() -> None:
 
 
 def test_a_histogram_in_the_text_format() -> None:
-    family = Family("taken", "", Kind.HISTOGRAM)
+    family = MetricFamily("taken", "", MetricKind.HISTOGRAM)
     family.add_histogram((("k", "v"),), histogram(0.1, 1.0, 2.5))
     assert text(family) == (
         "# HELP taken \n"
@@ -79,7 +79,7 @@ def test_a_histogram_in_the_text_format() -> None:
 
 
 def test_a_summary_in_the_text_format() -> None:
-    family = Family("took", "", Kind.SUMMARY)
+    family = MetricFamily("took", "", MetricKind.SUMMARY)
     family.add_summary((("k", "v"),), 2, 30, [(0.5, 10.0), (1.0, math.nan)])
     assert text(family).splitlines()[2:] == [
         'took_count{k="v"} 2',
@@ -90,14 +90,14 @@ def test_a_summary_in_the_text_format() -> None:
 
 
 def test_a_family_without_series_is_absent() -> None:
-    empty = Family("empty", "h", Kind.GAUGE)
+    empty = MetricFamily("empty", "h", MetricKind.GAUGE)
     assert text(empty) == ""
-    assert b"empty" not in expose([empty], "application/openmetrics-text")[1]
+    assert b"empty" not in render_exposition([empty], "application/openmetrics-text")[1]
 
 
 @given(value=st.text(), help=st.text())
 def test_any_text_survives_the_text_format(value: str, help: str) -> None:
-    family = Family("name", help, Kind.GAUGE)
+    family = MetricFamily("name", help, MetricKind.GAUGE)
     family.add((("k", value),), 1)
     written = text(family)
     (sample,) = [s for f in read_text(written) for s in f.samples]
@@ -105,7 +105,7 @@ def test_any_text_survives_the_text_format(value: str, help: str) -> None:
 
 
 def test_a_text_that_is_no_unicode_does_not_spoil_the_scrape() -> None:
-    family = Family("name", "", Kind.GAUGE)
+    family = MetricFamily("name", "", MetricKind.GAUGE)
     family.add((("k", "\ud800"),), 1)
     assert text(family).endswith('name{k="?"} 1\n')
 
@@ -128,23 +128,23 @@ def test_a_text_that_is_no_unicode_does_not_spoil_the_scrape() -> None:
     ],
 )
 def test_the_format_is_the_one_that_the_client_prefers(accept: str, kind: str) -> None:
-    assert expose([], accept)[0] == kind
+    assert render_exposition([], accept)[0] == kind
 
 
 # OpenMetrics
 
 
-def families() -> list[Family]:
+def families() -> list[MetricFamily]:
     """One of each kind."""
-    counter = Family("served", "h", Kind.COUNTER)
+    counter = MetricFamily("served", "h", MetricKind.COUNTER)
     counter.add((("k", "v"),), 3)
-    total = Family("made_total", "h", Kind.COUNTER)
+    total = MetricFamily("made_total", "h", MetricKind.COUNTER)
     total.add((), 4)
-    gauge = Family("level", "a \\ b\nc", Kind.GAUGE)
+    gauge = MetricFamily("level", "a \\ b\nc", MetricKind.GAUGE)
     gauge.add((("k", 'a"b\\c\n'),), -1.5)
-    taken = Family("taken", "h", Kind.HISTOGRAM)
+    taken = MetricFamily("taken", "h", MetricKind.HISTOGRAM)
     taken.add_histogram((("k", "v"),), histogram(0.1, 1.0))
-    took = Family("took", "h", Kind.SUMMARY)
+    took = MetricFamily("took", "h", MetricKind.SUMMARY)
     took.add_summary((), 2, 30, [(0.5, 10.0)])
     return [counter, total, gauge, taken, took]
 
@@ -174,9 +174,9 @@ def test_every_series_has_the_same_name_in_both_formats() -> None:
 
 
 def test_a_counter_keeps_its_name_if_another_family_has_the_shorter_one() -> None:
-    counter = Family("made_total", "h", Kind.COUNTER)
+    counter = MetricFamily("made_total", "h", MetricKind.COUNTER)
     counter.add((), 4)
-    made = Family("made", "h", Kind.GAUGE)
+    made = MetricFamily("made", "h", MetricKind.GAUGE)
     made.add((), 1)
     written = text(counter, made, accept=OPEN_METRICS)
     assert {f.name: f.type for f in read_open(written)} == {
@@ -186,7 +186,7 @@ def test_a_counter_keeps_its_name_if_another_family_has_the_shorter_one() -> Non
 
 
 def test_a_histogram_with_negative_bounds_has_only_buckets_in_openmetrics() -> None:
-    family = Family("taken", "h", Kind.HISTOGRAM)
+    family = MetricFamily("taken", "h", MetricKind.HISTOGRAM)
     family.add_histogram((), histogram(-1.0, 1.0))
     written = text(family, accept=OPEN_METRICS)
     assert "taken_sum" not in written and "taken_count" not in written

@@ -89,8 +89,8 @@ def test_nothing_is_kept_that_was_not_asked_for() -> None:
     summaries = Latencies(config, MetricsSettings(summary_latencies=True))
     histograms = Latencies(config, MetricsSettings(histogram_latencies=True))
     for latencies in (summaries, histograms):
-        latencies.answered(5_000_999, 1_000, 2_000, 3_000, -1)
-        latencies.first(Call(InferRequest("m", [])))
+        latencies.record_success(5_000_999, 1_000, 2_000, 3_000, -1)
+        latencies.record_first_response(Call(InferRequest("m", [])))
     assert summaries.request is not None and summaries.compute_output is not None
     assert (summaries.request.total, summaries.compute_output.total) == (5_000, 0)
     assert summaries.first_response is None
@@ -102,7 +102,7 @@ def test_an_error_is_no_first_response() -> None:
     latencies = Latencies(new_config(), MetricsSettings(histogram_latencies=True))
     call = Call(InferRequest("m", []))
     call.failed = True
-    latencies.first(call)
+    latencies.record_first_response(call)
     assert latencies.first_response is not None
     assert sum(latencies.first_response.counts) == 0
 

@@ -8,11 +8,13 @@ from host.metrics.settings import DEFAULT_QUANTILES, MetricsSettings
 
 
 def test_defaults() -> None:
-    assert MetricsSettings.of([]) == MetricsSettings(True, False, False, DEFAULT_QUANTILES, ())
+    assert MetricsSettings.from_texts([]) == MetricsSettings(
+        True, False, False, DEFAULT_QUANTILES, ()
+    )
 
 
 def test_every_setting_can_be_changed() -> None:
-    made = MetricsSettings.of(
+    made = MetricsSettings.from_texts(
         [
             "counter_latencies=false",
             "summary_latencies=true",
@@ -25,12 +27,12 @@ def test_every_setting_can_be_changed() -> None:
 
 def test_the_last_value_of_a_setting_counts() -> None:
     texts = ["summary_latencies=true", "summary_latencies=false"]
-    assert not MetricsSettings.of(texts).summary_latencies
+    assert not MetricsSettings.from_texts(texts).summary_latencies
 
 
 @pytest.mark.parametrize("part", ["0.5", "a:b", "0.5:0.1:0.1", "1.1:0.1", "0.5:-1", "nan:0.1"])
 def test_a_malformed_quantile_is_skipped_with_a_warning(part: str) -> None:
-    made = MetricsSettings.of([f"summary_quantiles=0.1:0.01,{part}"])
+    made = MetricsSettings.from_texts([f"summary_quantiles=0.1:0.01,{part}"])
     assert made.quantiles == (0.1,)
     (warning,) = made.warnings
     assert warning == (
@@ -40,11 +42,11 @@ def test_a_malformed_quantile_is_skipped_with_a_warning(part: str) -> None:
 
 
 def test_without_one_good_quantile_there_are_the_default_ones() -> None:
-    assert MetricsSettings.of(["summary_quantiles=x"]).quantiles == DEFAULT_QUANTILES
+    assert MetricsSettings.from_texts(["summary_quantiles=x"]).quantiles == DEFAULT_QUANTILES
 
 
 def test_an_unknown_setting_is_warned_about() -> None:
-    assert MetricsSettings.of(["volume=11"]).warnings == (
+    assert MetricsSettings.from_texts(["volume=11"]).warnings == (
         "--metrics-config: setting 'volume' is not used by this version",
     )
 
@@ -57,7 +59,7 @@ def test_an_unknown_setting_is_warned_about() -> None:
 def test_a_value_that_is_no_boolean_is_warned_about_and_changes_nothing(
     name: str, default: bool, value: str
 ) -> None:
-    made = MetricsSettings.of([f"{name}={value}"])
+    made = MetricsSettings.from_texts([f"{name}={value}"])
     assert getattr(made, name) is default
     assert made.warnings == (
         f"--metrics-config: {name} is true or false, not '{value}'; it is {str(default).lower()}",

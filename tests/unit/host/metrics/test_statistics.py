@@ -8,10 +8,10 @@ import pytest
 
 from host.errors import internal
 from host.inference.metadata import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
-from host.inference.request import Call, InferRequest, InferResponse, Times
-from host.metrics.statistics import Counters
+from host.inference.request import Call, ExecutionTimes, InferRequest, InferResponse
+from host.metrics.statistics import InferenceCounters
 
-TIMES = Times(started=1_100, inputs_ready=1_110, outputs_begin=1_310, ended=1_315)
+TIMES = ExecutionTimes(started=1_100, inputs_ready=1_110, outputs_begin=1_310, ended=1_315)
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +33,12 @@ def call(batch_size: int = 1, received: int = 1_000, failed: bool = False) -> Ca
 
 
 def test_nothing_has_happened_at_first() -> None:
-    assert Counters("m", "3").snapshot() == ModelStatistics("m", "3")
+    assert InferenceCounters("m", "3").snapshot() == ModelStatistics("m", "3")
 
 
 def test_every_request_bears_the_full_times_of_its_batch() -> None:
-    counters = Counters("m", "1")
-    counters.batch([call(2), call(3, received=1_010)], TIMES)
+    counters = InferenceCounters("m", "1")
+    counters.record_batch([call(2), call(3, received=1_010)], TIMES)
     assert counters.snapshot() == ModelStatistics(
         name="m",
         version="1",
@@ -57,9 +57,9 @@ def test_every_request_bears_the_full_times_of_its_batch() -> None:
 
 
 def test_batch_sizes_are_listed_in_ascending_order() -> None:
-    counters = Counters("m", "1")
+    counters = InferenceCounters("m", "1")
     for size in (4, 1, 4):
-        counters.batch([call(size)], TIMES)
+        counters.record_batch([call(size)], TIMES)
     stats = counters.snapshot()
     assert [(b.batch_size, b.compute_infer) for b in stats.batch_stats] == [
         (1, Duration(1, 200)),
@@ -69,9 +69,9 @@ def test_batch_sizes_are_listed_in_ascending_order() -> None:
 
 
 def test_failed_calls_of_a_batch_are_no_successes_but_were_executed() -> None:
-    counters = Counters("m", "1")
-    counters.batch([call(2), call(3, failed=True)], TIMES)
-    counters.failure(900)
+    counters = InferenceCounters("m", "1")
+    counters.record_batch([call(2), call(3, failed=True)], TIMES)
+    counters.record_failure(900)
     stats = counters.snapshot()
     assert (stats.inference_count, stats.execution_count) == (2, 1)
     assert stats.inference_stats.success.count == 1
@@ -80,31 +80,31 @@ def test_failed_calls_of_a_batch_are_no_successes_but_were_executed() -> None:
 
 
 def test_failure_in_the_queue_counts_nothing_else() -> None:
-    counters = Counters("m", "1")
-    counters.failure(5)
-    counters.failure(6)
+    counters = InferenceCounters("m", "1")
+    counters.record_failure(5)
+    counters.record_failure(6)
     assert counters.snapshot() == ModelStatistics(
         "m", "1", inference_stats=InferenceStatistics(fail=Duration(2, 11))
     )
 
 
 def test_call_that_was_not_queued_waited_since_it_was_received() -> None:
-    counters = Counters("m", "1")
+    counters = InferenceCounters("m", "1")
     direct = call()
     direct.queued_ns = 0
-    counters.batch([direct], TIMES)
+    counters.record_batch([direct], TIMES)
     assert counters.snapshot().inference_stats.queue == Duration(1, 100)
 
 
 def test_queue_time_is_never_negative() -> None:
-    counters = Counters("m", "1")
-    counters.success(1, 10, -3, 1, 2, 3)
+    counters = InferenceCounters("m", "1")
+    counters.record_success(1, 10, -3, 1, 2, 3)
     assert counters.snapshot().inference_stats.queue == Duration(1, 0)
 
 
 def test_cache_hit_is_a_success_without_inference_or_compute() -> None:
-    counters = Counters("m", "1")
-    counters.cache_hit(total_ns=50, queue_ns=10, lookup_ns=7)
+    counters = InferenceCounters("m", "1")
+    counters.record_cache_hit(total_ns=50, queue_ns=10, lookup_ns=7)
     assert counters.snapshot() == ModelStatistics(
         "m",
         "1",
@@ -115,18 +115,18 @@ def test_cache_hit_is_a_success_without_inference_or_compute() -> None:
 
 
 def test_cache_miss_lengthens_the_success_it_belongs_to() -> None:
-    counters = Counters("m", "1")
-    counters.success(1, 100, 1, 2, 3, 4)
-    counters.cache_miss(9)
+    counters = InferenceCounters("m", "1")
+    counters.record_success(1, 100, 1, 2, 3, 4)
+    counters.record_cache_miss(9)
     stats = counters.snapshot().inference_stats
     assert stats.success == Duration(1, 109)
     assert stats.cache_miss == Duration(1, 9)
 
 
 def test_snapshot_does_not_change_afterwards() -> None:
-    counters = Counters("m", "1")
-    counters.batch([call()], TIMES)
+    counters = InferenceCounters("m", "1")
+    counters.record_batch([call()], TIMES)
     before = counters.snapshot()
-    counters.batch([call()], TIMES)
+    counters.record_batch([call()], TIMES)
     assert before.execution_count == 1
     assert before.batch_stats[0].compute_infer.count == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from host.inference.metadata import ServerMetadata
 from host.options.command_line import parse
-from host.options.table import option_rows
+from host.options.table import option_table_rows
 
 SERVER = ServerMetadata("me", "2.73.0", ["a", "b"])
 
@@ -26,7 +26,7 @@ def test_every_row_of_triton_is_there(tmp_path: Path) -> None:
             "--cache-config=local,size=1048576",
         ]
     )
-    assert option_rows(SERVER, options) == [
+    assert option_table_rows(SERVER, options) == [
         ["server_id", "me"],
         ["server_version", "2.73.0"],
         ["server_extensions", "a b"],
@@ -49,6 +49,6 @@ def test_every_row_of_triton_is_there(tmp_path: Path) -> None:
 
 
 def test_what_is_not_set_is_told_too(tmp_path: Path) -> None:
-    rows = dict(option_rows(SERVER, parse([f"--model-repository={tmp_path}"])))
+    rows = dict(option_table_rows(SERVER, parse([f"--model-repository={tmp_path}"])))
     assert (rows["model_control_mode"], rows["model_config_name"]) == ("MODE_NONE", "")
     assert (rows["rate_limit"], rows["cache_enabled"]) == ("OFF", "0")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from host.config.normalise import normalise
-from host.config.pbtxt import parse
+from host.config.normalise import normalise_config
+from host.config.pbtxt import parse_pbtxt
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
 from host.repository.repository import (
@@ -24,8 +24,8 @@ from host.repository.repository import (
 
 
 def config(text: str = "") -> ModelConfig:
-    message = parse(f'name: "m" {text}', "config.pbtxt")
-    normalise(message)
+    message = parse_pbtxt(f'name: "m" {text}', "config.pbtxt")
+    normalise_config(message)
     return message
 
 

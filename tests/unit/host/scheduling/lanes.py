@@ -100,11 +100,11 @@ class FakeLane:
         assert not any(call.finished or call.cancelled for call in calls), "runs what has ended"
         if self.running and self.eager:
             assert len(self.next) < self.eager, "too many batches ahead on one lane"
-            assert all(call.place is self.scheduler for call in calls)
+            assert all(call.holder is self.scheduler for call in calls)
             self.next.append(list(calls))
             return
         assert not self.running, "two batches at a time on one lane"
-        assert all(call.place is self for call in calls)
+        assert all(call.holder is self for call in calls)
         self.running = list(calls)
         self.batches.append(list(calls))
 
@@ -117,11 +117,11 @@ class FakeLane:
     def ahead(self) -> list[Call]:
         return [call for batch in self.next for call in batch]
 
-    def takes_ahead(self, call: Call, ahead: int) -> bool:
+    def accepts_prefetch(self, call: Call, ahead: int) -> bool:
         assert ahead == len(self.next)
         return ahead < self.eager
 
-    def take_unstarted(self) -> Sequence[Call]:
+    def drain_prefetched(self) -> Sequence[Call]:
         unstarted, self.unstarted = self.unstarted, []
         return unstarted
 

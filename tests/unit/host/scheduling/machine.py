@@ -305,7 +305,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for call in self.calls:
             assert (call in waiting) + (call in busy or self.has_ended(call)) == 1
             if call in waiting:
-                assert call.place is self.scheduler
+                assert call.holder is self.scheduler
             assert self.heard[call].ended == call.finished
 
     def has_ended(self, call: Call) -> bool:

@@ -38,7 +38,7 @@ class Queue:
 
 def call_at(place: object) -> Call:
     call = Call(InferRequest("m", []))
-    call.place = place
+    call.holder = place
     return call
 
 
@@ -139,7 +139,7 @@ def test_a_call_whose_response_has_to_wait_for_that_of_a_stuck_one_is_stuck() ->
     first, second = OrderedCall(InferRequest("m", [])), OrderedCall(InferRequest("m", []))
     for call, lane in ((first, asks), (second, free)):
         order.enter(call)
-        call.place = lane
+        call.holder = lane
     assert not is_stuck(second)
     asks.waiting_for = [second]
     assert is_stuck(second)
@@ -205,7 +205,7 @@ def stuck_calls(calls: list[Call]) -> set[int]:
 
         kept = set()
         for call in calls:
-            place = call.place
+            place = call.holder
             if isinstance(place, Queue):
                 held = bool(place.lanes) and all(map(holds, place.lanes))
             else:
@@ -276,7 +276,7 @@ def test_a_circle_of_ordered_responses_is_explained(watch: CircleWatch) -> None:
     first, second = OrderedCall(InferRequest("m", [])), OrderedCall(InferRequest("m", []))
     for call, lane in ((first, asks), (second, Lane())):
         order.enter(call)
-        call.place = lane
+        call.holder = lane
     asks.waiting_for = [second]
     errors = failure_of(second)
     watch.add(second)

@@ -83,7 +83,7 @@ def test_calls_wait_for_a_lane_that_comes_back() -> None:
     lane.die()
     call = call_of()
     scheduler.submit(call)
-    assert (scheduler.queued, scheduler.lanes, call.place) == (1, [], scheduler)
+    assert (scheduler.queued, scheduler.lanes, call.holder) == (1, [], scheduler)
     scheduler.lane_free(lane)
     assert lane.batches == [[call]]
 

@@ -485,7 +485,7 @@ def test_a_call_whose_time_is_over_does_not_run_even_if_the_timer_is_late(clock:
     clock.ticks += 2
     assert with_lane(scheduler).batches == []
     assert ended() == "Unavailable: Request timeout expired"
-    assert call.reason is FailureReason.REJECTED
+    assert call.failure_reason is FailureReason.REJECTED
 
 
 def test_a_call_that_comes_too_late_does_not_run_even_if_nobody_waits(clock: Clock) -> None:
@@ -498,7 +498,7 @@ def test_a_call_that_comes_too_late_does_not_run_even_if_nobody_waits(clock: Clo
     scheduler.submit(hasty)
     scheduler.submit(patient)
     assert ended() == "Unavailable: Request timeout expired"
-    assert hasty.reason is FailureReason.REJECTED
+    assert hasty.failure_reason is FailureReason.REJECTED
     assert lane.batches == [[patient]]
 
 

@@ -203,7 +203,7 @@ def test_a_model_may_send_on_while_its_responses_are_held() -> None:
     asked = Asked("a", "b")
     a, b = asked.calls
     taken: list[str] = []
-    b.on_taken = lambda response: taken.append(response.id)
+    b.on_response_acknowledged = lambda response: taken.append(response.id)
     responses = [answer(str(number)) for number in range(4)]
     for response in responses[:2]:
         b.respond(response, final=False)
@@ -212,7 +212,7 @@ def test_a_model_may_send_on_while_its_responses_are_held() -> None:
     for response in responses[2:]:
         b.respond(response, final=False)
     for response in responses:
-        b.took(response)
+        b.acknowledge_response(response)
     assert taken == ["0", "1", "2", "3"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from host.system.cpus import usable
+from host.system.cpus import usable_cpus
 
 BOUND = 8
 
@@ -25,7 +25,7 @@ def counted(folder: Path, group: str, files: Mapping[str, str]) -> float:
     for name, text in files.items():
         (mount / name).parent.mkdir(parents=True, exist_ok=True)
         (mount / name).write_text(text)
-    return usable(told, mount)
+    return usable_cpus(told, mount)
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_limit_of_the_group_or_one_above_counts(
 
 
 def test_without_control_groups_the_cores_it_is_bound_to_count(tmp_path: Path) -> None:
-    assert usable(tmp_path / "none", tmp_path) == BOUND
+    assert usable_cpus(tmp_path / "none", tmp_path) == BOUND

@@ -86,7 +86,7 @@ def test_batches_may_come_from_the_environment() -> None:
         "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "many",
     }
     given = [("opentelemetry", "bsp_schedule_delay", "9")]
-    assert TraceConfig.of(given, environment).batching == {
+    assert TraceConfig.from_settings(given, environment).batching == {
         "bsp_max_queue_size": 7,
         "bsp_schedule_delay": 9,
         "bsp_max_export_batch_size": 512,
@@ -96,7 +96,7 @@ def test_batches_may_come_from_the_environment() -> None:
 def test_options_of_the_mode_are_shown_in_order() -> None:
     made = of("mode=opentelemetry", "opentelemetry,resource=a=b=c", "opentelemetry,resource=d=e")
     assert made.resource == {"a": "b=c", "d": "e"}
-    assert list(made.described()) == [
+    assert list(made.describe()) == [
         "url", "resource", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size",
     ]  # fmt: skip
-    assert made.described()["resource"] == "a=b=c,d=e"
+    assert made.describe()["resource"] == "a=b=c,d=e"

@@ -5,104 +5,104 @@ from __future__ import annotations
 import itertools
 
 from host.errors import internal
-from host.inference.request import InferRequest, InferResponse, Times
-from host.tracing.context import Spans, extract
-from host.tracing.trace import Family, Trace
+from host.inference.request import ExecutionTimes, InferRequest, InferResponse
+from host.tracing.context import SpanIds, parse_trace_context
+from host.tracing.trace import Trace, TraceTree
 
-TIMES = Times(started=1, inputs_ready=2, outputs_begin=3, ended=4)
+TIMES = ExecutionTimes(started=1, inputs_ready=2, outputs_begin=3, ended=4)
 REQUEST = InferRequest("m", [], id="r")
 
 
 class Traced:
     """A trace that is open at its door, and the families that were complete."""
 
-    def __init__(self, spans: Spans | None = None) -> None:
-        self.over: list[Family] = []
+    def __init__(self, spans: SpanIds | None = None) -> None:
+        self.over: list[TraceTree] = []
         numbers = itertools.count(1)
-        family = Family(self.over.append)
+        family = TraceTree(self.over.append)
         self.trace = Trace(lambda trace: next(numbers), family, spans=spans)
-        self.trace.open()
+        self.trace.start_response()
 
     def serve(self, trace: Trace) -> None:
         """All that a model does with a request."""
-        trace.begin(REQUEST, "m", 1, 5)
-        trace.sent()
-        trace.computed(TIMES)
-        trace.responded(InferResponse("m", 1), True)
+        trace.start_inference(REQUEST, "m", 1, 5)
+        trace.start_compute()
+        trace.finish_compute(TIMES)
+        trace.record_response(InferResponse("m", 1), True)
 
 
 def test_a_trace_is_complete_when_door_and_model_are_done() -> None:
     traced = Traced()
     traced.serve(traced.trace)
     assert not traced.over
-    traced.trace.close()
-    traced.trace.close()
+    traced.trace.finish_response()
+    traced.trace.finish_response()
     assert len(traced.over) == 1
 
 
 def test_times_that_come_after_the_response_are_waited_for() -> None:
     traced = Traced()
     trace = traced.trace
-    trace.begin(REQUEST, "m", 1, 5)
-    trace.sent()
-    trace.responded(InferResponse("m", 1), True)
-    trace.close()
+    trace.start_inference(REQUEST, "m", 1, 5)
+    trace.start_compute()
+    trace.record_response(InferResponse("m", 1), True)
+    trace.finish_response()
     assert not traced.over
-    trace.computed(TIMES)
-    assert [name for name, _ in trace.computing][0] == "COMPUTE_START"
+    trace.finish_compute(TIMES)
+    assert [name for name, _ in trace.compute_events][0] == "COMPUTE_START"
     assert len(traced.over) == 1
 
 
 def test_a_stub_that_dies_leaves_no_times() -> None:
     traced = Traced()
     trace = traced.trace
-    trace.begin(REQUEST, "m", 1, 5)
-    trace.sent()
-    trace.responded(InferResponse("m", 1, error=internal("gone")), True)
-    trace.computed(None)
-    trace.close()
-    assert (trace.computing, trace.error) == ([], "Internal: gone")
+    trace.start_inference(REQUEST, "m", 1, 5)
+    trace.start_compute()
+    trace.record_response(InferResponse("m", 1, error=internal("gone")), True)
+    trace.finish_compute(None)
+    trace.finish_response()
+    assert (trace.compute_events, trace.error) == ([], "Internal: gone")
     assert len(traced.over) == 1
 
 
 def test_a_request_that_was_never_sent_has_no_times_to_wait_for() -> None:
     traced = Traced()
-    traced.trace.begin(REQUEST, "m", 1, 5)
-    traced.trace.responded(None, True)
-    traced.trace.close()
+    traced.trace.start_inference(REQUEST, "m", 1, 5)
+    traced.trace.record_response(None, True)
+    traced.trace.finish_response()
     assert len(traced.over) == 1
 
 
 def test_a_refused_request_does_not_keep_its_trace_open() -> None:
     traced = Traced()
-    traced.trace.begin(REQUEST, "m", 1, 5)
-    traced.trace.refused()
-    traced.trace.close()
+    traced.trace.start_inference(REQUEST, "m", 1, 5)
+    traced.trace.reject_inference()
+    traced.trace.finish_response()
     assert len(traced.over) == 1
 
 
 def test_a_request_may_run_again() -> None:
     traced = Traced()
     trace = traced.trace
-    trace.begin(REQUEST, "m", 1, 5)
+    trace.start_inference(REQUEST, "m", 1, 5)
     for _ in range(2):
-        trace.sent()
-        trace.computed(TIMES)
-    trace.responded(None, True)
+        trace.start_compute()
+        trace.finish_compute(TIMES)
+    trace.record_response(None, True)
     assert not traced.over
-    trace.close()
+    trace.finish_response()
     assert len(traced.over) == 1
-    assert [name for name, _ in trace.computing].count("COMPUTE_START") == 2
+    assert [name for name, _ in trace.compute_events].count("COMPUTE_START") == 2
 
 
 def test_children_are_waited_for() -> None:
     traced = Traced()
-    child = traced.trace.child()
-    child.begin(REQUEST, "n", 2, 6)
+    child = traced.trace.create_child()
+    child.start_inference(REQUEST, "n", 2, 6)
     traced.serve(traced.trace)
-    traced.trace.close()
+    traced.trace.finish_response()
     assert not traced.over
-    child.responded(None, True)
+    child.record_response(None, True)
     assert traced.over[0].traces == [traced.trace, child]
     assert (child.parent, child.number, child.model) == (1, 2, "n")
 
@@ -110,40 +110,40 @@ def test_children_are_waited_for() -> None:
 def test_a_child_that_comes_too_late_is_no_part_of_it() -> None:
     traced = Traced()
     traced.serve(traced.trace)
-    child = traced.trace.child()
-    traced.trace.close()
+    child = traced.trace.create_child()
+    traced.trace.finish_response()
     traced.serve(child)
     assert len(traced.over) == 1
-    assert not child.inside
+    assert not child.model_events
 
 
 def test_spans_of_a_child_lie_in_what_their_parent_was_doing() -> None:
-    traced = Traced(Spans.at_door(None))
+    traced = Traced(SpanIds.for_client_request(None))
     trace = traced.trace
-    assert trace.spans is not None
-    queued = trace.child().spans
-    assert queued is not None and queued.parent == trace.spans.model
-    trace.begin(REQUEST, "m", 1, 5)
-    link = trace.sent()
-    assert link.context == trace.spans.context(trace.spans.compute)
-    computing = trace.child().spans
-    assert computing is not None and computing.parent == trace.spans.compute
-    assert computing.trace == trace.spans.trace
-    assert trace.name == f"{trace.spans.trace:032x}"
+    assert trace.span_ids is not None
+    queued = trace.create_child().span_ids
+    assert queued is not None and queued.parent == trace.span_ids.model
+    trace.start_inference(REQUEST, "m", 1, 5)
+    link = trace.start_compute()
+    assert link.context == trace.span_ids.trace_headers(trace.span_ids.compute)
+    computing = trace.create_child().span_ids
+    assert computing is not None and computing.parent == trace.span_ids.compute
+    assert computing.trace_id == trace.span_ids.trace_id
+    assert trace.trace_id == f"{trace.span_ids.trace_id:032x}"
 
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_context_from_outside() -> None:
-    found = extract({"traceparent": f" {PARENT} ", "tracestate": "a=b"}.get)
+    found = parse_trace_context({"traceparent": f" {PARENT} ", "tracestate": "a=b"}.get)
     assert found is not None
     assert (found.span, found.state) == (0xB7AD6B7169203331, "a=b")
-    later = extract({"traceparent": f"01{PARENT[2:]}-more"}.get)
+    later = parse_trace_context({"traceparent": f"01{PARENT[2:]}-more"}.get)
     assert later is not None and later.span == found.span
 
 
 def test_context_that_is_not_valid() -> None:
-    assert extract({}.get) is None
-    assert extract({"traceparent": PARENT.upper()}.get) is None
-    assert extract({"traceparent": f"{PARENT}-more"}.get) is None
+    assert parse_trace_context({}.get) is None
+    assert parse_trace_context({"traceparent": PARENT.upper()}.get) is None
+    assert parse_trace_context({"traceparent": f"{PARENT}-more"}.get) is None

@@ -39,36 +39,36 @@ def test_while_nothing_is_traced_doors_see_no_tracer(path: Path) -> None:
     log = configure(Options(model_repository=[path]))
     core = Core("x", Registry(), True)
     core.connect_logs(tracer, LogSettings(log))
-    assert core.tracing is None
+    assert core.request_tracer is None
     core.trace_settings("", {"level": frozenset([TIMESTAMPS])})
-    assert core.tracing is tracer
+    assert core.request_tracer is tracer
     core.trace_settings("", {"level": None})
-    assert core.tracing is None
+    assert core.request_tracer is None
     tracer.close()
     log.close()
 
 
 def test_a_trace_that_is_complete_is_not_found_any_more(tracer: Tracer) -> None:
-    trace = tracer.start("m", no_header)
+    trace = tracer.start_trace("m", no_header)
     assert trace is not None
-    assert tracer.find(trace.number) is trace
-    child = trace.child()
-    assert tracer.find(child.number) is child
-    trace.close()
-    assert tracer.find(trace.number) is tracer.find(child.number) is None
-    assert tracer.find(trace.child().number) is None
+    assert tracer.find_trace(trace.number) is trace
+    child = trace.create_child()
+    assert tracer.find_trace(child.number) is child
+    trace.finish_response()
+    assert tracer.find_trace(trace.number) is tracer.find_trace(child.number) is None
+    assert tracer.find_trace(trace.create_child().number) is None
 
 
 def test_what_is_under_way_when_settings_change_is_written_when_it_is_complete(
     tracer: Tracer, path: Path
 ) -> None:
-    trace = tracer.start("m", no_header)
+    trace = tracer.start_trace("m", no_header)
     assert trace is not None
-    trace.begin(InferRequest("m", [], id="r"), "m", 1, 5)
-    tracer.update("", {"level": frozenset()})
-    assert tracer.start("m", no_header) is None
-    trace.responded(InferResponse("m", 1), True)
-    trace.close()
+    trace.start_inference(InferRequest("m", [], id="r"), "m", 1, 5)
+    tracer.update_settings("", {"level": frozenset()})
+    assert tracer.start_trace("m", no_header) is None
+    trace.record_response(InferResponse("m", 1), True)
+    trace.finish_response()
     tracer.close()
     head = json.loads(path.read_text())[0]
     assert head == {"id": 1, "model_name": "m", "model_version": 1, "request_id": "r"}
@@ -79,9 +79,9 @@ def test_a_file_that_cannot_be_written_is_an_error_in_the_log(
 ) -> None:
     path = tmp_path / "no" / "traces"
     tracer = Tracer(TraceConfig(frozenset([TIMESTAMPS]), rate=1, file=str(path)))
-    trace = tracer.start("m", no_header)
+    trace = tracer.start_trace("m", no_header)
     assert trace is not None
-    trace.close()
+    trace.finish_response()
     tracer.close()
     (record,) = caplog.records
     assert record.getMessage() == (

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pb_utils
-from stub.backends.batch import Array, BadInput, Batch, Raw, Run, answer
-from stub.backends.contract import Contract, Provided
+from stub.backends.batch import Array, Batch, InvalidInput, RawTensor, RunFunction, run_requests
+from stub.backends.contract import ModelContract, ModelTensor
 from stub.user_model import ModelFailure
 
 
@@ -21,8 +21,8 @@ def entry(name: str, dims: list[int], kind: str = "TYPE_FP32", **more: Any) -> d
 
 def contract(
     inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], size: int = 8, **more: Any
-) -> Contract:
-    return Contract(
+) -> ModelContract:
+    return ModelContract(
         {"name": "m", "max_batch_size": size, "input": inputs, "output": outputs, **more}
     )
 
@@ -65,14 +65,14 @@ def test_each_request_gets_the_outputs_that_it_asks_for() -> None:
     asked = [request("y", x=rows(1)), request("z", x=rows(2)), request("y", "z", x=rows(3))]
     got = [
         {tensor.name(): tensor.as_numpy().tolist() for tensor in response.output_tensors()}
-        for response in answer(asked, ONE, double)
+        for response in run_requests(asked, ONE, double)
     ]
     assert got == [{"y": [[2]]}, {"z": [[6]]}, {"y": [[6]], "z": [[9]]}]
     assert Batch([request("z", x=rows(1))], ONE).wanted == ["z"]
 
 
 def refuse(inputs: Mapping[str, Array], wanted: list[str]) -> dict[str, Array]:
-    raise BadInput("not with me")
+    raise InvalidInput("not with me")
 
 
 @pytest.mark.parametrize("size", [0, 8])
@@ -92,17 +92,17 @@ def refuse(inputs: Mapping[str, Array], wanted: list[str]) -> dict[str, Array]:
 )
 @pytest.mark.parametrize("outputs", [["y"], ["z", "y"], []])
 def test_one_request_alone_gets_what_it_would_get_with_others(
-    run: Run, size: int, outputs: list[str]
+    run: RunFunction, size: int, outputs: list[str]
 ) -> None:
     """A contract that is not plain takes the way of several requests."""
     tensors = [entry("x", [1])], [entry("y", [1]), entry("z", [1])]
     plain = contract(*tensors, size)
     other = contract(tensors[0], [*tensors[1], entry("s", [1], is_shape_tensor=True)], size)
-    assert plain.plain and not other.plain
+    assert plain.has_only_plain_tensors and not other.has_only_plain_tensors
 
-    def told(contract: Contract) -> object:
+    def told(contract: ModelContract) -> object:
         try:
-            (response,) = answer([request(*outputs, x=rows(1, 2))], contract, run)
+            (response,) = run_requests([request(*outputs, x=rows(1, 2))], contract, run)
         except pb_utils.TritonModelException as error:
             return str(error)
         if response.has_error():
@@ -128,7 +128,7 @@ def test_shape_tensors_are_not_joined_and_their_first_value_is_the_whole_batch()
         seen.append((inputs["n"].tolist(), inputs["x"].tolist()))
         return {"n": inputs["n"] * 1, "y": inputs["x"]}
 
-    first, second = answer(asked, shaped, run)
+    first, second = run_requests(asked, shaped, run)
     assert seen == [([3, 5, 6], [[1], [2], [3]])]
     assert first.output_tensors()[0].as_numpy().tolist() == [1, 5, 6]
     assert second.output_tensors()[0].as_numpy().tolist() == [2, 5, 6]
@@ -157,9 +157,9 @@ def test_bytes_in_a_models_own_layout_are_joined_and_split_by_items(size: int) -
     def run(inputs: Mapping[str, Any], wanted: list[str]) -> dict[str, Any]:
         x = inputs["x"]
         seen.append((x.shape, x.data.tolist()))
-        return {"y": Raw(x.data + 10, x.shape)}
+        return {"y": RawTensor(x.data + 10, x.shape)}
 
-    responses = answer(asked, own, run)
+    responses = run_requests(asked, own, run)
     got = [response.output_tensors()[0] for response in responses]
     assert [tensor.shape() for tensor in got] == [[*shape, 1, 1, 3] for shape in lead]
     assert [bytes(tensor._wire_data()) for tensor in got] == (
@@ -177,7 +177,7 @@ def test_a_model_without_batches_runs_requests_one_by_one() -> None:
         runs.append(inputs["x"].tolist())
         return {"y": inputs["x"]}
 
-    answers = answer([request("y", x=np.ones(n, np.float32)) for n in (1, 3)], alone, run)
+    answers = run_requests([request("y", x=np.ones(n, np.float32)) for n in (1, 3)], alone, run)
     assert runs == [[1], [1, 1, 1]]
     assert [each.output_tensors()[0].shape() for each in answers] == [[1], [3]]
 
@@ -185,10 +185,10 @@ def test_a_model_without_batches_runs_requests_one_by_one() -> None:
 def test_a_bad_input_fails_its_own_request_only() -> None:
     def run(inputs: Mapping[str, Any], wanted: list[str]) -> dict[str, Any]:
         if (inputs["x"] < 0).any():
-            raise BadInput("x must not be negative")
+            raise InvalidInput("x must not be negative")
         return double(inputs, wanted)
 
-    good, bad = answer([request("y", x=rows(1)), request("y", x=rows(-1))], ONE, run)
+    good, bad = run_requests([request("y", x=rows(1)), request("y", x=rows(-1))], ONE, run)
     assert good.output_tensors()[0].as_numpy().tolist() == [[2]]
     error = bad.error()
     assert error is not None
@@ -218,7 +218,7 @@ def test_an_output_of_the_batch_lies_whole_in_the_first_response() -> None:
     scattered = contract(
         [entry("x", [1])], [entry("y", [-1])], batch_output=[{"target_name": ["y"]}]
     )
-    first, second = answer(
+    first, second = run_requests(
         [request("y", x=rows(1)), request("y", x=rows(2))],
         scattered,
         lambda inputs, wanted: {"y": np.arange(5, dtype=np.float32)},
@@ -230,13 +230,15 @@ def test_an_output_of_the_batch_lies_whole_in_the_first_response() -> None:
 def test_bfloat16_goes_through() -> None:
     brain = contract([entry("x", [2], "TYPE_BF16")], [entry("y", [2], "TYPE_BF16")])
     x = np.array([[1, -2]], ml_dtypes.bfloat16)
-    (response,) = answer([request("y", x=x)], brain, lambda inputs, wanted: {"y": inputs["x"]})
+    (response,) = run_requests(
+        [request("y", x=x)], brain, lambda inputs, wanted: {"y": inputs["x"]}
+    )
     assert response.output_tensors()[0].as_bfloat16().tolist() == [[1, -2]]
 
 
 def test_an_output_of_another_type_is_an_error() -> None:
     with pytest.raises(pb_utils.TritonModelException) as caught:
-        answer(
+        run_requests(
             [request("y", x=rows(1))],
             ONE,
             lambda inputs, wanted: {"y": inputs["x"].astype(np.float64)},
@@ -248,7 +250,7 @@ def test_an_output_of_another_type_is_an_error() -> None:
 
 
 def test_an_output_that_is_too_short_fails_those_for_whom_nothing_is_left() -> None:
-    first, second = answer(
+    first, second = run_requests(
         [request("y", x=rows(1)), request("y", x=rows(2, 3))],
         ONE,
         lambda inputs, wanted: {"y": rows(1)},
@@ -275,11 +277,11 @@ def test_controls_of_sequences_are_inputs() -> None:
     found = {name: (each.data_type, each.shape) for name, each in made.inputs.items()}
     assert found["START"] == ("TYPE_INT32", [-1, 1])
     assert found["CORRID"] == ("TYPE_UINT64", [-1, 1])
-    provided = [Provided(name, kind, shape) for name, (kind, shape) in found.items()]
-    output = [Provided("y", "TYPE_FP32", [-1, 1])]
-    made.check(provided, output)
+    provided = [ModelTensor(name, kind, shape) for name, (kind, shape) in found.items()]
+    output = [ModelTensor("y", "TYPE_FP32", [-1, 1])]
+    made.check_model(provided, output)
     with pytest.raises(ModelFailure) as caught:
-        made.check(provided[:2], output)
+        made.check_model(provided[:2], output)
     assert str(caught.value) == (
         "configuration specified sequence control 'CORRID', but model does not provide that input"
     )
@@ -291,10 +293,10 @@ def test_inputs_of_the_batch_may_have_any_shape_and_must_have_their_type() -> No
         [entry("y", [1])],
         batch_input=[{"target_name": ["N"], "data_type": "TYPE_INT32"}],
     )
-    x, y = Provided("x", "TYPE_FP32", [-1, 1]), [Provided("y", "TYPE_FP32", [-1, 1])]
-    made.check([x, Provided("N", "TYPE_INT32", [-1])], y)
+    x, y = ModelTensor("x", "TYPE_FP32", [-1, 1]), [ModelTensor("y", "TYPE_FP32", [-1, 1])]
+    made.check_model([x, ModelTensor("N", "TYPE_INT32", [-1])], y)
     with pytest.raises(ModelFailure) as caught:
-        made.check([x, Provided("N", "TYPE_FP32", [-1])], y)
+        made.check_model([x, ModelTensor("N", "TYPE_FP32", [-1])], y)
     assert str(caught.value) == (
         "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'N', model "
         "provides TYPE_FP32"

@@ -10,42 +10,53 @@ from typing import Any
 import pytest
 
 from pb_utils import testing
-from stub.backends.batch import BadInput
-from stub.backends.contract import Contract
+from stub.backends.batch import InvalidInput
+from stub.backends.contract import ModelContract
 from stub.backends.settings import model_path
-from stub.backends.tensorrt.agreement import check, complete
-from stub.backends.tensorrt.graphs import Graph, choose_graph, graphs_of
+from stub.backends.tensorrt.graphs import GraphSpec, choose_graph, graph_specs
 from stub.backends.tensorrt.model import TritonPythonModel
-from stub.backends.tensorrt.plan import Extent, Io, Layout, Plan, Range
-from stub.backends.tensorrt.profiles import choose, group_of, profiles_of
+from stub.backends.tensorrt.model_config import check_config, complete_config
+from stub.backends.tensorrt.plan import Extent, Layout, Plan, PlanTensor, ProfileRange
+from stub.backends.tensorrt.profiles import choose_profile, instance_group_of, profiles_of_group
 from stub.user_model import ModelFailure
 from tests.conftest import ROOT
 
-SMALL = Range((1, 3), (2, 3), (4, 3))
-LARGE = Range((1, 3), (8, 3), (16, 3))
+SMALL = ProfileRange((1, 3), (2, 3), (4, 3))
+LARGE = ProfileRange((1, 3), (8, 3), (16, 3))
 PLAN = Plan(
     (
-        Io("x", True, "TYPE_FP32", (-1, 3), (SMALL, LARGE)),
-        Io("y", False, "TYPE_FP32", (-1, 5)),
+        PlanTensor("x", True, "TYPE_FP32", (-1, 3), (SMALL, LARGE)),
+        PlanTensor("y", False, "TYPE_FP32", (-1, 5)),
     ),
     profiles=2,
 )
 SHAPED = Plan(
     (
-        Io("x", True, "TYPE_FP32", (-1, -1), (Range((1, 1), (2, 4), (8, 9)),)),
-        Io("n", True, "TYPE_INT32", (2,), (Range((1, 1), (2, 6), (8, 9)),), True, True),
-        Io("y", False, "TYPE_FP32", (-1, -1)),
+        PlanTensor("x", True, "TYPE_FP32", (-1, -1), (ProfileRange((1, 1), (2, 4), (8, 9)),)),
+        PlanTensor(
+            "n", True, "TYPE_INT32", (2,), (ProfileRange((1, 1), (2, 6), (8, 9)),), True, True
+        ),
+        PlanTensor("y", False, "TYPE_FP32", (-1, -1)),
     )
 )
 CHW4 = Layout(False, 1, 4, "CHW4")
 VECTORS = Plan(
     (
-        Io("x", True, "TYPE_INT8", (-1, 3, 2, 2), (Range(*[(n, 3, 2, 2) for n in (1, 2, 4)]),)),
-        Io("y", False, "TYPE_INT8", (-1, 3, 2, 2), layout=CHW4),
+        PlanTensor(
+            "x",
+            True,
+            "TYPE_INT8",
+            (-1, 3, 2, 2),
+            (ProfileRange(*[(n, 3, 2, 2) for n in (1, 2, 4)]),),
+        ),
+        PlanTensor("y", False, "TYPE_INT8", (-1, 3, 2, 2), layout=CHW4),
     )
 )
-FIXED = Plan((Io("x", True, "TYPE_FP32", (2, 3), (Range((2, 3), (2, 3), (2, 3)),)),))
-IMPLICIT = Plan((Io("x", True, "TYPE_FP32", (3,)), Io("y", False, "TYPE_FP32", (5,))), implicit=16)
+FIXED = Plan((PlanTensor("x", True, "TYPE_FP32", (2, 3), (ProfileRange((2, 3), (2, 3), (2, 3)),)),))
+IMPLICIT = Plan(
+    (PlanTensor("x", True, "TYPE_FP32", (3,)), PlanTensor("y", False, "TYPE_FP32", (5,))),
+    implicit_max_batch=16,
+)
 BACKEND = ROOT / "stub" / "backends" / "tensorrt"
 
 
@@ -63,14 +74,14 @@ def config(size: int, *inputs: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def graphs(size: int, plan: Plan = PLAN, **more: Any) -> list[Graph]:
+def graphs(size: int, plan: Plan = PLAN, **more: Any) -> list[GraphSpec]:
     cuda = {"graphs": True, **more.pop("cuda", {})}
-    return graphs_of(config(size, optimization={"cuda": cuda}, **more), plan, [0])
+    return graph_specs(config(size, optimization={"cuda": cuda}, **more), plan, [0])
 
 
 def refusal(given: dict[str, Any], plan: Plan, profiles: tuple[int, ...] = (0,)) -> str:
     with pytest.raises(ModelFailure) as caught:
-        check(Contract(given), given["max_batch_size"], plan, profiles)
+        check_config(ModelContract(given), given["max_batch_size"], plan, profiles)
     return str(caught.value)
 
 
@@ -78,26 +89,26 @@ def refusal(given: dict[str, Any], plan: Plan, profiles: tuple[int, ...] = (0,))
     ("rows", "profile"), [(1, 0), (4, 0), (5, 1), (16, 1)], ids=["1", "4", "5", "16"]
 )
 def test_the_nearest_profile_that_takes_a_batch_is_chosen(rows: int, profile: int) -> None:
-    assert choose(PLAN, [0, 1], {"x": (rows, 3)}) == profile
-    assert choose(PLAN, [1], {"x": (rows, 3)}) == 1
+    assert choose_profile(PLAN, [0, 1], {"x": (rows, 3)}) == profile
+    assert choose_profile(PLAN, [1], {"x": (rows, 3)}) == 1
 
 
 def test_a_batch_that_no_profile_takes_is_the_senders_fault() -> None:
-    with pytest.raises(BadInput) as caught:
-        choose(PLAN, [0, 1], {"x": (17, 3)})
+    with pytest.raises(InvalidInput) as caught:
+        choose_profile(PLAN, [0, 1], {"x": (17, 3)})
     assert str(caught.value) == (
         "input 'x' has the shape [17,3], which no optimization profile of this instance takes; they"
         " take 0: [1,3] to [4,3], 1: [1,3] to [16,3]"
     )
-    with pytest.raises(BadInput, match=r"input 'n' has the values \[2,10\], which no"):
-        choose(SHAPED, [0], {"x": (2, 2), "n": (2, 10)})
+    with pytest.raises(InvalidInput, match=r"input 'n' has the values \[2,10\], which no"):
+        choose_profile(SHAPED, [0], {"x": (2, 2), "n": (2, 10)})
 
 
 def test_inputs_that_need_different_profiles_are_named_together() -> None:
-    first, second = Range((1,), (1,), (2,)), Range((3,), (3,), (4,))
-    both = tuple(Io(name, True, "TYPE_FP32", (-1,), (first, second)) for name in "ab")
-    with pytest.raises(BadInput) as caught:
-        choose(Plan(both, 2), [0, 1], {"a": (1,), "b": (4,)})
+    first, second = ProfileRange((1,), (1,), (2,)), ProfileRange((3,), (3,), (4,))
+    both = tuple(PlanTensor(name, True, "TYPE_FP32", (-1,), (first, second)) for name in "ab")
+    with pytest.raises(InvalidInput) as caught:
+        choose_profile(Plan(both, 2), [0, 1], {"a": (1,), "b": (4,)})
     assert str(caught.value) == (
         "no optimization profile of this instance takes these inputs together: 'a' [1], 'b' [4]"
     )
@@ -105,11 +116,16 @@ def test_inputs_that_need_different_profiles_are_named_together() -> None:
 
 def test_an_instance_has_the_profiles_of_its_group() -> None:
     groups = [{"name": "m_0"}, {"name": "m_1", "profile": ["1", "0", "1"]}]
-    assert profiles_of("m", group_of({"instance_group": groups}, "m_1_3"), PLAN) == [0, 1]
-    assert profiles_of("m", group_of({"instance_group": groups}, "m_0_0"), PLAN) == [0]
-    assert group_of({"instance_group": groups}, "other_0") == {}
+    assert profiles_of_group("m", instance_group_of({"instance_group": groups}, "m_1_3"), PLAN) == [
+        0,
+        1,
+    ]
+    assert profiles_of_group("m", instance_group_of({"instance_group": groups}, "m_0_0"), PLAN) == [
+        0
+    ]
+    assert instance_group_of({"instance_group": groups}, "other_0") == {}
     with pytest.raises(ModelFailure) as caught:
-        profiles_of("m", {"name": "m_0", "profile": ["0", "2"]}, PLAN)
+        profiles_of_group("m", {"name": "m_0", "profile": ["0", "2"]}, PLAN)
     assert str(caught.value) == (
         "model 'm' cannot be loaded: its instance group 'm_0' names the optimization profile 2, and"
         " the engine has 2, counted from 0"
@@ -117,11 +133,11 @@ def test_an_instance_has_the_profiles_of_its_group() -> None:
 
 
 def test_the_largest_batch_is_what_some_profile_takes_of_all_inputs() -> None:
-    assert PLAN.largest_batch([0]) == 4
-    assert PLAN.largest_batch([0, 1]) == 16
-    assert SHAPED.largest_batch([0]) == 8
-    assert FIXED.largest_batch([0]) == 0
-    assert IMPLICIT.largest_batch([0]) == 16
+    assert PLAN.max_batch([0]) == 4
+    assert PLAN.max_batch([0, 1]) == 16
+    assert SHAPED.max_batch([0]) == 8
+    assert FIXED.max_batch([0]) == 0
+    assert IMPLICIT.max_batch([0]) == 16
 
 
 def test_a_layout_in_vectors_is_filled_up() -> None:
@@ -133,7 +149,7 @@ def test_a_layout_in_vectors_is_filled_up() -> None:
 
 def test_a_plan_completes_a_configuration() -> None:
     given: dict[str, Any] = {"name": "m"}
-    complete(given, PLAN, [0, 1])
+    complete_config(given, PLAN, [0, 1])
     assert given == {
         "name": "m",
         "max_batch_size": 16,
@@ -164,37 +180,37 @@ def test_a_completed_configuration_agrees_with_its_plan(
     plan: Plan, inputs: list[Any], outputs: list[Any]
 ) -> None:
     given: dict[str, Any] = {"name": "m"}
-    complete(given, plan, [0])
+    complete_config(given, plan, [0])
     assert (given["input"], given["output"]) == (inputs, outputs)
-    check(Contract(given), given["max_batch_size"], plan, [0])
+    check_config(ModelContract(given), given["max_batch_size"], plan, [0])
 
 
 def test_a_plan_without_a_batch_dimension_is_completed_without_batches() -> None:
     given: dict[str, Any] = {"name": "m", "output": [entry("y", [5])]}
-    complete(given, FIXED, [0])
+    complete_config(given, FIXED, [0])
     assert given["input"] == [entry("x", [2, 3])]
     assert "dynamic_batching" not in given and "max_batch_size" not in given
 
 
 def test_configured_shapes_with_the_batch_dimension_are_no_batches() -> None:
     given = config(0, entry("x", [-1, 3]))
-    complete(given, PLAN, [0])
+    complete_config(given, PLAN, [0])
     assert given["max_batch_size"] == 0
     given = config(0, entry("x", [3]))
-    complete(given, PLAN, [0])
+    complete_config(given, PLAN, [0])
     assert given["max_batch_size"] == 4
 
 
 def test_a_scheduler_that_is_configured_stays() -> None:
     given = config(2, sequence_batching={})
-    complete(given, PLAN, [0])
+    complete_config(given, PLAN, [0])
     assert "dynamic_batching" not in given
     assert given["max_batch_size"] == 2
 
 
 def test_a_batch_size_beyond_the_plans_is_not_completed() -> None:
     with pytest.raises(ModelFailure) as caught:
-        complete({"name": "m", "max_batch_size": 17}, PLAN, [0, 1])
+        complete_config({"name": "m", "max_batch_size": 17}, PLAN, [0, 1])
     assert str(caught.value) == (
         "autofill failed for model 'm': configuration specified max-batch 17 but TensorRT engine"
         " only supports max-batch 16"
@@ -267,7 +283,7 @@ def test_what_does_not_fit_the_plan_is_refused_with_both_named(
 
 
 def test_no_graphs_are_recorded_unless_asked_for() -> None:
-    assert graphs_of(config(4), PLAN, [0]) == []
+    assert graph_specs(config(4), PLAN, [0]) == []
     assert graphs(4, IMPLICIT) == []
 
 

@@ -41,7 +41,7 @@ class EchoCore:
 
     def __init__(self) -> None:
         self.is_ready = True
-        self.tracing = None
+        self.request_tracer = None
         self.regions = Regions(None)
         self.exiting = False
         self.held: queue.Queue[Call] = queue.Queue()

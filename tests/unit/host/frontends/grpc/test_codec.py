@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError
 from host.frontends.grpc.codec import parse_infer_request, to_request
-from host.inference.request import Classes, InferRequest, Tensor
+from host.inference.request import Classification, InferRequest, Tensor
 from host.instances.regions import Regions
 
 
@@ -86,7 +86,7 @@ def test_surplus_raw_entries_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("text, number", [("", -1), ("1", 1), ("007", 7), ("0", 0)])
-def test_versions(text: str, number: int) -> None:
+def test_valid_versions_are_parsed(text: str, number: int) -> None:
     assert decode(request(model_version=text)).model_version == number
 
 
@@ -327,10 +327,10 @@ def test_classification() -> None:
     assert invalid(with_parameters("o", classification=1, **both)) == (
         "output can't set both 'shared_memory_region' and 'classification'"
     )
-    assert decode(with_parameters("o", classification=3)).classes == Classes({"o": 3})
+    assert decode(with_parameters("o", classification=3)).classification == Classification({"o": 3})
 
 
-def test_rubbish_is_refused() -> None:
+def test_malformed_messages_are_rejected() -> None:
     with pytest.raises(HostError, match="failed to parse the ModelInferRequest message") as caught:
         decoded(b"\xff\xff\xff")
     assert caught.value.code is ErrorCode.INVALID_ARG

@@ -11,8 +11,8 @@ from tritonclient.grpc import service_pb2 as pb
 from host.errors import ErrorCode, HostError
 from host.frontends.grpc import encode as grpc_encode
 from host.frontends.grpc.encode import (
+    encode_empty_stream_response,
     encode_infer_response,
-    encode_stream_notice,
     encode_stream_response,
 )
 from host.inference.request import InferResponse, Tensor
@@ -55,7 +55,7 @@ def message_of(response: InferResponse) -> pb.ModelInferResponse:
 
 
 @given(responses)
-def test_a_response_says_what_protobuf_would_say(response: InferResponse) -> None:
+def test_an_encoded_response_equals_protobufs(response: InferResponse) -> None:
     data = encode_infer_response(response)
     assert pb.ModelInferResponse.FromString(data) == message_of(response)
 
@@ -117,7 +117,7 @@ def test_the_size_limit_is_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
         InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [1], None)]),  # type: ignore[arg-type]
     ],
 )
-def test_what_the_protocol_cannot_express_is_an_internal_error(response: InferResponse) -> None:
+def test_responses_that_cannot_be_encoded_are_an_internal_error(response: InferResponse) -> None:
     with pytest.raises(HostError, match="response of model 'm' cannot be sent") as caught:
         encode_infer_response(response)
     assert caught.value.code is ErrorCode.INTERNAL
@@ -126,14 +126,14 @@ def test_what_the_protocol_cannot_express_is_an_internal_error(response: InferRe
 
 
 def test_an_early_error_carries_the_id_only() -> None:
-    message = pb.ModelStreamInferResponse.FromString(encode_stream_notice("no", "7"))
+    message = pb.ModelStreamInferResponse.FromString(encode_empty_stream_response("no", "7"))
     expected = pb.ModelStreamInferResponse(error_message="no")
     expected.infer_response.id = "7"
     assert message == expected
 
 
-def test_an_error_response_names_what_was_asked() -> None:
-    data = encode_stream_notice("no", "7", "m", "2", True)
+def test_an_error_response_names_the_requested_model() -> None:
+    data = encode_empty_stream_response("no", "7", "m", "2", True)
     message = pb.ModelStreamInferResponse.FromString(data)
     expected = pb.ModelStreamInferResponse(error_message="no")
     expected.infer_response.CopyFrom(
@@ -144,5 +144,5 @@ def test_an_error_response_names_what_was_asked() -> None:
 
 
 def test_text_that_utf8_cannot_carry_is_replaced() -> None:
-    message = pb.ModelStreamInferResponse.FromString(encode_stream_notice("no \udcff", ""))
+    message = pb.ModelStreamInferResponse.FromString(encode_empty_stream_response("no \udcff", ""))
     assert message.error_message == "no ?"

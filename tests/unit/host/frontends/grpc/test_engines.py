@@ -26,7 +26,7 @@ from host.errors import ErrorCode, HostError
 from host.frontends.grpc.aio import GrpcAioFrontend
 from host.frontends.grpc.h2.frontend import H2Frontend
 from host.frontends.grpc.methods import GrpcOptions
-from host.frontends.grpc.service import STOPPING, GrpcService
+from host.frontends.grpc.service import SHUTTING_DOWN, GrpcService
 from host.frontends.tls import TlsFiles
 from host.inference.request import Call, InferResponse, Tensor
 from tests.conftest import DEADLINE
@@ -168,7 +168,7 @@ def test_compressed_requests(triton: Any) -> None:
     assert np.array_equal(result.as_numpy("OUTPUT0"), numbers)
 
 
-def test_what_the_client_asks_about_the_server(triton: Any, served: Served) -> None:
+def test_server_information_rpcs(triton: Any, served: Served) -> None:
     assert triton.is_server_live() and triton.is_server_ready() and triton.is_model_ready("echo")
     assert triton.get_server_metadata().version == "1.2.3"
     assert triton.get_model_metadata("echo").versions == ["1"]
@@ -199,7 +199,7 @@ def test_a_bug_is_an_internal_error_and_leaves_a_traceback(
     assert record.exc_info is not None and str(record.exc_info[1]) == "a bug in the core"
 
 
-def test_what_is_not_there_is_unimplemented(stub: Any) -> None:
+def test_unknown_methods_are_unimplemented_on_both_engines(stub: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         stub.SystemSharedMemoryRegister(pb.SystemSharedMemoryRegisterRequest(), timeout=DEADLINE)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -327,13 +327,13 @@ def test_stopping_refuses_new_requests_and_finishes_open_ones(stub: Any, served:
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(message("echo"), timeout=DEADLINE)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert caught.value.details() == STOPPING
+    assert caught.value.details() == SHUTTING_DOWN
     with pytest.raises(grpc.RpcError) as caught:
         next(stub.ModelStreamInfer(iter(Requests()), timeout=DEADLINE))
-    assert caught.value.details() == STOPPING
+    assert caught.value.details() == SHUTTING_DOWN
     with pytest.raises(grpc.RpcError) as caught:  # an idle stream does not hold the server up
         next(idle)
-    assert caught.value.details() == STOPPING
+    assert caught.value.details() == SHUTTING_DOWN
     assert stub.ServerLive(pb.ServerLiveRequest(), timeout=DEADLINE).live
     served.respond(held)
     assert open_call.result().id == "7"
@@ -341,7 +341,7 @@ def test_stopping_refuses_new_requests_and_finishes_open_ones(stub: Any, served:
     requests.close()
 
 
-def test_stopping_cancels_what_takes_too_long(stub: Any, served: Served) -> None:
+def test_stopping_cancels_slow_calls(stub: Any, served: Served) -> None:
     open_call = stub.ModelInfer.future(message("hold", "7"), timeout=DEADLINE)
     served.core.held.get(timeout=DEADLINE)
     served.loop.run(served.frontend.stop(0))
@@ -455,7 +455,7 @@ def test_a_response_that_cannot_be_sent_is_an_error(
     assert "exceeds gRPC's byte size limit" in future.exception().details()
 
 
-def test_times_may_be_longer_than_an_engine_can_count(loop: Loop) -> None:
+def test_very_long_times_are_accepted(loop: Loop) -> None:
     long = 10**11  # milliseconds
     options = GrpcOptions(handshake_timeout=long, keepalive_time=long, max_connection_age=long)
     served = Served(loop, options)

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
 from host.frontends.grpc.codec import parse_infer_request, to_request
-from host.frontends.grpc.request_cache import Recurring
+from host.frontends.grpc.request_cache import RequestCache
 from host.inference.request import InferRequest
 from host.instances.regions import Regions
 
@@ -48,22 +48,22 @@ def again(message: pb.ModelInferRequest, request_id: str, sizes: list[int]) -> b
     return bytes(other.SerializeToString())
 
 
-def understood(data: bytes) -> InferRequest | None:
+def parsed(data: bytes) -> InferRequest | None:
     try:
         return to_request(parse_infer_request(data), Regions(None))
     except HostError:
         return None
 
 
-def learn(recurring: Recurring, data: bytes) -> None:
+def remember(request_cache: RequestCache, data: bytes) -> None:
     for _ in range(2):  # what comes once only is not worth it
         message = parse_infer_request(data)
-        recurring.learn(data, message, to_request(message, Regions(None)))
+        request_cache.remember(data, message, to_request(message, Regions(None)))
 
 
-def recognised(recurring: Recurring, data: bytes) -> InferRequest | None:
+def looked_up(request_cache: RequestCache, data: bytes) -> InferRequest | None:
     """What it is known as; what goes with it says the same as the codec does."""
-    known = recurring.request(data)
+    known = request_cache.lookup(data)
     if known is None:
         return None
     request, said = known
@@ -75,33 +75,33 @@ def recognised(recurring: Recurring, data: bytes) -> InferRequest | None:
 def plain(request: InferRequest | None) -> InferRequest | None:
     """With bytes in place of views, and without what it has in common with others."""
     if request is not None:
-        request.form = None
+        request.validation_key = None
         for tensor in request.inputs:
             tensor.data = bytes(tensor.data)
     return request
 
 
 @given(requests(), NAMES, st.lists(SIZES, min_size=3, max_size=3))
-def test_the_next_request_is_understood_as_without_memory(
+def test_a_cached_request_equals_a_parsed_one(
     message: pb.ModelInferRequest, request_id: str, sizes: list[int]
 ) -> None:
-    recurring = Recurring()
-    learn(recurring, message.SerializeToString())
+    request_cache = RequestCache()
+    remember(request_cache, message.SerializeToString())
     data = again(message, request_id, sizes)
-    known = recognised(recurring, data)
+    known = looked_up(request_cache, data)
     if known is not None:
-        assert plain(known) == plain(understood(data))
+        assert plain(known) == plain(parsed(data))
 
 
-def test_another_id_and_other_tensors_are_recognised() -> None:
+def test_another_id_and_other_tensors_hit_the_cache() -> None:
     message = pb.ModelInferRequest(model_name="m", model_version="3", id="a")
     message.inputs.add(name="x", datatype="FP32", shape=[2, 2])
     message.outputs.add(name="y")
     message.raw_input_contents.append(bytes(16))
-    recurring = Recurring()
-    learn(recurring, message.SerializeToString())
+    request_cache = RequestCache()
+    remember(request_cache, message.SerializeToString())
     for request_id, size in (("", 16), ("b" * 127, 16), ("c", 127), ("c", 128), ("", 1 << 15)):
-        known = recognised(recurring, again(message, request_id, [size]))
+        known = looked_up(request_cache, again(message, request_id, [size]))
         assert known is not None, (request_id, size)
         assert known.id == request_id
         assert len(known.inputs[0].data) == size
@@ -109,33 +109,33 @@ def test_another_id_and_other_tensors_are_recognised() -> None:
         assert known.requested_outputs == ["y"]
 
 
-def test_what_is_recognised_shares_nothing_with_the_next_request() -> None:
+def test_a_cached_request_shares_no_state_with_the_next_one() -> None:
     message = pb.ModelInferRequest(model_name="m")
     message.inputs.add(name="x", datatype="FP32", shape=[2])
     message.outputs.add(name="y")
     message.parameters["kept"].bool_param = True
     message.raw_input_contents.append(bytes(8))
-    recurring = Recurring()
+    request_cache = RequestCache()
     data = message.SerializeToString()
-    learn(recurring, data)
-    first = recognised(recurring, data)
+    remember(request_cache, data)
+    first = looked_up(request_cache, data)
     assert first is not None
     first.inputs[0].shape.append(1)
     first.requested_outputs.clear()
     first.parameters["more"] = 1
-    second = recognised(recurring, data)
+    second = looked_up(request_cache, data)
     assert second is not None
     assert (second.inputs[0].shape, second.requested_outputs) == ([2], ["y"])
     assert second.parameters == {"kept": True}
 
 
 @given(requests(), st.data())
-def test_no_bytes_are_mistaken_for_a_known_request(
+def test_different_requests_do_not_match_a_template(
     message: pb.ModelInferRequest, data: st.DataObject
 ) -> None:
-    recurring = Recurring()
+    request_cache = RequestCache()
     good = message.SerializeToString()
-    learn(recurring, good)
+    remember(request_cache, good)
     bad = bytearray(good)
     for _ in range(data.draw(st.integers(1, 3))):
         if bad:
@@ -147,9 +147,9 @@ def test_no_bytes_are_mistaken_for_a_known_request(
                 del bad[at:]
             else:
                 bad[at:at] = data.draw(st.binary(max_size=4))
-    known = recognised(recurring, bytes(bad))
+    known = looked_up(request_cache, bytes(bad))
     if known is not None:
-        assert plain(known) == plain(understood(bytes(bad)))
+        assert plain(known) == plain(parsed(bytes(bad)))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (2, 0, 1), (0, 2, 1)])
@@ -160,25 +160,25 @@ def test_fields_in_any_order_are_understood(order: tuple[int, ...]) -> None:
     raw = pb.ModelInferRequest(raw_input_contents=[bytes(4)])
     parts = [name.SerializeToString(), inputs.SerializeToString(), raw.SerializeToString()]
     data = b"".join(parts[index] for index in order)
-    recurring = Recurring()
-    learn(recurring, data)
-    known = recognised(recurring, data)
-    assert known is None or plain(known) == plain(understood(data))
+    request_cache = RequestCache()
+    remember(request_cache, data)
+    known = looked_up(request_cache, data)
+    assert known is None or plain(known) == plain(parsed(data))
 
 
-def test_what_a_load_generator_sends_is_recognised() -> None:
+def test_requests_of_a_load_generator_hit_the_cache() -> None:
     """It asks for the end of decoupled answers, whatever the model."""
     message = pb.ModelInferRequest(model_name="m")
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     message.inputs.add(name="x", datatype="FP32", shape=[2])
     message.raw_input_contents.append(bytes(8))
-    recurring = Recurring()
-    learn(recurring, message.SerializeToString())
-    assert recognised(recurring, again(message, "7", [8])) is not None
+    request_cache = RequestCache()
+    remember(request_cache, message.SerializeToString())
+    assert looked_up(request_cache, again(message, "7", [8])) is not None
 
 
-def test_requests_that_take_turns_are_all_recognised() -> None:
-    recurring = Recurring()
+def test_alternating_requests_all_hit_the_cache() -> None:
+    request_cache = RequestCache()
     kinds = []
     for rows in range(1, 50):
         message = pb.ModelInferRequest(model_name="m")
@@ -189,25 +189,25 @@ def test_requests_that_take_turns_are_all_recognised() -> None:
     for _ in range(2):
         for data in kinds:
             parsed = parse_infer_request(data)
-            recurring.learn(data, parsed, to_request(parsed, Regions(None)))
+            request_cache.remember(data, parsed, to_request(parsed, Regions(None)))
     for rows, data in enumerate(kinds, 1):
-        known = recognised(recurring, data)
+        known = looked_up(request_cache, data)
         assert known is not None
         assert known.parameters == {"rows": rows}
 
 
-def test_memory_is_bounded() -> None:
-    recurring = Recurring()
+def test_the_cache_is_bounded() -> None:
+    request_cache = RequestCache()
     for number in range(2000):
         message = pb.ModelInferRequest(model_name=f"m{number}")
         message.inputs.add(name="x", datatype="FP32", shape=[1])
         message.raw_input_contents.append(bytes(4))
-        learn(recurring, message.SerializeToString())
-    assert len(recurring._last) <= 256
+        remember(request_cache, message.SerializeToString())
+    assert len(request_cache._last_by_model) <= 256
     for number in range(2000):
         message = pb.ModelInferRequest(model_name="m")
         message.inputs.add(name="x", datatype="FP32", shape=[number])
         message.raw_input_contents.append(bytes(4))
-        learn(recurring, message.SerializeToString())
-    assert len(recurring._known) <= 1024
-    assert len(recurring._seen) <= 256
+        remember(request_cache, message.SerializeToString())
+    assert len(request_cache._templates) <= 1024
+    assert len(request_cache._seen_once) <= 256

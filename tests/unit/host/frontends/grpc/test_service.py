@@ -9,12 +9,17 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError, internal
-from host.frontends.grpc.methods import STATUS, StreamMethod, UnaryMethod
-from host.frontends.grpc.service import HEALTH, INFERENCE, STOPPING, GrpcService
+from host.frontends.grpc.methods import GRPC_STATUS, StreamMethod, UnaryMethod
+from host.frontends.grpc.service import (
+    HEALTH_SERVICE,
+    INFERENCE_SERVICE,
+    SHUTTING_DOWN,
+    GrpcService,
+)
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
 
 
-class NoMetadata:
+class EmptyContext:
     def metadata(self, key: str) -> str | None:
         return None
 
@@ -24,14 +29,14 @@ def core() -> EchoCore:
     return EchoCore()
 
 
-def ask(core: EchoCore, method: str, request: Any, service: str = INFERENCE) -> bytes:
+def ask(core: EchoCore, method: str, request: Any, service: str = INFERENCE_SERVICE) -> bytes:
     """The bytes that an RPC answers."""
     (found,) = [m for m in GrpcService(core).services()[service] if m.name == method]
     assert isinstance(found, UnaryMethod)
     data = request if isinstance(request, bytes) else request.SerializeToString()
 
     async def run() -> bytes:
-        return await found.handler(data, NoMetadata())
+        return await found.handler(data, EmptyContext())
 
     return asyncio.run(run())
 
@@ -50,14 +55,14 @@ def infer(model: str, **fields: Any) -> Any:
 
 
 def test_every_error_code_has_a_status() -> None:
-    assert set(STATUS) == set(ErrorCode)
-    assert len(set(STATUS.values())) == len(STATUS)
+    assert set(GRPC_STATUS) == set(ErrorCode)
+    assert len(set(GRPC_STATUS.values())) == len(GRPC_STATUS)
 
 
 def test_every_rpc_of_the_protocol_is_there(core: EchoCore) -> None:
     published = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    assert published.full_name == INFERENCE
-    methods = GrpcService(core).services()[INFERENCE]
+    assert published.full_name == INFERENCE_SERVICE
+    methods = GrpcService(core).services()[INFERENCE_SERVICE]
     assert {(m.name, isinstance(m, StreamMethod)) for m in methods} == {
         (m.name, m.client_streaming) for m in published.methods
     }
@@ -113,10 +118,12 @@ def test_more_than_one_response_is_an_error_and_cancels_the_rest(core: EchoCore)
 
 def test_a_cancelled_handler_cancels_its_call(core: EchoCore) -> None:
     async def run() -> None:
-        (method,) = [m for m in GrpcService(core).services()[INFERENCE] if m.name == "ModelInfer"]
+        (method,) = [
+            m for m in GrpcService(core).services()[INFERENCE_SERVICE] if m.name == "ModelInfer"
+        ]
         assert isinstance(method, UnaryMethod)
         data = infer("hold", id="7").SerializeToString()
-        task = asyncio.ensure_future(method.handler(data, NoMetadata()))
+        task = asyncio.ensure_future(method.handler(data, EmptyContext()))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
@@ -128,17 +135,17 @@ def test_a_cancelled_handler_cancels_its_call(core: EchoCore) -> None:
 def test_health(core: EchoCore) -> None:
     assert pb.ServerLiveResponse.FromString(ask(core, "ServerLive", b"")).live
     assert pb.ServerReadyResponse.FromString(ask(core, "ServerReady", b"")).ready
-    assert ask(core, "Check", b"\x0a\x03any", HEALTH) == b"\x08\x01"
+    assert ask(core, "Check", b"\x0a\x03any", HEALTH_SERVICE) == b"\x08\x01"
     core.is_ready = False
     assert not pb.ServerReadyResponse.FromString(ask(core, "ServerReady", b"")).ready
-    assert ask(core, "Check", b"", HEALTH) == b"\x08\x02"
+    assert ask(core, "Check", b"", HEALTH_SERVICE) == b"\x08\x02"
     core.exiting = True
     for method in ("ServerLive", "ServerReady"):
         error = refusal(core, method, b"")
         assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "Server exiting")
 
 
-def test_descriptions(core: EchoCore) -> None:
+def test_metadata_and_config(core: EchoCore) -> None:
     server = pb.ServerMetadataResponse.FromString(ask(core, "ServerMetadata", b""))
     assert (server.name, server.version) == ("triton", "1.2.3")
     assert list(server.extensions) == ["statistics", "parameters"]
@@ -252,7 +259,7 @@ def test_client_shared_memory_is_off(core: EchoCore, kind: str) -> None:
         )
 
 
-def test_rubbish_is_an_invalid_argument(core: EchoCore) -> None:
+def test_malformed_messages_are_an_invalid_argument(core: EchoCore) -> None:
     error = refusal(core, "ModelReady", b"\xff\xff\xff")
     assert error.code is ErrorCode.INVALID_ARG
     assert error.message.startswith("failed to parse the ModelReadyRequest message")
@@ -267,7 +274,7 @@ def test_draining_refuses_new_requests_and_waits_for_open_ones(core: EchoCore) -
         assert not await service.drain(0)
         with pytest.raises(HostError) as caught:
             service.start_infer(data, answers.append)
-        assert (caught.value.code, caught.value.message) == (ErrorCode.UNAVAILABLE, STOPPING)
+        assert (caught.value.code, caught.value.message) == (ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
         draining = asyncio.ensure_future(service.drain(5))
         await asyncio.sleep(0)
         assert not draining.done()

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError, internal, unavailable
 from host.frontends.grpc import stream as grpc_stream
-from host.frontends.grpc.methods import NoMetadata
+from host.frontends.grpc.methods import EmptyContext
 from host.frontends.grpc.service import GrpcService
 from host.inference.request import Call, InferResponse
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
@@ -29,10 +29,10 @@ class Conversation:
     `room` is how many answers it takes before it has enough.
     """
 
-    def __init__(self, errors_end_it: bool = False, room: int = 1 << 30) -> None:
+    def __init__(self, close_on_error: bool = False, room: int = 1 << 30) -> None:
         self.core = EchoCore()
         self.service = GrpcService(self.core)
-        self.stream = self.service._start_stream(self, Metadata(errors_end_it))
+        self.stream = self.service._open_stream(self, Metadata(close_on_error))
         self.got: list[Any] = []
         self.ended = False
         self.error: Exception | None = None
@@ -43,19 +43,19 @@ class Conversation:
 
     # What the stream asks of an engine.
 
-    def write(self, message: bytes, more: bool) -> bool:
+    def write_message(self, message: bytes, more: bool) -> bool:
         assert not self.ended and self.room > 0
         self.got.append(pb.ModelStreamInferResponse.FromString(message))
         self.more = more
         self.room -= 1
         return self.room > 0
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         assert not self._reads
         self._reads = True
         self._read()
 
-    def end(self, error: Exception | None = None) -> None:
+    def finish_stream(self, error: Exception | None = None) -> None:
         assert not self.ended
         self.ended, self.error = True, error
 
@@ -71,7 +71,7 @@ class Conversation:
 
     def make_room(self, room: int = 1 << 30) -> None:
         self.room = room
-        self.stream.write_on()
+        self.stream.write_ready()
 
     def finish(self) -> list[Any]:
         """Half-close and take everything that has come."""
@@ -91,17 +91,17 @@ class Conversation:
 
     def _read(self) -> None:
         while self._unread and self._reads:
-            self._reads = self.stream.received(self._unread.popleft())
+            self._reads = self.stream.message_received(self._unread.popleft())
 
 
-class Metadata(NoMetadata):
+class Metadata(EmptyContext):
     """What came with a stream."""
 
-    def __init__(self, errors_end_it: bool) -> None:
-        self._errors_end_it = errors_end_it
+    def __init__(self, close_on_error: bool) -> None:
+        self._close_on_error = close_on_error
 
     def metadata(self, key: str) -> str | None:
-        return "true" if self._errors_end_it and key == "triton_grpc_error" else None
+        return "true" if self._close_on_error and key == "triton_grpc_error" else None
 
 
 def ids(messages: list[Any]) -> list[str]:
@@ -150,7 +150,7 @@ def test_an_empty_final_response_comes_if_asked_for() -> None:
 
 
 def test_early_errors_carry_the_id_only_and_leave_the_stream_open() -> None:
-    client = Conversation(errors_end_it=True)
+    client = Conversation(close_on_error=True)
     invalid = message("echo", "2")
     invalid.inputs[0].datatype = "FP64"
     client.say(message("missing", "1"), invalid, message("echo", "3", model_version="x"))
@@ -202,7 +202,7 @@ def test_an_error_without_text_is_still_an_error_to_the_client() -> None:
 
 
 def test_errors_can_end_the_stream() -> None:
-    client = Conversation(errors_end_it=True)
+    client = Conversation(close_on_error=True)
     client.say(message("hold", "1"), message("hold", "2"))
     first, second = client.held(2)
     second.respond(echo(second.request))
@@ -211,7 +211,7 @@ def test_errors_can_end_the_stream() -> None:
     assert not client.got and not client.service.open_requests
 
 
-def test_the_end_of_a_stream_cancels_what_is_open() -> None:
+def test_the_end_of_a_stream_cancels_its_open_requests() -> None:
     client = Conversation()
     client.say(message("hold", "1"), message("echo", "2"), message("hold", "3"))
     client.held(2)
@@ -220,7 +220,7 @@ def test_the_end_of_a_stream_cancels_what_is_open() -> None:
     assert not client.got and not client.ended and not client.service.open_requests
 
 
-def test_half_close_waits_for_what_is_open() -> None:
+def test_half_close_waits_for_open_requests() -> None:
     client = Conversation()
     client.say(message("hold", "1"))
     client.stream.half_closed()
@@ -230,19 +230,19 @@ def test_half_close_waits_for_what_is_open() -> None:
     assert ids(client.take()) == ["1"] and client.ended
 
 
-def test_a_stream_can_be_ended_once_it_is_idle() -> None:
+def test_a_stream_can_be_finished_after_its_open_requests() -> None:
     client = Conversation()
     client.say(message("hold", "1"))
     (call,) = client.held(1)
-    client.stream.end(unavailable("bye"))
+    client.stream.finish_after_open_requests(unavailable("bye"))
     assert not client.ended
     call.respond(echo(call.request))
     assert ids(client.take()) == ["1"]
     assert client.ended and str(client.error) == "bye"
 
 
-def test_a_stream_reads_no_further_while_too_much_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_stream, "OPEN_REQUESTS", 2)
+def test_reading_pauses_at_the_limit_of_open_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_stream, "MAX_OPEN_REQUESTS", 2)
     client = Conversation()
     client.say(*(message("hold", str(number)) for number in range(4)))
     for call in client.held(2):
@@ -252,7 +252,7 @@ def test_a_stream_reads_no_further_while_too_much_is_open(monkeypatch: pytest.Mo
     assert ids(client.finish()) == ["0", "1", "2", "3"]
 
 
-def test_an_answer_leaves_in_the_call_that_brings_it_and_the_last_one_says_so() -> None:
+def test_a_response_is_written_at_once_and_the_last_one_is_marked() -> None:
     client = Conversation()
     client.say(message("hold", "1"), message("hold", "2"))
     first, second = client.held(2)
@@ -262,25 +262,25 @@ def test_an_answer_leaves_in_the_call_that_brings_it_and_the_last_one_says_so() 
     assert ids(client.take()) == ["2"] and not client.more
 
 
-def test_a_client_that_takes_no_answers_is_read_no_further() -> None:
+def test_requests_are_not_read_while_responses_are_not_taken() -> None:
     """However quickly the model answers."""
     client = Conversation(room=1)
     client.say(*(message("echo", str(number)) for number in range(3000)))
     assert ids(client.take()) == ["0"]
-    assert len(client._unread) == 3000 - grpc_stream.OPEN_REQUESTS
+    assert len(client._unread) == 3000 - grpc_stream.MAX_OPEN_REQUESTS
     client.make_room(10)
     assert ids(client.take()) == [str(number) for number in range(1, 11)]
-    assert len(client._unread) == 3000 - grpc_stream.OPEN_REQUESTS - 10
+    assert len(client._unread) == 3000 - grpc_stream.MAX_OPEN_REQUESTS - 10
     client.make_room()
     assert ids(client.finish()) == [str(number) for number in range(11, 3000)]
 
 
-def test_a_response_is_taken_when_it_has_left() -> None:
+def test_a_response_is_acknowledged_when_it_was_written() -> None:
     client = Conversation(room=1)
     client.say(message("hold", "1"))
     (call,) = client.held(1)
     taken = []
-    call.on_taken = taken.append
+    call.on_response_acknowledged = taken.append
     for _ in range(2):
         call.respond(echo(call.request), final=False)
     assert not taken and len(client.take()) == 1
@@ -290,7 +290,7 @@ def test_a_response_is_taken_when_it_has_left() -> None:
     assert len(taken) == 2 and not client.got
 
 
-def test_a_model_may_answer_as_soon_as_its_last_answer_is_taken() -> None:
+def test_a_model_may_respond_again_when_its_last_response_was_taken() -> None:
     """Thousands of times: one answer does not leave inside of another one's call."""
     client = Conversation()
     client.say(message("hold", "1"))
@@ -302,12 +302,12 @@ def test_a_model_may_answer_as_soon_as_its_last_answer_is_taken() -> None:
         left -= 1
         call.respond(response, final=not left)
 
-    call.on_taken = send_next
+    call.on_response_acknowledged = send_next
     call.respond(echo(call.request), final=False)
     assert len(client.finish()) == 5001
 
 
-def test_requests_that_are_recognised_keep_their_ids_their_order_and_what_they_ask_for() -> None:
+def test_cached_requests_keep_their_ids_order_and_options() -> None:
     client = Conversation()
     for number in range(6):
         request = message("repeat", f"r{number}", answers=number % 2, model_version="1")
@@ -325,7 +325,7 @@ def test_requests_that_are_recognised_keep_their_ids_their_order_and_what_they_a
     assert [m.error_message for m in got] == ["", "the model said no"] * 6
 
 
-def test_a_recognised_request_that_fails_early_still_has_its_id() -> None:
+def test_a_cached_request_that_fails_early_still_has_its_id() -> None:
     client = Conversation()
     client.say(*(message("missing", str(number)) for number in range(5)))
     got = client.finish()
@@ -333,9 +333,9 @@ def test_a_recognised_request_that_fails_early_still_has_its_id() -> None:
     assert {m.error_message for m in got} == {"Request for unknown model: 'missing' is not found"}
 
 
-def test_a_defect_of_an_engine_ends_the_stream_and_the_model_does_not_hear_of_it() -> None:
+def test_an_exception_in_the_engine_ends_the_stream_but_not_the_model() -> None:
     class Broken(Conversation):
-        def write(self, message: bytes, more: bool) -> bool:
+        def write_message(self, message: bytes, more: bool) -> bool:
             raise RuntimeError("a defect")
 
     client = Broken()

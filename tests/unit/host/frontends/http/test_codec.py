@@ -18,14 +18,14 @@ from tritonclient.utils import np_to_triton_dtype
 
 from host.errors import HostError
 from host.frontends.http import generate_schema, json_reader, json_text
-from host.frontends.http.compression import chosen_encoding, compress, decompress
-from host.frontends.http.exchange import Exchange
-from host.frontends.http.infer_head import HeadReader
+from host.frontends.http.compression import choose_encoding, compress, decompress
+from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.infer_request import raw_request, to_request
 from host.frontends.http.infer_response import encode_infer_response
+from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.routes import find_route
 from host.frontends.http.settings import trace_change
-from host.frontends.http.tensors import JsonLimit
+from host.frontends.http.tensors import JsonInputLimit
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
 
@@ -60,7 +60,7 @@ in_bytes = of_numbers(NUMBERS) | of_strings(st.binary(max_size=8))
 def decode(body: bytes, length: int | None = None) -> InferRequest:
     """What the codec makes of a body whose JSON part has this length."""
     begin = len(body) if length is None else length
-    head = HeadReader(JsonLimit(MOST)).read(body[:begin])
+    head = InferenceHeaderReader(JsonInputLimit(MOST)).read(body[:begin])
     return to_request(head, "m", 1, body, begin, NO_REGIONS)
 
 
@@ -141,7 +141,7 @@ def test_arrays_that_the_client_sends_arrive(inputs: list[tuple[Array, bool]]) -
         max_size=3,
     ),
 )
-def test_what_the_client_says_beside_arrays_arrives(
+def test_request_options_round_trip(
     id: str,
     sequence: int | str,
     start: bool,
@@ -205,7 +205,7 @@ def test_a_body_that_is_one_tensor_gets_its_shape(array: Array, variable: int, b
     kind = model_config_pb2.DataType.Value(f"TYPE_{np_to_triton_dtype(array.dtype)}")
     config = model_config_pb2.ModelConfig(name="m", max_batch_size=int(batch))
     config.input.add(name="x", data_type=kind, dims=dims)
-    (tensor,) = raw_request(config, 1, array.tobytes(), JsonLimit(MOST)).inputs
+    (tensor,) = raw_request(config, 1, array.tobytes(), JsonInputLimit(MOST)).inputs
     assert tensor.shape == [1] * batch + list(array.shape)
     assert_same(array_of(tensor), array.reshape(tensor.shape))
 
@@ -276,7 +276,7 @@ def decoded_or_refused(body: bytes, length: int | None = None) -> None:
 
 
 @given(documents)
-def test_any_document_is_a_request_or_refused(document: Any) -> None:
+def test_any_document_is_parsed_or_rejected(document: Any) -> None:
     decoded_or_refused(json.dumps(document).encode())
     decoded_or_refused(json.dumps({"inputs": [document]}).encode())
 
@@ -284,13 +284,13 @@ def test_any_document_is_a_request_or_refused(document: Any) -> None:
 @given(st.fixed_dictionaries({"name": st.just("x")}, optional={
     "shape": documents, "datatype": documents, "data": documents, "parameters": documents,
 }), documents, documents)  # fmt: skip
-def test_any_member_is_taken_or_refused(entry: Any, outputs: Any, parameters: Any) -> None:
+def test_any_member_is_parsed_or_rejected(entry: Any, outputs: Any, parameters: Any) -> None:
     document = {"inputs": [entry], "outputs": [{"name": "y", "parameters": outputs}]}
     decoded_or_refused(json.dumps(document | {"parameters": parameters}).encode())
 
 
 @given(valid, st.data())
-def test_a_damaged_request_is_a_request_or_refused(
+def test_a_damaged_request_is_parsed_or_rejected(
     request: tuple[bytes, int | None], data: st.DataObject
 ) -> None:
     body, length = request
@@ -306,7 +306,7 @@ def test_a_damaged_request_is_a_request_or_refused(
 
 
 @given(st.binary(max_size=50))
-def test_any_bytes_are_a_request_or_refused(body: bytes) -> None:
+def test_any_bytes_are_parsed_or_rejected(body: bytes) -> None:
     decoded_or_refused(body)
 
 
@@ -316,7 +316,7 @@ for _name, _kind in (("x", "FP32"), ("data", "STRING"), ("name", "INT8"), ("shap
 
 
 @given(documents, st.binary(max_size=20))
-def test_generating_takes_any_document_or_refuses_it(document: Any, rubbish: bytes) -> None:
+def test_generate_parses_or_rejects_any_document(document: Any, rubbish: bytes) -> None:
     for text in (json.dumps(document).encode(), rubbish):
         try:
             assert isinstance(generate_schema.to_request(flat, 1, text, MOST), InferRequest)
@@ -330,7 +330,7 @@ def test_generating_takes_any_document_or_refuses_it(document: Any, rubbish: byt
         documents | st.text("0123456789-+_ ٢", max_size=12),
     )
 )
-def test_trace_settings_are_taken_or_refused(document: dict[str, Any]) -> None:
+def test_trace_settings_are_parsed_or_rejected(document: dict[str, Any]) -> None:
     try:
         trace_change(document)
     except HostError as error:
@@ -358,19 +358,19 @@ def test_both_readers_read_what_python_reads(document: Any) -> None:
 
 
 @given(st.binary(max_size=60), st.sampled_from([b"/v2/models/", b"/v2/", b""]))
-def test_any_path_leads_somewhere_or_nowhere(path: bytes, beginning: bytes) -> None:
+def test_any_path_has_a_route_or_none(path: bytes, beginning: bytes) -> None:
     route = find_route(beginning + path)
     if route is not None:
-        route.subject.encode()
+        route.resource.encode()
         assert not route.version or int(route.version) >= 0
 
 
 @given(st.binary(max_size=30) | st.integers().map(lambda number: b"%d" % number))
-def test_any_length_is_a_number_or_refused(value: bytes) -> None:
+def test_any_content_length_is_parsed_or_rejected(value: bytes) -> None:
     scope = {"method": "POST", "headers": [(b"content-length", value)]}
-    exchange = Exchange(scope, None, None)  # type: ignore[arg-type]
+    exchange = HttpExchange(scope, None, None)  # type: ignore[arg-type]
     try:
-        length = exchange.declared_length()
+        length = exchange.content_length()
     except HostError as error:
         assert error.message.startswith("Unable to parse Content-Length, ")
     else:
@@ -380,13 +380,13 @@ def test_any_length_is_a_number_or_refused(value: bytes) -> None:
 @given(
     st.binary(max_size=40) | st.from_regex(rb"(gzip|deflate|\*|;|q=|[0-9.,; ])*", fullmatch=True)
 )
-def test_any_accepted_encodings_have_a_best_one(value: bytes) -> None:
-    assert chosen_encoding(value) in ("", "gzip", "deflate")
+def test_any_accept_encoding_has_a_chosen_encoding(value: bytes) -> None:
+    assert choose_encoding(value) in ("", "gzip", "deflate")
 
 
 @settings(max_examples=30)
 @given(st.lists(st.binary(max_size=300)), st.sampled_from(["gzip", "deflate"]))
-def test_what_is_compressed_is_the_same_afterwards(parts: list[bytes], encoding: str) -> None:
+def test_compression_round_trip(parts: list[bytes], encoding: str) -> None:
     async def both() -> bytes:
         return await decompress(await compress(parts, encoding), 1 << 20)
 

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from host.frontends.http1.connection import Patience
+from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.cycle import Header, Message
-from host.frontends.http1.header_cache import Done
+from host.frontends.http1.header_cache import ResponseCallback
 from host.frontends.http1.listener import HttpListener
-from host.instances.busy_polling import Sources, nobody
+from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 from tests.conftest import DEADLINE
 
 HEAD = b"POST /quick HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
@@ -22,7 +22,7 @@ Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 class _Held:
     """A request that is answered when the test says so, or with 503 when it is cancelled."""
 
-    def __init__(self, body: bytes, done: Done) -> None:
+    def __init__(self, body: bytes, done: ResponseCallback) -> None:
         self.body = body
         self._done = done
         self.cancelled = asyncio.Event()
@@ -49,14 +49,14 @@ class Application:
         self.understood = asyncio.Event()
         self.held: asyncio.Queue[_Held] = asyncio.Queue()
 
-    def starter(
+    def fast_path(
         self, method: str, url: bytes, headers: Sequence[Header]
-    ) -> Callable[[bytes, Done], _Held | None] | None:
+    ) -> Callable[[bytes, ResponseCallback], _Held | None] | None:
         self.heads.append((method, url, list(headers)))
         self.understood.set()
         return self._start if url == b"/quick" else None
 
-    def _start(self, body: bytes, done: Done) -> _Held | None:
+    def _start(self, body: bytes, done: ResponseCallback) -> _Held | None:
         if self.decline:
             return None
         if self.fail:
@@ -88,12 +88,17 @@ class Application:
 def served(
     app: Application,
     client: Client,
-    patience: Patience | None = None,
-    sources: Sources = nobody,
+    timeouts: Timeouts | None = None,
+    connection_hooks: ConnectionHooks = no_connection_hook,
 ) -> None:
     async def main() -> None:
         listener = HttpListener(
-            app, "127.0.0.1", 0, patience=patience, starter=app.starter, sources=sources
+            app,
+            "127.0.0.1",
+            0,
+            timeouts=timeouts,
+            fast_path=app.fast_path,
+            connection_hooks=connection_hooks,
         )
         port = await listener.start()
         try:
@@ -124,7 +129,7 @@ async def closing_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head.split(b"\r\n")[0], body
 
 
-def test_a_head_is_understood_once() -> None:
+def test_a_request_head_is_parsed_once() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for body in (b"abcd", b"efgh", b"ijkl"):
             writer.write(HEAD + body)
@@ -136,7 +141,7 @@ def test_a_head_is_understood_once() -> None:
 
 
 @pytest.mark.parametrize("head", [HEAD, HEAD.replace(b"/quick", b"/usual")])
-def test_stubs_are_told_of_a_request_once_however_it_comes(head: bytes) -> None:
+def test_the_connection_hook_runs_once_per_request(head: bytes) -> None:
     heard: list[int] = []
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -148,10 +153,10 @@ def test_stubs_are_told_of_a_request_once_however_it_comes(head: bytes) -> None:
             assert (await answer(reader)).endswith(b" abcd")
             assert sum(heard) == number
 
-    served(Application(), client, sources=lambda: lambda: heard.append(1))
+    served(Application(), client, connection_hooks=lambda: lambda: heard.append(1))
 
 
-def test_a_body_may_come_after_its_head() -> None:
+def test_the_fast_path_serves_a_body_that_arrives_after_its_head() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for body in (b"abcd", b"efgh"):
             writer.write(HEAD)
@@ -170,7 +175,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_body_in_many_parts_goes_the_usual_way() -> None:
+def test_a_body_in_many_parts_is_served_by_a_task() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = HEAD.replace(b" 4\r", b" 6000\r")
         writer.write(head)
@@ -199,7 +204,7 @@ def test_a_body_in_many_parts_goes_the_usual_way() -> None:
     ],
     ids=["other", "http/1.0", "close", "expect", "upgrade", "long"],
 )
-def test_whatever_is_out_of_the_ordinary_goes_the_usual_way(head: bytes) -> None:
+def test_unusual_request_heads_are_served_by_a_task(head: bytes) -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head + b"abcd")
         writer.write_eof()
@@ -208,7 +213,7 @@ def test_whatever_is_out_of_the_ordinary_goes_the_usual_way(head: bytes) -> None
     served(Application(), client)
 
 
-def test_a_chunked_body_goes_the_usual_way() -> None:
+def test_a_chunked_body_is_served_by_a_task() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = HEAD.replace(b"content-length: 4", b"transfer-encoding: chunked")
         writer.write(head + b"4\r\nabcd\r\n0\r\n\r\n")
@@ -236,7 +241,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     served(app, client)
 
 
-def test_what_declines_a_request_leaves_it_to_the_usual_way() -> None:
+def test_a_request_declined_by_the_fast_path_is_served_by_a_task() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         app.decline = True
         writer.write(HEAD + b"abcd")
@@ -261,7 +266,9 @@ def test_a_large_answer_is_whole() -> None:
     served(app, client)
 
 
-def test_a_defect_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exception_is_logged_and_answered_with_500(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         app.fail = True
         writer.write(HEAD + b"abcd")
@@ -277,7 +284,7 @@ def test_a_defect_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> No
     assert "a defect" in caplog.text
 
 
-def test_a_client_that_goes_cancels_its_request() -> None:
+def test_a_disconnected_client_cancels_its_request() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         app.hold = True
         writer.write(HEAD + b"abcd")
@@ -289,21 +296,21 @@ def test_a_client_that_goes_cancels_its_request() -> None:
     served(app, client)
 
 
-def test_a_body_that_does_not_come_is_given_up() -> None:
+def test_a_missing_body_times_out() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + b"ab")
         status, body = await closing_answer(reader)
         assert status == b"HTTP/1.1 408 Request Timeout"
         assert body == b'{"error":"The request did not arrive in time"}'
 
-    served(Application(), client, Patience(pause=0.05))
+    served(Application(), client, Timeouts(data_rate_interval=0.05))
 
 
 def test_stopping_lets_a_request_end_and_closes_its_connection() -> None:
     async def main() -> None:
         app = Application()
         app.hold = True
-        listener = HttpListener(app, "127.0.0.1", 0, starter=app.starter)
+        listener = HttpListener(app, "127.0.0.1", 0, fast_path=app.fast_path)
         reader, writer = await asyncio.open_connection("127.0.0.1", await listener.start())
         writer.write(HEAD + b"abcd")
         held = await app.held.get()
@@ -317,11 +324,11 @@ def test_stopping_lets_a_request_end_and_closes_its_connection() -> None:
     asyncio.run(asyncio.wait_for(main(), DEADLINE))
 
 
-def test_a_request_that_outlives_the_grace_of_stopping_is_told() -> None:
+def test_a_request_that_outlives_the_grace_period_gets_503() -> None:
     async def main() -> None:
         app = Application()
         app.hold = True
-        listener = HttpListener(app, "127.0.0.1", 0, starter=app.starter)
+        listener = HttpListener(app, "127.0.0.1", 0, fast_path=app.fast_path)
         reader, writer = await asyncio.open_connection("127.0.0.1", await listener.start())
         writer.write(HEAD + b"abcd")
         held = await app.held.get()
@@ -336,7 +343,7 @@ def test_a_request_that_outlives_the_grace_of_stopping_is_told() -> None:
 def test_stopping_answers_a_request_whose_body_is_still_to_come() -> None:
     async def main() -> None:
         app = Application()
-        listener = HttpListener(app, "127.0.0.1", 0, starter=app.starter)
+        listener = HttpListener(app, "127.0.0.1", 0, fast_path=app.fast_path)
         reader, writer = await asyncio.open_connection("127.0.0.1", await listener.start())
         writer.write(HEAD + b"ab")
         await app.understood.wait()

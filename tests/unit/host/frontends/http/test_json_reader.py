@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[bytes, str, int]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_and_where(case: str) -> None:
+def test_syntax_errors_name_reason_and_position(case: str) -> None:
     text, reason, place = WRONG[case]
     for read in (json_text.parse, json_reader.read):
         with pytest.raises(HostError) as caught:
@@ -44,7 +44,7 @@ def test_what_is_wrong_and_where(case: str) -> None:
         )
 
 
-def test_numbers_that_are_none() -> None:
+def test_invalid_numbers_are_rejected() -> None:
     for parse in (json_text.parse, json_reader.read):
         read = parse(b"[NaN, Inf, -Inf, Infinity, -Infinity, {}]")
         assert math.isnan(read[0])
@@ -57,24 +57,24 @@ def test_a_byte_order_mark_is_skipped() -> None:
         json_text.parse(b"\xef\xbb\xbf\xef\xbb\xbf{}")
 
 
-def test_a_text_may_end_like_one_of_c() -> None:
+def test_a_trailing_null_byte_is_accepted() -> None:
     assert json_text.parse(b'{"a":1}\0') == {"a": 1}
     assert json_text.parse(b'{"a":1} \0rubbish') == {"a": 1}
 
 
-def test_of_equal_names_the_first_counts_and_none_is_lost() -> None:
+def test_duplicate_names_keep_the_first_value_and_all_pairs() -> None:
     read = json_text.parse(b'{"a":1,"b":{"c":2,"c":3},"a":4}')
     assert (read["a"], read["b"]["c"]) == (1, 2)
     assert json_text.members(read) == [("a", 1), ("b", {"c": 2}), ("a", 4)]
 
 
-def test_bytes_that_are_no_text_come_back_as_they_were() -> None:
+def test_bytes_that_are_not_utf_8_are_preserved() -> None:
     (read,) = json_text.parse(b'["\xff\xc3\xbc"]')
     assert read.encode("utf-8", "surrogateescape") == b"\xff\xc3\xbc"
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'], ids=["arrays", "objects", "both"])
-def test_no_depth_is_too_much(opening: bytes) -> None:
+def test_any_nesting_depth_is_read(opening: bytes) -> None:
     closing = {b"[": b"]", b"{": b"}"}
     ends = b"".join(closing.get(bytes([byte]), b"") for byte in reversed(opening))
     value = json_text.parse(opening * 20_000 + b"0" + ends * 20_000)
@@ -108,7 +108,7 @@ def test_a_value_of_another_type_is_named(kind: str) -> None:
     assert caught.value.message == f"attempt to access JSON non-{kind} as {kind}"
 
 
-def test_what_is_not_there_is_named() -> None:
+def test_a_missing_member_is_named() -> None:
     for owner in ({}, [], 7):
         with pytest.raises(HostError) as caught:
             json_text.member(owner, "a")

@@ -9,26 +9,26 @@ from typing import TypeVar
 
 import pytest
 
-from host.frontends.http1.connection import Patience
+from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.listener import HttpListener
-from host.frontends.sockets import unsent
+from host.frontends.sockets import unsent_bytes
 from tests.conftest import DEADLINE
-from tests.waiting import Clock
+from tests.waiting import FakeClockLoop
 
 _Result = TypeVar("_Result")
 
 SOON = 0.05
-"""Seconds of patience of the kind that a test is about; there is plenty of the others."""
+"""Seconds of timeouts of the kind that a test is about; there is plenty of the others."""
 
 Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[_Result]]
 
 
-def served(app: App, patience: Patience, client: Client[_Result]) -> _Result:
+def served(app: App, timeouts: Timeouts, client: Client[_Result]) -> _Result:
     """What a client returns who is connected to this application."""
 
     async def main() -> _Result:
-        listener = HttpListener(app, "127.0.0.1", 0, patience=patience)
+        listener = HttpListener(app, "127.0.0.1", 0, timeouts=timeouts)
         port = await listener.start()
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -40,7 +40,7 @@ def served(app: App, patience: Patience, client: Client[_Result]) -> _Result:
         finally:
             await listener.stop(DEADLINE)
 
-    loop = Clock()
+    loop = FakeClockLoop()
     try:
         return loop.run_until_complete(main())
     finally:
@@ -50,9 +50,9 @@ def served(app: App, patience: Patience, client: Client[_Result]) -> _Result:
 async def passes(writer: asyncio.StreamWriter, seconds: float) -> None:
     """Let everything arrive that was sent, then so much time pass, and what that causes arrive."""
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, Clock)
-    await turns(lambda: not unsent(writer.transport))
-    await loop.passes(seconds)
+    assert isinstance(loop, FakeClockLoop)
+    await turns(lambda: not unsent_bytes(writer.transport))
+    await loop.advance(seconds)
     await turns()
 
 
@@ -104,14 +104,14 @@ def test_headers_that_do_not_end_are_waited_for_a_while(sent: bytes) -> None:
         return await reader.read()
 
     app = Application()
-    answer = served(app, Patience(headers=SOON), client)
+    answer = served(app, Timeouts(header_timeout=SOON), client)
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     assert b"\r\nconnection: close\r\n" in answer
     assert answer.endswith(b'{"error":"The request did not arrive in time"}')
     assert not app.asked
 
 
-def test_bytes_that_trickle_in_do_not_buy_time() -> None:
+def test_slow_bytes_do_not_extend_the_timeout() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         answer = asyncio.create_task(reader.read())
         writer.write(HEADERS + b"x-a: ")
@@ -120,7 +120,7 @@ def test_bytes_that_trickle_in_do_not_buy_time() -> None:
             await passes(writer, SOON / 10)
         return answer.result()
 
-    assert served(Application(), Patience(headers=SOON), client).startswith(b"HTTP/1.1 408 ")
+    assert served(Application(), Timeouts(header_timeout=SOON), client).startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_connection_without_a_request_is_closed_after_a_while() -> None:
@@ -128,22 +128,22 @@ def test_a_connection_without_a_request_is_closed_after_a_while() -> None:
         await passes(writer, SOON)
         return await reader.read()
 
-    assert served(Application(), Patience(headers=SOON), client) == b""
+    assert served(Application(), Timeouts(header_timeout=SOON), client) == b""
 
 
-def test_a_body_that_comes_too_slowly_is_given_up() -> None:
+def test_a_body_below_the_minimum_data_rate_is_rejected() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(HEADERS + b"\r\nthe beginning")
         await passes(writer, SOON)
         return await reader.read()
 
     app = Application()
-    answer = served(app, Patience(pause=SOON), client)
+    answer = served(app, Timeouts(data_rate_interval=SOON), client)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert app.asked and app.cancelled.is_set()
 
 
-def test_a_client_that_takes_nothing_is_given_up() -> None:
+def test_a_client_that_reads_no_response_is_disconnected() -> None:
     app = Application(1 << 30)
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,7 +152,7 @@ def test_a_client_that_takes_nothing_is_given_up() -> None:
         while not app.cancelled.is_set():
             await passes(writer, SOON)
 
-    served(app, Patience(pause=SOON), client)
+    served(app, Timeouts(data_rate_interval=SOON), client)
 
 
 def test_an_idle_connection_is_closed_after_a_while() -> None:
@@ -162,10 +162,12 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
         await passes(writer, 5 * SOON)  # when it looks for the first time
         return await reader.read()
 
-    assert served(Application(), Patience(headers=5 * SOON, idle=SOON), client) == b""
+    assert (
+        served(Application(), Timeouts(header_timeout=5 * SOON, idle_timeout=SOON), client) == b""
+    )
 
 
-def test_who_waits_for_an_answer_is_not_idle() -> None:
+def test_a_connection_waiting_for_a_response_is_not_idle() -> None:
     go_on = asyncio.Event()
 
     async def app(scope: Message, receive: object, send: Callable[..., Awaitable[None]]) -> None:
@@ -182,5 +184,5 @@ def test_who_waits_for_an_answer_is_not_idle() -> None:
         go_on.set()
         return await answer
 
-    patience = Patience(headers=5 * SOON, pause=SOON, idle=SOON)
-    assert served(app, patience, client).startswith(b"HTTP/1.1 200 ")
+    timeouts = Timeouts(header_timeout=5 * SOON, data_rate_interval=SOON, idle_timeout=SOON)
+    assert served(app, timeouts, client).startswith(b"HTTP/1.1 200 ")

@@ -17,8 +17,8 @@ from host.errors import ErrorCode, HostError
 from host.frontends.http.metrics_app import MetricsApp
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.listener import HttpListener
-from host.frontends.sockets import check_place, listening_socket
-from host.metrics.family import Family, Kind
+from host.frontends.sockets import check_address, listening_socket
+from host.metrics.family import MetricFamily, MetricKind
 from tests.conftest import DEADLINE
 
 _Result = TypeVar("_Result")
@@ -50,8 +50,8 @@ def serving(app: App, work: Callable[[int, HttpListener], Awaitable[_Result]]) -
     return asyncio.run(asyncio.wait_for(main(), DEADLINE))
 
 
-async def metrics() -> list[Family]:
-    family = Family("answer", "h", Kind.GAUGE)
+async def metrics() -> list[MetricFamily]:
+    family = MetricFamily("answer", "h", MetricKind.GAUGE)
     family.add((), 42)
     return [family]
 
@@ -66,13 +66,13 @@ def scraped(path: str, method: str = "GET", **headers: str) -> Answer:
 # The place
 
 
-def test_a_place_is_checked_without_taking_it() -> None:
+def test_check_address_does_not_occupy_the_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(HostError) as error:
-            check_place("127.0.0.1", port)
+            check_address("127.0.0.1", port)
         assert error.value.message == f"Socket '127.0.0.1:{port}' already in use "
-    check_place("127.0.0.1", port)
+    check_address("127.0.0.1", port)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), DEADLINE)
     listening_socket("127.0.0.1", port).close()
@@ -95,14 +95,14 @@ def test_a_client_that_accepts_openmetrics_gets_it() -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_metrics_can_only_be_got(method: str) -> None:
+def test_metrics_support_only_get(method: str) -> None:
     status, headers, body = scraped("/metrics", method)
     assert (status, body) == (405, '{"error":"Method Not Allowed"}')
     assert (headers["allow"], headers["content-type"]) == ("GET", "application/json")
 
 
 @pytest.mark.parametrize("path", ["/", "/metric", "/metrics/x"])
-def test_there_is_nothing_else(path: str) -> None:
+def test_other_paths_are_not_found(path: str) -> None:
     status, _, body = scraped(path)
     assert (status, body) == (404, f'{{"error":"Not found: {path}. Try /metrics"}}')
 
@@ -112,7 +112,7 @@ def test_a_scrape_that_fails_is_logged_and_the_next_one_works(
 ) -> None:
     failing = [True]
 
-    async def sometimes() -> list[Family]:
+    async def sometimes() -> list[MetricFamily]:
         if failing.pop() if failing else False:
             raise RuntimeError("out of numbers")
         return await metrics()
@@ -226,7 +226,7 @@ def test_a_request_under_way_is_answered_before_the_listener_stops() -> None:
     assert (status, body) == (200, "at last")
 
 
-def test_idle_connections_do_not_hold_up_the_end() -> None:
+def test_idle_connections_do_not_delay_shutdown() -> None:
     async def work(port: int, listener: HttpListener) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -239,7 +239,7 @@ def test_idle_connections_do_not_hold_up_the_end() -> None:
     assert serving(MetricsApp(metrics), work) == b""
 
 
-def test_a_request_that_does_not_end_is_cut_off() -> None:
+def test_a_request_body_that_exceeds_the_time_limit_is_cut_off() -> None:
     app = Slow()
 
     async def work(port: int, listener: HttpListener) -> bytes:
@@ -270,7 +270,7 @@ def test_signals_and_loggers_of_the_process_are_left_alone() -> None:
     assert state() == before
 
 
-def test_what_is_no_http_is_refused_and_told_why_but_fills_no_log(
+def test_malformed_http_is_answered_with_an_error_and_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def work(port: int, _: HttpListener) -> bytes:

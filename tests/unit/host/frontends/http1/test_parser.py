@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import pytest
 
-from host.frontends.http1.parser import Head, Malformed, RequestParser
+from host.frontends.http1.parser import MalformedRequest, RequestHead, RequestParser
 
 
-class Heard:
+class RecordingHandler:
     """What the parser has told, in short."""
 
     def __init__(self) -> None:
-        self.over = False
-        self.heads: list[Head] = []
+        self.closing = False
+        self.heads: list[RequestHead] = []
         self.ended = 0
         self.content = b""
 
-    def begin(self) -> None:
+    def on_request_begin(self) -> None:
         pass
 
-    def head(self, head: Head) -> None:
+    def on_head(self, head: RequestHead) -> None:
         self.heads.append(head)
 
-    def chunk(self) -> None:
+    def on_chunk(self) -> None:
         pass
 
-    def body(self, part: bytes) -> None:
+    def on_body(self, part: bytes) -> None:
         self.content += part
 
-    def end(self) -> None:
+    def on_request_complete(self) -> None:
         self.ended += 1
 
 
-def parsed(*parts: bytes) -> Heard:
-    heard = Heard()
-    parser = RequestParser(heard)
+def parsed(*parts: bytes) -> RecordingHandler:
+    handler = RecordingHandler()
+    parser = RequestParser(handler)
     for part in parts:
         parser.feed(part)
-    return heard
+    return handler
 
 
 def request(method: bytes, target: bytes, body: bytes = b"") -> bytes:
@@ -46,15 +46,15 @@ def request(method: bytes, target: bytes, body: bytes = b"") -> bytes:
     )  # fmt: skip
 
 
-def only(heard: Heard) -> tuple[str, tuple[bytes, bytes]]:
-    (head,) = heard.heads
-    assert heard.ended == 1
+def only(handler: RecordingHandler) -> tuple[str, tuple[bytes, bytes]]:
+    (head,) = handler.heads
+    assert handler.ended == 1
     return head.method, head.split_url()
 
 
 def test_a_byte_that_is_not_ascii_means_its_percent_form() -> None:
-    heard = parsed(request(b"GET", b"/v2/mod\xc3\xa8le?n=\xe9"))
-    assert only(heard) == ("GET", (b"/v2/mod%C3%A8le", b"n=%E9"))
+    handler = parsed(request(b"GET", b"/v2/mod\xc3\xa8le?n=\xe9"))
+    assert only(handler) == ("GET", (b"/v2/mod%C3%A8le", b"n=%E9"))
 
 
 def test_a_fragment_is_part_of_the_path() -> None:
@@ -62,7 +62,7 @@ def test_a_fragment_is_part_of_the_path() -> None:
 
 
 @pytest.mark.parametrize("method", ["FOO", "PROPFIND", "get", "DESCRIBE", "PATCH", "A" * 60])
-def test_a_method_that_is_never_served_is_read_as_one_of_them(method: str) -> None:
+def test_an_unknown_method_is_parsed_like_a_known_one(method: str) -> None:
     assert only(parsed(request(method.encode(), b"/\xff", b"{}"))) == ("PATCH", (b"/%FF", b""))
 
 
@@ -73,9 +73,9 @@ def test_other_methods_keep_their_names(method: str) -> None:
 
 def test_a_first_line_may_come_byte_by_byte() -> None:
     data = request(b"POST", b"/\xc3\xa9", b"\xc3\xa9")
-    heard = parsed(*(data[at : at + 1] for at in range(len(data))))
-    assert only(heard) == ("POST", (b"/%C3%A9", b""))
-    assert heard.content == b"\xc3\xa9"
+    handler = parsed(*(data[at : at + 1] for at in range(len(data))))
+    assert only(handler) == ("POST", (b"/%C3%A9", b""))
+    assert handler.content == b"\xc3\xa9"
 
 
 @pytest.mark.parametrize("split", range(1, 90))
@@ -83,15 +83,15 @@ def test_only_the_first_line_is_changed(split: int) -> None:
     body = b"FOO /\xc3\xa9 HTTP/1.1\r\n\r\n"
     data = b"POST /\xc3\xa9 HTTP/1.1\r\nname: \xc3\xa9\r\ncontent-length: %d\r\n\r\n" % len(body)
     data += body
-    heard = parsed(data[:split], data[split:])
-    assert heard.heads[0].headers[0] == (b"name", b"\xc3\xa9")
-    assert (heard.heads[0].url, heard.content, heard.ended) == (b"/%C3%A9", body, 1)
+    handler = parsed(data[:split], data[split:])
+    assert handler.heads[0].headers[0] == (b"name", b"\xc3\xa9")
+    assert (handler.heads[0].url, handler.content, handler.ended) == (b"/%C3%A9", body, 1)
 
 
-def test_every_request_of_a_connection_is_read_so() -> None:
+def test_the_first_line_of_every_request_is_normalized() -> None:
     first, second = request(b"FOO", b"/\xc3\xa9", b"\xff"), request(b"POST", b"/\xc3\xa8", b"x")
-    heard = parsed(first, second)
-    assert [(head.method, head.url) for head in heard.heads] == [
+    handler = parsed(first, second)
+    assert [(head.method, head.url) for head in handler.heads] == [
         ("PATCH", b"/%C3%A9"),
         ("POST", b"/%C3%A8"),
     ]
@@ -102,6 +102,6 @@ def test_every_request_of_a_connection_is_read_so() -> None:
     [b"\x16\x03\x01 hello\r\n\r\n", b"G\xc3T / HTTP/1.1\r\n\r\n", b"\xc3 / HTTP/1.1\r\n\r\n"],
     ids=["tls", "inside", "alone"],
 )
-def test_what_is_no_method_is_refused(data: bytes) -> None:
-    with pytest.raises(Malformed, match="Invalid method"):
+def test_malformed_methods_are_rejected(data: bytes) -> None:
+    with pytest.raises(MalformedRequest, match="Invalid method"):
         parsed(data)

@@ -430,7 +430,7 @@ def test_requests_that_run_again_go_together(clock: Clock) -> None:
     assert [call.request.correlation_id for call in calls] == [1, 2, 3]
     again = lane.requests()
     assert again == calls[1:]
-    assert all(call.reschedule() for call in again)
+    assert all(call.try_reschedule() for call in again)
     lane.running = []
     scheduler.lane_free(lane)
     assert lane.requests() == again
@@ -442,7 +442,7 @@ def test_a_request_whose_sequence_was_idle_cannot_run_again(clock: Clock) -> Non
     lane = with_lane(scheduler)
     call = submit(scheduler, clock, 0)
     clock.advance(6)
-    assert call.reschedule()
+    assert call.try_reschedule()
     lane.running = []
     scheduler.lane_free(lane)
     error = error_of(call)

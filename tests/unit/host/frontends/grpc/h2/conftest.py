@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.host.frontends.grpc.h2.h2_peer import Peer, Server
-from tests.waiting import Clock
+from tests.waiting import FakeClockLoop
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def connect() -> Iterator[Callable[..., Peer]]:
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock() -> FakeClockLoop:
     """A loop for a server, whose time the test moves."""
-    return Clock()
+    return FakeClockLoop()
 
 
 @pytest.fixture

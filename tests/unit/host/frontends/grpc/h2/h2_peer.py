@@ -26,14 +26,14 @@ from hyperframe.frame import (
 
 from host.errors import not_found
 from host.frontends.grpc.h2.frontend import H2Frontend
-from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import (
-    Client,
-    Context,
-    Done,
     GrpcOptions,
+    ResponseCallback,
+    RpcContext,
     Services,
     StreamMethod,
+    StreamWriter,
     UnaryMethod,
 )
 from tests.conftest import DEADLINE, wait_until
@@ -57,7 +57,7 @@ def grpc_message(data: bytes, flag: int = 0) -> bytes:
 class _Work:
     """A call that the test ends."""
 
-    def __init__(self, data: bytes, done: Done, cancelled: queue.Queue[bytes]) -> None:
+    def __init__(self, data: bytes, done: ResponseCallback, cancelled: queue.Queue[bytes]) -> None:
         self.data, self.done, self._cancelled = data, done, cancelled
 
     def cancel(self) -> None:
@@ -67,17 +67,17 @@ class _Work:
 class Echo:
     """Serves a stream: sends what it gets, and takes no more while that waits."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: StreamWriter) -> None:
         self._client = client
 
-    def received(self, message: bytes) -> bool:
-        return self._client.write(message, False)
+    def message_received(self, message: bytes) -> bool:
+        return self._client.write_message(message, False)
 
-    def write_on(self) -> None:
-        self._client.read_on()
+    def write_ready(self) -> None:
+        self._client.resume_reading()
 
     def half_closed(self) -> None:
-        self._client.end()
+        self._client.finish_stream()
 
     def cancel(self) -> None:
         pass
@@ -86,32 +86,32 @@ class Echo:
 class _Flood:
     """Sends as many messages of as many bytes as its one request says: `count size`."""
 
-    def __init__(self, client: Client, service: TestService) -> None:
+    def __init__(self, client: StreamWriter, service: TestService) -> None:
         self._client, self._service = client, service
         self._count = self._size = 0
         self._half_closed = self._waits = False
 
-    def received(self, message: bytes) -> bool:
+    def message_received(self, message: bytes) -> bool:
         self._count, self._size = map(int, message.split())
-        self.write_on()
+        self.write_ready()
         return True
 
-    def write_on(self) -> None:
+    def write_ready(self) -> None:
         self._service.sent += self._waits
         self._waits = False
         while self._count:
             self._count -= 1
-            if not self._client.write(bytes(self._size), True):
+            if not self._client.write_message(bytes(self._size), True):
                 self._waits = True
                 return
             self._service.sent += 1
         if self._half_closed:
-            self._client.end()
+            self._client.finish_stream()
 
     def half_closed(self) -> None:
         self._half_closed = True
         if not self._count and not self._waits:
-            self._client.end()
+            self._client.finish_stream()
 
     def cancel(self) -> None:
         self._service.cancelled.put(b"flood")
@@ -120,7 +120,7 @@ class _Flood:
 class _Sink:
     """Takes one message, and the others when it may; says at the end how many there were."""
 
-    def __init__(self, client: Client, service: TestService) -> None:
+    def __init__(self, client: StreamWriter, service: TestService) -> None:
         self._client = client
         self._taken = 0
         self._may_take = False
@@ -128,18 +128,18 @@ class _Sink:
 
     def _take(self) -> None:
         self._may_take = True
-        self._client.read_on()
+        self._client.resume_reading()
 
-    def received(self, message: bytes) -> bool:
+    def message_received(self, message: bytes) -> bool:
         self._taken += 1
         return self._may_take
 
-    def write_on(self) -> None:
-        self._client.end()
+    def write_ready(self) -> None:
+        self._client.finish_stream()
 
     def half_closed(self) -> None:
-        self._client.write(b"%d" % self._taken, False)
-        self._client.end()
+        self._client.write_message(b"%d" % self._taken, False)
+        self._client.finish_stream()
 
     def cancel(self) -> None:
         pass
@@ -175,23 +175,23 @@ class TestService:
     async def drain(self, timeout: float) -> bool:
         return True
 
-    async def _echo(self, data: bytes, context: Context) -> bytes:
-        self.metadata.put(list(context.all_metadata()))
+    async def _echo(self, data: bytes, context: RpcContext) -> bytes:
+        self.metadata.put(list(context.invocation_metadata()))
         return data
 
-    def _quick(self, data: bytes, done: Done, context: Context) -> _Work:
+    def _quick(self, data: bytes, done: ResponseCallback, context: RpcContext) -> _Work:
         done(data)
         return _Work(data, done, self.cancelled)
 
-    def _hold(self, data: bytes, done: Done, context: Context) -> _Work:
+    def _hold(self, data: bytes, done: ResponseCallback, context: RpcContext) -> _Work:
         work = _Work(data, done, self.cancelled)
         self.held.put(work)
         return work
 
-    async def _fail(self, data: bytes, context: Context) -> bytes:
+    async def _fail(self, data: bytes, context: RpcContext) -> bytes:
         raise not_found(data.decode())
 
-    async def _wait(self, data: bytes, context: Context) -> bytes:
+    async def _wait(self, data: bytes, context: RpcContext) -> bytes:
         self.waiting.put(data)
         try:
             await asyncio.Event().wait()
@@ -204,7 +204,10 @@ class Server:
     """The engine with the service, in a loop of its own thread."""
 
     def __init__(
-        self, limits: Limits | None = None, options: GrpcOptions | None = None, loop: Any = None
+        self,
+        limits: ConnectionLimits | None = None,
+        options: GrpcOptions | None = None,
+        loop: Any = None,
     ) -> None:
         self.loop = loop or uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
@@ -231,7 +234,7 @@ class Server:
 
         async def count() -> int:
             return sum(
-                stream.pending_bytes > connection.limits.send_queue
+                stream.pending_bytes > connection.limits.max_send_queue
                 for connection in self.frontend._connections
                 for stream in connection.streams.values()
             )

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
-from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import GrpcOptions
 from tests.conftest import wait_until
 from tests.unit.host.frontends.grpc.h2.h2_peer import (
@@ -21,7 +21,7 @@ from tests.unit.host.frontends.grpc.h2.h2_peer import (
     Server,
     grpc_message,
 )
-from tests.waiting import Clock
+from tests.waiting import FakeClockLoop
 
 
 def plain(peer: Peer, *fields: tuple[str, str]) -> dict[str, str]:
@@ -52,7 +52,7 @@ def test_another_method_is_refused(peer: Peer) -> None:
     assert plain(peer, (":method", "GET"), *HTTP[1:], TE, GRPC) == {":status": "405"}
 
 
-def test_te_is_asked_for(peer: Peer) -> None:
+def test_the_te_header_is_required(peer: Peer) -> None:
     trailers = plain(peer, *HTTP, GRPC)
     assert trailers["grpc-status"] == "13"
     assert trailers["grpc-message"] == ("expected the header 'te: trailers', as gRPC asks for it")
@@ -81,7 +81,7 @@ def test_too_much_metadata_is_refused(peer: Peer) -> None:
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
-def test_the_error_of_a_handler(peer: Peer) -> None:
+def test_a_handlers_error_becomes_the_status(peer: Peer) -> None:
     text = "no such thing: ü\n100%\U0001f600"
     trailers = peer.answer(peer.call("Fail", text.encode()))[2]
     assert trailers[":status"] == "200"
@@ -96,7 +96,9 @@ def test_a_long_text_takes_several_frames(server: Server, connect: Connect) -> N
     assert trailers["grpc-message"] == "x" * 50000
 
 
-def test_a_text_is_cut_to_what_the_client_takes(server: Server, connect: Connect) -> None:
+def test_a_status_message_is_cut_to_the_clients_header_list_limit(
+    server: Server, connect: Connect
+) -> None:
     peer = connect(server, {SettingsFrame.MAX_HEADER_LIST_SIZE: 8192})
     trailers = peer.answer(peer.call("Fail", ("ü" * 20000).encode()))[2]
     text = trailers["grpc-message"]
@@ -143,7 +145,9 @@ def test_messages_of_a_stream_may_share_frames(peer: Peer) -> None:
         ("EchoStream", grpc_message(b"hello")[:-1], "the stream ended inside of a message"),
     ],
 )
-def test_requests_that_are_no_messages(peer: Peer, path: str, data: bytes, text: str) -> None:
+def test_malformed_grpc_messages_are_rejected(
+    peer: Peer, path: str, data: bytes, text: str
+) -> None:
     stream = peer.open(path)
     peer.data(stream, data, end=True)
     trailers = peer.answer(stream)[2]
@@ -154,7 +158,7 @@ def test_requests_that_are_no_messages(peer: Peer, path: str, data: bytes, text:
 def test_a_message_that_is_too_large_is_refused_by_its_length(
     serve: Serve, connect: Connect, path: str
 ) -> None:
-    peer = connect(serve(Limits(max_message=1000)))
+    peer = connect(serve(ConnectionLimits(max_message_size=1000)))
     stream = peer.open(path)
     peer.data(stream, b"\0\0\0\3\xe9")  # 1001 bytes are to come
     trailers = peer.answer(stream)[2]
@@ -168,7 +172,9 @@ def test_a_message_that_is_too_large_is_refused_by_its_length(
 
 @pytest.mark.parametrize("path", ["Wait", "Hold", "Flood"])
 @pytest.mark.parametrize("timeout", ["20m", "20000u", "0S"])
-def test_a_deadline(serve: Serve, connect: Connect, clock: Clock, path: str, timeout: str) -> None:
+def test_a_deadline(
+    serve: Serve, connect: Connect, clock: FakeClockLoop, path: str, timeout: str
+) -> None:
     server = serve(loop=clock)
     peer = connect(server)
     stream = peer.open(path, ("grpc-timeout", timeout))
@@ -182,7 +188,7 @@ def test_a_deadline(serve: Serve, connect: Connect, clock: Clock, path: str, tim
             server.service.waiting.get(timeout=DEADLINE)
         else:
             server.service.held.get(timeout=DEADLINE)
-        clock.forward(0.03)
+        clock.advance_from_thread(0.03)
     trailers = peer.answer(stream)[2]
     assert (trailers["grpc-status"], trailers["grpc-message"]) == ("4", "Deadline Exceeded")
     if timeout != "0S":
@@ -191,24 +197,24 @@ def test_a_deadline(serve: Serve, connect: Connect, clock: Clock, path: str, tim
 
 
 def test_a_deadline_of_a_client_that_does_not_read(
-    serve: Serve, connect: Connect, clock: Clock
+    serve: Serve, connect: Connect, clock: FakeClockLoop
 ) -> None:
     server = serve(loop=clock)
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 0})
     stream = peer.call("Flood", b"1000 10000", ("grpc-timeout", "100m"))
     wait_until(lambda: server.stalled() == 1, "the handler to wait")
-    clock.forward(0.2)
+    clock.advance_from_thread(0.2)
     assert peer.reset_code(stream) == 8
     assert server.service.cancelled.get(timeout=DEADLINE) == b"flood"
 
 
-def test_calls_in_time_are_not_disturbed_by_their_deadline(server: Server, peer: Peer) -> None:
+def test_a_deadline_does_not_affect_calls_that_finish_in_time(server: Server, peer: Peer) -> None:
     streams = [peer.call("Echo", b"", ("grpc-timeout", unit)) for unit in ("9H", "9M", "999999S")]
     assert [peer.status(stream) for stream in streams] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("value", ["", "5", "S", "-1S", "123456789S", "5 S", "5s"])
-def test_timeouts_that_are_none(peer: Peer, value: str) -> None:
+def test_invalid_grpc_timeouts_are_rejected(peer: Peer, value: str) -> None:
     trailers = peer.answer(peer.call("Echo", b"", ("grpc-timeout", value)))[2]
     assert trailers["grpc-status"] == "13"
     assert trailers["grpc-message"] == (
@@ -239,7 +245,7 @@ def test_the_metadata_of_each_call_are_its_own(server: Server, peer: Peer) -> No
         assert server.service.metadata.get(timeout=DEADLINE) == [field]
 
 
-def test_binary_metadata_that_are_not(peer: Peer) -> None:
+def test_binary_metadata_that_is_not_base64_is_rejected(peer: Peer) -> None:
     trailers = peer.answer(peer.call("Echo", b"", ("x-bin", "*")))[2]
     assert trailers["grpc-message"] == "metadata 'x-bin' is not in base64"
 
@@ -294,7 +300,7 @@ def test_a_message_may_be_plain_although_others_are_compressed(peer: Peer) -> No
 def test_compressed_messages_that_are_refused(
     serve: Serve, connect: Connect, path: str, encoding: str, data: bytes, code: int, text: str
 ) -> None:
-    peer = connect(serve(Limits(max_message=1000 if len(data) <= 1000 else 1 << 16)))
+    peer = connect(serve(ConnectionLimits(max_message_size=1000 if len(data) <= 1000 else 1 << 16)))
     stream = peer.open(path, ("grpc-encoding", encoding))
     peer.data(stream, grpc_message(data, 1), end=True)
     trailers = peer.answer(stream)[2]
@@ -340,7 +346,7 @@ def test_compressed_responses(
             assert body == grpc_message(data)
 
 
-def test_compression_that_gains_nothing_is_left_out(serve: Serve, connect: Connect) -> None:
+def test_messages_that_do_not_shrink_are_sent_uncompressed(serve: Serve, connect: Connect) -> None:
     peer = connect(serve(options=GrpcOptions(compression_level="high")))
     _, body, _ = peer.answer(peer.call("Echo", b"x", ("grpc-accept-encoding", "gzip")))
     assert body == grpc_message(b"x")

@@ -20,8 +20,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from host.frontends.grpc.h2.frames import ErrorCode
-from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.frames import H2ErrorCode
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from tests.conftest import wait_until
 from tests.unit.host.frontends.grpc.h2.h2_peer import (
     DEADLINE,
@@ -35,7 +35,7 @@ from tests.unit.host.frontends.grpc.h2.h2_peer import (
 )
 
 OK = {"grpc-status": "0"}
-LIMITS = Limits()
+LIMITS = ConnectionLimits()
 
 
 def test_both_sides_say_their_settings_and_acknowledge(peer: Peer) -> None:
@@ -53,7 +53,7 @@ def test_a_call_is_answered_with_head_message_and_trailers(peer: Peer) -> None:
     assert (body, trailers) == (grpc_message(b"hello"), OK)
 
 
-def test_every_split_of_the_bytes_means_the_same(server: Server, connect: Connect) -> None:
+def test_the_split_of_the_bytes_does_not_matter(server: Server, connect: Connect) -> None:
     peer = connect(server, greet=False)
     block = peer.block("Echo")
     data = (
@@ -72,7 +72,7 @@ def test_every_split_of_the_bytes_means_the_same(server: Server, connect: Connec
         assert other.answer(1)[1:] == (grpc_message(b"hello"), OK)
 
 
-def test_padding_and_priority_are_taken_off(peer: Peer) -> None:
+def test_padding_and_priority_are_removed(peer: Peer) -> None:
     headers = HeadersFrame(1, peer.block("Echo"), flags=["END_HEADERS", "PADDED", "PRIORITY"])
     headers.pad_length, headers.stream_weight = 20, 3
     data = DataFrame(1, grpc_message(b"hello"), flags=["PADDED", "END_STREAM"])
@@ -90,8 +90,8 @@ def test_padding_does_not_pass_for_a_message(peer: Peer) -> None:
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
-def test_padding_is_granted_anew(serve: Serve, connect: Connect) -> None:
-    peer = connect(serve(Limits(stream_window=1000)))
+def test_padding_is_returned_to_the_flow_control_window(serve: Serve, connect: Connect) -> None:
+    peer = connect(serve(ConnectionLimits(stream_window=1000)))
     stream = peer.open("Echo")
     for _ in range(50):
         frame = DataFrame(stream, b"", flags=["PADDED"])
@@ -127,12 +127,12 @@ def test_a_ping_is_answered(peer: Peer) -> None:
 @pytest.mark.parametrize(
     "garbage, code",
     [
-        (b"GET / HTTP/1.1\r\n\r\n", ErrorCode.PROTOCOL_ERROR),
-        (PREFACE + PingFrame(0, b"12345678").serialize(), ErrorCode.PROTOCOL_ERROR),
-        (PREFACE + SettingsFrame(0, flags=["ACK"]).serialize(), ErrorCode.PROTOCOL_ERROR),
+        (b"GET / HTTP/1.1\r\n\r\n", H2ErrorCode.PROTOCOL_ERROR),
+        (PREFACE + PingFrame(0, b"12345678").serialize(), H2ErrorCode.PROTOCOL_ERROR),
+        (PREFACE + SettingsFrame(0, flags=["ACK"]).serialize(), H2ErrorCode.PROTOCOL_ERROR),
     ],
 )
-def test_a_wrong_beginning_ends_the_connection(
+def test_an_invalid_preface_ends_the_connection(
     server: Server, connect: Connect, garbage: bytes, code: int
 ) -> None:
     peer = connect(server, greet=False)
@@ -142,92 +142,95 @@ def test_a_wrong_beginning_ends_the_connection(
 
 
 CONNECTION_ERRORS = {
-    "data without a stream": (raw(0, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "data on an idle stream": (raw(0, 0, 5, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "headers without a stream": (raw(1, 4, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "a stream with an even number": (raw(1, 4, 2, b"\x82"), ErrorCode.PROTOCOL_ERROR),
-    "padding longer than its frame": (raw(0, 8, 1, b"\x09abc"), ErrorCode.PROTOCOL_ERROR),
-    "padded data without a length": (raw(0, 8, 1, b""), ErrorCode.FRAME_SIZE_ERROR),
-    "padding longer than headers": (raw(1, 12, 1, b"\x09abc"), ErrorCode.PROTOCOL_ERROR),
-    "headers too short for a priority": (raw(1, 0x24, 1, b"abc"), ErrorCode.FRAME_SIZE_ERROR),
-    "a block that cannot be decoded": (raw(1, 4, 1, b"\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
-    "an index without an entry": (raw(1, 4, 1, b"\xfe"), ErrorCode.COMPRESSION_ERROR),
-    "no room for an idle stream": (raw(8, 0, 9, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+    "data without a stream": (raw(0, 0, 0, b"x"), H2ErrorCode.PROTOCOL_ERROR),
+    "data on an idle stream": (raw(0, 0, 5, b"x"), H2ErrorCode.PROTOCOL_ERROR),
+    "headers without a stream": (raw(1, 4, 0, b"x"), H2ErrorCode.PROTOCOL_ERROR),
+    "a stream with an even number": (raw(1, 4, 2, b"\x82"), H2ErrorCode.PROTOCOL_ERROR),
+    "padding longer than its frame": (raw(0, 8, 1, b"\x09abc"), H2ErrorCode.PROTOCOL_ERROR),
+    "padded data without a length": (raw(0, 8, 1, b""), H2ErrorCode.FRAME_SIZE_ERROR),
+    "padding longer than headers": (raw(1, 12, 1, b"\x09abc"), H2ErrorCode.PROTOCOL_ERROR),
+    "headers too short for a priority": (raw(1, 0x24, 1, b"abc"), H2ErrorCode.FRAME_SIZE_ERROR),
+    "a block that cannot be decoded": (
+        raw(1, 4, 1, b"\xff\xff\xff"),
+        H2ErrorCode.COMPRESSION_ERROR,
+    ),
+    "an index without an entry": (raw(1, 4, 1, b"\xfe"), H2ErrorCode.COMPRESSION_ERROR),
+    "no room for an idle stream": (raw(8, 0, 9, bytes(4)), H2ErrorCode.PROTOCOL_ERROR),
     "a priority of four bytes for an idle stream": (
         raw(2, 0, 9, bytes(4)),
-        ErrorCode.FRAME_SIZE_ERROR,
+        H2ErrorCode.FRAME_SIZE_ERROR,
     ),
-    "reset without a stream": (raw(3, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "a reset of three bytes": (raw(3, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-    "settings on a stream": (raw(4, 0, 1, b""), ErrorCode.PROTOCOL_ERROR),
-    "settings of seven bytes": (raw(4, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-    "an answer to settings with a payload": (raw(4, 1, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
+    "reset without a stream": (raw(3, 0, 0, bytes(4)), H2ErrorCode.PROTOCOL_ERROR),
+    "a reset of three bytes": (raw(3, 0, 1, bytes(3)), H2ErrorCode.FRAME_SIZE_ERROR),
+    "settings on a stream": (raw(4, 0, 1, b""), H2ErrorCode.PROTOCOL_ERROR),
+    "settings of seven bytes": (raw(4, 0, 0, bytes(7)), H2ErrorCode.FRAME_SIZE_ERROR),
+    "an answer to settings with a payload": (raw(4, 1, 0, bytes(6)), H2ErrorCode.FRAME_SIZE_ERROR),
     "a window beyond its maximum": (
         raw(4, 0, 0, struct.pack(">HI", 4, 1 << 31)),
-        ErrorCode.FLOW_CONTROL_ERROR,
+        H2ErrorCode.FLOW_CONTROL_ERROR,
     ),
     "frames smaller than allowed": (
         raw(4, 0, 0, struct.pack(">HI", 5, 16383)),
-        ErrorCode.PROTOCOL_ERROR,
+        H2ErrorCode.PROTOCOL_ERROR,
     ),
     "frames larger than allowed": (
         raw(4, 0, 0, struct.pack(">HI", 5, 1 << 24)),
-        ErrorCode.PROTOCOL_ERROR,
+        H2ErrorCode.PROTOCOL_ERROR,
     ),
     "push neither on nor off": (
         raw(4, 0, 0, struct.pack(">HI", 2, 2)),
-        ErrorCode.PROTOCOL_ERROR,
+        H2ErrorCode.PROTOCOL_ERROR,
     ),
     "hundreds of settings": (
         raw(4, 0, 0, struct.pack(">HI", 99, 2) * 500),
-        ErrorCode.ENHANCE_YOUR_CALM,
+        H2ErrorCode.ENHANCE_YOUR_CALM,
     ),
-    "a push": (PushPromiseFrame(1, 2, b"").serialize(), ErrorCode.PROTOCOL_ERROR),
-    "a ping of seven bytes": (raw(6, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-    "a ping on a stream": (raw(6, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-    "goaway on a stream": (raw(7, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-    "a goaway of seven bytes": (raw(7, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-    "a window update of zero": (raw(8, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "a window update of five bytes": (raw(8, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
+    "a push": (PushPromiseFrame(1, 2, b"").serialize(), H2ErrorCode.PROTOCOL_ERROR),
+    "a ping of seven bytes": (raw(6, 0, 0, bytes(7)), H2ErrorCode.FRAME_SIZE_ERROR),
+    "a ping on a stream": (raw(6, 0, 1, bytes(8)), H2ErrorCode.PROTOCOL_ERROR),
+    "goaway on a stream": (raw(7, 0, 1, bytes(8)), H2ErrorCode.PROTOCOL_ERROR),
+    "a goaway of seven bytes": (raw(7, 0, 0, bytes(7)), H2ErrorCode.FRAME_SIZE_ERROR),
+    "a window update of zero": (raw(8, 0, 0, bytes(4)), H2ErrorCode.PROTOCOL_ERROR),
+    "a window update of five bytes": (raw(8, 0, 0, bytes(5)), H2ErrorCode.FRAME_SIZE_ERROR),
     "a window update of an idle stream": (
         raw(8, 0, 9, b"\0\0\0\1"),
-        ErrorCode.PROTOCOL_ERROR,
+        H2ErrorCode.PROTOCOL_ERROR,
     ),
     "a window that overflows": (
         raw(8, 0, 0, b"\x7f\xff\xff\xff"),
-        ErrorCode.FLOW_CONTROL_ERROR,
+        H2ErrorCode.FLOW_CONTROL_ERROR,
     ),
-    "a continuation of nothing": (raw(9, 4, 1, b""), ErrorCode.PROTOCOL_ERROR),
+    "a continuation of nothing": (raw(9, 4, 1, b""), H2ErrorCode.PROTOCOL_ERROR),
     "another frame inside of a block": (
         raw(1, 0, 1, b"\x82") + raw(6, 0, 0, bytes(8)),
-        ErrorCode.PROTOCOL_ERROR,
+        H2ErrorCode.PROTOCOL_ERROR,
     ),
     "data inside of a block": (
         raw(1, 0, 1, b"\x82") + raw(0, 0, 1, b"x"),
-        ErrorCode.PROTOCOL_ERROR,
+        H2ErrorCode.PROTOCOL_ERROR,
     ),
     "a block continued on another stream": (
         raw(1, 0, 1, b"\x82") + raw(9, 4, 3, b""),
-        ErrorCode.PROTOCOL_ERROR,
+        H2ErrorCode.PROTOCOL_ERROR,
     ),
-    "a priority without a stream": (raw(2, 0, 0, bytes(5)), ErrorCode.PROTOCOL_ERROR),
+    "a priority without a stream": (raw(2, 0, 0, bytes(5)), H2ErrorCode.PROTOCOL_ERROR),
     "a frame that is too large": (
         struct.pack(">HBBBI", 0xFFFF, 0xFF, 0, 0, 1),
-        ErrorCode.FRAME_SIZE_ERROR,
+        H2ErrorCode.FRAME_SIZE_ERROR,
     ),
 }
 
 
 @pytest.mark.parametrize("name", CONNECTION_ERRORS)
-def test_what_ends_a_connection(server: Server, peer: Peer, name: str) -> None:
+def test_connection_errors(server: Server, peer: Peer, name: str) -> None:
     data, code = CONNECTION_ERRORS[name]
-    held = peer.call("Hold", b"held")
+    held = peer.call("Hold", b"held_bytes")
     server.service.held.get(timeout=DEADLINE)
     peer.write(data)
     frame = peer.goaway()
     assert (frame.error_code, frame.last_stream_id >= held) == (code, True)
-    assert frame.additional_data or code is ErrorCode.NO_ERROR
-    assert server.service.cancelled.get(timeout=DEADLINE) == b"held"
+    assert frame.additional_data or code is H2ErrorCode.NO_ERROR
+    assert server.service.cancelled.get(timeout=DEADLINE) == b"held_bytes"
     assert peer.ended()
 
 
@@ -235,33 +238,33 @@ def test_headers_on_a_closed_stream_end_the_connection(peer: Peer) -> None:
     stream = peer.call("Echo", b"")
     peer.answer(stream)
     peer.send(HeadersFrame(stream, peer.block("Echo"), flags=["END_HEADERS"]))
-    assert peer.goaway().error_code == ErrorCode.STREAM_CLOSED
+    assert peer.goaway().error_code == H2ErrorCode.STREAM_CLOSED
 
 
 STREAM_ERRORS: dict[str, tuple[Callable[[int], Frame | bytes], int]] = {
-    "a window update of zero": (lambda s: raw(8, 0, s, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+    "a window update of zero": (lambda s: raw(8, 0, s, bytes(4)), H2ErrorCode.PROTOCOL_ERROR),
     "a window that overflows": (
         lambda s: WindowUpdateFrame(s, (1 << 31) - 1),
-        ErrorCode.FLOW_CONTROL_ERROR,
+        H2ErrorCode.FLOW_CONTROL_ERROR,
     ),
-    "a priority of four bytes": (lambda s: raw(2, 0, s, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
-    "data after the end": (lambda s: DataFrame(s, b"more"), ErrorCode.STREAM_CLOSED),
+    "a priority of four bytes": (lambda s: raw(2, 0, s, bytes(4)), H2ErrorCode.FRAME_SIZE_ERROR),
+    "data after the end": (lambda s: DataFrame(s, b"more"), H2ErrorCode.STREAM_CLOSED),
     "trailers after the end": (
         lambda s: HeadersFrame(s, b"\x00\x01a\x01b", flags=["END_HEADERS", "END_STREAM"]),
-        ErrorCode.STREAM_CLOSED,
+        H2ErrorCode.STREAM_CLOSED,
     ),
 }
 
 
 @pytest.mark.parametrize("name", STREAM_ERRORS)
-def test_what_ends_only_its_stream(server: Server, peer: Peer, name: str) -> None:
+def test_stream_errors(server: Server, peer: Peer, name: str) -> None:
     frame, code = STREAM_ERRORS[name]
-    stream = peer.call("Hold", b"held")
+    stream = peer.call("Hold", b"held_bytes")
     server.service.held.get(timeout=DEADLINE)
     made = frame(stream)
     peer.write(made if isinstance(made, bytes) else made.serialize())
     assert peer.reset_code(stream) == code
-    assert server.service.cancelled.get(timeout=DEADLINE) == b"held"
+    assert server.service.cancelled.get(timeout=DEADLINE) == b"held_bytes"
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
@@ -308,13 +311,13 @@ MALFORMED: dict[str, list[tuple[str, str]]] = {
 def test_malformed_requests_are_reset(peer: Peer, name: str) -> None:
     block = peer.encoder.encode(MALFORMED[name])
     peer.send(HeadersFrame(1, block, flags=["END_HEADERS"]))
-    assert peer.reset_code(1) == ErrorCode.PROTOCOL_ERROR
+    assert peer.reset_code(1) == H2ErrorCode.PROTOCOL_ERROR
     peer.data(1, b"was on its way")  # is not the client's fault
     peer.next_stream = 3
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
-def test_trailers_of_a_request_end_it(peer: Peer) -> None:
+def test_request_trailers_end_the_request(peer: Peer) -> None:
     stream = peer.open("Echo")
     peer.data(stream, grpc_message(b"hello"))
     block = peer.encoder.encode([("some", "trailer")])
@@ -326,20 +329,20 @@ def test_trailers_that_do_not_end_a_request_reset_it(peer: Peer) -> None:
     stream = peer.open("Echo")
     block = peer.encoder.encode([("some", "trailer")])
     peer.send(HeadersFrame(stream, block, flags=["END_HEADERS"]))
-    assert peer.reset_code(stream) == ErrorCode.PROTOCOL_ERROR
+    assert peer.reset_code(stream) == H2ErrorCode.PROTOCOL_ERROR
 
 
 def test_a_client_that_resets_a_call_cancels_it(server: Server, peer: Peer) -> None:
     for path, begun in (("Hold", server.service.held), ("Wait", server.service.waiting)):
         stream = peer.call(path, path.encode())
         begun.get(timeout=DEADLINE)
-        peer.send(RstStreamFrame(stream, ErrorCode.CANCEL))
+        peer.send(RstStreamFrame(stream, H2ErrorCode.CANCEL))
         assert server.service.cancelled.get(timeout=DEADLINE) == path.encode()
-    peer.send(RstStreamFrame(stream, ErrorCode.CANCEL))  # once more does no harm
+    peer.send(RstStreamFrame(stream, H2ErrorCode.CANCEL))  # once more does no harm
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
-def test_a_client_that_goes_cancels_its_calls(server: Server, peer: Peer) -> None:
+def test_a_disconnected_client_cancels_its_calls(server: Server, peer: Peer) -> None:
     peer.call("Hold", b"1")
     peer.call("Wait", b"2")
     peer.call("Flood", b"1000000 1000")
@@ -351,7 +354,7 @@ def test_a_client_that_goes_cancels_its_calls(server: Server, peer: Peer) -> Non
     assert got == {b"1", b"2", b"flood"}
 
 
-def test_a_connection_lost_while_a_frame_comes_in_is_forgotten(server: Server, peer: Peer) -> None:
+def test_a_connection_lost_inside_a_frame_is_removed(server: Server, peer: Peer) -> None:
     stream = peer.open("Echo")
     peer.write(raw(0, 0, stream, bytes(1000))[:500])
     peer.close()
@@ -423,7 +426,7 @@ def test_frames_keep_to_the_size_that_the_client_takes(server: Server, connect: 
         assert max(sizes) == largest
 
 
-def test_streams_take_turns(server: Server, connect: Connect) -> None:
+def test_streams_share_the_connection_fairly(server: Server, connect: Connect) -> None:
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 1 << 30})
     peer.auto_window = False
     streams = [peer.call("Quick", bytes(400000)) for _ in range(2)]
@@ -443,7 +446,7 @@ def test_a_slow_reader_stops_the_handler(server: Server, connect: Connect) -> No
     peer.call("Flood", b"10000 10000")
     wait_until(lambda: server.stalled() == 1, "the handler to wait")
     peer.settle()
-    assert server.service.sent * 10000 <= LIMITS.send_queue + 2 * 10000
+    assert server.service.sent * 10000 <= LIMITS.max_send_queue + 2 * 10000
 
 
 def test_a_client_that_reads_nothing_stops_the_handler(server: Server, connect: Connect) -> None:
@@ -458,26 +461,26 @@ def test_a_client_that_reads_nothing_stops_the_handler(server: Server, connect: 
 
 
 def test_a_client_that_overflows_the_window_of_a_stream(serve: Serve, connect: Connect) -> None:
-    peer = connect(serve(Limits(stream_window=20000)))
+    peer = connect(serve(ConnectionLimits(stream_window=20000)))
     stream = peer.open("Sink")
     for _ in range(4):  # the first of them is taken
         peer.send(DataFrame(stream, grpc_message(bytes(9995))))
-    assert peer.reset_code(stream) == ErrorCode.FLOW_CONTROL_ERROR
+    assert peer.reset_code(stream) == H2ErrorCode.FLOW_CONTROL_ERROR
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
 def test_a_client_that_overflows_the_window_of_the_connection(
     serve: Serve, connect: Connect
 ) -> None:
-    peer = connect(serve(Limits(connection_window=70000)))
+    peer = connect(serve(ConnectionLimits(connection_window=70000)))
     streams = [peer.open("Sink") for _ in range(8)]
     for stream in streams * 2:  # of each the first message is taken
         peer.send(DataFrame(stream, grpc_message(bytes(9995))))
-    assert peer.goaway().error_code == ErrorCode.FLOW_CONTROL_ERROR
+    assert peer.goaway().error_code == H2ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_what_a_handler_does_not_take_is_not_granted_anew(serve: Serve, connect: Connect) -> None:
-    server = serve(Limits(stream_window=40000))
+def test_unread_messages_are_not_returned_to_the_window(serve: Serve, connect: Connect) -> None:
+    server = serve(ConnectionLimits(stream_window=40000))
     peer = connect(server)
     stream = peer.open("Sink")
     peer.send(*(DataFrame(stream, grpc_message(bytes(9995))) for _ in range(4)))
@@ -499,7 +502,7 @@ def test_what_a_handler_does_not_take_is_not_granted_anew(serve: Serve, connect:
 
 
 def test_a_message_larger_than_the_window_comes_through(serve: Serve, connect: Connect) -> None:
-    peer = connect(serve(Limits(stream_window=10000)))
+    peer = connect(serve(ConnectionLimits(stream_window=10000)))
     peer.until(lambda frame: isinstance(frame, SettingsFrame) and "ACK" in frame.flags)
     for path in ("Echo", "EchoStream"):
         stream, window = peer.open(path), 10000
@@ -520,48 +523,48 @@ def test_a_message_larger_than_the_window_comes_through(serve: Serve, connect: C
 
 
 def test_streams_beyond_the_limit_are_refused(serve: Serve, connect: Connect) -> None:
-    server = serve(Limits(max_streams=3))
+    server = serve(ConnectionLimits(max_streams=3))
     peer = connect(server)
     held = [peer.call("Hold", b"") for _ in range(3)]
     refused = peer.call("Hold", b"")
-    assert peer.reset_code(refused) == ErrorCode.REFUSED_STREAM
+    assert peer.reset_code(refused) == H2ErrorCode.REFUSED_STREAM
     work = [server.service.held.get(timeout=DEADLINE) for _ in held]
     server.call(work[0].done, b"done")
     assert peer.answer(held[0])[1] == grpc_message(b"done")
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
-def test_rapid_resets(serve: Serve, connect: Connect) -> None:
-    peer = connect(serve(Limits(resets=(50, 0))))
+def test_rapid_resets_end_the_connection(serve: Serve, connect: Connect) -> None:
+    peer = connect(serve(ConnectionLimits(reset_rate=(50, 0))))
     for _ in range(60):
         stream = peer.open("Wait")
-        peer.send(RstStreamFrame(stream, ErrorCode.CANCEL))
-    assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+        peer.send(RstStreamFrame(stream, H2ErrorCode.CANCEL))
+    assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM
 
 
 @pytest.mark.parametrize("passed", [True, False], ids=["closed", "not begun"])
-def test_resets_of_no_stream_count_as_well(serve: Serve, connect: Connect, passed: bool) -> None:
-    peer = connect(serve(Limits(resets=(50, 0))))
+def test_resets_of_unknown_streams_count_too(serve: Serve, connect: Connect, passed: bool) -> None:
+    peer = connect(serve(ConnectionLimits(reset_rate=(50, 0))))
     stream = peer.call("Echo", b"") if passed else 101
     for _ in range(60):
-        peer.send(RstStreamFrame(stream, ErrorCode.CANCEL))
-    assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+        peer.send(RstStreamFrame(stream, H2ErrorCode.CANCEL))
+    assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_reset_of_a_stream_that_was_never_begun_is_ignored(peer: Peer) -> None:
     """As gRPC's own client sends it for a call that is cancelled before it has left."""
-    peer.send(RstStreamFrame(7, ErrorCode.CANCEL))
+    peer.send(RstStreamFrame(7, H2ErrorCode.CANCEL))
     assert peer.status(peer.call("Echo", b"")) == 0
-    peer.send(RstStreamFrame(99, ErrorCode.CANCEL))
+    peer.send(RstStreamFrame(99, H2ErrorCode.CANCEL))
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
-def test_errors_that_reset_streams_count_as_well(serve: Serve, connect: Connect) -> None:
-    peer = connect(serve(Limits(resets=(50, 0))))
+def test_stream_errors_count_as_resets(serve: Serve, connect: Connect) -> None:
+    peer = connect(serve(ConnectionLimits(reset_rate=(50, 0))))
     for _ in range(60):
         stream = peer.open("Wait")
         peer.write(raw(8, 0, stream, bytes(4)))
-    assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM
 
 
 @pytest.mark.parametrize(
@@ -576,19 +579,23 @@ def test_errors_that_reset_streams_count_as_well(serve: Serve, connect: Connect)
     ],
     ids=lambda frame: type(frame).__name__ + str(frame.flags),
 )
-def test_floods_of_frames_that_do_nothing(serve: Serve, connect: Connect, frame: Frame) -> None:
-    peer = connect(serve(Limits(idle_frames=(100, 1))))
+def test_a_flood_of_no_op_frames_ends_the_connection(
+    serve: Serve, connect: Connect, frame: Frame
+) -> None:
+    peer = connect(serve(ConnectionLimits(no_op_frame_rate=(100, 1))))
     peer.open("Wait")
     peer.write(frame.serialize() * 200)
-    assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_answers_that_are_not_read(serve: Serve, connect: Connect) -> None:
-    limits = Limits(write_buffer=100000, unsent_control=1000, idle_frames=(1 << 30, 1))
+def test_unread_control_frames_end_the_connection(serve: Serve, connect: Connect) -> None:
+    limits = ConnectionLimits(
+        write_buffer=100000, max_unsent_control=1000, no_op_frame_rate=(1 << 30, 1)
+    )
     server = serve(limits)
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: (1 << 31) - 1})
     peer.send(WindowUpdateFrame(0, (1 << 31) - 1 - 65535))
-    peer.call("Hold", b"held")
+    peer.call("Hold", b"held_bytes")
     server.service.held.get(timeout=DEADLINE)
     peer.call("Flood", b"100000 10000")
     wait_until(lambda: server.stalled() == 1, "the flood to be too much")
@@ -599,30 +606,32 @@ def test_answers_that_are_not_read(serve: Serve, connect: Connect) -> None:
 
     wait_until(given_up, "the connection to be ended")
     cancelled = {server.service.cancelled.get(timeout=DEADLINE) for _ in range(2)}
-    assert cancelled == {b"held", b"flood"}
+    assert cancelled == {b"held_bytes", b"flood"}
 
 
-def test_floods_of_frames_that_nobody_knows(serve: Serve, connect: Connect) -> None:
-    peer = connect(serve(Limits(idle_frames=(100, 1))))
+def test_a_flood_of_unknown_frames_ends_the_connection(serve: Serve, connect: Connect) -> None:
+    peer = connect(serve(ConnectionLimits(no_op_frame_rate=(100, 1))))
     peer.write(raw(0x77, 0, 0, b"?") * 200)
-    assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_floods_of_continuations(serve: Serve, connect: Connect, size: int) -> None:
-    peer = connect(serve(Limits(header_block=1000, continuations=20)))
+def test_a_flood_of_continuation_frames_ends_the_connection(
+    serve: Serve, connect: Connect, size: int
+) -> None:
+    peer = connect(serve(ConnectionLimits(max_header_block=1000, max_continuations=20)))
     peer.send(HeadersFrame(1, b""))
     peer.send(*[ContinuationFrame(1, bytes(size))] * 30)
-    assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_header_block_that_is_too_large(peer: Peer) -> None:
-    peer.write(raw(1, 4, 1, bytes(LIMITS.header_block + 1)))
-    assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+    peer.write(raw(1, 4, 1, bytes(LIMITS.max_header_block + 1)))
+    assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_header_list_that_becomes_too_large(peer: Peer) -> None:
     """A small block that stands for a large list."""
     block = peer.block("Echo", ("a", "b" * 3000)) + b"\xbe" * 1000
     peer.send(HeadersFrame(1, block, flags=["END_HEADERS"]))
-    assert peer.goaway().error_code == ErrorCode.COMPRESSION_ERROR
+    assert peer.goaway().error_code == H2ErrorCode.COMPRESSION_ERROR

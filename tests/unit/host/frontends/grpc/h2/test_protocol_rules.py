@@ -21,8 +21,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from host.frontends.grpc.h2.frames import ErrorCode
-from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.frames import H2ErrorCode
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from tests.conftest import wait_until
 from tests.unit.host.frontends.grpc.h2.h2_peer import (
     DEADLINE,
@@ -63,12 +63,12 @@ def serves_on(peer: Peer, stream: int = -1) -> bool:
     ],
     ids=["an upgrade", "another preface", "headers first", "data first"],
 )
-def test_nothing_else_begins_a_connection(
+def test_a_connection_must_begin_with_the_preface(
     server: Server, connect: Connect, beginning: bytes
 ) -> None:
     peer = connect(server, greet=False)
     peer.write(beginning)
-    assert peer.goaway().error_code == ErrorCode.PROTOCOL_ERROR
+    assert peer.goaway().error_code == H2ErrorCode.PROTOCOL_ERROR
     assert peer.ended()
     assert b"101 " not in peer.buffer
 
@@ -92,12 +92,12 @@ IGNORED = {
 
 
 @pytest.mark.parametrize("name", IGNORED)
-def test_what_means_nothing_is_ignored(peer: Peer, name: str) -> None:
+def test_frames_without_effect_are_ignored(peer: Peer, name: str) -> None:
     peer.write(IGNORED[name])
     assert serves_on(peer)
 
 
-def test_headers_may_depend_on_themselves(peer: Peer) -> None:
+def test_header_blocks_use_the_dynamic_table(peer: Peer) -> None:
     """An error in RFC 7540, where there were priorities."""
     block = struct.pack(">IB", 1, 255) + peer.block("Echo")
     peer.write(raw(1, 0x24, 1, block))
@@ -109,13 +109,13 @@ def test_headers_may_depend_on_themselves(peer: Peer) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        lambda stream: RstStreamFrame(stream, ErrorCode.CANCEL),
+        lambda stream: RstStreamFrame(stream, H2ErrorCode.CANCEL),
         lambda stream: WindowUpdateFrame(stream, 1),
         PriorityFrame,
     ],
     ids=["a reset", "a window update", "a priority"],
 )
-def test_what_crosses_the_end_of_a_stream_is_ignored(
+def test_late_frames_of_an_ended_stream_are_ignored(
     peer: Peer, frame: Callable[[int], Frame]
 ) -> None:
     stream = peer.call("Echo", b"")
@@ -128,39 +128,42 @@ def test_what_crosses_the_end_of_a_stream_is_ignored(
 
 
 LATE = {
-    "an even stream": (raw(1, 5, 4, b"\x82"), ErrorCode.PROTOCOL_ERROR),
-    "a stream that was passed over": (raw(1, 5, 3, b"\x82"), ErrorCode.STREAM_CLOSED),
-    "data on a stream of ours": (raw(0, 0, 4, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "a reset of a stream of ours": (raw(3, 0, 4, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "room for a stream of ours": (raw(8, 0, 4, b"\0\0\0\1"), ErrorCode.PROTOCOL_ERROR),
-    "no room for a stream of ours": (raw(8, 0, 4, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "a large ping": (raw(6, 0, 0, bytes(9)), ErrorCode.FRAME_SIZE_ERROR),
-    "a large reset": (raw(3, 0, 5, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
-    "a small window update of a stream": (raw(8, 0, 5, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-    "padding as long as its frame": (raw(0, 8, 5, b"\x04abc"), ErrorCode.PROTOCOL_ERROR),
-    "settings of five bytes": (raw(4, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
-    "a window of 2^31": (raw(8, 0, 0, b"\x7f\xff\xff\xff"), ErrorCode.FLOW_CONTROL_ERROR),
-    "a push of nothing": (raw(5, 4, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "a continuation without a stream": (raw(9, 4, 0, b""), ErrorCode.PROTOCOL_ERROR),
-    "a continuation after the end of a block": (raw(9, 4, 5, b""), ErrorCode.PROTOCOL_ERROR),
+    "an even stream": (raw(1, 5, 4, b"\x82"), H2ErrorCode.PROTOCOL_ERROR),
+    "a stream that was passed over": (raw(1, 5, 3, b"\x82"), H2ErrorCode.STREAM_CLOSED),
+    "data on a stream of ours": (raw(0, 0, 4, b"x"), H2ErrorCode.PROTOCOL_ERROR),
+    "a reset of a stream of ours": (raw(3, 0, 4, bytes(4)), H2ErrorCode.PROTOCOL_ERROR),
+    "room for a stream of ours": (raw(8, 0, 4, b"\0\0\0\1"), H2ErrorCode.PROTOCOL_ERROR),
+    "no room for a stream of ours": (raw(8, 0, 4, bytes(4)), H2ErrorCode.PROTOCOL_ERROR),
+    "a large ping": (raw(6, 0, 0, bytes(9)), H2ErrorCode.FRAME_SIZE_ERROR),
+    "a large reset": (raw(3, 0, 5, bytes(5)), H2ErrorCode.FRAME_SIZE_ERROR),
+    "a small window update of a stream": (raw(8, 0, 5, bytes(3)), H2ErrorCode.FRAME_SIZE_ERROR),
+    "padding as long as its frame": (raw(0, 8, 5, b"\x04abc"), H2ErrorCode.PROTOCOL_ERROR),
+    "settings of five bytes": (raw(4, 0, 0, bytes(5)), H2ErrorCode.FRAME_SIZE_ERROR),
+    "a window of 2^31": (raw(8, 0, 0, b"\x7f\xff\xff\xff"), H2ErrorCode.FLOW_CONTROL_ERROR),
+    "a push of nothing": (raw(5, 4, 0, bytes(4)), H2ErrorCode.PROTOCOL_ERROR),
+    "a continuation without a stream": (raw(9, 4, 0, b""), H2ErrorCode.PROTOCOL_ERROR),
+    "a continuation after the end of a block": (raw(9, 4, 5, b""), H2ErrorCode.PROTOCOL_ERROR),
     "a block inside of a block": (
         raw(1, 0, 7, b"\x82") + raw(1, 4, 9, b"\x82"),
-        ErrorCode.PROTOCOL_ERROR,
+        H2ErrorCode.PROTOCOL_ERROR,
     ),
     "an unknown frame inside of a block": (
         raw(1, 0, 7, b"\x82") + raw(0xF0, 0, 7, b""),
-        ErrorCode.PROTOCOL_ERROR,
+        H2ErrorCode.PROTOCOL_ERROR,
     ),
-    "a table larger than was allowed": (raw(1, 4, 7, b"\x3f\xe2\x1f"), ErrorCode.COMPRESSION_ERROR),
-    "a size of the table too late": (raw(1, 4, 7, b"\x82\x20"), ErrorCode.COMPRESSION_ERROR),
-    "an index of zero": (raw(1, 4, 7, b"\x80"), ErrorCode.COMPRESSION_ERROR),
-    "a name that is cut off": (raw(1, 4, 7, b"\x00\x0aab"), ErrorCode.COMPRESSION_ERROR),
-    "trailers that cannot be decoded": (raw(1, 5, 5, b"\xfe"), ErrorCode.COMPRESSION_ERROR),
+    "a table larger than was allowed": (
+        raw(1, 4, 7, b"\x3f\xe2\x1f"),
+        H2ErrorCode.COMPRESSION_ERROR,
+    ),
+    "a size of the table too late": (raw(1, 4, 7, b"\x82\x20"), H2ErrorCode.COMPRESSION_ERROR),
+    "an index of zero": (raw(1, 4, 7, b"\x80"), H2ErrorCode.COMPRESSION_ERROR),
+    "a name that is cut off": (raw(1, 4, 7, b"\x00\x0aab"), H2ErrorCode.COMPRESSION_ERROR),
+    "trailers that cannot be decoded": (raw(1, 5, 5, b"\xfe"), H2ErrorCode.COMPRESSION_ERROR),
 }
 
 
 @pytest.mark.parametrize("name", LATE)
-def test_what_ends_a_connection_in_use(server: Server, peer: Peer, name: str) -> None:
+def test_connection_errors_with_open_streams(server: Server, peer: Peer, name: str) -> None:
     data, code = LATE[name]
     peer.next_stream = 5
     stream = peer.open("Wait")
@@ -176,7 +179,7 @@ def test_a_new_initial_window_must_not_make_one_too_large(server: Server, peer: 
     server.service.held.get(timeout=DEADLINE)
     peer.send(WindowUpdateFrame(stream, (1 << 31) - 1 - 65535))
     peer.send(SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 65536}))
-    assert peer.goaway().error_code == ErrorCode.FLOW_CONTROL_ERROR
+    assert peer.goaway().error_code == H2ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_a_window_may_become_negative(server: Server, connect: Connect) -> None:
@@ -230,7 +233,7 @@ MALFORMED = {
 def test_a_malformed_request_is_reset(peer: Peer, name: str) -> None:
     block = peer.encoder.encode(MALFORMED[name])
     peer.send(HeadersFrame(1, block, flags=["END_HEADERS"]))
-    assert peer.reset_code(1) == ErrorCode.PROTOCOL_ERROR
+    assert peer.reset_code(1) == H2ErrorCode.PROTOCOL_ERROR
     assert serves_on(peer, 1)
 
 
@@ -248,13 +251,13 @@ def test_malformed_trailers_reset_a_request(peer: Peer, name: str) -> None:
     peer.data(stream, grpc_message(b""))
     block = peer.encoder.encode(TRAILERS[name])
     peer.send(HeadersFrame(stream, block, flags=["END_HEADERS", "END_STREAM"]))
-    assert peer.reset_code(stream) == ErrorCode.PROTOCOL_ERROR
+    assert peer.reset_code(stream) == H2ErrorCode.PROTOCOL_ERROR
     assert serves_on(peer)
 
 
 @pytest.mark.parametrize("path", ["Echo", "EchoStream"])
 @pytest.mark.parametrize("length, parts", [(9, [10]), (9, [5, 5]), (11, [10]), (11, [4, 6])])
-def test_a_request_as_long_as_it_said_or_reset(
+def test_a_request_that_differs_from_its_content_length_is_reset(
     peer: Peer, path: str, length: int, parts: list[int]
 ) -> None:
     """8.1.1: DATA of ten bytes in all."""
@@ -263,7 +266,7 @@ def test_a_request_as_long_as_it_said_or_reset(
     peer.data(stream, data[: parts[0]], end=len(parts) == 1)
     if len(parts) > 1:
         peer.data(stream, data[parts[0] :], end=True)
-    assert peer.reset_code(stream) == ErrorCode.PROTOCOL_ERROR
+    assert peer.reset_code(stream) == H2ErrorCode.PROTOCOL_ERROR
     assert serves_on(peer)
 
 
@@ -278,12 +281,12 @@ def test_padding_and_trailers_do_not_count_as_content(peer: Peer, path: str) -> 
 
 
 @pytest.mark.parametrize("end", [True, False])
-def test_a_request_without_the_content_it_announced(peer: Peer, end: bool) -> None:
+def test_a_request_without_its_announced_content_is_reset(peer: Peer, end: bool) -> None:
     stream = peer.open("Echo", ("content-length", "10"), end=end)
     if not end:
         block = peer.encoder.encode([("some", "trailer")])
         peer.send(HeadersFrame(stream, block, flags=["END_HEADERS", "END_STREAM"]))
-    assert peer.reset_code(stream) == ErrorCode.PROTOCOL_ERROR
+    assert peer.reset_code(stream) == H2ErrorCode.PROTOCOL_ERROR
 
 
 def test_spaces_around_metadata_pass_as_grpcio_sends_them(server: Server, peer: Peer) -> None:
@@ -346,7 +349,7 @@ class Judge:
         return self.ends[stream]["grpc-status"]
 
 
-def test_the_library_h2_finds_nothing_wrong_with_answers(server: Server) -> None:
+def test_the_h2_library_accepts_all_frames(server: Server) -> None:
     judge = Judge(server.port)
     body = grpc_message(b"hello")
     calls = {
@@ -365,7 +368,7 @@ def test_the_library_h2_finds_nothing_wrong_with_answers(server: Server) -> None
     early = judge.call("Nothing", body, end=False)
     assert judge.status(early) == "12"
     judge.until(lambda: early in judge.resets)
-    assert judge.resets[early] == ErrorCode.NO_ERROR
+    assert judge.resets[early] == H2ErrorCode.NO_ERROR
     judge.socket.close()
 
 
@@ -373,10 +376,8 @@ def test_the_library_h2_finds_nothing_wrong_with_answers(server: Server) -> None
 
 
 @pytest.mark.parametrize("sent", [b"", PREFACE[:10], PREFACE, PREFACE + b"\0\0\6\4\0\0\0\0\0\0"])
-def test_a_beginning_that_does_not_end_is_waited_for_a_while(
-    serve: Serve, connect: Connect, sent: bytes
-) -> None:
-    server = serve(Limits(handshake=0.05))
+def test_an_incomplete_request_head_times_out(serve: Serve, connect: Connect, sent: bytes) -> None:
+    server = serve(ConnectionLimits(handshake_timeout=0.05))
     peer = connect(server, greet=False)
     peer.write(sent)
     assert peer.ended()
@@ -385,7 +386,7 @@ def test_a_beginning_that_does_not_end_is_waited_for_a_while(
 
 def test_streams_without_a_window_stop_their_handlers(serve: Serve, connect: Connect) -> None:
     """Each may leave so many bytes, and waits then: a stall of many streams has a bound."""
-    server = serve(Limits(send_queue=10000, max_streams=50))
+    server = serve(ConnectionLimits(max_send_queue=10000, max_streams=50))
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 0})
     for _ in range(50):
         peer.call("Flood", b"1000 5000")
@@ -395,13 +396,13 @@ def test_streams_without_a_window_stop_their_handlers(serve: Serve, connect: Con
     assert [stream.pending_bytes for stream in connection.streams.values()] == [2 * 5005] * 50
     assert not [frame for frame in peer.frames if isinstance(frame, DataFrame)]
     refused = peer.call("Flood", b"1 1")
-    assert peer.reset_code(refused) == ErrorCode.REFUSED_STREAM
+    assert peer.reset_code(refused) == H2ErrorCode.REFUSED_STREAM
     peer.close()
     for _ in range(50):
         assert server.service.cancelled.get(timeout=DEADLINE) == b"flood"
 
 
 def test_a_flood_of_pings(serve: Serve, connect: Connect) -> None:
-    peer = connect(serve(Limits(idle_frames=(100, 1))))
+    peer = connect(serve(ConnectionLimits(no_op_frame_rate=(100, 1))))
     peer.send(*[PingFrame(0, b"12345678")] * 200)
-    assert peer.goaway().error_code == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM

@@ -13,27 +13,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from host.frontends.grpc.h2.connection import Connection
-from host.frontends.grpc.h2.frames import ConnectionFault, ErrorCode
-from host.frontends.grpc.h2.limits import Limits
+from host.frontends.grpc.h2.connection import H2Connection
+from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.reader import FrameReader, Piece
 from host.frontends.grpc.h2.route import Router
-from host.frontends.grpc.h2.token_bucket import Budget
+from host.frontends.grpc.h2.token_bucket import TokenBucket
 from host.frontends.grpc.methods import GrpcOptions
-from host.instances.busy_polling import nobody
+from host.instances.busy_polling import no_connection_hook
 from tests.memory_transport import MemoryTransport
 from tests.unit.host.frontends.grpc.h2.h2_peer import PREFACE, TestService, grpc_message
 
-LIMITS = Limits(max_frame=16384, idle_frames=(1 << 30, 1), resets=(1 << 30, 1))
+LIMITS = ConnectionLimits(max_frame=16384, no_op_frame_rate=(1 << 30, 1), reset_rate=(1 << 30, 1))
 
 
 class Recorded:
-    """Fulfils FrameEvents; pieces of one DATA frame are put together again."""
+    """Fulfils FrameHandler; pieces of one DATA frame are put together again."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
+    def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
         last = self.events[-1] if self.events else ()
         if last[:2] == ("data", stream) and not last[4]:
             self.events[-1] = ("data", stream, last[2] + bytes(piece), last[3] + size, end)
@@ -72,13 +72,13 @@ def split(data: bytes, cuts: list[int]) -> Iterator[bytes]:
         yield data[start:stop]
 
 
-def read(pieces: Iterator[bytes] | list[bytes]) -> tuple[list[Any], ErrorCode | None]:
+def read(pieces: Iterator[bytes] | list[bytes]) -> tuple[list[Any], H2ErrorCode | None]:
     recorded = Recorded()
     reader = FrameReader(recorded, LIMITS)  # type: ignore[arg-type]
     try:
         for piece in pieces:
             reader.feed(piece)
-    except ConnectionFault as fault:
+    except H2ConnectionError as fault:
         return recorded.events, fault.code
     return recorded.events, None
 
@@ -91,9 +91,11 @@ def test_frames_do_not_depend_on_how_they_arrive(data: bytes, cuts: list[int]) -
     assert read(data[i : i + 1] for i in range(len(data))) == whole
 
 
-def connection(limits: Limits = LIMITS) -> tuple[Connection, MemoryTransport]:
+def connection(limits: ConnectionLimits = LIMITS) -> tuple[H2Connection, MemoryTransport]:
     router = Router(TestService().services(), GrpcOptions(), limits)
-    made = Connection(router.route, GrpcOptions(), limits, lambda _: None, lambda _: None, nobody())
+    made = H2Connection(
+        router.route, GrpcOptions(), limits, lambda _: None, lambda _: None, no_connection_hook()
+    )
     sink = MemoryTransport()
     made.connection_made(sink)
     return made, sink
@@ -128,7 +130,7 @@ conversations = st.lists(sensible | frames, max_size=40).map(
 
 @given(conversations | anything, st.lists(st.integers(0, 10000), max_size=5), st.booleans())
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_connection_raises_nothing_whatever_it_is_fed(
+def test_any_bytes_raise_nothing_into_the_event_loop(
     data: bytes, cuts: list[int], lost: bool
 ) -> None:
     async def run() -> None:
@@ -153,7 +155,7 @@ def test_a_connection_raises_nothing_whatever_it_is_fed(
 
 def test_a_client_that_sends_much_and_finishes_nothing_takes_little_memory() -> None:
     """A stream of messages that its handler does not take: windows end before memory does."""
-    limits = Limits(stream_window=1 << 20, connection_window=4 << 20)
+    limits = ConnectionLimits(stream_window=1 << 20, connection_window=4 << 20)
 
     async def run() -> int:
         made, sink = connection(limits)
@@ -183,29 +185,29 @@ def test_a_client_that_sends_much_and_finishes_nothing_takes_little_memory() -> 
 def test_large_frames_are_not_copied_over_and_over() -> None:
     """Bytes copied while a frame of one MiB arrives in pieces of 64 KiB: by their peak."""
     recorded = Recorded()
-    reader = FrameReader(recorded, Limits())  # type: ignore[arg-type]
+    reader = FrameReader(recorded, ConnectionLimits())  # type: ignore[arg-type]
     payload = bytes(1 << 20)
     data = PREFACE + SETTINGS + frame(0, 1, 1, payload)
     pieces: list[int] = []
-    recorded.data = lambda stream, piece, size, end: pieces.append(size)  # type: ignore[method-assign]
+    recorded.on_data = lambda stream, piece, size, end: pieces.append(size)  # type: ignore[method-assign]
     for start in range(0, len(data), 65536):
         reader.feed(data[start : start + 65536])
     assert sum(pieces) == len(payload) and len(pieces) == 17
 
 
-def test_a_budget_refills() -> None:
+def test_a_token_bucket_refills() -> None:
     clock = [0.0]
-    budget = Budget(3, 2, lambda: clock[0])
-    assert [budget.spend() for _ in range(4)] == [True, True, True, False]
+    bucket = TokenBucket(3, 2, lambda: clock[0])
+    assert [bucket.consume() for _ in range(4)] == [True, True, True, False]
     clock[0] = 1.0
-    assert [budget.spend() for _ in range(3)] == [True, True, False]
+    assert [bucket.consume() for _ in range(3)] == [True, True, False]
     clock[0] = 1000.0
-    assert [budget.spend() for _ in range(4)] == [True, True, True, False]
+    assert [bucket.consume() for _ in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("most", [100, 16384])
 def test_frames_may_be_as_large_as_the_limit_and_no_larger(most: int) -> None:
-    reader = FrameReader(Recorded(), Limits(max_frame=most))  # type: ignore[arg-type]
+    reader = FrameReader(Recorded(), ConnectionLimits(max_frame=most))  # type: ignore[arg-type]
     reader.feed(PREFACE + SETTINGS + frame(0, 0, 1, bytes(most)))
-    with pytest.raises(ConnectionFault):
+    with pytest.raises(H2ConnectionError):
         reader.feed(frame(0, 0, 1, bytes(most + 1)))

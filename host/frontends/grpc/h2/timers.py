@@ -1,0 +1,191 @@
+"""When a connection is asked whether it is alive, told to end, and ended: its timers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from host.frontends.grpc.h2.limits import ConnectionLimits
+from host.frontends.grpc.methods import GrpcOptions
+
+_MAX_LINGERS = 60
+_KEEPALIVE_PING = b"pbalive."
+_JITTER = 0.1  # of the greatest age, so that connections made together do not end together
+
+
+class TimedConnection(Protocol):
+    """The connection, as its timers see it. Times are those of its event loop, in seconds."""
+
+    @property
+    def last_received_at(self) -> float:
+        """When it last received something."""
+
+    @property
+    def open_streams(self) -> int:
+        """How many requests are being served."""
+
+    @property
+    def data_frames_sent(self) -> int:
+        """How many frames of data it has sent."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the client's machine has not taken yet."""
+
+    def check_data_rate(self) -> None:
+        """Give up what the client has begun, and does not go on with."""
+
+    def send_keepalive_ping(self, data: bytes) -> None:
+        """Send a PING."""
+
+    def drain(self, text: str = "") -> None:
+        """End when no stream is left; accept no new ones."""
+
+    def close(self) -> None:
+        """End now."""
+
+    def abort(self) -> None:
+        """End without a word."""
+
+
+class ConnectionTimers:
+    """All timers of one connection. `cancel_all` cancels them."""
+
+    def __init__(
+        self, connection: TimedConnection, options: GrpcOptions, limits: ConnectionLimits
+    ) -> None:
+        self._connection = connection
+        self._options = options
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._settings_seen = False
+        self._ping_sent_at = 0.0
+        self._pings_without_data = 0  # sent since data was
+        self._last_data_frames_sent = 0
+        self._empty_since = 0.0
+
+    def connection_opened(self) -> None:
+        """The connection is there; its client has said nothing yet."""
+        self._set_timer("handshake", self._limits.handshake_timeout, self._connection.abort)
+        age = self._options.max_connection_age / 1000
+        if age:
+            self._set_timer(
+                "age", age * random.uniform(1 - _JITTER, 1 + _JITTER), self._max_age_reached
+            )
+
+    def settings_received(self) -> None:
+        """The client's settings have come."""
+        if self._settings_seen:
+            return
+        self._settings_seen = True
+        self._cancel_timer("handshake")
+        self._schedule_keepalive(self._keepalive_time)
+        self._check_data_rate()
+        self.all_streams_closed()
+
+    def all_streams_closed(self) -> None:
+        """The last stream has ended, or none has begun."""
+        if self._limits.idle_timeout:
+            self._empty_since = self._loop.time()
+            if "idle" not in self._timers:
+                self._set_timer("idle", self._limits.idle_timeout, self._check_idle)
+
+    def ping_acknowledged(self, data: bytes) -> None:
+        """An answer to a PING came."""
+        if data == _KEEPALIVE_PING and "keepalive_timeout" in self._timers:
+            self._cancel_timer("keepalive_timeout")
+            self._schedule_keepalive(self._keepalive_time)
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something later, unless the connection is gone by then."""
+        self._set_timer(getattr(action, "__name__", "later"), seconds, action)
+
+    def start_linger(self) -> None:
+        """All is written: abort when the client has taken nothing of it for a while."""
+        left, lingered = self._connection.unsent_bytes, 0
+
+        def check_unsent() -> None:
+            nonlocal left, lingered
+            before, left, lingered = left, self._connection.unsent_bytes, lingered + 1
+            if left < before and lingered < _MAX_LINGERS:
+                self._set_timer("linger", self._limits.linger_timeout, check_unsent)
+            else:
+                self._connection.abort()
+
+        self._set_timer("linger", self._limits.linger_timeout, check_unsent)
+
+    def cancel_all(self) -> None:
+        """The connection is gone."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _check_data_rate(self) -> None:
+        self._set_timer("data_rate", self._limits.data_rate_interval, self._check_data_rate)
+        self._connection.check_data_rate()
+
+    @property
+    def _keepalive_time(self) -> float:
+        return max(self._options.keepalive_time, 1) / 1000
+
+    def _schedule_keepalive(self, seconds: float) -> None:
+        self._set_timer("keepalive", seconds, self._keepalive_due)
+
+    def _keepalive_due(self) -> None:
+        connection, options = self._connection, self._options
+        now = self._loop.time()
+        quiet_until = connection.last_received_at + self._keepalive_time
+        if quiet_until > now:
+            self._schedule_keepalive(quiet_until - now)
+            return
+        if connection.data_frames_sent != self._last_data_frames_sent:
+            self._last_data_frames_sent, self._pings_without_data = connection.data_frames_sent, 0
+        most = options.http2_max_pings_without_data
+        allowed = connection.open_streams or options.keepalive_permit_without_calls
+        if not allowed or (most and self._pings_without_data >= most):
+            self._schedule_keepalive(self._keepalive_time)
+            return
+        self._pings_without_data += 1
+        self._ping_sent_at = now
+        connection.send_keepalive_ping(_KEEPALIVE_PING)
+        self._set_timer(
+            "keepalive_timeout", max(options.keepalive_timeout, 1) / 1000, self._keepalive_timed_out
+        )
+
+    def _keepalive_timed_out(self) -> None:
+        if self._connection.last_received_at > self._ping_sent_at:
+            self._schedule_keepalive(self._keepalive_time)
+        else:
+            self._connection.abort()
+
+    def _check_idle(self) -> None:
+        if self._connection.open_streams:
+            return  # `all_streams_closed` will come again
+        left = self._empty_since + self._limits.idle_timeout - self._loop.time()
+        if left > 0:
+            self._set_timer("idle", left, self._check_idle)
+        else:
+            self._connection.drain("idle")
+
+    def _max_age_reached(self) -> None:
+        self._connection.drain("max_age")
+        grace = self._options.max_connection_age_grace / 1000
+        if grace:
+            self._set_timer("grace", grace, self._connection.close)
+
+    def _set_timer(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        self._cancel_timer(name)
+
+        def due() -> None:
+            del self._timers[name]
+            action()
+
+        self._timers[name] = self._loop.call_later(seconds, due)
+
+    def _cancel_timer(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,235 @@
+"""The JSON part of an inference request: what it says, before any model is asked (spec 1.6)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from host.errors import HostError, internal, invalid_argument
+from host.frontends.http import json_text as json
+from host.frontends.http.tensors import JsonInputLimit, read_tensor
+from host.inference.correlation_id import checked_correlation_text
+from host.inference.request import Parameter
+from host.instances.regions import RegionPart
+
+_CACHE_SIZE = 2048  # JSON parts; one client's requests repeat the same one
+_MAX_CACHED_BYTES = 1024  # bytes of a JSON part
+
+_INT64 = 1 << 63
+
+
+@dataclass(slots=True)
+class InputHeader:
+    """One input. Its bytes are `data`, or in a region, or the next `binary_size` of the body."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: bytes | None = None
+    binary_size: int = 0
+    region: RegionPart | None = None
+
+
+@dataclass(slots=True)
+class OutputHeader:
+    """One requested output: how it is to be answered. `classes` 0 means the tensor itself."""
+
+    name: str
+    binary: bool = False
+    classes: int = 0
+    region: RegionPart | None = None
+
+
+@dataclass(slots=True)
+class InferenceHeader:
+    """A JSON part. It is shared by all requests that have the same: nothing in it is changed.
+
+    `outputs` is what is wrong with them if something is, as that is told after other things.
+    """
+
+    id: str = ""
+    inputs: list[InputHeader] = field(default_factory=list)
+    outputs: list[OutputHeader] | HostError = field(default_factory=list)
+    binary_output: bool = False
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    correlation_id: int | str = 0
+    flags: int = 0
+    priority: int = 0
+    timeout_us: int = 0
+
+
+class InferenceHeaderReader:
+    """Reads JSON parts; inputs that come as JSON are bounded by `limit`."""
+
+    def __init__(self, limit: JsonInputLimit) -> None:
+        self._limit = limit
+        self._cached_read = functools.lru_cache(_CACHE_SIZE)(self._read)
+
+    def read(self, text: bytes) -> InferenceHeader:
+        """What a JSON part says. Raises HostError with the texts of protocol spec 1.6."""
+        return self._cached_read(text) if len(text) <= _MAX_CACHED_BYTES else self._read(text)
+
+    def _read(self, text: bytes) -> InferenceHeader:
+        document = json.parse(text)
+        head = InferenceHeader()
+        if not isinstance(document, dict):
+            document = {}
+        if "id" in document:
+            head.id = _parse_field("id", json.as_text, document["id"])
+        if "parameters" in document:
+            _apply_parameters(document["parameters"], head)
+        inputs = _parse_field("inputs", json.as_array, _parse_member(document, "inputs"))
+        head.inputs = [self._read_input(value) for value in inputs]
+        try:
+            if "outputs" in document:
+                outputs = _parse_field("outputs", json.as_array, document["outputs"])
+                head.outputs = [_read_output(value) for value in outputs]
+        except HostError as error:
+            head.outputs = error
+        return head
+
+    def _read_input(self, value: Any) -> InputHeader:
+        parameters = _parameters_of(value)
+        sources = [
+            name
+            for name, owner in (
+                ("data", value),
+                ("binary_data_size", parameters),
+                ("shared_memory_region", parameters),
+            )
+            if isinstance(owner, dict) and name in owner
+        ]
+        if len(sources) != 1:
+            raise _wrong_sources(sources)
+        name = _parse_field("name", json.as_text, _parse_member(value, "name"))
+        shape = _parse_shape(_parse_member(value, "shape"))
+        datatype = _parse_field("datatype", json.as_text, _parse_member(value, "datatype"))
+        head = InputHeader(name, datatype, shape)
+        if sources == ["data"]:
+            head.data = read_tensor(name, datatype, shape, value["data"], self._limit)
+        elif sources == ["binary_data_size"]:
+            size = parameters["binary_data_size"]
+            head.binary_size = _parse_field("binary_data_size", json.as_unsigned, size)
+        else:
+            head.region = _parse_region(parameters)
+        return head
+
+
+def _wrong_sources(sources: list[str]) -> HostError:
+    names = " ".join(f"'{name}'" for name in sources)
+    given = f"But set {names}" if sources else "But no field is set"
+    return invalid_argument(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in"
+        f" 'parameters', 'shared_memory_region' in 'parameters'. {given}"
+    )
+
+
+def _read_output(value: Any) -> OutputHeader:
+    head = OutputHeader(_parse_field("name", json.as_text, _parse_member(value, "name")))
+    parameters = _parameters_of(value)
+    if "classification" in parameters:
+        try:
+            head.classes = json.as_unsigned(parameters["classification"])
+        except HostError as error:
+            raise json.with_context("Unable to set 'classification'", error) from None
+    head.region = _parse_region(parameters)
+    if head.region is not None and head.classes:
+        raise invalid_argument("Output can't set both 'shared_memory_region' and 'classification'")
+    if "binary_data" in parameters:
+        head.binary = _parse_field("binary_data", json.as_bool, parameters["binary_data"])
+        if head.binary and head.region is not None:
+            raise invalid_argument("Output can't set both 'shared_memory_region' and 'binary_data'")
+    return head
+
+
+def _parameters_of(value: Any) -> dict[str, Any]:
+    found = value.get("parameters") if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _parse_shape(value: Any) -> list[int]:
+    try:
+        dims = [json.as_unsigned(dim) for dim in json.as_array(value)]
+    except HostError as error:
+        raise json.with_context("Unable to parse 'shape'", error) from None
+    # Sizes are signed numbers from here on, and what is not one of them becomes negative.
+    return [dim if dim < _INT64 else dim - 2 * _INT64 for dim in dims]
+
+
+def _parse_region(parameters: dict[str, Any]) -> RegionPart | None:
+    if "shared_memory_region" not in parameters:
+        return None
+    name = _parse_field("shared_memory_region", json.as_text, parameters["shared_memory_region"])
+    offset, size = (
+        _parse_field(key, json.as_unsigned, parameters.get(key, 0))
+        for key in ("shared_memory_offset", "shared_memory_byte_size")
+    )
+    return RegionPart(name, offset, size)
+
+
+def _apply_parameters(value: Any, head: InferenceHeader) -> None:
+    """Known parameters go to their place in the head, the others to its `parameters`."""
+    try:
+        pairs = json.members(value)
+    except HostError as error:
+        raise json.with_context("failed to get request params.", error) from None
+    seen = set()
+    for key, parameter in pairs:
+        if key in seen:
+            continue  # the first one counts
+        seen.add(key)
+        if key == "sequence_id":
+            head.correlation_id = _parse_correlation_id(parameter)
+        elif key in ("sequence_start", "sequence_end"):
+            if _parse_field(key, json.as_bool, parameter):
+                head.flags |= 1 if key == "sequence_start" else 2
+        elif key == "priority":
+            head.priority = _parse_field(key, json.as_unsigned, parameter)
+        elif key == "timeout":
+            head.timeout_us = _parse_field(key, json.as_unsigned, parameter)
+        elif key == "binary_data_output":
+            head.binary_output = _parse_field(key, json.as_bool, parameter)
+        elif key.startswith("triton_"):
+            raise invalid_argument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should"
+                " not be specified."
+            )
+        else:
+            head.parameters[json.as_text(key)] = custom_parameter(key, parameter)
+
+
+def _parse_correlation_id(value: Any) -> int | str:
+    if json.is_unsigned(value):
+        return int(value)
+    return checked_correlation_text(_parse_field("sequence_id", json.as_text, value))
+
+
+def custom_parameter(key: str, value: Any) -> Parameter:
+    """A parameter that only the model knows. Raises HostError INVALID_ARG for other types."""
+    if type(value) is str:
+        return json.as_text(value)
+    if type(value) is bool or json.is_signed(value):
+        return bool(value) if type(value) is bool else int(value)
+    if type(value) in (int, float):
+        try:
+            return float(value)
+        except OverflowError:
+            raise internal(
+                "failed to parse the request JSON buffer: Number too big to be stored in double."
+            ) from None
+    raise invalid_argument(
+        f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
+    )
+
+
+def _parse_member(owner: Any, name: str) -> Any:
+    return _parse_field(name, lambda owner: json.member(owner, name), owner)
+
+
+def _parse_field(name: str, convert: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return convert(value)
+    except HostError as error:
+        raise json.with_context(f"Unable to parse '{name}'", error) from None

@@ -1,0 +1,398 @@
+"""The batches that one stub works on, and the answers that come of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from host.errors import HostError, internal, unavailable
+from host.inference.request import Call, ExecutionTimes, InferResponse, Tensor
+from host.instances.batch import Batch
+from host.instances.bls_requests import BlsRequests
+from host.instances.client_memory import write_outputs
+from host.instances.transfer import TensorTransfer
+from stub.wire import messages as m
+from stub.wire.payload import WireResponse
+
+Action = Callable[[], None]
+"""What a message leads to, once all of its frame is understood."""
+
+_ACK_COUNT, _ACK_BYTES = 32, 1 << 20
+"""Responses taken, or bytes of them, after which the stub is told; below what it may have under
+way, so that a sender never waits for word of what was taken long ago."""
+
+
+@dataclass(frozen=True)
+class FlowControl:
+    """Bounds what is under way to one caller: responses, and seconds that a sender waits."""
+
+    max_outstanding_responses: int = 128
+    send_timeout: float = 60.0
+
+
+NOT_RESCHEDULED = (
+    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,"
+    " while the model is not configured to handle such a flag."
+)
+
+
+class BatchTracker:
+    """`send` sends a message to the stub's service thread, `log` logs a line about calls.
+
+    `bls_requests` are what its batches have asked.
+    """
+
+    def __init__(
+        self,
+        transfer: TensorTransfer,
+        send: Callable[[m.ToStub], None],
+        log: Callable[[m.LogLine, Sequence[Call]], None],
+        bls_requests: BlsRequests,
+    ) -> None:
+        self.name = ""
+        self.version = -1
+        self.decoupled = False
+        self.max_outstanding_responses = FlowControl.max_outstanding_responses
+        self.restore_shape: Callable[[Tensor], Tensor] | None = None  # to the client's shape
+        self._on_idle: Callable[[], None] | None = None
+        self._wait_allowed = True
+        self._transfer = transfer
+        self._send = send
+        self._log = log
+        self._bls_requests = bls_requests
+        self._number = 0
+        self._batches: dict[int, Batch] = {}  # running, or with answers to come
+        self._prefetched: list[Call] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether a batch is inside `execute`."""
+        return any(not batch.instance_free for batch in self._batches.values())
+
+    @property
+    def blocking_batches(self) -> list[int]:
+        """Numbers of the batches one of which has to end before the stub can take another."""
+        under_way = [batch for batch in self._started_batches() if not batch.deferred]
+        if all(batch.instance_free for batch in under_way):
+            return []
+        return [batch.number for batch in under_way]
+
+    def _started_batches(self) -> list[Batch]:
+        """The batches but for those that the stub was sent ahead."""
+        started: list[Batch] = []
+        busy = False
+        for batch in self._batches.values():
+            if not (busy and not batch.instance_free):
+                started.append(batch)
+            busy = busy or not batch.instance_free
+        return started
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to come of any batch."""
+        return not self._batches
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Return once nothing is to come of any batch, or the time is over."""
+        if self._wait_allowed and not self.idle:
+            idle = asyncio.Event()
+            self._on_idle = idle.set
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(idle.wait(), seconds)
+
+    def skip_wait_idle(self) -> None:
+        """Have `wait_idle` return, now and in future, whatever runs."""
+        self._wait_allowed = False
+        if self._on_idle is not None:
+            self._on_idle()
+
+    def calls_of_batch(self, number: int) -> Sequence[Call]:
+        """Those of a batch that has not ended; none of any other."""
+        batch = self._batches.get(number)
+        return batch.calls if batch is not None else ()
+
+    def add_batch(self, batch: Batch) -> int:
+        """The batch is about to be sent; its number."""
+        self._number = batch.number = self._number + 1
+        self._batches[batch.number] = batch
+        return batch.number
+
+    def cancel_call(self, call: Call) -> bool:
+        """Nobody waits for this call any more; whether the stub has it, and has been told."""
+        return any(
+            self._send_cancel(batch, batch.calls.index(call), call)
+            for batch in self._batches.values()
+            if call in batch.calls
+        )
+
+    def _send_cancel(self, batch: Batch, index: int, call: Call) -> bool:
+        self._send(m.CancelRequest(batch.number, index))
+        if all(c.finished or c.cancelled or c.cancellation_error for c in batch.calls):
+            self._bls_requests.cancel_batch(batch.number)
+        return True
+
+    def _detach_from_instance(self, batch: Batch, index: int, call: Call) -> None:
+        """The call is under way still, but the lane that it came by is free for others."""
+        call.holder = _DetachedCalls(self._bls_requests, batch.number)
+        call.on_cancel = partial(self._send_cancel, batch, index)
+
+    # Messages of the stub. Each raises KeyError, IndexError or ValueError if it makes no sense.
+
+    def handle_response(self, message: m.Response) -> Action:
+        """A response to one of the calls."""
+        batch, index = self._batches[message.batch], message.index
+        if index < 0 or index in batch.final_indexes:
+            raise ValueError(f"a response to request {index}, which is answered or unknown")
+        call = batch.calls[index]
+        if message.final:
+            batch.final_indexes.append(index)
+            if batch.deferred and len(batch.final_indexes) == len(batch.calls):
+                self._remove_batch(batch)
+        elif not self.decoupled:
+            raise ValueError("several responses of a model that is not decoupled")
+        answer = self._decode_response(call, message.response)
+        if not message.final and call.on_response_acknowledged is None:
+            request = call.request
+            # What lies in the client's memory already has no bytes to be counted here.
+            single = request.output_placement or request.max_outstanding_responses == 1
+            limit = 1 if single else min(_ACK_COUNT, max(1, self.max_outstanding_responses // 2))
+            acks = _ResponseAckSender(self._send, batch.number, index, limit)
+            call.on_response_acknowledged = acks.count_response
+        return partial(call.respond, answer, message.final)
+
+    def handle_single_response(self, messages: Sequence[m.ToHost]) -> Action | None:
+        """What nearly all frames are: the only answer of a batch of one call, its end, and maybe
+        what the stub gives back.
+
+        It is what `handle_response` and `handle_batch_done` lead to at a fraction of the price.
+        None for any other frame, and nothing has happened then. Raises as they do.
+        """
+        if len(messages) == 2:
+            answer, end = messages
+            returned = None
+        elif len(messages) == 3:
+            answer, end, returned = messages
+        else:
+            return None
+        if (
+            type(answer) is not m.Response
+            or type(end) is not m.BatchDone
+            or (returned is not None and type(returned) is not m.BlockRelease)
+        ):
+            return None
+        batch = self._batches.get(end.batch)
+        if (
+            batch is None
+            or answer.batch != end.batch
+            or answer.index
+            or not answer.final
+            or len(batch.calls) != 1
+            or batch.final_indexes
+            or batch.instance_free
+            or not end.started
+            or end.failure is not None
+            or end.deferred
+            or end.rescheduled
+        ):
+            return None
+        call = batch.calls[0]
+        response = self._decode_response(call, answer.response)
+        if returned is not None:
+            self._transfer.release_blocks(returned)
+        del self._batches[end.batch]
+        times = ExecutionTimes(end.started, end.inputs_ready, end.outputs_begin, end.ended)
+
+        def act() -> None:
+            # Whoever waits for the answer does not wait for what is counted.
+            try:
+                call.record_compute_times(times)
+                batch.on_done(times)
+                self._release_instance(batch)
+            finally:
+                try:
+                    call.respond(response, True)
+                finally:
+                    batch.report(batch, times)
+
+        return act
+
+    def _decode_response(self, call: Call, response: WireResponse | None) -> InferResponse | None:
+        if response is None:
+            return None
+        request = call.request
+        answer = InferResponse(request.model_name, self.version, request.id)
+        if response.error is not None:
+            answer.error = self._transfer.decode_error(response.error)
+            call.failed = True
+            return answer
+        decode = self._transfer.decode_output
+        wanted = request.output_placement or request.output_placement_hints
+        try:
+            answer.outputs = [decode(output, wanted) for output in response.outputs]
+        except HostError as error:
+            answer.error = error.with_traceback(None)  # that refers to the answer, and to blocks
+            call.failed = True
+            return answer
+        if self.restore_shape is not None:
+            answer.outputs = [self.restore_shape(output) for output in answer.outputs]
+        answer.parameters = response.parameters
+        call.prepare_response(answer)
+        if answer.error is not None:
+            call.failed = True
+        elif request.output_placement:
+            answer.error = write_outputs(request.output_placement, answer.outputs)
+            call.failed = answer.error is not None
+        return answer
+
+    def handle_released(self, message: m.InstanceReleased) -> Action:
+        """The batch goes on as a coroutine."""
+        batch = self._batches.get(message.batch)
+        if batch is None and 0 < message.batch <= self._number:
+            return lambda: None  # it has come to its end before this was said
+        batch = self._batches[message.batch]
+        batch.instance_free = True
+        for index, call in enumerate(batch.calls):
+            self._detach_from_instance(batch, index, call)
+        return batch.on_released
+
+    def handle_batch_done(self, message: m.BatchDone) -> tuple[Action, Action, Action]:
+        """`execute` has returned: what reports that, what frees the instance, what comes last."""
+        batch = self._batches[message.batch]
+        if any(index < 0 for index in (*message.deferred, *message.rescheduled)):
+            raise ValueError("the end of a batch, with requests that it does not have")
+        if message.failure is not None:
+            self._log_error(message.failure, batch.calls)
+        final_indexes = set(batch.final_indexes)
+        deferred = [index for index in message.deferred if index not in final_indexes]
+        for index in deferred:
+            self._detach_from_instance(batch, index, batch.calls[index])
+        batch.deferred = deferred
+        if deferred:
+            batch.final_indexes = [i for i in range(len(batch.calls)) if i not in deferred]
+        else:
+            self._batches.pop(batch.number)
+        # Known before the lane is free: what runs again may be part of the next batch.
+        again = [i for i in message.rescheduled if batch.calls[i].try_reschedule()]
+        times = None
+        if message.started:  # else everybody had left before it began
+            times = ExecutionTimes(
+                message.started, message.inputs_ready, message.outputs_begin, message.ended
+            )
+        return (
+            partial(self._report_times, batch, times),
+            partial(self._release_instance, batch),
+            partial(self._fail_unanswered, batch, message.rescheduled, again),
+        )
+
+    def _report_times(self, batch: Batch, times: ExecutionTimes | None) -> None:
+        for call in batch.calls:
+            call.record_compute_times(times)
+        batch.on_done(times)
+        if times is not None:
+            batch.report(batch, times)
+
+    def _release_instance(self, batch: Batch) -> None:
+        if not batch.instance_free:
+            batch.instance_free = True
+            batch.on_released()
+        if self._on_idle is not None:
+            self._notify_if_idle()
+
+    def _fail_unanswered(
+        self, batch: Batch, rescheduled: Sequence[int], again: Sequence[int]
+    ) -> None:
+        for index, call in enumerate(batch.calls):
+            if index in batch.deferred or index in again or call.finished:
+                continue
+            if call.cancellation_error is not None:  # before its batch began
+                call.abort(call.cancellation_error)
+            elif index in rescheduled:
+                self._log_error(NOT_RESCHEDULED, [call])
+                call.fail(internal(NOT_RESCHEDULED))
+            else:
+                call.fail(internal(f"instance '{self.name}' ended a batch without answering it"))
+
+    def _log_error(self, text: str, calls: Sequence[Call]) -> None:
+        self._log(m.LogLine(2, "executor.py", 0, text), calls)
+
+    def finish_unsent(self, batch: Batch) -> None:
+        """None of its calls could be sent."""
+        now = time.monotonic_ns()
+        batch.instance_free = True
+        batch.on_done(ExecutionTimes(now, now, now, now))
+        batch.on_released()
+
+    def accepts_prefetch(self, call: Call) -> bool:
+        """Whether the call may be sent before the stub has ended its batch."""
+        return not self.decoupled and self._transfer.fits_inline(call.request)
+
+    def fail_prefetched(self, reason: str) -> None:
+        """Nobody has taken them: there is no other stub to run them."""
+        for call in self.drain_prefetched():
+            call.fail(unavailable(f"{reason} before it had begun with this request."))
+
+    def drain_prefetched(self) -> Sequence[Call]:
+        """The calls that the stub was sent and had not begun when it went; told once."""
+        prefetched, self._prefetched = self._prefetched, []
+        return prefetched
+
+    def stub_exited(self, reason: str) -> None:
+        """The stub is gone: fail what it had begun."""
+        started = self._started_batches()
+        batches, self._batches = self._batches, {}
+        for batch in batches.values():
+            if batch not in started:
+                self._prefetched += batch.calls
+        for batch in started:
+            for call in batch.calls:
+                call.fail(unavailable(f"{reason} while it ran this request."))
+            if not batch.deferred:
+                self._report_times(batch, None)
+        self._notify_if_idle()
+
+    def _remove_batch(self, batch: Batch) -> None:
+        self._batches.pop(batch.number, None)
+        self._notify_if_idle()
+
+    def _notify_if_idle(self) -> None:
+        if self._on_idle is not None and not self._batches:
+            self._on_idle()
+
+
+class _ResponseAckSender:
+    """What the caller of one request has taken and the stub does not know yet."""
+
+    __slots__ = ("_batch", "_bytes", "_count", "_index", "_limit", "_ack")
+
+    def __init__(self, ack: Callable[[m.ToStub], None], batch: int, index: int, limit: int) -> None:
+        self._ack = ack
+        self._limit = limit
+        self._batch = batch
+        self._index = index
+        self._count = self._bytes = 0
+
+    def count_response(self, response: InferResponse) -> None:
+        self._count += 1
+        self._bytes += sum(len(output.data) for output in response.outputs)
+        if self._count >= self._limit or self._bytes >= _ACK_BYTES:
+            self._ack(m.ResponseAck(self._batch, self._index, self._count))
+            self._count = self._bytes = 0
+
+
+class _DetachedCalls:
+    """Where calls are that go on without a lane."""
+
+    __slots__ = ("_batch", "_bls_requests")
+
+    def __init__(self, bls_requests: BlsRequests, batch: int) -> None:
+        self._bls_requests = bls_requests
+        self._batch = batch
+
+    @property
+    def may_wait_for(self) -> Sequence[Sequence[Call]]:
+        """What has been asked on their behalf."""
+        return [self._bls_requests.calls_of_batch(self._batch)]

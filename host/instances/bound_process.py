@@ -1,0 +1,60 @@
+"""Instances in the process that started this host: functions that are bound there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from host.environments.environment import Environment
+from host.instances.fork_client import ForkClient
+from host.instances.process import OutputHandler, StubProcess
+from stub.wire.spawn import SpawnArguments
+
+_GONE = "the process with the bound functions has ended"
+
+
+class _BoundThread(StubProcess):
+    """A stub that is a thread of the caller's. Nobody can end it, but it is let go of."""
+
+    leads = False
+
+    def kill(self) -> None:
+        """Its lifeline ends, so that it leaves when its function returns; `on_exit` follows."""
+        if self.running:
+            asyncio.get_running_loop().call_soon(self.ended, -signal.SIGKILL)
+
+    def ended(self, code: int) -> None:
+        """It has ended, or been let go of; only the first time counts."""
+        if self.running:
+            super().mark_exited(code)
+
+
+class BoundProcessLauncher:
+    """Asks the caller for stubs, over a socket, as one asks a fork server (decision 16)."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._client = ForkClient(sock, _GONE, lambda: None)
+
+    async def launch(
+        self,
+        spawn: SpawnArguments,
+        lifeline: int,
+        output: OutputHandler,
+        on_exit: Callable[[int], None],
+        environment: Environment | None = None,
+    ) -> StubProcess:
+        """As `Launcher.launch`; there is only the caller's Python."""
+        if environment is not None:
+            raise OSError("a bound function runs in the process that has bound it")
+        started = await self._client.start_stub(spawn, sys.stdout.fileno(), sys.stderr.fileno())
+        stub = _BoundThread(os.getppid(), started.pidfd, lifeline, (), output, on_exit)
+        started.code.add_done_callback(lambda code: stub.ended(code.result()))
+        return stub
+
+    async def close(self) -> None:
+        """As `Launcher.close`."""
+        self._client.close()

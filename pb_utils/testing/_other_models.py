@@ -1,0 +1,199 @@
+"""The models that a model in a harness asks, loads and unloads."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+from pb_utils._model_exception import TritonModelException
+from pb_utils._response import InferenceResponse
+from pb_utils.testing._instance import Instance
+from pb_utils.testing._messages import (
+    PendingRequest,
+    as_tensors,
+    discard_response,
+    error_response,
+    request_as_received,
+    response_as_received,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pb_utils._request import InferenceRequest
+    from pb_utils._runtime import ResponseReceiver
+    from pb_utils._tensor import Tensor
+
+    Function = Callable[[InferenceRequest], Union[InferenceResponse, Iterator[InferenceResponse]]]
+    Other = Union[Function, Mapping[str, Union[npt.ArrayLike, Tensor]], Instance]
+
+
+class ModelControl(NamedTuple):
+    """A model that the model under test has loaded or unloaded; ``action`` says which.
+
+    ``files`` are by their paths below the model's folder.
+    """
+
+    action: str
+    name: str
+    config: str
+    files: dict[str, bytes]
+
+
+class OtherModels:
+    """Stands for a server's repository: all models are loaded at first. Refusals are a server's."""
+
+    def __init__(self, models: Mapping[str, Other], control: list[ModelControl]) -> None:
+        """Take the models by name, and where to record what is loaded and unloaded."""
+        self._models = models
+        self._control = control
+        self._unloaded: set[str] = set()
+        self._added: set[str] = set()
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load a model; one that the test does not know needs a configuration and files.
+
+        Raises:
+            TritonModelException: a server would refuse it.
+        """
+        known = name in self._models or name in self._added
+        if not _is_config(config) or (files and not config) or not (known or files):
+            raise TritonModelException(
+                f"failed to load '{name}', failed to poll from model repository"
+            )
+        self._control.append(ModelControl("load", name, config, dict(files)))
+        if name not in self._models:
+            self._added.add(name)
+        self._unloaded.discard(name)
+
+    def unload_model(self, name: str) -> None:
+        """Unload a model; one that nobody knows is unloaded already."""
+        self._control.append(ModelControl("unload", name, "", {}))
+        if name in self._models or name in self._added:
+            self._unloaded.add(name)
+
+    def is_model_ready(self, name: str, version: str = "") -> bool:
+        """Return whether a model would answer.
+
+        Raises:
+            TritonModelException: there is none, or it is unloaded.
+        """
+        if name not in self._models and name not in self._added:
+            raise TritonModelException(f"Request for unknown model: '{name}' is not found")
+        if name in self._unloaded:
+            raise TritonModelException(
+                f"Request for unknown model: '{name}' has no available versions"
+            )
+        _check_version(version)
+        model = self._models.get(name)
+        return model.accepts_requests() if isinstance(model, Instance) else True
+
+    def infer(
+        self,
+        request: InferenceRequest,
+        decoupled: bool,
+        receive: ResponseReceiver,
+        cancelled: threading.Event,
+    ) -> None:
+        """Have a model answer; late answers come when they come.
+
+        Raises:
+            Exception: whatever a function of the test raises, but TritonModelException.
+        """
+        problem = self._infer_error(request._model_name, decoupled)
+        if problem:
+            receive(
+                error_response(
+                    f"Model {request._model_name} - Error when running inference: {problem}"
+                ),
+                True,
+            )
+            return
+        model = self._models[request._model_name]
+        pending_request = PendingRequest(
+            decoupled, discard_response, cancelled, request._requested_output_names
+        )
+        received = request_as_received(request, pending_request, ())
+        pending_request.close()  # it is there to tell of the cancellation
+        if isinstance(model, Instance):
+            try:
+                model.run_batch([received], [receive])
+            except Exception:  # the model's own; whoever asks has been answered with it
+                return
+        elif isinstance(model, Mapping):
+            response = InferenceResponse(as_tensors(model))
+            receive(response_as_received(response, request._requested_output_names), True)
+        else:
+            _call_function(model, received, decoupled, receive)
+
+    def _infer_error(self, name: str, decoupled: bool) -> str:
+        try:
+            ready = self.is_model_ready(name)
+        except TritonModelException as error:
+            return str(error)
+        if not ready:
+            return f"Failed for execute the inference request. Model '{name}' is not ready."
+        if name not in self._models:
+            return f"pb_utils.testing has nobody to answer for '{name}', give it in models="
+        model = self._models[name]
+        if isinstance(model, Instance) and model.decoupled and not decoupled:
+            return _decoupled_error(name)
+        return ""
+
+
+def _call_function(
+    function: Function, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
+) -> None:
+    """Pass on what a test's function returns: a response, or several if it is a generator."""
+    wanted = request.requested_output_names()
+    try:
+        returned = function(request)
+        if isinstance(returned, InferenceResponse):
+            receive(response_as_received(returned, wanted), True)
+            return
+        if not decoupled:
+            name = request._model_name
+            problem = _decoupled_error(name)
+            receive(error_response(f"Model {name} - Error when running inference: {problem}"), True)
+            return
+        for response in returned:
+            receive(response_as_received(response, wanted), False)
+            if request.is_cancelled():
+                break
+    except TritonModelException as error:
+        receive(error_response(str(error)), True)
+        return
+    receive(None, True)
+
+
+def _decoupled_error(name: str) -> str:
+    return (
+        f"Model {name} is using the decoupled. The current BLS request call doesn't support models "
+        "using the decoupled transaction policy. Please use 'decoupled=True' argument to the "
+        "'exec' or 'async_exec' calls for decoupled models.'"
+    )
+
+
+def _is_config(text: str) -> bool:
+    if not text:
+        return True
+    try:
+        parsed: Any = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(parsed, dict)
+
+
+def _check_version(version: str) -> None:
+    if not version:
+        return
+    text = f"failed to get model version from specified version string '{version}'"
+    ends = ", version should be an integral value > 0"
+    try:
+        number = int(version)
+    except ValueError:
+        raise TritonModelException(f"{text} (details: stol){ends}") from None
+    if number <= 0:
+        raise TritonModelException(f"{text}{ends}")

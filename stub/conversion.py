@@ -1,0 +1,289 @@
+"""Between messages and what a model author sees."""
+
+from typing import Dict, List, Mapping, Optional, Sequence, cast
+
+import pb_utils
+from pb_utils._copying import copy_into
+from pb_utils._sender import Responder
+from pb_utils._trace import NO_TRACE, InferenceTrace
+from stub.memory import SharedMemoryUnavailable, StubMemory
+from stub.wire.arena import ArenaFull, Block
+from stub.wire.payload import (
+    INLINE_ALWAYS,
+    OutputPlacement,
+    Parameter,
+    TraceLink,
+    WireError,
+    WireRequest,
+    WireResponse,
+    WireTensor,
+)
+
+
+class ConversionError(Exception):
+    """A parameter that no message can carry, or a tensor that a GPU does not give."""
+
+
+def tensor_from_wire(wire: WireTensor, memory: StubMemory) -> pb_utils.Tensor:
+    """A tensor over the bytes where they lie."""
+    if wire.data is not None:
+        return pb_utils.Tensor._from_wire(
+            wire.name, wire.code, wire.shape, memoryview(wire.data), None
+        )
+    block = memory.import_block(wire)
+    return pb_utils.Tensor._from_wire(wire.name, wire.code, wire.shape, block.data, block)
+
+
+def tensor_to_wire(
+    tensor: pb_utils.Tensor, memory: StubMemory, exported: List[Block], tensors: int = 1
+) -> WireTensor:
+    """The tensor's bytes as they are now, by reference if they already lie in shared memory.
+
+    It is one of so many `tensors` of a message.
+
+    From here on the tensor sends these same bytes, whatever happens to its array (pb_utils spec
+    4.2). Blocks that the host must be lent when the message is complete are added to `exported`.
+    Raises ArenaFull, and TritonModelException if the content cannot be copied from a GPU.
+    """
+    owner = tensor._owner
+    region = tensor._unsent_device_memory() if tensor._on_gpu is not None else None
+    if region is not None and region.nbytes > INLINE_ALWAYS:
+        owner = memory.write_block_with(region.nbytes, tensor._copy_to_host)
+        tensor._set_wire_data(owner.data, owner)
+    elif not isinstance(owner, Block):
+        data = memoryview(tensor._wire_data())
+        if data.nbytes <= INLINE_ALWAYS or data.nbytes <= memory.inline_limit(tensors):
+            inline = data.tobytes()
+            tensor._set_wire_data(memoryview(inline), None)
+            return WireTensor(tensor._name, tensor._code, tensor._shape, inline)
+        shown = memory.views.unchanged_block_of(tensor._array) if tensor._data is None else None
+        owner = shown or memory.write_block(data)
+        tensor._set_wire_data(owner.data, owner)
+    exported.append(owner)
+    return WireTensor(
+        tensor._name, tensor._code, tensor._shape, None, owner.arena, owner.offset, owner.size
+    )
+
+
+def request_from_wire(
+    wire: WireRequest, memory: StubMemory, responder: Responder, outputs: Sequence[str]
+) -> pb_utils.InferenceRequest:
+    """An incoming request, which wants these outputs. Raises SharedMemoryUnavailable."""
+    return pb_utils.InferenceRequest._from_wire(
+        request_id=wire.id,
+        correlation_id=wire.correlation_id,
+        inputs=_inputs_from_wire(wire.inputs, memory),
+        requested_output_names=outputs,
+        model_name=wire.model,
+        model_version=wire.version,
+        flags=wire.flags,
+        timeout=wire.timeout,
+        parameters=wire.parameters,
+        trace=NO_TRACE if wire.trace is None else _trace_from_wire(wire.trace),
+        handle=responder,
+    )
+
+
+def _inputs_from_wire(wires: Sequence[WireTensor], memory: StubMemory) -> List[pb_utils.Tensor]:
+    tensors: List[pb_utils.Tensor] = []
+    gone: Optional[SharedMemoryUnavailable] = None
+    for wire in wires:  # all of them: what was lent with the others is given back, too
+        try:
+            tensors.append(tensor_from_wire(wire, memory))
+        except SharedMemoryUnavailable as error:
+            gone = error
+    if gone is not None:
+        raise gone
+    return tensors
+
+
+def request_to_wire(request: pb_utils.InferenceRequest, memory: StubMemory) -> WireRequest:
+    """An outgoing (BLS) request. Raises ArenaFull or ConversionError, and has then lent nothing."""
+    exported: List[Block] = []
+    parameters = _request_parameters(request)
+    try:
+        count = len(request._inputs)
+        inputs = [tensor_to_wire(tensor, memory, exported, count) for tensor in request._inputs]
+    except pb_utils.TritonModelException as problem:
+        raise ConversionError(str(problem)) from problem
+    memory.export_blocks(exported)
+    return _wire_request(request, inputs, parameters)
+
+
+def request_to_wire_inline(request: pb_utils.InferenceRequest) -> WireRequest:
+    """An outgoing request with all its bytes, for a process without memory to place them in.
+
+    Raises ConversionError.
+    """
+    try:
+        inputs = [
+            WireTensor(tensor._name, tensor._code, tensor._shape, bytes(tensor._wire_data()))
+            for tensor in request._inputs
+        ]
+    except pb_utils.TritonModelException as problem:
+        raise ConversionError(str(problem)) from problem
+    return _wire_request(request, inputs, _request_parameters(request))
+
+
+def place_inputs_in_arena(wire: WireRequest, memory: StubMemory) -> WireRequest:
+    """A request that came with all its bytes, as one of this process. Raises ArenaFull."""
+    exported: List[Block] = []
+    for index, tensor in enumerate(wire.inputs):
+        if tensor.data is not None and len(tensor.data) > INLINE_ALWAYS:
+            block = memory.write_block(memoryview(tensor.data))
+            exported.append(block)
+            wire.inputs[index] = WireTensor(
+                tensor.name, tensor.code, tensor.shape, None, block.arena, block.offset, block.size
+            )
+    memory.export_blocks(exported)
+    return wire
+
+
+def _wire_request(
+    request: pb_utils.InferenceRequest,
+    inputs: List[WireTensor],
+    parameters: Dict[str, Parameter],
+) -> WireRequest:
+    return WireRequest(
+        request._request_id,
+        inputs,
+        list(request._requested_output_names),
+        parameters,
+        request._correlation_id,
+        request._flags,
+        request._timeout,
+        request._model_name,
+        request._model_version,
+        None if request._trace is NO_TRACE else _trace_to_wire(request._trace),
+    )
+
+
+def _trace_from_wire(link: TraceLink) -> InferenceTrace:
+    return InferenceTrace._from_wire(link.context, link.number)
+
+
+def _trace_to_wire(trace: InferenceTrace) -> TraceLink:
+    return TraceLink(trace._number, trace._context)
+
+
+def response_from_wire(
+    wire: WireResponse, memory: StubMemory, preferred: Optional[pb_utils.PreferredMemory] = None
+) -> pb_utils.InferenceResponse:
+    """The answer to a BLS request, in the memory that is preferred for its outputs."""
+    if wire.error is not None:
+        code = pb_utils.TritonError.ErrorCode(wire.error.code)
+        error = pb_utils.TritonError(wire.error.message, code)
+        return pb_utils.InferenceResponse._from_wire([], error, None)
+    outputs = [tensor_from_wire(tensor, memory) for tensor in wire.outputs]
+    if preferred is not None and preferred._type is pb_utils.TRITONSERVER_MEMORY_GPU:
+        for output in outputs:
+            output._prefer_gpu(preferred._device_id)
+    return pb_utils.InferenceResponse._from_wire(outputs, None, wire.parameters)
+
+
+def inline_wire_response(wire: WireResponse, memory: StubMemory) -> WireResponse:
+    """An answer with all its bytes, for a process that cannot read where they lie."""
+    outputs = [
+        tensor
+        if tensor.data is not None
+        else WireTensor(
+            tensor.name, tensor.code, tensor.shape, bytes(memory.import_block(tensor).data)
+        )
+        for tensor in wire.outputs
+    ]
+    return WireResponse(outputs, wire.parameters, wire.error)
+
+
+def response_to_wire(
+    response: pb_utils.InferenceResponse,
+    requested: Sequence[str],
+    memory: StubMemory,
+    exported: List[Block],
+    output_placement: Optional[Mapping[str, OutputPlacement]] = None,
+) -> WireResponse:
+    """A model's answer, without the outputs that nobody asked for; `exported` as in `tensor_to_wire`.
+
+    Those in `output_placement` are written there if they fit. What does not fit into shared
+    memory becomes an error of this response alone.
+    """
+    error = response._error
+    if error is not None:
+        return WireResponse([], {}, WireError(int(error.code()), error.message()))
+    own: List[Block] = []
+    try:
+        parameters = _encodable_parameters(response._parameters)
+        count = len(response._output_tensors)
+        outputs = [
+            _write_to_client_memory(tensor, output_placement[tensor._name], memory, own)
+            if output_placement is not None and tensor._name in output_placement
+            else tensor_to_wire(tensor, memory, own, count)
+            for tensor in response._output_tensors
+            if tensor._name in requested
+        ]
+    except ArenaFull as full:
+        return error_response(arena_full_message(full))
+    except (ConversionError, pb_utils.TritonModelException) as problem:
+        return error_response(str(problem))
+    exported.extend(own)
+    return WireResponse(outputs, parameters)
+
+
+def _write_to_client_memory(
+    tensor: pb_utils.Tensor, placement: OutputPlacement, memory: StubMemory, exported: List[Block]
+) -> WireTensor:
+    """Write an output into a client's memory; as `tensor_to` if the client left too little."""
+    region = tensor._unsent_device_memory()
+    data = memoryview(tensor._wire_data()) if region is None else memoryview(b"")
+    arena, offset, _ = placement
+    size = data.nbytes if region is None else region.nbytes
+    place = memory.output_buffer(size, placement)
+    if place is None:
+        return tensor_to_wire(tensor, memory, exported)  # the host knows what that means
+    if region is None:
+        copy_into(place, data)
+    else:
+        tensor._copy_to_host(place)
+    return WireTensor(tensor._name, tensor._code, tensor._shape, None, arena, offset, size)
+
+
+def error_response(text: str) -> WireResponse:
+    """An answer that says that the model, or the host, has failed."""
+    return WireResponse([], {}, WireError(int(pb_utils.TritonError.INTERNAL), text))
+
+
+def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[str, Parameter]:
+    """As they travel. Raises ConversionError.
+
+    The types of the values were checked when the request or response was made.
+    """
+    if not parameters:
+        return {}
+    for name, value in parameters.items():
+        try:
+            f"{name}{value}".encode()
+        except UnicodeEncodeError as error:
+            raise ConversionError(f"Parameter {name!r} is no valid text: {error.reason}") from error
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise ConversionError(
+                f"Unsupported value type on parameters: '{name}' is {value}, which does not fit"
+                " 64 bits with sign"
+            )
+    return cast(Dict[str, Parameter], dict(parameters))
+
+
+def _request_parameters(request: pb_utils.InferenceRequest) -> Dict[str, Parameter]:
+    """As they travel. Raises ConversionError, saying which model was not asked (pb_utils spec 5.3)."""
+    try:
+        return _encodable_parameters(request._parameters)
+    except ConversionError as problem:
+        raise ConversionError(
+            f"Model {request._model_name} - Error when running inference: {problem}"
+        ) from problem
+
+
+def arena_full_message(full: ArenaFull) -> str:
+    """The documented text (pb_utils spec 6.1), and behind it what would help."""
+    return (
+        f"Failed to increase the shared memory pool size to {full.used + full.requested} bytes. "
+        f"Error: {full}; raise --arena-byte-size or return smaller tensors"
+    )

@@ -1,0 +1,168 @@
+"""Instances whose models are in a process of the user's: each is a thread of it, not a process.
+
+Such a process takes the part of the fork server: the host asks it for a stub, with the descriptors
+of one, and it starts a thread.
+"""
+
+import os
+import socket
+import threading
+import time
+import traceback
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Optional
+
+import pb_utils
+from stub.channel import HostGone
+from stub.forked_children import ForkedChildren
+from stub.user_model import ModelFailure, UserModel
+from stub.wire import messages as m
+from stub.wire.fork_protocol import receive_request, send_ended, send_started
+from stub.wire.spawn import SpawnArguments
+from stub.worker import Worker
+
+ModelProvider = Callable[[str], Any]
+"""An object with the methods of a `TritonPythonModel` for the model of this name, or None."""
+
+_JOIN_SECONDS = 2.0  # for threads that have nothing more to do
+
+
+class _ProvidedModel(UserModel):
+    """The object that is to be served, in the place of a class from a file."""
+
+    def __init__(self, source: m.ModelSource, name: str, provide: ModelProvider) -> None:
+        self.version_directory = os.path.join(source.directory, str(source.version))
+        self.path = self.version_directory
+        self.instance = None
+        self._name = name
+        self._provide = provide
+
+    def auto_complete_config(self, config: str) -> Optional[str]:
+        """It has been said already."""
+        return None
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Raises ModelFailure."""
+        self.instance = self._provide(self._name)
+        if self.instance is None:
+            raise ModelFailure(f"no function is bound as model '{self._name}', or none is free")
+
+    def finalize(self) -> Optional[str]:
+        """As that of any model; the second time there is nothing to do."""
+        try:
+            return super().finalize()
+        finally:
+            self.instance = None
+
+
+class ThreadWorker(Worker):
+    """A worker in two threads of a process that is not the host's to change, or to end."""
+
+    def __init__(self, spawn: SpawnArguments, provide: ModelProvider) -> None:
+        super().__init__(spawn)
+        self._provide = provide
+        # Blocks that outlive this know it, and wake it: descriptors go when the last one has gone.
+        own = [*spawn.descriptors, self._wake_read, self._wake_write]
+        weakref.finalize(self, _close_descriptors, own).atexit = False
+
+    def run(self) -> None:
+        """Serve until told to leave, or until the host is gone."""
+        self._runtime.set_main_thread(threading.get_ident())
+        try:
+            super().run()
+        except HostGone:
+            pass
+        finally:
+            self._coroutines.stop()
+            if self._model is not None:
+                self._model.finalize()
+
+    def _serve_service(self) -> None:
+        self._install_runtime()
+        super()._serve_service()
+
+    def _register_fork_handlers(self) -> Optional[ForkedChildren]:
+        return None
+
+    def _install_runtime(self) -> None:
+        # Both threads are new, and so have contexts of their own.
+        pb_utils._runtime._override.set(self._runtime)
+
+    def _load_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
+        return _ProvidedModel(source, model, self._provide)
+
+    def _set_up_instance(self, message: m.Initialize) -> None:
+        threading.current_thread().name = f"pbhost {message.instance_name}"
+
+    def _on_host_gone(self) -> None:
+        self._channel.mark_host_gone()
+
+    def _on_service_failure(self) -> None:
+        traceback.print_exc()
+        self._channel.mark_host_gone()
+
+
+class ThreadServer:
+    """Answers the requests of a host for stubs, on the other end of `sock`, by threads."""
+
+    def __init__(self, sock: socket.socket, provide: ModelProvider) -> None:
+        self._socket = sock
+        self._provide = provide
+        self._count = 0
+        self._threads: List[threading.Thread] = []
+        self._thread = threading.Thread(
+            target=self._serve_requests, name="pbhost-instances", daemon=True
+        )
+        self._thread.start()
+
+    def _serve_requests(self) -> None:
+        try:
+            while True:
+                request = receive_request(self._socket)
+                if request is None:
+                    return
+                spawn, stdout, stderr = request
+                _close_descriptors(
+                    (stdout, stderr)
+                )  # what the function prints is its process's own affair
+                self._start_instance(spawn)
+        except OSError:
+            return  # the host is gone
+
+    def _start_instance(self, spawn: SpawnArguments) -> None:
+        self._count += 1
+        number = self._count
+        thread = threading.Thread(target=self._run_instance, args=(spawn, number), daemon=True)
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            send_started(self._socket, spawn.token, number, pidfd)
+        finally:
+            os.close(pidfd)
+        self._threads = [known for known in self._threads if known.is_alive()] + [thread]
+        thread.start()
+
+    def _run_instance(self, spawn: SpawnArguments, number: int) -> None:
+        code, process = 0, os.getpid()
+        try:
+            ThreadWorker(spawn, self._provide).run()
+        except BaseException:  # of a function's author; printed, and the host is told
+            traceback.print_exc()
+            code = 1
+        if os.getpid() != process:
+            os._exit(code)  # a function has forked, and this is the child: the instance goes on
+        try:
+            send_ended(self._socket, number, code)
+        except OSError:
+            pass  # the host is gone
+
+    def close(self) -> None:
+        """The host has ended; a function that still runs is left to itself."""
+        end = time.monotonic() + _JOIN_SECONDS
+        for thread in (self._thread, *self._threads):
+            thread.join(max(0.0, end - time.monotonic()))
+        self._socket.close()
+
+
+def _close_descriptors(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
