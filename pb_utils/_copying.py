@@ -82,7 +82,7 @@ def copy_into(target: memoryview, source: memoryview) -> None:
 
 
 class _CopyTask:
-    """A part of a copy, for whoever comes first; the helper holds `helping` meanwhile."""
+    """A part of a copy, for whoever comes first; the helper holds `running` meanwhile."""
 
     __slots__ = ("_pending", "running")
 

@@ -231,7 +231,7 @@ def response_to_wire(
 def _write_to_client_memory(
     tensor: pb_utils.Tensor, placement: OutputPlacement, memory: StubMemory, exported: List[Block]
 ) -> WireTensor:
-    """Write an output into a client's memory; as `tensor_to` if the client left too little."""
+    """Write an output into a client's memory; as `tensor_to_wire` if the client left too little."""
     region = tensor._unsent_device_memory()
     data = memoryview(tensor._wire_data()) if region is None else memoryview(b"")
     arena, offset, _ = placement

@@ -21,7 +21,7 @@ is."""
 class CopyOnWriteMapping:
     """A file, mapped by a process that keeps what it writes there to itself, page by page.
 
-    `address` is where it begins; `place` is where that is in the `file`, which `identity` names.
+    `address` is where it begins; `file_offset` is where that is in the `file`, which `file_identity` names.
     Offsets and sizes are in bytes from `address`, and of whole pages.
     """
 
@@ -64,7 +64,7 @@ class CopyOnWriteMapping:
         )
 
     def discard_changes(self, offset: int, size: int) -> None:
-        """Show the file again where pages were written to, zeros after `replace`.
+        """Show the file again where pages were written to, zeros after `replace_with_copy`.
 
         Raises OSError.
         """
@@ -75,7 +75,7 @@ class CopyOnWriteMapping:
         _call_libc(_libc.madvise, self.address + offset, size, _POPULATE_WRITE)
 
     def replace_with_copy(self, offset: int, size: int) -> None:
-        """As `part`, for good: if the file shrinks, the kernel takes even such copies away.
+        """As `copy_pages`, for good: if the file shrinks, the kernel takes even such copies away.
 
         What another thread writes there at this moment may be lost. Raises OSError.
         """

@@ -123,7 +123,8 @@ class CopyOnWriteViews:
         mapping_of: Callable[[int], Optional[CopyOnWriteMapping]],
         wake: Callable[[], None],
     ) -> None:
-        """`mapping_of` an arena by its number, None if there is none; `wake` has `tidy` called
+        """`mapping_of` an arena by its number, None if there is none; `wake` has `reclaim_dropped_views`
+        called
         soon.
         """
         self.batch = 0  # number of the present one, or of the last
@@ -161,13 +162,13 @@ class CopyOnWriteViews:
             self._detach(list(self._views))
 
     def detach_from_client_regions(self) -> None:
-        """As `part`, of clients' memory, which is not shown any more in this batch."""
+        """As `detach_all`, of clients' memory, which is not shown any more in this batch."""
         with self._lock:
             self._regions_allowed = False
             self._detach([view for view in self._views if view.mapping.is_client_region])
 
     def detach_from_range(self, file: Tuple[int, int], place: int, size: int) -> None:
-        """As `part`, of bytes in a file that are about to be written to."""
+        """As `detach_all`, of bytes in a file that are about to be written to."""
         if self._views:
             with self._lock:
                 self._detach(

@@ -60,7 +60,7 @@ class RunningBatch:
 class Executor:
     """Runs batches of one instance, on the main thread; coroutines end on their loop.
 
-    `send` takes what the host is told outside of `run`.
+    `send` takes what the host is told outside of `run_batch`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Executor:
             opentelemetry_context.detach(token)
 
     def release_sent_blocks(self) -> None:
-        """What `run` returned has been sent."""
+        """What `run_batch` returned has been sent."""
         self._unsent_blocks = []
 
     def replace_unsendable(self, unsendable: Sequence[ToHost], error: Exception) -> List[ToHost]:

@@ -53,7 +53,7 @@ class ForkedChildren:
 
     @property
     def descriptor(self) -> int:
-        """To wait for; then call `serve`."""
+        """To wait for; then call `serve_request`."""
         return self._ours.fileno()
 
     def _set_up_child(self) -> None:

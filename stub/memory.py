@@ -161,7 +161,7 @@ class StubMemory:
         return self.own.write_with(data.nbytes, lambda room: copy_into(room, data))
 
     def write_block_with(self, size: int, fill: Callable[[memoryview], None]) -> Block:
-        """As `place`, of bytes that `fill` writes. Raises what it raises as well."""
+        """As `write_block`, of bytes that `fill` writes. Raises what it raises as well."""
         return self.own.write_with(size, fill)
 
     def cancel_export(self, blocks: Iterable[Block]) -> None:

@@ -8,7 +8,7 @@ _modules: Any = None
 
 
 def attach(context: str) -> Any:
-    """Make W3C headers (JSON) the current context of this thread; what to `leave` by.
+    """Make W3C headers (JSON) the current context of this thread; what to `detach` by.
 
     Without OpenTelemetry in this Python, nothing happens: the model cannot make spans either.
     """
@@ -28,6 +28,6 @@ def attach(context: str) -> Any:
 
 
 def detach(token: Any) -> None:
-    """Have the context be what it was before `enter`."""
+    """Have the context be what it was before `attach`."""
     if token is not None:
         _modules[0].detach(token)

@@ -167,7 +167,7 @@ class StubRuntime:
     def send_wire_request(
         self, number: int, request: WireRequest, decoupled: bool, receive: WireResponseReceiver
     ) -> None:
-        """Ask with a number of `next_number`; `receive` is called with every answer."""
+        """Ask with a number of `next_bls_number`; `receive` is called with every answer."""
         self._bls_receivers[number] = receive
         try:
             self._send_bls_request(

@@ -41,7 +41,7 @@ def run_requests(
 def _run_single(
     request: pb_utils.InferenceRequest, contract: ModelContract, run: RunFunction
 ) -> pb_utils.InferenceResponse:
-    """As `_together`, in fewer steps, as most batches of quick networks have one request."""
+    """As `_run_batch`, in fewer steps, as most batches of quick networks have one request."""
     inputs = {tensor._name: array_from_tensor(tensor) for tensor in request._inputs}
     wanted = [name for name in contract.outputs if name in request._requested_output_names]
     items = len(next(iter(inputs.values()))) if inputs and contract.supports_batching else 1

@@ -28,7 +28,7 @@ class ProfileRange(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How elements lie in memory: in vectors of `components`, along the dimension `along`.
+    """How elements lie in memory: in vectors of `components`, along the dimension `vector_axis`.
 
     The last vector is filled up. `linear`: as in an array, with nothing else to know.
     """
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
 class PlanTensor(NamedTuple):
     """One input or output. `shape` is the engine's, with -1 for what is dynamic.
 
-    `of_shape`: the engine computes shapes from its values, or it is such a value. `on_host`: it is
+    `is_shape_tensor`: the engine computes shapes from its values, or it is such a value. `on_host`: it is
     read or written in the CPU's memory. `ranges`: for an input, one for each profile.
     """
 
@@ -70,7 +70,7 @@ class PlanTensor(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A whole engine. `implicit`: its largest batch, if shapes do not have that dimension; else 0.
+    """A whole engine. `implicit_max_batch`: its largest batch, if shapes do not have that dimension; else 0.
 
     Engines of that kind are those of TensorRT 9 and before.
     """

@@ -202,7 +202,7 @@ def test_of_many_threads_one_answers() -> None:
 
 def test_a_response_that_cannot_be_delivered_leaves_the_sender_open() -> None:
     class Full(RecordedResponder):
-        def _make_room(self) -> None:
+        def _wait_for_credit(self) -> None:
             raise TritonModelException("no room")
 
     exchange = Full(decoupled=True)

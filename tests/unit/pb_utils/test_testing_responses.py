@@ -396,7 +396,7 @@ class TestSendersOfOtherModels:
         assert str(caught.value) == "m_0 still runs another batch after 0.2 seconds."
 
     def test_a_model_that_cannot_be_stopped_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pb_utils.testing._instance._TO_END", 0.1)
+        monkeypatch.setattr("pb_utils.testing._instance._MIN_STOP_SECONDS", 0.1)
         go_on, started = threading.Event(), threading.Event()
 
         def execute(requests: Any) -> Any:

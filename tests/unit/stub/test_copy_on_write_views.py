@@ -47,7 +47,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Bench:
+class ViewsFixture:
     """A stub's memory, with the host's arena and a client's memory beside it."""
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Bench:
         self.memory.add_inherited_arena(1, self.fds[1], LIMIT)
         path = f"/proc/self/fd/{self.fds[2]}"
         self.memory.open_arena(OpenArena(REGION, path, LIMIT, region=True))
-        self.snapshots = self.memory.views
-        _copying.set_copy_on_write_mapper(self.snapshots.map_array)
+        self.views = self.memory.views
+        _copying.set_copy_on_write_mapper(self.views.map_array)
 
     def wake(self) -> None:
         self.wakes += 1
@@ -70,12 +70,12 @@ class Bench:
         for fd in self.fds:
             os.close(fd)
 
-    def lend(self, value: int, size: int = SIZE) -> tuple[Block, WireTensor]:
+    def export_block(self, value: int, size: int = SIZE) -> tuple[Block, WireTensor]:
         """A tensor in the host's arena."""
         block = self.host.write(memoryview(bytes([value]) * size))
         return block, WireTensor("x", 2, [size], None, 0, block.offset, size)
 
-    def take(self, wire: WireTensor) -> npt.NDArray[np.uint8]:
+    def receive(self, wire: WireTensor) -> npt.NDArray[np.uint8]:
         """What a model gets of it."""
         return tensor_from_wire(wire, self.memory).as_numpy()
 
@@ -84,144 +84,148 @@ class Bench:
         os.pwrite(self.fds[2], bytes([value]) * size, offset)
         return WireTensor("x", 2, [size], None, REGION, offset, size)
 
-    def is_shown(self, array: npt.NDArray[np.uint8]) -> bool:
+    def is_mapped(self, array: npt.NDArray[np.uint8]) -> bool:
         """Whether no bytes were copied."""
-        return any(span.address == address_of(array) for span in self.snapshots._views)
+        return any(span.address == address_of(array) for span in self.views._views)
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
-    bench.snapshots.begin_batch(regions=True)
+def bench() -> Iterator[ViewsFixture]:
+    bench = ViewsFixture()
+    bench.views.begin_batch(regions=True)
     yield bench
     bench.close()
 
 
-def test_an_array_is_shown_without_a_copy(bench: Bench) -> None:
-    _, wire = bench.lend(3)
-    array = bench.take(wire)
-    assert bench.is_shown(array)
+def test_an_array_is_shown_without_a_copy(bench: ViewsFixture) -> None:
+    _, wire = bench.export_block(3)
+    array = bench.receive(wire)
+    assert bench.is_mapped(array)
     assert array.flags.writeable and array.flags.aligned and not array.flags.owndata
     assert (array == 3).all()
 
 
-def test_what_a_model_writes_nobody_else_sees(bench: Bench) -> None:
-    block, wire = bench.lend(3)
-    array = bench.take(wire)
+def test_what_a_model_writes_nobody_else_sees(bench: ViewsFixture) -> None:
+    block, wire = bench.export_block(3)
+    array = bench.receive(wire)
     array[:] = 4
     assert (array == 4).all()
     assert bytes(block.data) == bytes([3]) * SIZE
 
 
-def test_pages_that_a_model_wrote_to_do_not_show_up_again(bench: Bench) -> None:
-    _, wire = bench.lend(3)
-    bench.take(wire)[5000] = 4
+def test_pages_that_a_model_wrote_to_do_not_show_up_again(bench: ViewsFixture) -> None:
+    _, wire = bench.export_block(3)
+    bench.receive(wire)[5000] = 4
     for _ in range(65):
-        array = bench.take(wire)
+        array = bench.receive(wire)
         assert (array == 3).all()
-    assert bench.is_shown(array)
+    assert bench.is_mapped(array)
 
 
 def test_a_model_that_writes_gets_copies_for_a_while_and_each_time_for_longer(
-    bench: Bench,
+    bench: ViewsFixture,
 ) -> None:
-    _, wire = bench.lend(3)
+    _, wire = bench.export_block(3)
     waits = []
     for _ in range(3):
-        array = bench.take(wire)
-        assert bench.is_shown(array)
+        array = bench.receive(wire)
+        assert bench.is_mapped(array)
         array[0] = 4
         del array
         copies = 0
-        while not bench.is_shown(bench.take(wire)):
+        while not bench.is_mapped(bench.receive(wire)):
             copies += 1
         waits.append(copies)
     assert waits == [64, 128, 256]
 
 
-def test_a_model_that_only_reads_for_as_long_is_trusted_anew(bench: Bench) -> None:
-    _, wire = bench.lend(3)
+def test_a_model_that_only_reads_for_as_long_is_trusted_anew(bench: ViewsFixture) -> None:
+    _, wire = bench.export_block(3)
     for _ in range(2):
-        bench.take(wire)[0] = 4
+        bench.receive(wire)[0] = 4
         for _ in range(64):
-            assert not bench.is_shown(bench.take(wire))
+            assert not bench.is_mapped(bench.receive(wire))
         for _ in range(128):
-            assert bench.is_shown(bench.take(wire))
+            assert bench.is_mapped(bench.receive(wire))
 
 
-def test_what_a_model_keeps_stays_as_it_was(bench: Bench) -> None:
-    block, wire = bench.lend(3)
-    array = bench.take(wire)
-    bench.snapshots.end_batch()
+def test_what_a_model_keeps_stays_as_it_was(bench: ViewsFixture) -> None:
+    block, wire = bench.export_block(3)
+    array = bench.receive(wire)
+    bench.views.end_batch()
     offset = block.offset
     del block  # and others may use it
     ended = bench.memory.take_releases()
     assert ended is not None and ended.blocks == [(0, offset, 1)]  # although the array is alive
-    other, _ = bench.lend(9)
+    other, _ = bench.export_block(9)
     assert other.offset == offset
     assert (array == 3).all()
 
 
-def test_what_gets_an_array_that_goes_returns_its_loan(bench: Bench) -> None:
-    _, wire = bench.lend(3)
-    array = bench.take(wire)
+def test_what_gets_an_array_that_goes_returns_its_loan(bench: ViewsFixture) -> None:
+    _, wire = bench.export_block(3)
+    array = bench.receive(wire)
     assert bench.memory.take_releases() is None
     del array
     ended = bench.memory.take_releases()
     assert ended is not None and len(ended.blocks) == 1
 
 
-def test_two_arrays_of_one_block_are_independent(bench: Bench) -> None:
-    _, wire = bench.lend(3)
-    first, second = bench.take(wire), bench.take(wire)
+def test_two_arrays_of_one_block_are_independent(bench: ViewsFixture) -> None:
+    _, wire = bench.export_block(3)
+    first, second = bench.receive(wire), bench.receive(wire)
     first[:] = 4
-    assert bench.is_shown(first) and not bench.is_shown(second)
+    assert bench.is_mapped(first) and not bench.is_mapped(second)
     assert (second == 3).all()
 
 
-def test_tensors_that_share_a_page_are_independent(bench: Bench) -> None:
+def test_tensors_that_share_a_page_are_independent(bench: ViewsFixture) -> None:
     bench.write_region(1, 0)
     bench.write_region(2, SIZE + 64)
-    first = bench.take(WireTensor("x", 2, [SIZE + 64], None, REGION, 0, SIZE + 64))
-    second = bench.take(WireTensor("y", 2, [SIZE], None, REGION, SIZE + 64, SIZE))
+    first = bench.receive(WireTensor("x", 2, [SIZE + 64], None, REGION, 0, SIZE + 64))
+    second = bench.receive(WireTensor("y", 2, [SIZE], None, REGION, SIZE + 64, SIZE))
     first[:] = 7
-    assert bench.is_shown(first)
+    assert bench.is_mapped(first)
     assert (second == 2).all()
 
 
 def test_a_clients_memory_is_shown_and_the_client_may_write_there_after_the_batch(
-    bench: Bench,
+    bench: ViewsFixture,
 ) -> None:
-    array = bench.take(bench.write_region(3))
-    assert bench.is_shown(array)
-    bench.snapshots.end_batch()
+    array = bench.receive(bench.write_region(3))
+    assert bench.is_mapped(array)
+    bench.views.end_batch()
     bench.write_region(9)
     assert (array == 3).all()
 
 
-def test_a_clients_memory_is_not_shown_if_it_may_be_answered_earlier(bench: Bench) -> None:
-    bench.snapshots.begin_batch(regions=False)
-    array = bench.take(bench.write_region(3))
+def test_a_clients_memory_is_not_shown_if_it_may_be_answered_earlier(bench: ViewsFixture) -> None:
+    bench.views.begin_batch(regions=False)
+    array = bench.receive(bench.write_region(3))
     bench.write_region(9)
     assert (array == 3).all()
-    _, wire = bench.lend(3)
-    assert bench.is_shown(bench.take(wire))
+    _, wire = bench.export_block(3)
+    assert bench.is_mapped(bench.receive(wire))
 
 
-def test_an_early_answer_gives_arrays_in_clients_memory_pages_of_their_own(bench: Bench) -> None:
-    array = bench.take(bench.write_region(3))
-    bench.snapshots.detach_from_client_regions()
+def test_an_early_answer_gives_arrays_in_clients_memory_pages_of_their_own(
+    bench: ViewsFixture,
+) -> None:
+    array = bench.receive(bench.write_region(3))
+    bench.views.detach_from_client_regions()
     bench.write_region(9)
     assert (array == 3).all()
-    later = bench.take(bench.write_region(5, SIZE))
+    later = bench.receive(bench.write_region(5, SIZE))
     bench.write_region(9, SIZE)
     assert (later == 5).all()
 
 
 @pytest.mark.parametrize("offset", [0, PAGE, -PAGE, SIZE // 2, 1 - SIZE, SIZE - 1])
-def test_an_output_may_overwrite_an_input_in_the_clients_memory(bench: Bench, offset: int) -> None:
+def test_an_output_may_overwrite_an_input_in_the_clients_memory(
+    bench: ViewsFixture, offset: int
+) -> None:
     place = 4 * SIZE
-    array = bench.take(bench.write_region(3, place))
+    array = bench.receive(bench.write_region(3, place))
     room = bench.memory.output_buffer(SIZE, (REGION, place + offset, SIZE))
     assert room is not None
     room[:] = bytes([8]) * SIZE
@@ -229,22 +233,22 @@ def test_an_output_may_overwrite_an_input_in_the_clients_memory(bench: Bench, of
 
 
 def test_an_output_may_overwrite_an_input_that_was_registered_by_another_name(
-    bench: Bench,
+    bench: ViewsFixture,
 ) -> None:
     path = f"/proc/self/fd/{bench.fds[2]}"
     bench.memory.open_arena(OpenArena(REGION + 1, path, LIMIT - 2 * PAGE, 2 * PAGE, True))
-    array = bench.take(bench.write_region(3))
+    array = bench.receive(bench.write_region(3))
     assert bench.memory.output_buffer(SIZE, (REGION + 1, 2 * SIZE, SIZE)) is not None
-    assert bench.snapshots.unchanged_block_of(array) is None  # it lies in the client's memory
+    assert bench.views.unchanged_block_of(array) is None  # it lies in the client's memory
     room = bench.memory.output_buffer(SIZE, (REGION + 1, 0, SIZE))
     assert room is not None
     room[:] = bytes([8]) * SIZE
     assert (array == 3).all()
 
 
-def test_an_unchanged_array_is_sent_by_reference(bench: Bench) -> None:
-    block, wire = bench.lend(3)
-    tensor = pb_utils.Tensor("y", bench.take(wire).reshape(4, -1))
+def test_an_unchanged_array_is_sent_by_reference(bench: ViewsFixture) -> None:
+    block, wire = bench.export_block(3)
+    tensor = pb_utils.Tensor("y", bench.receive(wire).reshape(4, -1))
     placed: list[Block] = []
     sent = tensor_to_wire(tensor, bench.memory, placed)
     assert (sent.arena, sent.offset, sent.size) == (0, block.offset, SIZE)
@@ -253,11 +257,11 @@ def test_an_unchanged_array_is_sent_by_reference(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("change", ["written", "part", "reversed", "client"])
-def test_any_other_array_is_sent_as_it_is(bench: Bench, change: str) -> None:
-    _, wire = bench.lend(3)
+def test_any_other_array_is_sent_as_it_is(bench: ViewsFixture, change: str) -> None:
+    _, wire = bench.export_block(3)
     if change == "client":
         wire = bench.write_region(3)
-    array = bench.take(wire)
+    array = bench.receive(wire)
     if change == "written":
         array[-1] = 4
     elif change == "part":
@@ -271,36 +275,36 @@ def test_any_other_array_is_sent_as_it_is(bench: Bench, change: str) -> None:
     assert bytes(reader.slice(sent.offset, sent.size)) == expected
 
 
-def test_another_thread_gets_a_copy(bench: Bench) -> None:
-    _, wire = bench.lend(3)
+def test_another_thread_gets_a_copy(bench: ViewsFixture) -> None:
+    _, wire = bench.export_block(3)
     got: list[npt.NDArray[np.uint8]] = []
-    thread = threading.Thread(target=lambda: got.append(bench.take(wire)))
+    thread = threading.Thread(target=lambda: got.append(bench.receive(wire)))
     thread.start()
     thread.join()
-    assert not bench.is_shown(got[0])
+    assert not bench.is_mapped(got[0])
 
 
-def test_between_batches_there_are_copies(bench: Bench) -> None:
-    bench.snapshots.end_batch()
-    _, wire = bench.lend(3)
-    assert not bench.is_shown(bench.take(wire))
+def test_between_batches_there_are_copies(bench: ViewsFixture) -> None:
+    bench.views.end_batch()
+    _, wire = bench.export_block(3)
+    assert not bench.is_mapped(bench.receive(wire))
 
 
-def test_a_fork_sees_what_its_parent_saw(bench: Bench) -> None:
-    block, wire = bench.lend(3)
-    array = bench.take(wire)
-    bench.snapshots.register_fork_handlers()
+def test_a_fork_sees_what_its_parent_saw(bench: ViewsFixture) -> None:
+    block, wire = bench.export_block(3)
+    array = bench.receive(wire)
+    bench.views.register_fork_handlers()
     go_read, go_write = os.pipe()
     child = os.fork()
     if child == 0:
         os.read(go_read, 1)
-        copied = not bench.is_shown(bench.take(wire))
+        copied = not bench.is_mapped(bench.receive(wire))
         os._exit(0 if (array == 3).all() and copied else 1)
     del array
     offset = block.offset
     del block
-    bench.snapshots.reclaim_dropped_views()
-    other, _ = bench.lend(9)
+    bench.views.reclaim_dropped_views()
+    other, _ = bench.export_block(9)
     assert other.offset == offset
     os.write(go_write, b"x")
     assert os.waitpid(child, 0)[1] == 0
@@ -308,12 +312,12 @@ def test_a_fork_sees_what_its_parent_saw(bench: Bench) -> None:
     os.close(go_write)
 
 
-def test_consumers_of_dlpack_write_to_pages_of_their_own(bench: Bench) -> None:
+def test_consumers_of_dlpack_write_to_pages_of_their_own(bench: ViewsFixture) -> None:
     torch = pytest.importorskip("torch")
-    block, wire = bench.lend(3)
+    block, wire = bench.export_block(3)
     tensor = tensor_from_wire(wire, bench.memory)
     array = torch.from_dlpack(tensor)
-    assert bench.is_shown(array.numpy())
+    assert bench.is_mapped(array.numpy())
     array[:] = 4
     placed: list[Block] = []
     sent = tensor_to_wire(tensor, bench.memory, placed)
@@ -321,46 +325,46 @@ def test_consumers_of_dlpack_write_to_pages_of_their_own(bench: Bench) -> None:
     assert bytes(block.data) == bytes([3]) * SIZE
 
 
-def test_an_arena_that_has_gone_is_readable_to_the_end(bench: Bench) -> None:
-    _, wire = bench.lend(3)
-    array = bench.take(wire)
+def test_an_arena_that_has_gone_is_readable_to_the_end(bench: ViewsFixture) -> None:
+    _, wire = bench.export_block(3)
+    array = bench.receive(wire)
     bench.memory.close_arena(0)
     assert (array == 3).all()
 
 
-def test_a_descriptor_that_is_another_file_now_is_not_mapped(bench: Bench) -> None:
+def test_a_descriptor_that_is_another_file_now_is_not_mapped(bench: ViewsFixture) -> None:
     bench.memory.open_arena(OpenArena(7, f"/proc/self/fd/{bench.fds[0]}", LIMIT))
     os.dup2(bench.fds[1], bench.fds[0])
-    block, _ = bench.lend(3)
-    array = bench.take(WireTensor("x", 2, [SIZE], None, 7, block.offset, SIZE))
-    assert not bench.is_shown(array)
+    block, _ = bench.export_block(3)
+    array = bench.receive(WireTensor("x", 2, [SIZE], None, 7, block.offset, SIZE))
+    assert not bench.is_mapped(array)
 
 
 def test_where_the_kernel_cannot_do_it_there_are_copies(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: ViewsFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stub.copy_on_write_mapping._POPULATE_WRITE", 9999)
-    _, wire = bench.lend(3)
-    array = bench.take(wire)
-    assert not bench.is_shown(array)
+    _, wire = bench.export_block(3)
+    array = bench.receive(wire)
+    assert not bench.is_mapped(array)
     assert (array == 3).all()
 
 
-def test_what_dlpack_wrote_is_sent_also_after_as_numpy(bench: Bench) -> None:
+def test_what_dlpack_wrote_is_sent_also_after_as_numpy(bench: ViewsFixture) -> None:
     torch = pytest.importorskip("torch")
-    _, wire = bench.lend(3)
+    _, wire = bench.export_block(3)
     tensor = tensor_from_wire(wire, bench.memory)
     array = tensor.as_numpy()
     torch.from_dlpack(tensor).mul_(2)
     placed: list[Block] = []
     tensor_to_wire(tensor, bench.memory, placed)
     assert bytes(placed[0].data) == bytes([6]) * SIZE
-    assert bench.is_shown(array)
+    assert bench.is_mapped(array)
 
 
-def test_texts_over_an_input_are_sent_as_texts(bench: Bench) -> None:
-    _, wire = bench.lend(ord("x"))
-    array = bench.take(wire).view("S4")
+def test_texts_over_an_input_are_sent_as_texts(bench: ViewsFixture) -> None:
+    _, wire = bench.export_block(ord("x"))
+    array = bench.receive(wire).view("S4")
     placed: list[Block] = []
     tensor_to_wire(pb_utils.Tensor("y", array), bench.memory, placed)
     assert bytes(placed[0].data) == b"\x04\0\0\0xxxx" * (SIZE // 4)
@@ -369,16 +373,16 @@ def test_texts_over_an_input_are_sent_as_texts(bench: Bench) -> None:
 class Region:
     """A client's memory whose size may change."""
 
-    def __init__(self, bench: Bench, size: int = 4 * SIZE) -> None:
+    def __init__(self, bench: ViewsFixture, size: int = 4 * SIZE) -> None:
         self.bench = bench
         self.fd = os.memfd_create("region")
         os.ftruncate(self.fd, size)
         path = f"/proc/self/fd/{self.fd}"
         bench.memory.open_arena(OpenArena(REGION + 2, path, size, region=True))
 
-    def take(self, value: int, offset: int = 0) -> npt.NDArray[np.uint8]:
+    def receive(self, value: int, offset: int = 0) -> npt.NDArray[np.uint8]:
         os.pwrite(self.fd, bytes([value]) * SIZE, offset)
-        return self.bench.take(WireTensor("x", 2, [SIZE], None, REGION + 2, offset, SIZE))
+        return self.bench.receive(WireTensor("x", 2, [SIZE], None, REGION + 2, offset, SIZE))
 
     def mapped(self) -> int:
         """Bytes of it that this process has mapped."""
@@ -394,17 +398,17 @@ class Region:
 
 
 @pytest.fixture
-def region(bench: Bench) -> Iterator[Region]:
+def region(bench: ViewsFixture) -> Iterator[Region]:
     region = Region(bench)
     yield region
     os.close(region.fd)
 
 
 def test_what_a_model_keeps_stays_although_the_client_makes_its_memory_smaller(
-    bench: Bench, region: Region
+    bench: ViewsFixture, region: Region
 ) -> None:
-    array = region.take(3)
-    bench.snapshots.end_batch()
+    array = region.receive(3)
+    bench.views.end_batch()
     os.ftruncate(region.fd, 0)
     os.ftruncate(region.fd, 4 * SIZE)
     os.pwrite(region.fd, bytes([9]) * SIZE, 0)
@@ -412,29 +416,29 @@ def test_what_a_model_keeps_stays_although_the_client_makes_its_memory_smaller(
 
 
 def test_the_place_of_what_was_kept_of_a_clients_memory_is_shown_again_once_it_is_gone(
-    bench: Bench, region: Region
+    bench: ViewsFixture, region: Region
 ) -> None:
     for _ in range(3):
-        array, other = region.take(3), region.take(4, SIZE)
-        assert bench.is_shown(array) and bench.is_shown(other)
-        bench.snapshots.end_batch()
+        array, other = region.receive(3), region.receive(4, SIZE)
+        assert bench.is_mapped(array) and bench.is_mapped(other)
+        bench.views.end_batch()
         del array
-        bench.snapshots.begin_batch(regions=True)
-        bench.snapshots.reclaim_dropped_views()
-        bench.snapshots._copies_left = 0
+        bench.views.begin_batch(regions=True)
+        bench.views.reclaim_dropped_views()
+        bench.views._copies_left = 0
         for value in range(80):
-            assert (region.take(value) == value).all()
+            assert (region.receive(value) == value).all()
         assert (other == 4).all()
         del other
-        bench.snapshots.reclaim_dropped_views()
-        bench.snapshots._copies_left = 0
-    assert not bench.snapshots._views
+        bench.views.reclaim_dropped_views()
+        bench.views._copies_left = 0
+    assert not bench.views._views
 
 
 def test_what_a_thread_writes_while_its_array_gets_its_own_pages_is_not_lost(
-    bench: Bench, region: Region
+    bench: ViewsFixture, region: Region
 ) -> None:
-    array = region.take(0)
+    array = region.receive(0)
     rounds = 200
     begun = threading.Event()
 
@@ -446,110 +450,116 @@ def test_what_a_thread_writes_while_its_array_gets_its_own_pages_is_not_lost(
     thread = threading.Thread(target=write)
     thread.start()
     begun.wait(60)
-    bench.snapshots.detach_from_client_regions()
+    bench.views.detach_from_client_regions()
     thread.join()
     assert (array == rounds).all()
 
 
 def test_a_client_that_takes_its_memory_away_does_not_stop_the_batch(
-    bench: Bench, region: Region
+    bench: ViewsFixture, region: Region
 ) -> None:
-    _, wire = bench.lend(3)
-    array, other = region.take(3), bench.take(wire)
+    _, wire = bench.export_block(3)
+    array, other = region.receive(3), bench.receive(wire)
     os.ftruncate(region.fd, 0)
-    bench.snapshots.end_batch()
+    bench.views.end_batch()
     assert (other == 3).all()
     ended = bench.memory.take_releases()
     assert ended is not None and ended.blocks[0][0] == 0
     del array
-    bench.snapshots.reclaim_dropped_views()
+    bench.views.reclaim_dropped_views()
 
 
 def test_a_kept_array_does_not_keep_the_rest_of_a_clients_memory(
-    bench: Bench, region: Region
+    bench: ViewsFixture, region: Region
 ) -> None:
-    array = region.take(3, SIZE)
-    bench.snapshots.end_batch()
+    array = region.receive(3, SIZE)
+    bench.views.end_batch()
     assert region.mapped() > 0
     bench.memory.close_arena(REGION + 2)
     assert region.mapped() == 0
     assert (array == 3).all()
     del array
-    bench.snapshots.reclaim_dropped_views()
-    assert not bench.snapshots._views
+    bench.views.reclaim_dropped_views()
+    assert not bench.views._views
 
 
-def test_a_region_may_be_closed_while_the_model_reads_it(bench: Bench, region: Region) -> None:
-    array = region.take(3, SIZE)
+def test_a_region_may_be_closed_while_the_model_reads_it(
+    bench: ViewsFixture, region: Region
+) -> None:
+    array = region.receive(3, SIZE)
     bench.memory.close_arena(REGION + 2)
     assert region.mapped() >= SIZE
     assert (array == 3).all()
-    bench.snapshots.end_batch()
+    bench.views.end_batch()
     os.ftruncate(region.fd, 0)
     assert (array == 3).all()
 
 
-def test_a_tensor_of_a_request_that_was_answered_is_copied(bench: Bench) -> None:
+def test_a_tensor_of_a_request_that_was_answered_is_copied(bench: ViewsFixture) -> None:
     tensor = tensor_from_wire(bench.write_region(3), bench.memory)
-    bench.snapshots.end_batch()
-    bench.snapshots.begin_batch(regions=True)
+    bench.views.end_batch()
+    bench.views.begin_batch(regions=True)
     array = tensor.as_numpy()
     bench.write_region(9)
     assert (array == 3).all()
 
 
-def test_a_batch_that_writes_to_many_tires_once(bench: Bench) -> None:
-    lent = [bench.lend(3) for _ in range(16)]
-    for array in [bench.take(wire) for _, wire in lent]:
+def test_a_batch_that_writes_to_many_tires_once(bench: ViewsFixture) -> None:
+    exported = [bench.export_block(3) for _ in range(16)]
+    for array in [bench.receive(wire) for _, wire in exported]:
         array[0] = 4
     del array
-    bench.snapshots.reclaim_dropped_views()
-    assert sum(not bench.is_shown(bench.take(lent[0][1])) for _ in range(65)) == 64
+    bench.views.reclaim_dropped_views()
+    assert sum(not bench.is_mapped(bench.receive(exported[0][1])) for _ in range(65)) == 64
 
 
-def test_a_model_that_keeps_its_inputs_gets_copies(bench: Bench) -> None:
+def test_a_model_that_keeps_its_inputs_gets_copies(bench: ViewsFixture) -> None:
     kept = []
     for _ in range(2):
-        _, wire = bench.lend(3)
-        kept.append(bench.take(wire))
-        bench.snapshots.end_batch()
-        bench.snapshots.begin_batch(regions=True)
-    assert [bench.is_shown(array) for array in kept] == [True, False]
+        _, wire = bench.export_block(3)
+        kept.append(bench.receive(wire))
+        bench.views.end_batch()
+        bench.views.begin_batch(regions=True)
+    assert [bench.is_mapped(array) for array in kept] == [True, False]
 
 
-def test_pages_of_an_array_that_goes_between_batches_are_given_back_soon(bench: Bench) -> None:
-    _, wire = bench.lend(3)
-    array = bench.take(wire)
-    bench.snapshots.end_batch()
+def test_pages_of_an_array_that_goes_between_batches_are_given_back_soon(
+    bench: ViewsFixture,
+) -> None:
+    _, wire = bench.export_block(3)
+    array = bench.receive(wire)
+    bench.views.end_batch()
     before = bench.wakes
     del array
     assert bench.wakes > before
-    bench.snapshots.reclaim_dropped_views()
-    assert not bench.snapshots._views
+    bench.views.reclaim_dropped_views()
+    assert not bench.views._views
 
 
-@pytest.mark.parametrize("place", ["overlaps", "part", "is_changed", "recover", "borrow"])
+@pytest.mark.parametrize(
+    "place", ["overlaps", "detach", "is_changed", "restore_file_pages", "array_at"]
+)
 @pytest.mark.parametrize("regions", [False, True])
 def test_a_finaliser_may_do_anything_in_the_middle_of_anything(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, regions: bool
+    bench: ViewsFixture, monkeypatch: pytest.MonkeyPatch, place: str, regions: bool
 ) -> None:
     """Where memory is allocated, Python may collect garbage, whose finalisers are the model's."""
-    lent = [bench.lend(value) for value in range(3)]
+    exported = [bench.export_block(value) for value in range(3)]
     inside: list[bool] = []
     intrusions: list[npt.NDArray[np.uint8]] = []
-    owner: Any = stub.copy_on_write_views if place == "borrow" else stub.copy_on_write_views._View
+    owner: Any = stub.copy_on_write_views if place == "array_at" else stub.copy_on_write_views._View
     original = getattr(owner, place)
 
     def finaliser() -> None:
-        inner = bench.take(lent[0][1])
+        inner = bench.receive(exported[0][1])
         inner[0] = 9
         intrusions.append(inner)
-        bench.snapshots.unchanged_block_of(inner)
-        bench.snapshots.detach_from_client_regions()
+        bench.views.unchanged_block_of(inner)
+        bench.views.detach_from_client_regions()
         if len(intrusions) % 2:
-            bench.snapshots.detach_all()
+            bench.views.detach_all()
             intrusions.clear()
-        bench.snapshots.reclaim_dropped_views()
+        bench.views.reclaim_dropped_views()
 
     def intruded(*arguments: Any, **options: Any) -> Any:
         if not inside:
@@ -563,21 +573,21 @@ def test_a_finaliser_may_do_anything_in_the_middle_of_anything(
 
     def work() -> None:
         for round in range(20):
-            bench.snapshots.begin_batch(regions)
-            for value, (_, wire) in enumerate(lent):
+            bench.views.begin_batch(regions)
+            for value, (_, wire) in enumerate(exported):
                 if regions:
                     wire = bench.write_region(value, value * SIZE)
-                bench.snapshots._copies_left = 0
-                array = bench.take(wire)
+                bench.views._copies_left = 0
+                array = bench.receive(wire)
                 assert (array == value).all()
                 array[round] = 7
                 tensor_to_wire(pb_utils.Tensor("y", array), bench.memory, [])
-                kept = bench.take(wire)
+                kept = bench.receive(wire)
                 array[round] = 8
                 assert (kept == value).all()
-            bench.snapshots.end_batch()
+            bench.views.end_batch()
             del array, kept
-            bench.snapshots.reclaim_dropped_views()
+            bench.views.reclaim_dropped_views()
         done.append(True)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -587,22 +597,22 @@ def test_a_finaliser_may_do_anything_in_the_middle_of_anything(
 
 
 def test_where_addresses_are_limited_there_are_copies(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: ViewsFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stub.copy_on_write_mapping._MOST_MAPPED", 0)
-    _, wire = bench.lend(3)
-    assert not bench.is_shown(bench.take(wire))
+    monkeypatch.setattr("stub.copy_on_write_mapping._MAX_MAPPED_BYTES", 0)
+    _, wire = bench.export_block(3)
+    assert not bench.is_mapped(bench.receive(wire))
 
 
-class Model(RuleBasedStateMachine):
+class CopyOnWriteViewsMachine(RuleBasedStateMachine):
     """Anything that a model, the host and a client may do; each array must stay what it was."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bench = Bench()
+        self.bench = ViewsFixture()
         self.values = iter(range(1 << 30))
         self.expected: list[tuple[npt.NDArray[np.uint8], bytes]] = []
-        self.lent: list[tuple[Block, WireTensor]] = []
+        self.exported: list[tuple[Block, WireTensor]] = []
         self.open = self.answered = False
 
     def teardown(self) -> None:
@@ -615,41 +625,41 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: not self.open)
     @rule(regions=st.booleans())
     def begin(self, regions: bool) -> None:
-        self.bench.snapshots.begin_batch(regions)
+        self.bench.views.begin_batch(regions)
         self.open = True
         self.answered = not regions
 
     @precondition(lambda self: self.open)
     @rule()
     def answer_early(self) -> None:
-        self.bench.snapshots.detach_from_client_regions()
+        self.bench.views.detach_from_client_regions()
         self.answered = True
 
     @precondition(lambda self: self.open)
     @rule()
     def end(self) -> None:
-        self.bench.snapshots.end_batch()
+        self.bench.views.end_batch()
         self.open = False
-        self.lent.clear()
-        self.bench.snapshots.reclaim_dropped_views()
+        self.exported.clear()
+        self.bench.views.reclaim_dropped_views()
 
     @rule(pages=st.integers(0, 2), odd=st.sampled_from([0, 16, 17]))
     def take_block(self, pages: int, odd: int) -> None:
-        lent = self.bench.lend(self.next_value(), SIZE + pages * PAGE + odd)
-        self.lent.append(lent)
-        self.keep(self.bench.take(lent[1]), bytes(lent[0].data))
+        exported = self.bench.export_block(self.next_value(), SIZE + pages * PAGE + odd)
+        self.exported.append(exported)
+        self.keep(self.bench.receive(exported[1]), bytes(exported[0].data))
 
-    @precondition(lambda self: self.lent)
+    @precondition(lambda self: self.exported)
     @rule(data=st.data())
     def take_again(self, data: st.DataObject) -> None:
-        block, wire = data.draw(st.sampled_from(self.lent))
-        self.keep(self.bench.take(wire), bytes(block.data))
+        block, wire = data.draw(st.sampled_from(self.exported))
+        self.keep(self.bench.receive(wire), bytes(block.data))
 
     @precondition(lambda self: self.open)
     @rule(place=st.integers(0, 40), odd=st.sampled_from([0, 16, 17]))
     def take_from_client(self, place: int, odd: int) -> None:
         offset = place * PAGE + odd
-        array = self.bench.take(WireTensor("x", 2, [SIZE], None, REGION, offset, SIZE))
+        array = self.bench.receive(WireTensor("x", 2, [SIZE], None, REGION, offset, SIZE))
         self.keep(array, os.pread(self.bench.fds[2], SIZE, offset))
 
     @precondition(lambda self: not self.open or self.answered)
@@ -664,7 +674,7 @@ class Model(RuleBasedStateMachine):
         room[:] = bytes([self.next_value()]) * SIZE
 
     def keep(self, array: npt.NDArray[np.uint8], content: bytes) -> None:
-        self.bench.snapshots._copies_left = 0  # or nearly all would be copies
+        self.bench.views._copies_left = 0  # or nearly all would be copies
         self.expected.append((array, content))
 
     @precondition(lambda self: self.expected)
@@ -694,5 +704,5 @@ class Model(RuleBasedStateMachine):
             assert array.tobytes() == content
 
 
-TestModel = Model.TestCase
+TestModel = CopyOnWriteViewsMachine.TestCase
 TestModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

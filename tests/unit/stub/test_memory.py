@@ -29,7 +29,7 @@ from tests.unit.pb_utils.recording import RecordedResponder
 LIMIT = 64 * PAGE
 
 
-class Bench:
+class MemoryFixture:
     """A stub's memory with the host's arena beside it."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Bench:
     def _wake(self) -> None:
         self.wakes += 1
 
-    def loan(self, data: bytes, name: str = "x") -> WireTensor:
+    def import_block(self, data: bytes, name: str = "x") -> WireTensor:
         """A tensor in the host's arena, as the host names it."""
         block = self.host.write(memoryview(data))
         self.kept = [*getattr(self, "kept", []), block]
@@ -76,8 +76,8 @@ def used(memory: StubMemory) -> int:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
+def bench() -> Iterator[MemoryFixture]:
+    bench = MemoryFixture()
     yield bench
     for fd in bench.fds:
         os.close(fd)
@@ -87,8 +87,8 @@ def large(name: str, count: int = INLINE_LIMIT + 1, value: int = 7) -> pb_utils.
     return pb_utils.Tensor(name, np.full(count, value, dtype=np.uint8))
 
 
-def test_a_loan_shows_the_owners_bytes_and_ends_with_its_last_user(bench: Bench) -> None:
-    tensor = tensor_from_wire(bench.loan(b"abc" * 5000), bench.memory)
+def test_a_loan_shows_the_owners_bytes_and_ends_with_its_last_user(bench: MemoryFixture) -> None:
+    tensor = tensor_from_wire(bench.import_block(b"abc" * 5000), bench.memory)
     array = tensor.as_numpy(copy=False)
     assert bench.memory.take_releases() is None
     del tensor
@@ -101,8 +101,8 @@ def test_a_loan_shows_the_owners_bytes_and_ends_with_its_last_user(bench: Bench)
     assert bench.memory.take_releases() is None
 
 
-def test_loans_that_end_together_are_told_together_and_counted(bench: Bench) -> None:
-    wire, other = bench.loan(b"x" * 9000), bench.loan(b"y" * 9000)
+def test_loans_that_end_together_are_told_together_and_counted(bench: MemoryFixture) -> None:
+    wire, other = bench.import_block(b"x" * 9000), bench.import_block(b"y" * 9000)
     loans = [tensor_from_wire(wire, bench.memory) for _ in range(3)]
     loans.append(tensor_from_wire(other, bench.memory))
     loans.clear()
@@ -111,8 +111,10 @@ def test_loans_that_end_together_are_told_together_and_counted(bench: Bench) -> 
     assert sorted(ended.blocks) == [(0, wire.offset, 3), (0, other.offset, 1)]
 
 
-def test_loans_that_end_wake_somebody_unless_the_batch_will_tell_of_them(bench: Bench) -> None:
-    loans = [tensor_from_wire(bench.loan(b"x" * 9000), bench.memory) for _ in range(6)]
+def test_loans_that_end_wake_somebody_unless_the_batch_will_tell_of_them(
+    bench: MemoryFixture,
+) -> None:
+    loans = [tensor_from_wire(bench.import_block(b"x" * 9000), bench.memory) for _ in range(6)]
     bench.memory.begin_batch()
     loans.pop()
     assert bench.wakes == 0  # the next question takes it along
@@ -127,13 +129,13 @@ def test_loans_that_end_wake_somebody_unless_the_batch_will_tell_of_them(bench: 
     assert bench.wakes == 3
 
 
-def test_a_small_tensor_travels_inline(bench: Bench) -> None:
+def test_a_small_tensor_travels_inline(bench: MemoryFixture) -> None:
     wire = sent(large("x", INLINE_LIMIT), bench.memory)
     assert wire.data == b"\7" * INLINE_LIMIT
     assert (bench.own.used, len(bench.memory.exported)) == (0, 0)
 
 
-def test_tensors_of_one_message_share_what_the_ring_takes(bench: Bench) -> None:
+def test_tensors_of_one_message_share_what_the_ring_takes(bench: MemoryFixture) -> None:
     room = 40_000
     bench.memory.ring_free_bytes = lambda: room
     outputs = [large("a", 15_000), large("b", 15_000)]
@@ -150,7 +152,7 @@ def test_tensors_of_one_message_share_what_the_ring_takes(bench: Bench) -> None:
     assert [wire.data is None for wire in wires] == [False, True]
 
 
-def test_a_large_tensor_is_kept_until_the_host_returns_it(bench: Bench) -> None:
+def test_a_large_tensor_is_kept_until_the_host_returns_it(bench: MemoryFixture) -> None:
     wire = sent(large("x", 90_000), bench.memory)
     assert (wire.data, wire.arena, wire.size) == (None, 1, 90_000)
     assert used(bench.memory) == 24 * PAGE
@@ -158,19 +160,19 @@ def test_a_large_tensor_is_kept_until_the_host_returns_it(bench: Bench) -> None:
     assert used(bench.memory) == 0
 
 
-def test_a_tensor_on_loan_is_passed_on_by_reference(bench: Bench) -> None:
-    wire = bench.loan(b"x" * 9000)
+def test_a_tensor_on_loan_is_passed_on_by_reference(bench: MemoryFixture) -> None:
+    wire = bench.import_block(b"x" * 9000)
     assert sent(tensor_from_wire(wire, bench.memory), bench.memory) == wire
     assert (bench.own.used, len(bench.memory.exported)) == (0, 0)
 
 
-def test_the_same_tensor_twice_is_written_once_and_lent_twice(bench: Bench) -> None:
+def test_the_same_tensor_twice_is_written_once_and_lent_twice(bench: MemoryFixture) -> None:
     tensor = large("x", 90_000)
     assert sent(tensor, bench.memory) == sent(tensor, bench.memory)
     assert (bench.own.used, len(bench.memory.exported)) == (24 * PAGE, 2)
 
 
-def test_a_response_without_room_is_an_error_with_what_would_help(bench: Bench) -> None:
+def test_a_response_without_room_is_an_error_with_what_would_help(bench: MemoryFixture) -> None:
     response = pb_utils.InferenceResponse([large("a", 100 * PAGE)])
     wire = answered(response, "a", bench.memory)
     assert wire.error is not None
@@ -181,7 +183,7 @@ def test_a_response_without_room_is_an_error_with_what_would_help(bench: Bench) 
 
 
 def test_a_response_whose_second_output_finds_no_room_holds_nothing_of_the_first(
-    bench: Bench,
+    bench: MemoryFixture,
 ) -> None:
     response = pb_utils.InferenceResponse([large("a", 40 * PAGE), large("b", 40 * PAGE)])
     assert answered(response, "ab", bench.memory).error is not None
@@ -189,7 +191,7 @@ def test_a_response_whose_second_output_finds_no_room_holds_nothing_of_the_first
     assert (used(bench.memory), len(bench.memory.exported)) == (0, 0)
 
 
-def test_loans_that_two_threads_tell_of_are_told_of_once(bench: Bench) -> None:
+def test_loans_that_two_threads_tell_of_are_told_of_once(bench: MemoryFixture) -> None:
     """The main thread does so at the end of a batch, the service thread at any time."""
     counts: list[Counter[int]] = [Counter(), Counter()]
     faults: list[BaseException] = []
@@ -221,14 +223,16 @@ def test_loans_that_two_threads_tell_of_are_told_of_once(bench: Bench) -> None:
     assert counts[0] + counts[1] == Counter(number % 7 for number in range(50_000))
 
 
-def test_outputs_that_nobody_asked_for_cost_nothing(bench: Bench) -> None:
+def test_outputs_that_nobody_asked_for_cost_nothing(bench: MemoryFixture) -> None:
     response = pb_utils.InferenceResponse([large("a", 90_000), large("b", 90_000)])
     wire = answered(response, "b", bench.memory)
     assert [output.name for output in wire.outputs] == ["b"]
     assert len(bench.memory.exported) == 1
 
 
-def test_a_request_that_names_no_outputs_means_those_of_the_configuration(bench: Bench) -> None:
+def test_a_request_that_names_no_outputs_means_those_of_the_configuration(
+    bench: MemoryFixture,
+) -> None:
     for named, meant in (([], ["A", "B"]), (["B"], ["B"])):
         wire = WireRequest("", [], named, {})
         exchange = RecordedResponder()
@@ -236,7 +240,7 @@ def test_a_request_that_names_no_outputs_means_those_of_the_configuration(bench:
         assert sorted(request.requested_output_names()) == meant
 
 
-def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: Bench) -> None:
+def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: MemoryFixture) -> None:
     fd = create_arena_file("pbhost-test", LIMIT)
     block = Arena(9, fd, LIMIT).write(memoryview(b"z" * 9000))
     wire = WireTensor("x", 2, [9000], None, 9, block.offset, 9000)
@@ -256,6 +260,6 @@ def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: Bench) -> No
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_the_arena_of_a_process_that_is_gone_cannot_be_opened(bench: Bench) -> None:
+def test_the_arena_of_a_process_that_is_gone_cannot_be_opened(bench: MemoryFixture) -> None:
     with pytest.raises(OSError, match="No such file"):
         bench.memory.open_arena(OpenArena(9, "/proc/self/fd/999999", LIMIT))

@@ -23,7 +23,7 @@ from tests.integration.test_backend_onnx import WIDE, save_wide  # noqa: E402
 LIMIT = 1 << 24
 
 
-class InArena(_runtime.NoHostRuntime):
+class ArenaRuntime(_runtime.NoHostRuntime):
     """A process with shared memory, and nobody to talk to."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class InArena(_runtime.NoHostRuntime):
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    runtime = InArena()
+    runtime = ArenaRuntime()
     with _runtime.use(runtime):
         yield runtime.arena
     runtime.arena.close()

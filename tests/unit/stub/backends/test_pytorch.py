@@ -254,7 +254,7 @@ def test_a_model_that_works_in_place_gets_a_copy_to_write_to(hold: Hold, model: 
 @pytest.mark.parametrize("model", ["named", "exported_named"])
 def test_a_model_that_only_reads_sees_the_memory_itself(hold: Hold, model: str) -> None:
     with hold(model) as held:
-        assert not held.model._program.writes
+        assert not held.model._program.modifies_inputs
 
 
 def test_an_argument_with_a_default_may_be_left_out(hold: Hold) -> None:
