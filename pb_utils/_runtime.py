@@ -231,7 +231,8 @@ def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
     """Let ``runtime`` answer within this block, in this context only.
 
     Threads that are started inside have contexts of their own. Without a host they see the
-    runtime of the outermost block; if it is ``lasting``, also after the block, until ``stop_using``.
+    runtime of the outermost block; if it is ``lasting``, also after the block, until
+    ``stop_using``.
     """
     global _thread_runtime
     before = _thread_runtime

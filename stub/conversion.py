@@ -201,7 +201,8 @@ def response_to_wire(
     exported: List[Block],
     output_placement: Optional[Mapping[str, OutputPlacement]] = None,
 ) -> WireResponse:
-    """A model's answer, without the outputs that nobody asked for; `exported` as in `tensor_to_wire`.
+    """A model's answer, without the outputs that nobody asked for; `exported` as in
+    `tensor_to_wire`.
 
     Those in `output_placement` are written there if they fit. What does not fit into shared
     memory becomes an error of this response alone.
@@ -272,7 +273,7 @@ def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[st
 
 
 def _request_parameters(request: pb_utils.InferenceRequest) -> Dict[str, Parameter]:
-    """As they travel. Raises ConversionError, saying which model was not asked (pb_utils spec 5.3)."""
+    """As they travel. Raises ConversionError, which names the model (pb_utils spec 5.3)."""
     try:
         return _encodable_parameters(request._parameters)
     except ConversionError as problem:

@@ -21,8 +21,8 @@ is."""
 class CopyOnWriteMapping:
     """A file, mapped by a process that keeps what it writes there to itself, page by page.
 
-    `address` is where it begins; `file_offset` is where that is in the `file`, which `file_identity` names.
-    Offsets and sizes are in bytes from `address`, and of whole pages.
+    `address` is where it begins; `file_offset` is where that is in the `file`, which
+    `file_identity` names. Offsets and sizes are in bytes from `address`, and of whole pages.
     """
 
     def __init__(self, fd: int, size: int, offset: int, region: bool) -> None:

@@ -123,8 +123,8 @@ class CopyOnWriteViews:
         mapping_of: Callable[[int], Optional[CopyOnWriteMapping]],
         wake: Callable[[], None],
     ) -> None:
-        """`mapping_of` an arena by its number, None if there is none; `wake` has `reclaim_dropped_views`
-        called
+        """`mapping_of` an arena by its number, None if there is none; `wake` has
+        `reclaim_dropped_views` called
         soon.
         """
         self.batch = 0  # number of the present one, or of the last

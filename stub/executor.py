@@ -199,7 +199,7 @@ class Executor:
     # The end of a batch
 
     def _finish_batch(self, running: RunningBatch, returned: Any) -> List[ToHost]:
-        """Answer what `execute` has returned responses for. Raises InvalidReturnValue (spec 2.4)."""
+        """Answer what `execute` returned. Raises InvalidReturnValue (spec 2.4)."""
         outputs_begin = time.monotonic_ns()
         exported = running.exported
         messages: List[ToHost] = []

@@ -101,7 +101,7 @@ class StubMemory:
             self.views.release_mapping(mapping)
 
     def _mapping_for_views(self, number: int) -> Optional[CopyOnWriteMapping]:
-        """The arena once more, for snapshots. None if there is none, or if it cannot be."""
+        """The copy-on-write mapping of an arena; None if there is none, or if it cannot be."""
         mapping = self._view_mappings.get(number)
         if mapping is not None and mapping.released:
             self._view_mappings.pop(number, None)  # the service thread may have done it

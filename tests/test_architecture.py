@@ -1,4 +1,4 @@
-"""The rules of the house, checked: who may import whom, how large a module may get."""
+"""The rules of the architecture: which layer imports which, and where each library is used."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ ONE_PLACE = {
     "tensorflow": {"stub.backends.tensorflow.graph"},
     "tensorrt": {f"stub.backends.tensorrt.{name}" for name in ("library", "model", "runner")},
     "torch": {
-        *(f"stub.backends.pytorch.{name}" for name in ("model", "program", "runs", "tensors")),
+        *(
+            f"stub.backends.pytorch.{name}"
+            for name in ("model", "program", "run_context", "tensors")
+        ),
         *(f"stub.backends.tensorrt.{name}" for name in ("model", "runner")),
     },
     "opentelemetry": {"host.tracing.spans", "stub.opentelemetry_context"},
@@ -73,13 +76,11 @@ ONE_PLACE = {
 
 
 def imports(name: str, top_level_only: bool = False) -> Iterator[str]:
-    """The modules that a module imports; those under TYPE_CHECKING do not count."""
+    """The modules that a module imports, those under TYPE_CHECKING included."""
     tree = ast.parse(MODULES[name].read_text())
     todo: list[ast.AST] = list(tree.body)
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -99,10 +100,8 @@ def layer(name: str) -> int | None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_says_what_it_is_and_is_not_too_large(name: str) -> None:
-    text = MODULES[name].read_text()
-    assert ast.get_docstring(ast.parse(text)), "no docstring"
-    assert len(text.splitlines()) <= 400
+def test_a_module_says_what_it_is(name: str) -> None:
+    assert ast.get_docstring(ast.parse(MODULES[name].read_text())), "no docstring"
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("host.")])
@@ -199,6 +198,6 @@ def test_names_of_shared_places_start_with_the_projects_name() -> None:
     arenas = Path(ROOT, "host/instances/arenas.py").read_text()
     link = Path(ROOT, "host/instances/link.py").read_text()
     folder = Path(ROOT, "host/system/private_directory.py").read_text()
-    assert arenas.count('create_file("pbhost-') == 2
-    assert 'create_file("pbhost-rings")' in link
+    assert arenas.count('create_arena_file("pbhost-') == 2
+    assert 'create_ring_file("pbhost-rings")' in link
     assert '_PREFIX = "pbhost-"' in folder

@@ -10,10 +10,11 @@ Shape = List[int]
 class ConfiguredTensor:
     """One tensor of the configuration, in the form in which the model sees it.
 
-    `shape` is complete: with the batch dimension, as -1, where there is one. `is_batch_tensor`: there is
-    one for all requests of a batch, of whatever shape. `is_control`: it tells of a sequence.
-    `is_shape_tensor`: its values are sizes, and the first of them is that of the batch where there is
-    one (configuration spec 7.6). `is_non_linear`: its bytes are in a layout that is the model's own.
+    `shape` is complete: with the batch dimension, as -1, where there is one. `is_batch_tensor`:
+    there is one for all requests of a batch, of whatever shape. `is_control`: it tells of a
+    sequence. `is_shape_tensor`: its values are sizes, and the first of them is that of the batch
+    where there is one (configuration spec 7.6). `is_non_linear`: its bytes are in a layout that is
+    the model's own.
     """
 
     __slots__ = (
@@ -61,8 +62,9 @@ class ModelTensor(NamedTuple):
 
 
 class ModelContract:
-    """The tensors that a configuration promises. `supports_batching`: whether they have a batch dimension;
-    `has_only_plain_tensors`: whether all are ordinary, so that those of a single request need no second look.
+    """The tensors that a configuration promises. `supports_batching`: whether they have a batch
+    dimension; `has_only_plain_tensors`: whether all are ordinary, so that those of a single request
+    need no second look.
 
     Among the inputs are those about the batch (configuration spec 4.8), and about the sequence.
     """

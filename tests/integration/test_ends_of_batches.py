@@ -33,7 +33,7 @@ class TritonPythonModel:
     def initialize(self, args):
         runtime = _runtime.current()
         channel, memory = runtime._channel, runtime._memory
-        ended, send, receive = memory.ended, channel.send, channel.receive_service
+        take_releases, send, receive = memory.take_releases, channel.send, channel.receive_service
         waits = threading.Event()
         main = threading.get_ident()
 
@@ -47,17 +47,17 @@ class TritonPythonModel:
                 memory._wake()
                 assert waits.wait(SECONDS)
 
-        def ended_late():
+        def take_releases_late():
             if threading.get_ident() == main:
                 let_the_service_thread_speak()
-            return ended()
+            return take_releases()
 
         def send_late(messages):
             if threading.get_ident() == main:
                 let_the_service_thread_speak()
             send(messages)
 
-        memory.ended = ended_late
+        memory.take_releases = take_releases_late
         channel.send, channel.receive_service = send_late, receive_service
 
     def execute(self, requests):
@@ -98,7 +98,7 @@ class TritonPythonModel:
         def send_less(messages):
             kinds = [type(message).__name__ for message in messages]
             if "BatchDone" in kinds and self.forgets:
-                messages = [m for m, kind in zip(messages, kinds) if kind != "Respond"]
+                messages = [m for m, kind in zip(messages, kinds) if kind != "Response"]
             send(messages)
 
         channel.send = send_less

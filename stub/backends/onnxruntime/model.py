@@ -38,7 +38,7 @@ class TritonPythonModel:
         placement = Placement({**_READER, "model_instance_name": model})
         session = _open_session(library, given, Settings(model, {}), placement, only_read=True)
         default = Settings(model, cls.backend_config).get_int("default-max-batch-size", 4)
-        inputs, outputs = library.tensors_of(model, session)
+        inputs, outputs = library.model_tensors(model, session)
         complete_config(given, inputs, outputs, default)
         return config
 
@@ -52,12 +52,12 @@ class TritonPythonModel:
         }
         settings = Settings.from_config(config, fallback)
         self._session = _open_session(library, config, settings, placement)
-        inputs, outputs = library.tensors_of(self._contract.model, self._session)
+        inputs, outputs = library.model_tensors(self._contract.model, self._session)
         self._contract.check_model(inputs, outputs)
         self._scalars = [tensor.name for tensor in inputs if tensor.shape == []]
         self._texts = [tensor.name for tensor in inputs if tensor.data_type == "TYPE_STRING"]
         self._bound = BoundSession(self._session, inputs, outputs, self._contract, placement)
-        self._run_options = library.run_options_of(settings, placement)
+        self._run_options = library.run_options(settings, placement)
 
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]
@@ -96,12 +96,12 @@ def _open_session(
     only_read: bool = False,
 ) -> Any:
     folder = pb_utils.get_model_dir()
-    path = library.file_in(model_path(config, folder), placement.instance)
+    path = library.find_model_file(model_path(config, folder), placement.instance)
     if only_read:
         config = {**config, "optimization": {"graph": {"level": 2}}}
-    options = library.options_of(config, settings)
+    options = library.session_options(config, settings)
     library.register_operators(config, options, folder)
-    providers = library.providers_of(config, settings, placement)
+    providers = library.execution_providers(config, settings, placement)
     return library.open_session(config["name"], path, options, providers, placement)
 
 

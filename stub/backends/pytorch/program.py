@@ -33,9 +33,9 @@ _KINDS["Dict[str, Tensor]"] = "dict"
 class Program(NamedTuple):
     """What was in the file.
 
-    `arguments` is None if the file does not name them. `modifies_inputs`: whether a run may write to its
-    inputs, as code that works in place does. `inputs` and `outputs` are what the file says of
-    shapes and types, None if it does not.
+    `arguments` is None if the file does not name them. `modifies_inputs`: whether a run may write
+    to its inputs, as code that works in place does. `inputs` and `outputs` are what the file says
+    of shapes and types, None if it does not.
     """
 
     call: Callable[..., Any]

@@ -37,7 +37,7 @@ class TritonPythonModel:
                 " outputs, as a frozen graph does not say which of its tensors they are"
             )
         path = model_path(given, pb_utils.get_model_dir())
-        graph = library.load_saved(model, path, Settings.from_config(given))
+        graph = library.load_saved_model(model, path, Settings.from_config(given))
         default = Settings(model, cls.backend_config).get_int("default-max-batch-size", 4)
         complete_config(given, graph.inputs, graph.outputs, default)
         return config
@@ -47,14 +47,14 @@ class TritonPythonModel:
         config, placement = parse_config(args), Placement(args)
         contract = self._contract = ModelContract(config)
         library, settings = _load_library(contract.model), Settings.from_config(config)
-        library.set_up(contract.model, settings, placement)
+        library.configure_tensorflow(contract.model, settings, placement)
         path = model_path(config, pb_utils.get_model_dir())
         if config["platform"] == _FROZEN:
-            graph = library.load_frozen(
+            graph = library.load_frozen_graph(
                 contract.model, path, list(contract.inputs), list(contract.outputs)
             )
         else:
-            graph = library.load_saved(contract.model, path, settings)
+            graph = library.load_saved_model(contract.model, path, settings)
         contract.check_model(graph.inputs, graph.outputs)
         self._scalars = [tensor.name for tensor in graph.inputs if tensor.shape == []]
         self._library, self._graph = library, graph
@@ -67,7 +67,7 @@ class TritonPythonModel:
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
         results: Mapping[str, Array] = self._graph.call(
-            self._library.as_given(inputs, self._scalars)
+            self._library.restore_scalars(inputs, self._scalars)
         )
         return results
 

@@ -14,7 +14,8 @@ from stub.user_model import ModelFailure
 
 
 class GraphSpec(NamedTuple):
-    """One to be recorded: for inputs of these sizes, and for those down to `lower_bound` if there is.
+    """One to be recorded: for inputs of these sizes, and for those down to `lower_bound` if there
+    is.
 
     `profile` is the optimization profile to record it with.
     """

@@ -51,8 +51,8 @@ class Layout(NamedTuple):
 class PlanTensor(NamedTuple):
     """One input or output. `shape` is the engine's, with -1 for what is dynamic.
 
-    `is_shape_tensor`: the engine computes shapes from its values, or it is such a value. `on_host`: it is
-    read or written in the CPU's memory. `ranges`: for an input, one for each profile.
+    `is_shape_tensor`: the engine computes shapes from its values, or it is such a value. `on_host`:
+    it is read or written in the CPU's memory. `ranges`: for an input, one for each profile.
     """
 
     name: str
@@ -70,7 +70,8 @@ class PlanTensor(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A whole engine. `implicit_max_batch`: its largest batch, if shapes do not have that dimension; else 0.
+    """A whole engine. `implicit_max_batch`: its largest batch, if shapes do not have that
+    dimension; else 0.
 
     Engines of that kind are those of TensorRT 9 and before.
     """
