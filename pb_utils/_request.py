@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, overload
 
-from pb_utils import _arguments, _parameters
-from pb_utils import _bls as _asking
+from pb_utils import _arguments, _bls, _parameters
 from pb_utils._iterator import ResponseIterator
 from pb_utils._memory import PreferredMemory
 from pb_utils._model_exception import TritonModelException
@@ -323,7 +322,7 @@ class InferenceRequest:
         """
         several = _arguments.check_boolean("exec", "decoupled", decoupled)
         seconds = _arguments.check_seconds("exec", "execution_timeout", execution_timeout)
-        return _asking.exec_and_wait(self, several, seconds)
+        return _bls.exec_and_wait(self, several, seconds)
 
     @overload
     def async_exec(
@@ -356,7 +355,7 @@ class InferenceRequest:
         """
         several = _arguments.check_boolean("async_exec", "decoupled", decoupled)
         seconds = _arguments.check_seconds("async_exec", "execution_timeout", execution_timeout)
-        return _asking.exec_on_event_loop(self, several, seconds)
+        return _bls.exec_on_event_loop(self, several, seconds)
 
     def __repr__(self) -> str:
         """Show id, model and inputs."""

@@ -119,7 +119,7 @@ def test_graphs_serve_their_sizes_and_what_is_between(trt: Any, tmp_path: Path) 
     between = {"batch_size": 4, "graph_lower_bound": {"batch_size": 2}}
     cuda = {"graphs": True, "graph_spec": [{"batch_size": 1}, between]}
     with load(tmp_path, config(8, optimization={"cuda": cuda})) as held:
-        assert [each.graph.extents["x"] for each in held.model._runner._recorded] == [
+        assert [each.graph.extents["x"] for each in held.model._runner._recorded_graphs] == [
             (1, 3),
             (4, 3),
         ]

@@ -111,7 +111,8 @@ Hold = Callable[[str], testing.ModelHarness]
 def hold(repository: RepositoryBuilder, monkeypatch: pytest.MonkeyPatch) -> Hold:
     """Loads a model with its configuration as the host reads it."""
     # Threads and devices can be set once in a process. A stub has one model; this one has many.
-    monkeypatch.setattr("stub.backends.tensorflow.graph.place", lambda *arguments: None)
+    name = "stub.backends.tensorflow.graph.configure_tensorflow"
+    monkeypatch.setattr(name, lambda *arguments: None)
 
     def hold(name: str) -> testing.ModelHarness:
         folder = repository.path / name

@@ -46,7 +46,9 @@ class TritonPythonModel:
         profiles = profiles_of_group(self._contract.model, group, plan)
         check_config(self._contract, config.get("max_batch_size", 0), plan, profiles)
         graphs = graph_specs(config, plan, profiles)
-        self._scalars = [each.name for each in plan.inputs if not each.shape and not plan.implicit]
+        self._scalars = [
+            each.name for each in plan.inputs if not each.shape and not plan.implicit_max_batch
+        ]
         from stub.backends.tensorrt.runner import Runner
 
         self._runner = Runner(opened, plan, profiles, graphs)

@@ -262,7 +262,7 @@ class _ExecutionContext:
             raise self._failure(f"{what}: {error}") from error
 
     def _failure(self, what: str) -> pb_utils.TritonModelException:
-        return pb_utils.TritonModelException(f"TensorRT: {what}: {self._log.take()}")
+        return pb_utils.TritonModelException(f"TensorRT: {what}: {self._log.take_errors()}")
 
 
 class _RecordedGraph(NamedTuple):
