@@ -47,7 +47,7 @@ class Ensemble(DrainableModel):
         self._memory = memory
         self._signature = Signature(config)
         self._plan = EnsemblePlan(config)
-        self._signature = EnsembleSignature(
+        self._ensemble_signature = EnsembleSignature(
             self.name,
             version,
             {
@@ -95,7 +95,7 @@ class Ensemble(DrainableModel):
             model.acquire()
         ended = partial(self._release_step_models, list(models.values()))
         run = EnsembleExecution(
-            self._signature, call, route, step_models, self._memory, self._limiter, ended
+            self._ensemble_signature, call, route, step_models, self._memory, self._limiter, ended
         )
         call.on_finish = partial(self._execution_finished, run, started)
         run.start()

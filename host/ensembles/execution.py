@@ -17,16 +17,16 @@ from host.inference.request import Call, ComputeCallback, InferRequest, InferRes
 class StepExecution:
     """A step under way for one iteration; `call` is there once it has been submitted."""
 
-    __slots__ = ("call", "correlation", "iteration", "leases", "step", "ticket", "waits")
+    __slots__ = ("call", "correlation", "iteration", "credits", "step", "permit", "waits")
 
     def __init__(self, step: EnsembleStep, iteration: int) -> None:
         self.step = step
         self.iteration = iteration
         self.correlation: SequencePosition
         self.call: Call | None = None
-        self.ticket: Permit | None = None
+        self.permit: Permit | None = None
         self.waits = False  # for its turn
-        self.leases: list[ResponseCredit] = []
+        self.credits: list[ResponseCredit] = []
 
 
 class EnsembleExecution:
@@ -38,7 +38,7 @@ class EnsembleExecution:
 
     def __init__(
         self,
-        face: EnsembleSignature,
+        signature: EnsembleSignature,
         call: Call,
         route: Route,
         step_models: Mapping[int, StepModel],
@@ -53,7 +53,7 @@ class EnsembleExecution:
         """Whether it fails because of what happened on the way."""
         self.on_late: ComputeCallback | None = None
         """Who is to know of what is spent from now on."""
-        self._signature = face
+        self._signature = signature
         self._request = call.request
         self._correlation = SequencePosition(call.request.correlation_id, call.request.flags)
         self._route = route
@@ -66,7 +66,7 @@ class EnsembleExecution:
         self._made: dict[int, int] = {}  # responses so far of decoupled steps
         self._error: HostError | None = None
         self._answers = 0
-        self._given: dict[
+        self._sent: dict[
             int, list[ResponseCredit]
         ] = {}  # responses that the asker has not taken yet
         self._flow_control = FlowControl(call.request, limiter is not None, self._executions)
@@ -150,9 +150,9 @@ class EnsembleExecution:
         if self._limiter is None:
             self._submit_step(execution, request)
         else:
-            execution.ticket = Permit(step.index, partial(self._submit_step, execution, request))
-            self._limiter.request_permit(execution.ticket)
-            if execution.ticket.waits:
+            execution.permit = Permit(step.index, partial(self._submit_step, execution, request))
+            self._limiter.request_permit(execution.permit)
+            if execution.permit.waits:
                 execution.waits = True
                 self._flow_control.step_waits()
 
@@ -170,7 +170,7 @@ class EnsembleExecution:
                 inputs.append(tensor)
             if value.correlation.own:
                 correlation = value.correlation
-        execution.leases = [value.credit for value in values.values() if value.credit is not None]
+        execution.credits = [value.credit for value in values.values() if value.credit is not None]
         execution.correlation = correlation
         return InferRequest(
             step.model,
@@ -186,7 +186,9 @@ class EnsembleExecution:
             None if asked.trace is None else asked.trace.create_child(),
             output_placement_hints=self._output_placement_hints(execution),
             validation_key=step_model.validation_key(inputs),
-            max_outstanding_responses=self._flow_control.window if step_model.decoupled else 0,
+            max_outstanding_responses=self._flow_control.max_outstanding_responses
+            if step_model.decoupled
+            else 0,
         )
 
     def _output_placement_hints(self, execution: StepExecution) -> dict[str, object] | None:
@@ -204,8 +206,8 @@ class EnsembleExecution:
         }
 
     def _submit_step(self, execution: StepExecution, request: InferRequest) -> None:
-        if execution.ticket is not None:
-            execution.ticket.start = _nothing  # it has the request, and with it the tensors
+        if execution.permit is not None:
+            execution.permit.start = _nothing  # it has the request, and with it the tensors
             self._stop_waiting(execution)
         try:
             call = self._step_models[execution.step.index].model.infer(request)
@@ -257,11 +259,11 @@ class EnsembleExecution:
 
     def _step_finished(self, execution: StepExecution) -> None:
         """A step has given its place to others, and uses no tensors any more."""
-        if execution.ticket is not None and self._limiter is not None:
-            self._limiter.release_permit(execution.ticket)
+        if execution.permit is not None and self._limiter is not None:
+            self._limiter.release_permit(execution.permit)
             self._stop_waiting(execution)
-        for lease in execution.leases:
-            lease.release()
+        for credit in execution.credits:
+            credit.release()
         self._flow_control.acknowledge_waiting()
 
     def _take_outputs(
@@ -280,47 +282,47 @@ class EnsembleExecution:
             if not final:
                 call.acknowledge_response(response)
             return
-        lease, needed = None, 0
+        credit, needed = None, 0
         if not final:
             needed = sum(uses.get(name, 0) for name in step.outputs.values())
-            lease = ResponseCredit(self._flow_control, call, response, needed)
+            credit = ResponseCredit(self._flow_control, call, response, needed)
         size = call.request.batch_size if step_model.batches else 0
         produced = {tensor.name: tensor for tensor in response.outputs}
         made = {
-            name: EnsembleTensor(produced.get(output), size, correlation, 0, lease)
+            name: EnsembleTensor(produced.get(output), size, correlation, 0, credit)
             for output, name in step.outputs.items()
         }
         self._add_tensors(made, iteration)
-        if lease is not None:
-            self._flow_control.tensors_used(lease, needed > 0)
+        if credit is not None:
+            self._flow_control.tensors_used(credit, needed > 0)
 
     # Responses
 
     def _send_response(self, iteration: int) -> None:
-        face, request = self._signature, self._request
-        response = InferResponse(face.name, face.version, request.id)
-        leases: list[ResponseCredit] = []
+        signature, request = self._signature, self._request
+        response = InferResponse(signature.name, signature.version, request.id)
+        credits: list[ResponseCredit] = []
         for name in self._route.outputs:
             value = self._consume_tensor(name, iteration)
-            tensor = value.to_step_input(name, face.dims[name], face.batches)
+            tensor = value.to_step_input(name, signature.dims[name], signature.batches)
             if tensor is not None:
                 response.outputs.append(tensor)
                 response.parameters = value.correlation.to_parameters()
             if value.credit is not None:
-                leases.append(value.credit)
+                credits.append(value.credit)
         if request.output_placement:
             response.error = self._memory.write_outputs(request.output_placement, response.outputs)
-        if leases:
-            self._given[id(response)] = leases
+        if credits:
+            self._sent[id(response)] = credits
         self._answers += 1
-        if self._executions and face.decoupled:
+        if self._executions and signature.decoupled:
             self._flow_control.response_sent(response)
         self.call.respond(response, not self._executions)
 
     def _response_acknowledged(self, response: InferResponse) -> None:
         self._flow_control.response_acknowledged(response)
-        for lease in self._given.pop(id(response), ()):
-            lease.release()
+        for credit in self._sent.pop(id(response), ()):
+            credit.release()
 
     # Ends
 
@@ -344,7 +346,7 @@ class EnsembleExecution:
             for execution in [
                 execution for execution in self._executions if execution.call is None
             ]:
-                if execution.ticket is not None and execution.ticket.waits:
+                if execution.permit is not None and execution.permit.waits:
                     self._step_not_submitted(execution)
 
     def _finish_if_idle(self) -> None:
@@ -381,7 +383,7 @@ class EnsembleExecution:
 
     def _finish(self) -> None:
         self._drop_tensors()
-        self._given.clear()
+        self._sent.clear()
         self.call.holder = self.call.on_cancel = self.call.on_response_acknowledged = None
         self._ended(self)
 

@@ -71,7 +71,7 @@ class Member:
     def statistics(self) -> ModelStatistics:
         raise AssertionError
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         self.held += 1
 
     def release(self) -> None:

@@ -96,7 +96,7 @@ def test_batch_of_nothing_is_legal() -> None:
 def test_requests_of_a_form_that_has_passed_pass() -> None:
     ours, form = signature(BATCHING), object()
     for _ in range(2):
-        asked = request(tensor("A", [3, 2], bytes(24)), form=form)
+        asked = request(tensor("A", [3, 2], bytes(24)), validation_key=form)
         ours.validate_request(asked)
         assert asked.batch_size == 3
 
@@ -105,29 +105,29 @@ def test_a_form_that_was_refused_is_refused_again() -> None:
     ours, form = signature(BATCHING), object()
     for _ in range(2):
         with pytest.raises(HostError, match="batch-size must be <= 4"):
-            ours.validate_request(request(tensor("A", [5, 2], bytes(40)), form=form))
+            ours.validate_request(request(tensor("A", [5, 2], bytes(40)), validation_key=form))
 
 
 def test_more_forms_than_are_remembered_pass_as_well() -> None:
     ours = signature(BATCHING)
     for size in [*range(5)] * 20:
-        asked = request(tensor("A", [size, 2], bytes(8 * size)), form=object())
+        asked = request(tensor("A", [size, 2], bytes(8 * size)), validation_key=object())
         ours.validate_request(asked)
         assert asked.batch_size == size
 
 
 def test_the_content_of_strings_is_checked_in_every_request_of_a_form() -> None:
     ours, form = signature(STRINGS), object()
-    ours.validate_request(request(strings([1], serialize(b"abcd")), form=form))
+    ours.validate_request(request(strings([1], serialize(b"abcd")), validation_key=form))
     with pytest.raises(HostError, match="incomplete string element 0"):
-        ours.validate_request(request(strings([1], b"\xff\xff\0\0abcd"), form=form))
+        ours.validate_request(request(strings([1], b"\xff\xff\0\0abcd"), validation_key=form))
 
 
 def test_every_request_of_a_form_is_reshaped() -> None:
     config = 'input { name: "A" data_type: TYPE_INT8 dims: [ 1 ] reshape { shape: [ ] } }'
     ours, form = signature(config), object()
     for _ in range(2):
-        asked = request(tensor("A", [1], b"x", "INT8"), form=form)
+        asked = request(tensor("A", [1], b"x", "INT8"), validation_key=form)
         ours.validate_request(asked)
         assert asked.inputs[0].shape == []
 
