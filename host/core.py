@@ -19,8 +19,15 @@ from host.inference.request import Call, InferRequest, Parameter, RequestTrace
 from host.instances.regions import Regions
 from host.logs.formats import model_fields
 from host.logs.settings import LogSettings
-from host.model_control.control import Control
-from host.models.registry import UNLOADED, Model, Registry, State, Version, parse_version
+from host.model_control.control import ModelControl
+from host.models.registry import (
+    UNLOADED,
+    Model,
+    ModelVersion,
+    Registry,
+    VersionState,
+    parse_version,
+)
 from host.scheduling.deadlock_detector import CircleWatch
 from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
@@ -55,7 +62,7 @@ class Core:
         self._name = name
         self._registry = registry
         self._strict_readiness = strict_readiness
-        self._control: Control | None = None
+        self._control: ModelControl | None = None
         self._started = False
         self._exiting = False
         self._deadlocks = CircleWatch()
@@ -65,7 +72,7 @@ class Core:
         self.request_tracer: Tracer | None = None
         """What decides which requests are traced; None while none is."""
 
-    def connect_model_control(self, control: Control | None) -> None:
+    def connect_model_control(self, control: ModelControl | None) -> None:
         """Model control is there (it needs the core for BLS, so it comes second), or gone."""
         self._control = control
 
@@ -125,7 +132,7 @@ class Core:
             model = self._find_bls_target(request)
         except HostError as error:
             raise _bls_error(request, error) from error
-        return self._check_target_ready(request, model) if model.has_say else None
+        return self._check_target_ready(request, model) if model.defines_is_ready else None
 
     async def _check_target_ready(self, request: InferRequest, model: Model) -> None:
         reason = await model.why_not_ready()
@@ -189,7 +196,7 @@ class Core:
             return True
         if any(failure.counts for failure in self._registry.failures.values()):
             return False
-        for entry in [entry for _, entry in self._registry.items()]:
+        for entry in [entry for _, entry in self._registry.list_entries()]:
             if not entry.versions:
                 return False
             for version in list(entry.versions.values()):
@@ -205,7 +212,7 @@ class Core:
         if not versions or (number != -1 and number not in versions):
             self._registry.find(name, number)  # says what is not known
         for known in versions.values():
-            if number in (-1, known.number) and known.state is State.READY:
+            if number in (-1, known.number) and known.state is VersionState.READY:
                 if await _is_model_ready(known.model):
                     return True
         return False
@@ -222,7 +229,7 @@ class Core:
 
     def list_ready_versions(self) -> list[tuple[str, int]]:
         """Every version of a model that can be asked; in order of names, and of versions."""
-        return self._registry.named()
+        return self._registry.list_named_versions()
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
         """What a model takes and gives. Raises HostError if it is not there."""
@@ -230,7 +237,7 @@ class Core:
         versions = (
             [model.version]
             if version
-            else [n for n, v in self._versions(name).items() if v.state is State.READY]
+            else [n for n, v in self._versions(name).items() if v.state is VersionState.READY]
         )
         config = model.config
         return ModelMetadata(
@@ -251,29 +258,29 @@ class Core:
             raise unavailable("Server not ready")
         number = parse_version(version)
         try:
-            known_as = self._registry.resolve(name) if name else ""
+            known_as = self._registry.resolve_name(name) if name else ""
         except HostError as error:
             raise invalid_argument(f"requested model '{name}' is not available") from error
         found = [
             known.model.statistics()
-            for model_name, entry in self._registry.items()
+            for model_name, entry in self._registry.list_entries()
             for known in sorted(entry.versions.values(), key=lambda v: v.number)
             if known_as in ("", model_name)
             and number in (-1, known.number)
-            and known.state is State.READY
+            and known.state is VersionState.READY
             and known.model is not None
         ]
         if name and not found:
             states = {known.state for known in self._registry.versions(known_as).values()}
-            if State.READY in states:
+            if VersionState.READY in states:
                 raise invalid_argument(
                     f"requested model version is not available for model '{name}'"
                 )
             raise invalid_argument(f"requested model '{name}' is not available")
         return found
 
-    def _versions(self, name: str) -> dict[int, Version]:
-        return self._registry.versions(self._registry.resolve(name))
+    def _versions(self, name: str) -> dict[int, ModelVersion]:
+        return self._registry.versions(self._registry.resolve_name(name))
 
     def _find(self, name: str, version: str) -> Model:
         return self._registry.find(name, parse_version(version))
@@ -292,7 +299,7 @@ class Core:
             versions = self._versions(model)
             if not versions:
                 self._registry.find(model, -1)  # says what is not known
-            if not any(version.state is State.READY for version in versions.values()):
+            if not any(version.state is VersionState.READY for version in versions.values()):
                 raise invalid_argument(f"Request for unknown model : {model}")
         if change is not None:
             tracer.update_settings(model, change)
@@ -323,23 +330,23 @@ class Core:
         """Begin to unload a model. Raises HostError (configuration spec 8.7)."""
         await self._require_control().unload_in_turn(name, unload_dependents)
 
-    def _require_control(self) -> Control:
+    def _require_control(self) -> ModelControl:
         if self._control is None:
             raise unavailable("Server not ready")
         return self._control
 
 
-async def _is_version_healthy(version: Version) -> bool:
+async def _is_version_healthy(version: ModelVersion) -> bool:
     """Whether a version does not keep a strict server from being ready."""
-    if version.state is State.READY:
+    if version.state is VersionState.READY:
         return await _is_model_ready(version.model)
-    return version.state is State.UNAVAILABLE and version.reason == UNLOADED
+    return version.state is VersionState.UNAVAILABLE and version.reason == UNLOADED
 
 
 async def _is_model_ready(model: Model | None) -> bool:
     if model is None:
         return False
-    if model.ready and not model.has_say:
+    if model.ready and not model.defines_is_ready:
         return True
     reason = await model.why_not_ready()
     if reason:

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from host.inference.request import Buffer, InferRequest
 from host.inference.shared_memory_bytes import read_bytes
-from host.repository.qualified_name import identity
+from host.repository.qualified_name import qualified_name
 
 KEY_SIZE = 16
 """Bytes of a key: so many that no two requests ever share one by accident."""
@@ -30,7 +30,7 @@ def request_key(request: InferRequest, version: int, namespace: str = "") -> byt
 
 
 def _parts(request: InferRequest, version: int, namespace: str) -> Iterator[Buffer]:
-    yield identity(namespace, request.model_name).encode()
+    yield qualified_name(namespace, request.model_name).encode()
     yield str(version).encode()
     inputs = sorted(request.inputs, key=attrgetter("name"))
     yield str(len(inputs)).encode()

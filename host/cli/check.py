@@ -16,7 +16,7 @@ from host.lint.ensembles import check_ensembles
 from host.lint.model import CheckedModel, LintSettings, check_model
 from host.lint.problem import Problem
 from host.models.backends import Backends
-from host.repository.repository import Repository, Scan
+from host.repository.repository import Repository, RepositoryScan
 
 _EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(_EXIT_PROBLEMS if errors else _EXIT_OK)
 
 
-def _scan(paths: Sequence[Path]) -> Scan:
+def _scan(paths: Sequence[Path]) -> RepositoryScan:
     """What there is to check. Raises HostError unless what was given are repositories."""
     for path in paths:
         if not path.is_dir():
@@ -77,7 +77,7 @@ def _scan(paths: Sequence[Path]) -> Scan:
     return Repository(paths).scan()
 
 
-def _problems(scan: Scan, args: argparse.Namespace) -> list[Problem]:
+def _problems(scan: RepositoryScan, args: argparse.Namespace) -> list[Problem]:
     """All there are, each once, sorted."""
     settings = LintSettings(
         Backends(args.backend_directory),

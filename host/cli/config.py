@@ -29,7 +29,7 @@ from host.metrics.custom import CustomMetrics
 from host.models.backends import Backends
 from host.models.registry import Registry
 from host.options.options import Options
-from host.repository.repository import select_versions, versions
+from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource
 
 _EXIT_FAILED = 1
@@ -125,8 +125,8 @@ async def _complete_config(directory: Path, args: argparse.Namespace) -> ModelCo
         return loaded.config
     if is_ensemble(loaded.config):
         return configuration.complete_config(loaded)
-    version = select_versions(loaded.config, versions(directory))[-1]
-    source, loaded = Backends(args.backend_directory).find(directory, version, loaded)
+    version = select_versions(loaded.config, list_versions(directory))[-1]
+    source, loaded = Backends(args.backend_directory).find_backend(directory, version, loaded)
     return configuration.complete_config(loaded, await _auto_complete(source, loaded, directory))
 
 

@@ -23,7 +23,7 @@ from host.errors import HostError, invalid_argument
 from host.instances.gpus import find_gpus
 from host.models.backends import Backends
 from host.options.options import Options
-from host.repository.repository import select_versions, versions
+from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource
 
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
@@ -139,7 +139,7 @@ def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
             f"model '{loaded.config.name}' is an ensemble, which has no code to run"
         )
     version = _choose_version(directory, loaded, args.version)
-    return Backends(args.backend_directory).find(directory, version, loaded)
+    return Backends(args.backend_directory).find_backend(directory, version, loaded)
 
 
 def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfig) -> int:
@@ -166,7 +166,7 @@ def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfi
 
 def _choose_version(directory: Path, loaded: LoadedConfig, wanted: int | None) -> int:
     """The one that is wanted, or that clients get who name none. Raises HostError."""
-    available = versions(directory)
+    available = list_versions(directory)
     if wanted is None:
         return select_versions(loaded.config, available)[-1]
     if wanted not in available:

@@ -12,7 +12,7 @@ from host.errors import invalid_argument
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _TensorType:
     """What is known of a tensor, and from which model. `full` has the batch dimension."""
 
     model: str
@@ -21,18 +21,18 @@ class _Kind:
     full: list[int]
 
 
-def check_members(config: ModelConfig, members: Sequence[ModelConfig]) -> bool:
+def check_step_models(config: ModelConfig, members: Sequence[ModelConfig]) -> bool:
     """Whether the ensemble may answer a request several times; `members` are those of its steps.
 
     Raises HostError INVALID_ARG for the first thing that does not fit.
     """
-    raise_first(find_misfits(config, members), None)
+    raise_first(iterate_findings(config, members), None)
     return _check_streams(config, members)
 
 
-def find_misfits(config: ModelConfig, members: Sequence[ModelConfig | None]) -> Findings:
+def iterate_findings(config: ModelConfig, members: Sequence[ModelConfig | None]) -> Findings:
     """What does not fit of the ensemble and its steps' members; nothing is known of a None."""
-    tensors: dict[str, _Kind] = {}
+    tensors: dict[str, _TensorType] = {}
     for entry in (*config.input, *config.output):
         tensors[entry.name] = _kind(config, entry, reshaped=True)
     for index, (step, member) in enumerate(
@@ -46,10 +46,10 @@ def find_misfits(config: ModelConfig, members: Sequence[ModelConfig | None]) -> 
         yield from _check_outputs(config, step, member, tensors, path)
 
 
-def _kind(config: ModelConfig, entry: Any, reshaped: bool = False) -> _Kind:
+def _kind(config: ModelConfig, entry: Any, reshaped: bool = False) -> _TensorType:
     dims = entry.reshape.shape if reshaped and entry.HasField("reshape") else entry.dims
     lead = [-1] if config.max_batch_size > 0 else []
-    return _Kind(config.name, entry.data_type, list(dims), lead + list(dims))
+    return _TensorType(config.name, entry.data_type, list(dims), lead + list(dims))
 
 
 def _check_batch_size(config: ModelConfig, member: ModelConfig, path: str) -> Findings:
@@ -63,12 +63,12 @@ def _check_batch_size(config: ModelConfig, member: ModelConfig, path: str) -> Fi
 
 
 def _check_inputs(
-    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _Kind], path: str
+    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _TensorType], path: str
 ) -> Findings:
     known = {entry.name: entry for entry in member.input}
     for name, tensor in sorted(step.input_map.items()):
         if name not in known:
-            yield _misfit(
+            yield _mismatch_error(
                 config,
                 f"ensemble tensor {tensor} is mapping to non-existing input {name}"
                 f" in model {member.name}",
@@ -79,7 +79,7 @@ def _check_inputs(
             place = f"{path}.input_map[{name}]"
             yield from _match(config, step.input_map[name], _kind(member, entry), tensors, place)
         elif not entry.optional:
-            yield _misfit(
+            yield _mismatch_error(
                 config,
                 f"input {name} in model {member.name} is not mapped to any ensemble tensors",
                 f"{path}.input_map",
@@ -87,7 +87,7 @@ def _check_inputs(
 
 
 def _check_outputs(
-    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _Kind], path: str
+    config: ModelConfig, step: Any, member: ModelConfig, tensors: dict[str, _TensorType], path: str
 ) -> Findings:
     known = {entry.name: entry for entry in member.output}
     for name, tensor in sorted(step.output_map.items()):
@@ -95,7 +95,7 @@ def _check_outputs(
         if name in known:
             yield from _match(config, tensor, _kind(member, known[name]), tensors, place)
         else:
-            yield _misfit(
+            yield _mismatch_error(
                 config,
                 f"ensemble tensor {tensor} is mapped from non-existing output {name}"
                 f" in model {member.name}",
@@ -104,13 +104,13 @@ def _check_outputs(
 
 
 def _match(
-    config: ModelConfig, name: str, kind: _Kind, tensors: dict[str, _Kind], path: str
+    config: ModelConfig, name: str, kind: _TensorType, tensors: dict[str, _TensorType], path: str
 ) -> Findings:
     """Compare with what is known of the tensor from elsewhere."""
     other = tensors.setdefault(name, kind)
     if other.data_type != kind.data_type:
         names = pb.DataType.Name
-        yield _misfit(
+        yield _mismatch_error(
             config,
             f"ensemble tensor {name}: inconsistent data type: {names(other.data_type)} is inferred"
             f" from model {other.model} while {names(kind.data_type)} is inferred from model"
@@ -118,7 +118,7 @@ def _match(
             path,
         )
     if not (_equal(other.dims, kind.dims) or _equal(other.full, kind.full)):
-        yield _misfit(
+        yield _mismatch_error(
             config,
             f"ensemble tensor {name}: inconsistent shape: {_text(other.full)} is inferred from"
             f" model {other.model} while {_text(kind.full)} is inferred from model {kind.model}",
@@ -166,7 +166,7 @@ def _common(config: ModelConfig, model: str, names: Any, streams: dict[str, int]
     return found.pop() if found else 0
 
 
-def _misfit(config: ModelConfig, text: str, path: str) -> Finding:
+def _mismatch_error(config: ModelConfig, text: str, path: str) -> Finding:
     return Finding(f"in ensemble {config.name}, {text}", path)
 
 

@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from host.config.model_config import ModelConfig
-from host.ensembles.execution import Run
-from host.ensembles.inflight_limiter import Limiter
-from host.ensembles.plan import Plan, Step
-from host.ensembles.step_models import Face, Partner, TensorMemory
+from host.ensembles.execution import EnsembleExecution
+from host.ensembles.inflight_limiter import InflightLimiter
+from host.ensembles.plan import EnsemblePlan, EnsembleStep
+from host.ensembles.step_models import EnsembleSignature, StepModel, TensorMemory
 from host.errors import HostError
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Call, ComputeCallback, FailureReason, InferRequest
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
-from host.models.drainable import Drainable
+from host.models.drainable import DrainableModel
 from host.models.registry import LoadedModel, Registry
 from host.models.signature import Signature
 
 
-class Ensemble(Drainable):
+class Ensemble(DrainableModel):
     """Its members are looked up in the registry at every request, and held until it ends."""
 
     def __init__(
@@ -46,8 +46,8 @@ class Ensemble(Drainable):
         self._registry = registry
         self._memory = memory
         self._signature = Signature(config)
-        self._plan = Plan(config)
-        self._face = Face(
+        self._plan = EnsemblePlan(config)
+        self._ensemble_signature = EnsembleSignature(
             self.name,
             version,
             {
@@ -60,17 +60,17 @@ class Ensemble(Drainable):
             bool(config.model_transaction_policy.decoupled),
         )
         most = config.ensemble_scheduling.max_inflight_requests
-        self._limiter = Limiter(self.name, most) if most else None
-        self._partners: dict[int, Partner] = {}  # as they were when a step last ran
+        self._limiter = InflightLimiter(self.name, most) if most else None
+        self._step_models: dict[int, StepModel] = {}  # as they were when a step last ran
 
     def infer(self, request: InferRequest) -> Call:
         """Start a request. Raises HostError if it is not valid, or a member is not there."""
-        self._signature.check(request)
-        self._refuse_if_drained(request)
-        self._secure(request)
+        self._signature.validate_request(request)
+        self._raise_if_draining(request)
+        self._copy_inspected_inputs(request)
         call = Call(request)
         call.queued_ns = call.received_ns
-        call.on_finish = self._failed_outside
+        call.on_finish = self._count_failure_outside_steps
         if self.metrics.latencies is not None:
             call.on_first_response = self.metrics.latencies.record_first_response
         self._calls.add(call)
@@ -86,25 +86,27 @@ class Ensemble(Drainable):
         started = time.monotonic_ns()
         route = self._plan.route(call.request.requested_outputs)
         try:
-            partners = {step.index: self._partner(step) for step in route.steps}
+            step_models = {step.index: self._find_step_model(step) for step in route.steps}
         except HostError as error:
             call.fail(HostError(error.code, f"in ensemble '{self.name}', {error.message}"))
             return
-        models = {id(partner.model): partner.model for partner in partners.values()}
+        models = {id(step_model.model): step_model.model for step_model in step_models.values()}
         for model in models.values():
-            model.hold()
-        ended = partial(self._ended, list(models.values()))
-        run = Run(self._face, call, route, partners, self._memory, self._limiter, ended)
-        call.on_finish = partial(self._finished, run, started)
-        run.begin()
+            model.acquire()
+        ended = partial(self._release_step_models, list(models.values()))
+        run = EnsembleExecution(
+            self._ensemble_signature, call, route, step_models, self._memory, self._limiter, ended
+        )
+        call.on_finish = partial(self._execution_finished, run, started)
+        run.start()
 
-    def _partner(self, step: Step) -> Partner:
+    def _find_step_model(self, step: EnsembleStep) -> StepModel:
         """Whoever runs the step now. Raises HostError."""
-        model = self._registry.find_member(step.known, step.version)
-        known = self._partners.get(step.index)
+        model = self._registry.find_step_model(step.known, step.version)
+        known = self._step_models.get(step.index)
         if known is None or known.model is not model:
             config = model.config
-            known = self._partners[step.index] = Partner(
+            known = self._step_models[step.index] = StepModel(
                 model,
                 {entry.name: list(entry.dims) for entry in config.input},
                 config.max_batch_size > 0,
@@ -112,11 +114,11 @@ class Ensemble(Drainable):
             )
         return known
 
-    def _ended(self, models: Sequence[LoadedModel], run: Run) -> None:
+    def _release_step_models(self, models: Sequence[LoadedModel], run: EnsembleExecution) -> None:
         for model in models:
             model.release()
 
-    def _finished(self, run: Run, started: int, call: Call) -> None:
+    def _execution_finished(self, run: EnsembleExecution, started: int, call: Call) -> None:
         """Count it: its times are those of its members together (configuration spec 6.3)."""
         call.on_finish = None  # it refers to the call: no collection should be needed
         now = time.monotonic_ns()
@@ -132,10 +134,10 @@ class Ensemble(Drainable):
             run.on_late = self.counters.add_compute_times
         if call.on_computed is not None:  # this is a step of another ensemble
             call.on_computed(*run.spent)
-            run.on_late = partial(self._computed, call.on_computed, not call.failed)
-        self._leave(call)
+            run.on_late = partial(self._record_compute_times, call.on_computed, not call.failed)
+        self._release_call(call)
 
-    def _computed(
+    def _record_compute_times(
         self, tell: ComputeCallback, counted: bool, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
         """A member's execution has ended after its last response."""
@@ -143,11 +145,11 @@ class Ensemble(Drainable):
             self.counters.add_compute_times(input_ns, infer_ns, output_ns)
         tell(input_ns, infer_ns, output_ns)
 
-    def _failed_outside(self, call: Call) -> None:
+    def _count_failure_outside_steps(self, call: Call) -> None:
         """It has ended before it was run: answered from the cache, or given up."""
         if call.failed:
             self.counters.record_failure(time.monotonic_ns() - call.received_ns, _REASON)
-        self._leave(call)
+        self._release_call(call)
 
     # As the registry and its keeper see it
 
@@ -160,10 +162,10 @@ class Ensemble(Drainable):
             return False
 
     @property
-    def has_say(self) -> bool:
+    def defines_is_ready(self) -> bool:
         """Whether a member is asked itself if it is ready."""
         try:
-            return any(self._find(step).has_say for step in self._plan.steps)
+            return any(self._find(step).defines_is_ready for step in self._plan.steps)
         except HostError:
             return False
 
@@ -178,8 +180,8 @@ class Ensemble(Drainable):
                 return f"model '{step.model}', which it is made of, is not ready: {reason}"
         return ""
 
-    def _find(self, step: Step) -> LoadedModel:
-        return self._registry.find_member(step.known, step.version)
+    def _find(self, step: EnsembleStep) -> LoadedModel:
+        return self._registry.find_step_model(step.known, step.version)
 
     def statistics(self) -> ModelStatistics:
         """What it has done so far."""
@@ -192,7 +194,7 @@ class Ensemble(Drainable):
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Nothing runs here: its members end on their own."""
-        self._partners.clear()
+        self._step_models.clear()
         self.metrics.merge_into_successor()
 
 

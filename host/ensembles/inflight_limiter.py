@@ -10,11 +10,11 @@ from host.scheduling.clock import Clock, LoopClock, Timer
 
 _log = logging.getLogger("pbhost")
 
-_PATIENCE_NS = 300 * 1_000_000_000
+_MAX_WAIT_NS = 300 * 1_000_000_000
 """A start that has waited this long is made, whatever is under way (configuration spec 6.3)."""
 
 
-class Ticket:
+class Permit:
     """One start of a step: under way from when it is made until its `leave`."""
 
     __slots__ = ("start", "step", "timer", "waits")
@@ -26,7 +26,7 @@ class Ticket:
         self.waits = False
 
 
-class Limiter:
+class InflightLimiter:
     """At most `most` starts of a step under way, over all requests of ensemble `name`.
 
     Those beyond wait for their turn, first come, first served.
@@ -37,10 +37,10 @@ class Limiter:
         self._most = most
         self._clock = LoopClock() if clock is None else clock
         self._under_way: Counter[int] = Counter()
-        self._waiting: dict[int, OrderedDict[Ticket, None]] = {}
+        self._waiting: dict[int, OrderedDict[Permit, None]] = {}
         self._serving: set[int] = set()
 
-    def enter(self, ticket: Ticket) -> None:
+    def request_permit(self, ticket: Permit) -> None:
         """Make the start, now or when it is its turn."""
         step = ticket.step
         if self._under_way[step] < self._most and not self._waiting.get(step):
@@ -48,18 +48,18 @@ class Limiter:
             ticket.start()
         else:
             ticket.waits = True
-            ticket.timer = self._clock.call_later(_PATIENCE_NS, lambda: self._insist(ticket))
+            ticket.timer = self._clock.call_later(_MAX_WAIT_NS, lambda: self._start_overdue(ticket))
             self._waiting.setdefault(step, OrderedDict())[ticket] = None
 
-    def leave(self, ticket: Ticket) -> None:
+    def release_permit(self, ticket: Permit) -> None:
         """What was started has ended, or it need not be started any more."""
         if ticket.waits:
-            self._take_out(ticket)
+            self._remove_waiting(ticket)
             return
         self._under_way[ticket.step] -= 1
-        self._serve(ticket.step)
+        self._start_waiting(ticket.step)
 
-    def _serve(self, step: int) -> None:
+    def _start_waiting(self, step: int) -> None:
         """Let the next ones start: a loop, for each may fail at once and leave."""
         if step in self._serving:
             return
@@ -71,25 +71,25 @@ class Limiter:
         finally:
             self._serving.discard(step)
 
-    def _start(self, ticket: Ticket) -> None:
-        self._take_out(ticket)
+    def _start(self, ticket: Permit) -> None:
+        self._remove_waiting(ticket)
         self._under_way[ticket.step] += 1
         ticket.start()
 
-    def _take_out(self, ticket: Ticket) -> None:
+    def _remove_waiting(self, ticket: Permit) -> None:
         del self._waiting[ticket.step][ticket]
         ticket.waits = False
         if ticket.timer is not None:
             ticket.timer.cancel()
             ticket.timer = None
 
-    def _insist(self, ticket: Ticket) -> None:
+    def _start_overdue(self, ticket: Permit) -> None:
         if not ticket.waits:
             return
         _log.error(
             "ensemble '%s': a request of step %d has waited %d s for one of the %d that are under"
             " way to end; it goes ahead. Raise 'max_inflight_requests', or find out why they do"
             " not end",
-            self._name, ticket.step, _PATIENCE_NS // 1_000_000_000, self._under_way[ticket.step],
+            self._name, ticket.step, _MAX_WAIT_NS // 1_000_000_000, self._under_way[ticket.step],
         )  # fmt: skip
         self._start(ticket)

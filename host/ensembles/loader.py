@@ -20,7 +20,7 @@ from host.instances.transfer import arena_full_error
 from host.metrics.settings import MetricsSettings
 from host.models.loads import ModelLoader
 from host.models.registry import LoadedModel, Registry
-from host.models.updating import Update
+from host.models.updating import InstanceUpdate
 from host.repository.repository import read_labels
 from stub.wire.arena import ArenaFull
 
@@ -39,7 +39,7 @@ class EnsembleLoader:
     ) -> None:
         self._others = others
         self._registry = registry
-        self._memory = _Memory(arenas)
+        self._memory = _HostTensorMemory(arenas)
         self._metrics = metrics
         self._store = store
 
@@ -59,26 +59,26 @@ class EnsembleLoader:
 
     async def update(
         self, model: LoadedModel, loaded: LoadedConfig, finalize: float
-    ) -> Update | None:
+    ) -> InstanceUpdate | None:
         """What gives a model other instances; ensembles have none. Raises HostError."""
         if is_ensemble(loaded.config):
             return None
         return await self._others.update(model, loaded, finalize)
 
 
-class _Memory:
+class _HostTensorMemory:
     """Where the tensors of ensembles lie: in the host's arena, and with clients."""
 
     def __init__(self, arenas: Arenas) -> None:
         self._arenas = arenas
 
-    def share(self, tensor: Tensor) -> None:
+    def move_to_shared_memory(self, tensor: Tensor) -> None:
         """Put it where several models can read it, once. Raises HostError if there is no room."""
         try:
             self._arenas.place_tensor(tensor)
         except ArenaFull as full:
             raise arena_full_error(full) from full
 
-    def deliver(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
+    def write_outputs(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
         """Write outputs to where the client wants them; what stands against it."""
         return write_outputs(slots, outputs)

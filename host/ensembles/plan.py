@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from host.config.schema import ModelConfig
-from host.repository.qualified_name import identity
+from host.repository.qualified_name import qualified_name
 
 _ROUTES = 64  # that are kept for each ensemble; clients choose which outputs they ask for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class EnsembleStep:
     """One member at work. `version` -1 is the latest one that is ready.
 
     `inputs` are the member's, each with the ensemble's tensor that it gets; `outputs` are the
@@ -40,21 +40,21 @@ class Route:
     optional: frozenset[str]
     """The inputs of the ensemble whose steps go on if they are left out."""
     outputs: tuple[str, ...]
-    steps: tuple[Step, ...]
-    users: Mapping[str, tuple[Step, ...]]
+    steps: tuple[EnsembleStep, ...]
+    users: Mapping[str, tuple[EnsembleStep, ...]]
     uses: Mapping[str, int]
     """By steps, and once more if it is asked for."""
 
 
-class Plan:
+class EnsemblePlan:
     """The graph of one configuration, which has passed the checks of configuration spec 6.1."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.outputs: tuple[str, ...] = tuple(output.name for output in config.output)
         self.steps = tuple(
-            Step(
+            EnsembleStep(
                 index,
-                identity(step.model_namespace, step.model_name),
+                qualified_name(step.model_namespace, step.model_name),
                 step.model_name,
                 step.model_version,
                 tuple(sorted(step.input_map.items())),
@@ -80,7 +80,7 @@ class Plan:
                 needed.add(maker.index)
                 todo += maker.sources
         steps = tuple(step for step in self.steps if step.index in needed)
-        users: dict[str, tuple[Step, ...]] = {}
+        users: dict[str, tuple[EnsembleStep, ...]] = {}
         for step in steps:
             for name in step.sources:
                 users[name] = (*users.get(name, ()), step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from host.ensembles.flow_control import Lease
+from host.ensembles.flow_control import ResponseCredit
 from host.errors import invalid_argument
 from host.inference.request import Parameter, Tensor
 
@@ -16,7 +16,7 @@ _NAMES = ("sequence_id", "sequence_start", "sequence_end")
 
 
 @dataclass(frozen=True, slots=True)
-class Correlation:
+class SequencePosition:
     """Which sequence a tensor belongs to, and where in it."""
 
     id: int | str
@@ -24,7 +24,7 @@ class Correlation:
     own: bool = False
     """Whether the member that made the tensor has said so, and not the request."""
 
-    def changed_by(self, parameters: Mapping[str, Parameter]) -> Correlation:
+    def updated_by(self, parameters: Mapping[str, Parameter]) -> SequencePosition:
         """As a member's response says. Raises HostError INVALID_ARG (configuration spec 6.3)."""
         if parameters.keys().isdisjoint(_NAMES):
             return self
@@ -47,7 +47,7 @@ class Correlation:
                 changed = replace(changed, flags=(changed.flags & ~flag) | (flag if on else 0))
         return changed
 
-    def parameters(self) -> dict[str, Parameter]:
+    def to_parameters(self) -> dict[str, Parameter]:
         """As every response of an ensemble says it."""
         return {
             "sequence_id": self.id,
@@ -57,7 +57,7 @@ class Correlation:
 
 
 @dataclass(slots=True, eq=False)
-class Value:
+class EnsembleTensor:
     """A tensor of the ensemble, None if its maker has left it out; `uses` are still to come.
 
     `batch_size` is that of the request that made it, 0 if its maker does not batch.
@@ -65,11 +65,11 @@ class Value:
 
     tensor: Tensor | None
     batch_size: int
-    correlation: Correlation
+    correlation: SequencePosition
     uses: int
-    lease: Lease | None = None
+    credit: ResponseCredit | None = None
 
-    def named(self, name: str, dims: Sequence[int], batches: bool) -> Tensor | None:
+    def to_step_input(self, name: str, dims: Sequence[int], batches: bool) -> Tensor | None:
         """The tensor for a model that calls it `name` and takes `dims`, batched or not.
 
         A batch dimension of one comes and goes where only one side has it (configuration spec

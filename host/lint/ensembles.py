@@ -6,16 +6,21 @@ from collections.abc import Iterator, Mapping
 
 from host.config.findings import Finding
 from host.config.schema import ModelConfig, closest_choice, is_ensemble
-from host.ensembles.compatibility import check_members, find_misfits
+from host.ensembles.compatibility import check_step_models, iterate_findings
 from host.errors import HostError
 from host.lint.model import CheckedModel
-from host.model_control.dependency_graph import Membership, circular, not_available, not_loaded
+from host.model_control.dependency_graph import (
+    DependencyGraph,
+    circular_dependency_error,
+    models_unavailable_error,
+    version_not_loaded_error,
+)
 from host.models.registry import Registry
 
 
 def check_ensembles(models: Mapping[str, CheckedModel]) -> None:
     """Add to the problems of each ensemble what it and its members have between them."""
-    known = Membership(Registry())
+    known = DependencyGraph(Registry())
     ensembles = {
         name: model.config
         for name, model in models.items()
@@ -23,11 +28,13 @@ def check_ensembles(models: Mapping[str, CheckedModel]) -> None:
     }
     for name, config in ensembles.items():
         steps = config.ensemble_scheduling.step
-        known.learn(name, config, {step.model_name: step.model_name for step in steps})
+        known.record_model(name, config, {step.model_name: step.model_name for step in steps})
     for name, config in ensembles.items():
-        last = known.last_before(name)
+        last = known.find_cycle_end(name)
         if last:
-            models[name].add(circular(name, last).message, "ensemble_scheduling.step")
+            models[name].add(
+                circular_dependency_error(name, last).message, "ensemble_scheduling.step"
+            )
         for finding in _check(name, config, models):
             models[name].add(finding.text, finding.field, finding.advice)
 
@@ -41,7 +48,7 @@ def _check(name: str, config: ModelConfig, models: Mapping[str, CheckedModel]) -
             if step.model_name:  # else that is what is wrong
                 near = closest_choice(step.model_name, models)
                 yield Finding(
-                    not_available(name, [step.model_name]).message,
+                    models_unavailable_error(name, [step.model_name]).message,
                     f"{path}.model_name",
                     advice=f"did you mean '{near}'?" if near else "",
                 )
@@ -49,16 +56,16 @@ def _check(name: str, config: ModelConfig, models: Mapping[str, CheckedModel]) -
             unset = "" if step.model_version else "left out it is 0; "
             served = ", ".join(map(str, member.versions))
             yield Finding(
-                not_loaded(name, member.name, step.model_version).message,
+                version_not_loaded_error(name, member.name, step.model_version).message,
                 f"{path}.model_version",
                 advice=f"{unset}-1 is the latest one, and there are: {served}",
             )
         members.append(member.config if member is not None and member.complete else None)
-    misfits = list(find_misfits(config, members))
+    misfits = list(iterate_findings(config, members))
     yield from misfits
     known = [member for member in members if member is not None]
     if not misfits and len(known) == len(members):
         try:
-            check_members(config, known)
+            check_step_models(config, known)
         except HostError as error:
             yield Finding(error.message, "ensemble_scheduling.step")

@@ -33,10 +33,10 @@ from host.options.options import Options
 from host.repository.agents import run_agents
 from host.repository.repository import (
     ModelDirectory,
-    model_file,
+    list_versions,
+    model_file_path,
     read_labels,
     select_versions,
-    versions,
 )
 from host.scheduling.sequences.states import states_of
 
@@ -137,7 +137,7 @@ def _read(model: CheckedModel, settings: LintSettings) -> ModelConfig | None:
 def _check_unconfigured(model: CheckedModel) -> None:
     """What can be said without a configuration."""
     with model.report_to(""):
-        files = (model.directory / str(v) / "model.py" for v in versions(model.directory))
+        files = (model.directory / str(v) / "model.py" for v in list_versions(model.directory))
         for path in filter(Path.is_file, files):
             model.problems += PythonFile(path).problems
 
@@ -160,10 +160,10 @@ def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSett
     completes = False
     advice = f"make a folder {model.directory / '1'}, even an empty one for an ensemble"
     with model.report_to("version_policy", advice):
-        model.versions = select_versions(config, versions(model.directory))
+        model.versions = select_versions(config, list_versions(model.directory))
     for version in model.versions if config.backend else ():
         with model.report_to("default_model_filename"):
-            path = model_file(model.directory, version, config)
+            path = model_file_path(model.directory, version, config)
             completes |= _check_code(model, config, version, path, settings)
     return completes
 
@@ -173,7 +173,9 @@ def _check_code(
 ) -> bool:
     """Whether it may complete the configuration."""
     with model.report_to("backend"):
-        source, _ = settings.backends.find(model.directory, version, LoadedConfig(config, None))
+        source, _ = settings.backends.find_backend(
+            model.directory, version, LoadedConfig(config, None)
+        )
         if source.backend:
             return True
         if not source.file.endswith(".py"):

@@ -13,9 +13,9 @@ from host.errors import HostError, internal, invalid_argument, unavailable
 from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
 from host.logs.formats import model_fields
-from host.model_control.dependencies import Families
-from host.models.loads import PollFailure
-from host.models.registry import Registry, State, parse_version
+from host.model_control.dependencies import EnsembleDependencies
+from host.models.loads import RepositoryReadError
+from host.models.registry import Registry, VersionState, parse_version
 from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("pbhost")
 _DUPLICATED = "model appears in two or more repositories"
 
 
-class Control:
+class ModelControl:
     """What doors ask, and fulfils the `ModelControl` that models ask.
 
     `explicit`: loads and unloads may be asked for. `serving`: whether the server takes requests.
@@ -34,7 +34,7 @@ class Control:
         self,
         registry: Registry,
         repository: Repository,
-        families: Families,
+        families: EnsembleDependencies,
         *,
         explicit: bool,
         serving: Callable[[], bool],
@@ -53,15 +53,15 @@ class Control:
         }
         if config:
             parameters["config"] = config
-        await self.load_with(name, parameters, asker)
+        await self.load_with_parameters(name, parameters, asker)
 
     async def load_in_turn(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         """As `load_with`, after the unloads of the model that were asked for before."""
-        async with self._turn(name):
+        async with self._wait_for_earlier(name):
             pass
-        await self.load_with(name, parameters)
+        await self.load_with_parameters(name, parameters)
 
-    async def load_with(
+    async def load_with_parameters(
         self, name: str, parameters: Mapping[str, Parameter | bytes], asker: str = ""
     ) -> None:
         """Load or reload a model with overrides (`config`, `file:<path>`); wait until it serves.
@@ -80,40 +80,40 @@ class Control:
             )
             raise internal(not_polled) from error
         try:
-            known = await self._known(name, override)
-            with self._waiting(asker, known):
+            known = await self._resolve_model(name, override)
+            with self._waits_for_loads(asker, known):
                 failures = await self._families.load(known, override)
         except HostError as error:
             failures = {name: error}
         for failure in failures.values():
-            if isinstance(failure, PollFailure):
+            if isinstance(failure, RepositoryReadError):
                 raise internal(not_polled) from failure
         if failures:
             raise invalid_argument(
                 "".join(f"load failed for model '{k}': {e.message}\n" for k, e in failures.items())
             ) from next(iter(failures.values()))
 
-    async def _known(self, name: str, override: Override | None) -> list[str]:
+    async def _resolve_model(self, name: str, override: Override | None) -> list[str]:
         """What goes by this name; what did and is gone is unloaded (configuration spec 8.9)."""
         if override is not None and override.files:
             return [name]  # it lies in no repository
-        known = await asyncio.to_thread(self._repository.identities, name)
-        for gone in set(self._registry.identities(name)) - {*known, name}:
-            self._families.forget(gone)
+        known = await asyncio.to_thread(self._repository.qualified_names, name)
+        for gone in set(self._registry.qualified_names(name)) - {*known, name}:
+            self._families.remove_model(gone)
         return known or [name]
 
     @contextmanager
-    def _waiting(self, asker: str, known: Sequence[str]) -> Iterator[None]:
+    def _waits_for_loads(self, asker: str, known: Sequence[str]) -> Iterator[None]:
         """While entered, the load of whatever is called `asker` waits for those."""
         if not asker:
             yield
             return
         slots = self._families.lifecycle.slots
-        pairs = [(one, other) for one in self._registry.identities(asker) for other in known]
+        pairs = [(one, other) for one in self._registry.qualified_names(asker) for other in known]
         with ExitStack() as stack:
             for index, pair in enumerate(pairs):
                 # It has given its one place once.
-                stack.enter_context(slots.lent(*pair) if not index else slots.waiting(*pair))
+                stack.enter_context(slots.lend_slot(*pair) if not index else slots.waits_for(*pair))
             yield
 
     async def unload_in_turn(self, name: str, dependents: bool) -> None:
@@ -121,14 +121,14 @@ class Control:
         self._refuse_unless_explicit()
 
         async def unload() -> None:
-            async with self._turn(name):
-                for known in self._registry.identities(name):
+            async with self._wait_for_earlier(name):
+                for known in self._registry.qualified_names(name):
                     await self._families.unload_in_turn(known, dependents)
 
         # Whoever asked may go away; that changes nothing.
         await asyncio.shield(asyncio.get_running_loop().create_task(unload()))
 
-    def _turn(self, name: str) -> asyncio.Lock:
+    def _wait_for_earlier(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def unload(self, name: str, dependents: bool) -> None:
@@ -139,7 +139,7 @@ class Control:
         fails: it may be that of the model that asks, which could not wait for it.
         """
         self._refuse_unless_explicit()
-        for known in self._registry.identities(name):
+        for known in self._registry.qualified_names(name):
             self._families.unload(known, dependents)
 
     async def is_ready(self, name: str, version: str) -> bool:
@@ -163,15 +163,15 @@ class Control:
         for known, directory in scan.models.items():
             name = directory.name
             if directory.duplicated:
-                entries.append(IndexEntry(name, "", State.UNAVAILABLE.value, _DUPLICATED))
+                entries.append(IndexEntry(name, "", VersionState.UNAVAILABLE.value, _DUPLICATED))
                 continue
             versions = self._registry.versions(known)
-            if not self._registry.knows(known) and not ready:
+            if not self._registry.has_versions(known) and not ready:
                 entries.append(IndexEntry(name))
             entries += [
                 IndexEntry(name, str(v.number), v.state.value, v.reason)
                 for v in versions.values()
-                if not ready or v.state is State.READY
+                if not ready or v.state is VersionState.READY
             ]
         return entries
 

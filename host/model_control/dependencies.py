@@ -10,34 +10,36 @@ from typing import Any
 
 from host.config.model_config import ModelConfig
 from host.errors import HostError
-from host.model_control.dependency_graph import Membership, circular
-from host.model_control.lifecycle import Lifecycle
-from host.models.loads import PollFailure
+from host.model_control.dependency_graph import DependencyGraph, circular_dependency_error
+from host.model_control.lifecycle import ModelLifecycle
+from host.models.loads import RepositoryReadError
 from host.models.registry import Registry
 from host.repository.override import Override
 
 _log = logging.getLogger("pbhost")
 
 
-class Families:
+class EnsembleDependencies:
     """Members come before their ensembles. When one changes, its ensembles are loaded anew; when
     one goes, they go, and come back with it (configuration spec 8.3, 8.6, 8.7).
 
     Belongs to the event loop.
     """
 
-    def __init__(self, registry: Registry, lifecycle: Lifecycle) -> None:
+    def __init__(self, registry: Registry, lifecycle: ModelLifecycle) -> None:
         self.lifecycle = lifecycle
-        self._known = Membership(registry)
-        self._under_way: dict[asyncio.Task[bool], Order] = {}
+        self._known = DependencyGraph(registry)
+        self._under_way: dict[asyncio.Task[bool], LoadOrder] = {}
 
-    def order(self, polled: bool = False) -> Order:
+    def create_load_order(self, polled: bool = False) -> LoadOrder:
         """Loads that are asked for together. `polled`: nobody has asked for them."""
-        return Order(self.lifecycle, self._known, self._orphan, self._under_way, polled)
+        return LoadOrder(
+            self.lifecycle, self._known, self._unload_incomplete_ensemble, self._under_way, polled
+        )
 
     async def load_all(self, names: Iterable[str]) -> bool:
         """Load these models; whether all are ready. Failures are in the log and the registry."""
-        return all(await asyncio.gather(*map(self.order().try_load, names)))
+        return all(await asyncio.gather(*map(self.create_load_order().try_load, names)))
 
     async def load(
         self, names: Sequence[str], override: Override | None = None
@@ -46,7 +48,7 @@ class Families:
 
         As `Lifecycle.load` otherwise; what went wrong with each.
         """
-        order = self.order()
+        order = self.create_load_order()
         loads = (order.load(name, override) for name in names)
         results = zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True)
         failures: dict[str, HostError] = {}
@@ -67,8 +69,8 @@ class Families:
         names = [name]
         for one in names:
             if dependents:
-                names += self._known.members(one).difference(names)
-        return [task for task, order in self._under_way.items() if order.touches(names)]
+                names += self._known.dependencies_of(one).difference(names)
+        return [task for task, order in self._under_way.items() if order.includes_any(names)]
 
     def unload(self, name: str, dependents: bool = False) -> None:
         """Begin to unload a model, and the ensembles that are made of it.
@@ -77,47 +79,47 @@ class Families:
         """
         known = self._known
         self.lifecycle.unload(name)
-        self._forget_why(name)
-        self._orphan_users(name)
+        self._clear_unload_reason(name)
+        self._unload_users(name)
         if dependents:
-            for member in sorted(known.members(name)):
-                if member in known.implicit and not known.needed(member):
+            for member in sorted(known.dependencies_of(name)):
+                if member in known.implicit and not known.is_needed(member):
                     self.unload(member, dependents=True)
 
-    def forget(self, name: str) -> None:
+    def remove_model(self, name: str) -> None:
         """Unload a model that is not to be served any more; that it failed no longer counts."""
-        self.lifecycle.forget(name)
-        self._known.forget(name)
-        self._forget_why(name)
-        self._orphan_users(name)
+        self.lifecycle.remove_model(name)
+        self._known.remove_model(name)
+        self._clear_unload_reason(name)
+        self._unload_users(name)
 
-    def _forget_why(self, name: str) -> None:
+    def _clear_unload_reason(self, name: str) -> None:
         self._known.orphans.discard(name)
         self._known.implicit.discard(name)
         self._known.overrides.pop(name, None)
 
-    def _orphan(self, name: str) -> None:
+    def _unload_incomplete_ensemble(self, name: str) -> None:
         """Unload an ensemble until its members are there, or fit, again."""
         self._known.orphans.add(name)
         self.lifecycle.unload(name)
-        self._orphan_users(name)
+        self._unload_users(name)
 
-    def _orphan_users(self, name: str) -> None:
-        for user in self._known.users(name):
-            if self._known.present(user):
+    def _unload_users(self, name: str) -> None:
+        for user in self._known.dependents_of(name):
+            if self._known.is_served_or_loading(user):
                 _log.info("unloading ensemble '%s', which is made of '%s'", user, name)
-                self._orphan(user)
+                self._unload_incomplete_ensemble(user)
 
 
-class Order:
+class LoadOrder:
     """Loads that were asked for together: each model is brought up to date once for all of them."""
 
     def __init__(
         self,
-        lifecycle: Lifecycle,
-        known: Membership,
+        lifecycle: ModelLifecycle,
+        known: DependencyGraph,
         orphan: Callable[[str], None],
-        under_way: dict[asyncio.Task[bool], Order],
+        under_way: dict[asyncio.Task[bool], LoadOrder],
         polled: bool,
     ) -> None:
         self._lifecycle = lifecycle
@@ -128,7 +130,7 @@ class Order:
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._changed: set[str] = set()
 
-    def touches(self, names: Iterable[str]) -> bool:
+    def includes_any(self, names: Iterable[str]) -> bool:
         """Whether one of these models is loaded by this order."""
         return not self._tasks.keys().isdisjoint(names)
 
@@ -137,7 +139,7 @@ class Order:
         try:
             await self.load(name)
         except HostError as error:
-            self._lifecycle.note_failure(name, error)
+            self._lifecycle.record_failure(name, error)
             return False
         return True
 
@@ -151,11 +153,11 @@ class Order:
         await asyncio.shield(loading)
 
     async def _load(self, name: str, override: Override | None) -> bool:
-        changed = await self._once(name, self._bring(name, override, named=True))
-        await self._follow()
+        changed = await self._load_once(name, self._bring_up_to_date(name, override, named=True))
+        await self._reload_users()
         return changed
 
-    async def _once(self, name: str, load: Coroutine[Any, Any, bool]) -> bool:
+    async def _load_once(self, name: str, load: Coroutine[Any, Any, bool]) -> bool:
         """Whether the model has changed, once its one load in this order has ended."""
         if name in self._tasks:
             load.close()
@@ -168,20 +170,20 @@ class Order:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
-    async def _bring(
+    async def _bring_up_to_date(
         self, name: str, override: Override | None = None, named: bool = False
     ) -> bool:
         """Bring one model up to date, and before that what it is made of."""
         known = self._known
-        members = known.members(name)
+        members = known.dependencies_of(name)
         fresh = False
         if members and override is None:
-            found = await self._lifecycle.members(name, known.steps(name))
+            found = await self._lifecycle.resolve_step_models(name, known.step_names_of(name))
             before, members = members, frozenset(found.values())
-            await self._bring_members(name, members)
+            await self._load_step_models(name, members)
             fresh = members != before or not self._changed.isdisjoint(members)
         if not named and name in known.overrides:
-            if known.present(name) and not fresh:
+            if known.is_served_or_loading(name) and not fresh:
                 return False  # nobody has said that it is to be as on disk again
             override = known.overrides[name]
         changed = await self._lifecycle.load(
@@ -198,47 +200,50 @@ class Order:
     async def _prepare(self, name: str, config: ModelConfig) -> None:
         """Before an ensemble is loaded, its members are. Raises HostError (spec 6.2)."""
         steps = config.ensemble_scheduling.step
-        found = await self._lifecycle.members(name, {step.model_name for step in steps})
-        members = self._known.learn(name, config, found)
+        found = await self._lifecycle.resolve_step_models(name, {step.model_name for step in steps})
+        members = self._known.record_model(name, config, found)
         if members:
-            self._known.check(name, config, await self._bring_members(name, members))
+            self._known.validate_ensemble(name, config, await self._load_step_models(name, members))
 
-    async def _bring_members(self, name: str, members: Iterable[str]) -> dict[str, HostError]:
+    async def _load_step_models(self, name: str, members: Iterable[str]) -> dict[str, HostError]:
         """Bring the members of an ensemble up to date; what went wrong with each."""
         slots = self._lifecycle.slots
         failures: dict[str, HostError] = {}
 
         async def bring(member: str) -> None:
-            if slots.chain(member, name):
-                failures[member] = circular(member, name)  # it waits for this one
+            if slots.find_wait_chain(member, name):
+                failures[member] = circular_dependency_error(member, name)  # it waits for this one
                 return
-            if member not in self._tasks and not self._known.present(member):
+            if member not in self._tasks and not self._known.is_served_or_loading(member):
                 self._known.implicit.add(member)
             try:
-                with slots.waiting(name, member):
-                    await self._once(member, self._bring(member))
+                with slots.waits_for(name, member):
+                    await self._load_once(member, self._bring_up_to_date(member))
             except HostError as error:
                 failures[member] = error
 
         await asyncio.gather(*map(bring, sorted(members)))
         return failures
 
-    async def _follow(self) -> None:
+    async def _reload_users(self) -> None:
         """Load the ensembles anew whose members have changed; those that do not fit go."""
         known = self._known
         while True:
-            users = {user for name in self._changed for user in known.users(name, maybe=True)}
+            users = {
+                user for name in self._changed for user in known.dependents_of(name, maybe=True)
+            }
             left = [
                 user
                 for user in sorted(users)
-                if user not in self._tasks and (known.present(user) or user in known.orphans)
+                if user not in self._tasks
+                and (known.is_served_or_loading(user) or user in known.orphans)
             ]
             if not left:
                 return
             for user in left:
                 try:
-                    await self._once(user, self._bring(user))
-                except PollFailure:
+                    await self._load_once(user, self._bring_up_to_date(user))
+                except RepositoryReadError:
                     pass  # what is wrong is its own configuration; it is in the log
                 except HostError as error:
                     _log.info("unloading ensemble '%s': %s", user, error.message)

@@ -7,15 +7,15 @@ from typing import Any
 
 from host.config.model_config import ModelConfig
 from host.config.schema import is_ensemble
-from host.ensembles.compatibility import check_members
+from host.ensembles.compatibility import check_step_models
 from host.errors import HostError, invalid_argument
-from host.models.loads import PollFailure, VersionFailure
-from host.models.registry import Registry, State
+from host.models.loads import RepositoryReadError, VersionLoadError
+from host.models.registry import Registry, VersionState
 from host.repository.override import Override
-from host.repository.qualified_name import identity
+from host.repository.qualified_name import qualified_name
 
 
-class Membership:
+class DependencyGraph:
     """What ensembles are made of, as their configurations were read last."""
 
     def __init__(self, registry: Registry) -> None:
@@ -28,7 +28,9 @@ class Membership:
         self.overrides: dict[str, Override] = {}
         """Configurations that came with a load, of what is there because of it."""
 
-    def learn(self, name: str, config: ModelConfig, found: Mapping[str, str]) -> frozenset[str]:
+    def record_model(
+        self, name: str, config: ModelConfig, found: Mapping[str, str]
+    ) -> frozenset[str]:
         """Remember what this one is made of; nothing, if it is not an ensemble.
 
         `found`: the identities of what its steps name, which the steps are told.
@@ -39,21 +41,21 @@ class Membership:
         for step in config.ensemble_scheduling.step:
             step.model_namespace = self._registry.namespace_of(found[step.model_name])
         self._members[name] = dict(found)
-        return self.members(name)
+        return self.dependencies_of(name)
 
-    def forget(self, name: str) -> None:
+    def remove_model(self, name: str) -> None:
         """There is no such model any more."""
         self._members.pop(name, None)
 
-    def members(self, name: str) -> frozenset[str]:
+    def dependencies_of(self, name: str) -> frozenset[str]:
         """What a model is made of."""
         return frozenset(self._members.get(name, {}).values())
 
-    def steps(self, name: str) -> list[str]:
+    def step_names_of(self, name: str) -> list[str]:
         """The names of what a model is made of."""
         return list(self._members.get(name, {}))
 
-    def users(self, name: str, maybe: bool = False) -> list[str]:
+    def dependents_of(self, name: str, maybe: bool = False) -> list[str]:
         """The ensembles that are made of this one, among others; `maybe`: or of a namesake."""
         plain = self._registry.name_of(name)
         return sorted(
@@ -62,41 +64,46 @@ class Membership:
             if (plain in members if maybe else name in members.values())
         )
 
-    def present(self, name: str) -> bool:
+    def is_served_or_loading(self, name: str) -> bool:
         """Whether a version is served, or is about to be."""
         versions = self._registry.versions(name).values()
-        return any(version.state in (State.READY, State.LOADING) for version in versions)
+        return any(
+            version.state in (VersionState.READY, VersionState.LOADING) for version in versions
+        )
 
-    def needed(self, name: str) -> bool:
+    def is_needed(self, name: str) -> bool:
         """Whether an ensemble that is there is made of this one."""
-        return any(self.present(user) for user in self.users(name))
+        return any(self.is_served_or_loading(user) for user in self.dependents_of(name))
 
-    def check(self, name: str, config: ModelConfig, failures: Mapping[str, HostError]) -> None:
+    def validate_ensemble(
+        self, name: str, config: ModelConfig, failures: Mapping[str, HostError]
+    ) -> None:
         """See whether an ensemble can be made of what is there; `failures` of members' loads.
 
         Sets whether it is decoupled. Raises HostError INVALID_ARG (configuration spec 6.2).
         """
-        last = self.last_before(name)
+        last = self.find_cycle_end(name)
         if last:
-            raise circular(name, last)
+            raise circular_dependency_error(name, last)
         missing = [
             self._registry.name_of(member)
-            for member in sorted(self.members(name))
-            if isinstance(failures.get(member), PollFailure) and not self.present(member)
+            for member in sorted(self.dependencies_of(name))
+            if isinstance(failures.get(member), RepositoryReadError)
+            and not self.is_served_or_loading(member)
         ]
         if missing:
-            raise not_available(name, missing)
+            raise models_unavailable_error(name, missing)
         steps = config.ensemble_scheduling.step
-        members = [self._member(name, step, failures) for step in steps]
-        config.model_transaction_policy.decoupled = check_members(config, members)
+        members = [self._step_model_config(name, step, failures) for step in steps]
+        config.model_transaction_policy.decoupled = check_step_models(config, members)
 
-    def last_before(self, name: str) -> str:
+    def find_cycle_end(self, name: str) -> str:
         """The one that closes a circle which begins with `name`, "" if there is none."""
         seen: set[str] = set()
         todo = [name]
         while todo:
             current = todo.pop()
-            for member in sorted(self.members(current)):
+            for member in sorted(self.dependencies_of(current)):
                 if member == name:
                     return current
                 if member not in seen:
@@ -104,21 +111,23 @@ class Membership:
                     todo.append(member)
         return ""
 
-    def _member(self, ensemble: str, step: Any, failures: Mapping[str, HostError]) -> ModelConfig:
+    def _step_model_config(
+        self, ensemble: str, step: Any, failures: Mapping[str, HostError]
+    ) -> ModelConfig:
         """The configuration of the version that a step asks for."""
         name, number = step.model_name, step.model_version
-        known = identity(step.model_namespace, name)
+        known = qualified_name(step.model_namespace, name)
         depends = f"ensemble '{ensemble}' depends on '{name}'"
         failure = failures.get(known)
         ready = {
             version.number: version.model
             for version in self._registry.versions(known).values()
-            if version.state is State.READY and version.model is not None
+            if version.state is VersionState.READY and version.model is not None
         }
         if not ready:
             if failure is None:
                 raise invalid_argument(f"{depends} which has no loaded version.")
-            if isinstance(failure, VersionFailure):
+            if isinstance(failure, VersionLoadError):
                 raise invalid_argument(
                     f"{depends} which has no loaded version. Model '{name}' loading failed with"
                     f" error: {failure.message}"
@@ -129,25 +138,25 @@ class Membership:
         if number == -1:
             number = max(ready)
         if number not in ready:
-            raise not_loaded(ensemble, name, number)
+            raise version_not_loaded_error(ensemble, name, number)
         return ready[number].config
 
 
-def circular(name: str, last: str) -> HostError:
+def circular_dependency_error(name: str, last: str) -> HostError:
     """An ensemble is made of itself: `last` is what leads back to it."""
     return invalid_argument(
         f"circular dependency between ensembles: {name} -> ... -> {last} -> {name}"
     )
 
 
-def not_available(name: str, missing: Sequence[str]) -> HostError:
+def models_unavailable_error(name: str, missing: Sequence[str]) -> HostError:
     """An ensemble is made of models that are not there."""
     return invalid_argument(
         f"ensemble {name} contains models that are not available or ambiguous: {', '.join(missing)}"
     )
 
 
-def not_loaded(name: str, member: str, version: int) -> HostError:
+def version_not_loaded_error(name: str, member: str, version: int) -> HostError:
     """An ensemble is made of a version that is not served."""
     return invalid_argument(
         f"ensemble '{name}' depends on '{member}' whose required version {version} is not loaded."

@@ -11,27 +11,27 @@ from weakref import WeakValueDictionary
 from host.config import model_config as configuration
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
-from host.model_control.load_limiter import Slots
+from host.model_control.load_limiter import LoadLimiter
 from host.models.loads import (
+    FailureLog,
     LoadRequest,
     LoadSettings,
     ModelLoader,
-    PollFailure,
-    Prepare,
-    Reports,
-    VersionFailure,
+    PrepareCallback,
+    RepositoryReadError,
+    VersionLoadError,
 )
-from host.models.registry import UNLOADED, LoadedModel, Registry, State, Version
-from host.models.updating import Look, Records, Sources, Updated
+from host.models.registry import UNLOADED, LoadedModel, ModelVersion, Registry, VersionState
+from host.models.updating import FileState, LoadedConfigs, LoadedFrom, UpdatedInPlace
 from host.repository.agents import run_agents
-from host.repository.override import Files, Override, Uploads
+from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import (
+    Fingerprint,
     Repository,
-    Stamp,
-    model_file,
+    compute_fingerprint,
+    list_versions,
+    model_file_path,
     select_versions,
-    stamp,
-    versions,
 )
 
 _log = logging.getLogger("pbhost")
@@ -41,7 +41,7 @@ _OUTDATED = (
 )
 
 
-class Lifecycle:
+class ModelLifecycle:
     """The only one that changes the registry. Belongs to the event loop; reads disks off it."""
 
     def __init__(
@@ -51,29 +51,29 @@ class Lifecycle:
         loader: ModelLoader,
         settings: LoadSettings,
     ) -> None:
-        self.slots = Slots(settings.threads)
+        self.slots = LoadLimiter(settings.threads)
         self._registry = registry
         self._repository = repository
         self._loader = loader
         self._settings = settings
         self._grace = settings.grace
-        self._uploads = Uploads()
+        self._uploads = UploadedDirectories()
         self._closing = False
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._sources = Sources()
+        self._sources = LoadedFrom()
         self._unloads: dict[str, int] = {}  # how many each model has seen
-        self._reports = Reports()
+        self._reports = FailureLog()
         self._loads: set[asyncio.Task[bool]] = set()
         self._releases: set[asyncio.Task[None]] = set()
-        self._living: dict[LoadedModel, Files] = {}
-        self._records = Records()
+        self._living: dict[LoadedModel, ModelFiles] = {}
+        self._records = LoadedConfigs()
 
     # Loading
 
-    def note_failure(self, name: str, error: HostError) -> None:
+    def record_failure(self, name: str, error: HostError) -> None:
         """A model that is to be served could not be loaded."""
-        if not self._registry.knows(name):  # else each version says it
-            counts = not isinstance(error, PollFailure)
+        if not self._registry.has_versions(name):  # else each version says it
+            counts = not isinstance(error, RepositoryReadError)
             self._registry.set_failed(name, error.status_string, counts=counts)
 
     async def load(
@@ -83,7 +83,7 @@ class Lifecycle:
         *,
         polled: bool = False,
         anew: bool = False,
-        prepare: Prepare | None = None,
+        prepare: PrepareCallback | None = None,
     ) -> bool:
         """Load a model, or bring it up to date: whether that has changed what is served.
 
@@ -113,54 +113,56 @@ class Lifecycle:
             try:
                 changed = await self._bring_up_to_date(asked)
             except HostError as error:
-                for level, line in self._reports.lines(name, error, asked.polled):
+                for level, line in self._reports.lines_for(name, error, asked.polled):
                     _log.log(level, "%s", line, extra=model_fields(name))
                 raise
-            self._reports.forget(name)
+            self._reports.clear(name)
             return changed
 
     async def _bring_up_to_date(self, asked: LoadRequest) -> bool:
         name, override = asked.name, asked.override
-        files, look = await self._find(name, override)
-        current = look is not None and self._sources.current(name, look.stamp)
+        files, look = await self._find_files(name, override)
+        current = look is not None and self._sources.is_current(name, look.fingerprint)
         try:
             if current and override is None:
-                if not asked.anew and self._serves(name, asked.polled):
+                if not asked.force and self._is_serving(name, asked.polled):
                     return False
                 override = self._sources.override(name)
-            loaded, available = await self._read(name, files, override)
+            loaded, available = await self._read_config(name, files, override)
             if asked.prepare is not None:
                 await asked.prepare(loaded.config)
             self._registry.clear_failed(name)
             try:
                 chosen = select_versions(loaded.config, available)
             except HostError as error:
-                self._registry.set_empty(name, error.status_string)
+                self._registry.set_no_versions(name, error.status_string)
                 raise
             for number in chosen:
-                await asyncio.to_thread(model_file, files.path, number, loaded.config)
-            changed = await self._replace(asked, files, look, loaded, chosen)
+                await asyncio.to_thread(model_file_path, files.path, number, loaded.config)
+            changed = await self._replace_versions(asked, files, look, loaded, chosen)
         finally:
-            await self._let_go(files)
-        self._sources.note(name, look, override)
+            await self._release_files(files)
+        self._sources.record(name, look, override)
         _log.info("successfully loaded '%s'", name, extra=model_fields(name))
         return changed
 
-    async def _find(self, name: str, override: Override | None) -> tuple[Files, Look | None]:
+    async def _find_files(
+        self, name: str, override: Override | None
+    ) -> tuple[ModelFiles, FileState | None]:
         """Where to load from, and what that looks like if it is the repository."""
         try:
             if override is not None and override.files:
                 path = await asyncio.to_thread(self._uploads.write, override.files)
-                return Files(path, self._uploads), None
-            path = (await asyncio.to_thread(self._repository.find, name)).path
-            seen = await asyncio.to_thread(stamp, path)
+                return ModelFiles(path, self._uploads), None
+            path = (await asyncio.to_thread(self._repository.find_model_directory, name)).path
+            seen = await asyncio.to_thread(compute_fingerprint, path)
             config = configuration.config_file(path, self._settings.config_name)
-            return Files(path), Look(path, seen, config)
+            return ModelFiles(path), FileState(path, seen, config)
         except HostError as error:
-            raise PollFailure(error.code, error.message) from error
+            raise RepositoryReadError(error.code, error.message) from error
 
-    async def _read(
-        self, name: str, files: Files, override: Override | None
+    async def _read_config(
+        self, name: str, files: ModelFiles, override: Override | None
     ) -> tuple[configuration.LoadedConfig, list[int]]:
         def read() -> tuple[configuration.LoadedConfig, list[int]]:
             loaded = configuration.load_config(
@@ -174,27 +176,27 @@ class Lifecycle:
             )
             loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
             run_agents(loaded.config, files.path, self._settings.agents)
-            return loaded, versions(files.path)
+            return loaded, list_versions(files.path)
 
         try:
             return await asyncio.to_thread(read)
         except HostError as error:
-            raise PollFailure(error.code, error.message) from error
+            raise RepositoryReadError(error.code, error.message) from error
 
-    def _serves(self, name: str, polled: bool) -> bool:
+    def _is_serving(self, name: str, polled: bool) -> bool:
         """Whether the model can be asked; if polled, whether it was once."""
         return any(
-            version.state is State.READY
+            version.state is VersionState.READY
             and version.model is not None
             and (polled or version.model.ready)
             for version in self._registry.versions(name).values()
         )
 
-    async def _replace(
+    async def _replace_versions(
         self,
         asked: LoadRequest,
-        files: Files,
-        look: Look | None,
+        files: ModelFiles,
+        look: FileState | None,
         loaded: configuration.LoadedConfig,
         chosen: list[int],
     ) -> bool:
@@ -204,19 +206,20 @@ class Lifecycle:
         """
         name = asked.name
         before = self._registry.versions(name)
-        serving = {number for number, v in before.items() if v.state is State.READY}
+        serving = {number for number, v in before.items() if v.state is VersionState.READY}
         stays = {
             number: version.model
             for number, version in before.items()
-            if number in serving and version.model is not None and not asked.anew
-            if version.model.ready and self._records.may_stay(version.model, loaded.config, look)
+            if number in serving and version.model is not None and not asked.force
+            if version.model.ready
+            and self._records.can_update_in_place(version.model, loaded.config, look)
         }
         for number in chosen:
             if number in stays:
                 continue
             _log.info("loading: %s:%d", name, number, extra=model_fields(name, number))
             if number not in serving:
-                self._registry.set(name, Version(number, State.LOADING))
+                self._registry.set_version(name, ModelVersion(number, VersionState.LOADING))
         results = dict(
             zip(
                 chosen,
@@ -232,45 +235,47 @@ class Lifecycle:
         )
         outdated = self._unloads.get(name, 0) != asked.unloads
         if outdated or any(isinstance(result, BaseException) for result in results.values()):
-            await self._undo(name, serving, set(stays), results, outdated)
+            await self._roll_back(name, serving, set(stays), results, outdated)
         changed = set(before) != set(chosen)
         for number, result in results.items():
             assert not isinstance(result, BaseException)
-            if isinstance(result, Updated):
+            if isinstance(result, UpdatedInPlace):
                 model = stays[number]
                 result.update.commit()
-                self._records.note(model, loaded.config, look)
-                self._registry.set(name, Version(number, State.READY, model=model))
+                self._records.record(model, loaded.config, look)
+                self._registry.set_version(
+                    name, ModelVersion(number, VersionState.READY, model=model)
+                )
                 serving.discard(number)  # nothing is to be released
                 continue
             changed = True
-            self._records.note(result, loaded.config, look)
-            files.hold()
+            self._records.record(result, loaded.config, look)
+            files.acquire()
             self._living[result] = files
             elder = before[number].model if number in before else None  # it may be unloading
             if elder is not None:
                 result.metrics.inherit_from(elder.metrics)
-            self._registry.set(name, Version(number, State.READY, model=result))
+            self._registry.set_version(name, ModelVersion(number, VersionState.READY, model=result))
         for number, version in before.items():
             if number in serving:
-                self._release(name, version, replaced=number in chosen)
+                self._retire_version(name, version, replaced=number in chosen)
             elif number not in chosen and version.failed:
-                self._registry.remove(name, number)  # its failure is of the past
+                self._registry.remove_version(name, number)  # its failure is of the past
         return changed
 
     async def _load_version(
         self,
         name: str,
-        files: Files,
+        files: ModelFiles,
         number: int,
         loaded: configuration.LoadedConfig,
         stays: LoadedModel | None,
-    ) -> LoadedModel | Updated:
+    ) -> LoadedModel | UpdatedInPlace:
         async with self.slots:
             if stays is not None:
                 update = await self._loader.update(stays, loaded, self._settings.finalize)
                 if update is not None:
-                    return Updated(update)
+                    return UpdatedInPlace(update)
             for left in reversed(range(self._settings.retries)):
                 try:
                     return await self._loader.load(files.path, number, loaded)
@@ -282,40 +287,40 @@ class Lifecycle:
                     )  # fmt: skip
             return await self._loader.load(files.path, number, loaded)
 
-    async def _undo(
+    async def _roll_back(
         self,
         name: str,
         serving: set[int],
         stays: set[int],
-        results: dict[int, LoadedModel | Updated | BaseException],
+        results: dict[int, LoadedModel | UpdatedInPlace | BaseException],
         outdated: bool,
     ) -> None:
         """Give up the versions that came up, and say why. Always raises HostError."""
         texts: list[str] = []
         lines: list[str] = []
         for number, result in results.items():
-            if isinstance(result, Updated):
+            if isinstance(result, UpdatedInPlace):
                 await result.update.discard()
                 continue
             if not isinstance(result, BaseException):
                 await result.stop(0, self._settings.finalize)
-                state, reason = State.UNAVAILABLE, UNLOADED
+                state, reason = VersionState.UNAVAILABLE, UNLOADED
             else:
                 error = result if isinstance(result, HostError) else internal(repr(result))
                 if error is not result:
                     extra = model_fields(name, number)
                     _log.error("unexpected failure of a load", exc_info=result, extra=extra)
-                state, reason = State.UNAVAILABLE, error.status_string
+                state, reason = VersionState.UNAVAILABLE, error.status_string
                 if number in stays:
-                    state = State.READY
+                    state = VersionState.READY
                     self._registry.versions(name)[number].reason = reason
                 texts.append(f"version {number} is at {state.value} state: {reason};")
                 lines.append(f"failed to load '{name}' version {number}: {reason}")
             if number not in serving:
-                self._registry.set(name, Version(number, state, reason))
+                self._registry.set_version(name, ModelVersion(number, state, reason))
         if outdated:
             raise invalid_argument(_OUTDATED)
-        raise VersionFailure("".join(texts), lines)
+        raise VersionLoadError("".join(texts), lines)
 
     # Unloading
 
@@ -328,53 +333,53 @@ class Lifecycle:
         self._unloads[name] = self._unloads.get(name, 0) + 1
         self._sources.forget(name)
         for version in known:
-            if version.state is State.READY:
-                self._release(name, version)
+            if version.state is VersionState.READY:
+                self._retire_version(name, version)
 
-    def forget(self, name: str) -> None:
+    def remove_model(self, name: str) -> None:
         """Unload a model that is not to be served any more; that it failed no longer counts."""
         self.unload(name)
-        self._reports.forget(name)
+        self._reports.clear(name)
         self._registry.forget_failures(name)
 
-    def _release(self, name: str, version: Version, replaced: bool = False) -> None:
+    def _retire_version(self, name: str, version: ModelVersion, replaced: bool = False) -> None:
         """Let a version finish its work and go. A replaced one is no longer in the registry."""
         if not replaced:
-            version.state = State.UNLOADING
-            self._registry.changed()
-        task = asyncio.get_running_loop().create_task(self._finish(name, version, replaced))
+            version.state = VersionState.UNLOADING
+            self._registry.state_changed()
+        task = asyncio.get_running_loop().create_task(self._drain_and_stop(name, version, replaced))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _finish(self, name: str, version: Version, replaced: bool) -> None:
+    async def _drain_and_stop(self, name: str, version: ModelVersion, replaced: bool) -> None:
         model = version.model
         assert model is not None
         await model.drain()
         await model.stop(self._grace, self._settings.finalize)
         self._records.forget(model)
-        await self._let_go(self._living.pop(model))
+        await self._release_files(self._living.pop(model))
         version.model = None
         if not replaced:
-            version.state, version.reason = State.UNAVAILABLE, UNLOADED
-            self._registry.changed()
+            version.state, version.reason = VersionState.UNAVAILABLE, UNLOADED
+            self._registry.state_changed()
         extra = model_fields(name, version.number)
         _log.info("successfully unloaded '%s' version %d", name, version.number, extra=extra)
 
-    async def _let_go(self, files: Files) -> None:
+    async def _release_files(self, files: ModelFiles) -> None:
         if files.release():
             await asyncio.to_thread(files.remove)
 
     # What is there
 
-    async def members(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
+    async def resolve_step_models(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
         """The identities of the models that an ensemble calls by these names."""
-        return await asyncio.to_thread(self._repository.members, ensemble, names)
+        return await asyncio.to_thread(self._repository.resolve_step_models, ensemble, names)
 
-    def is_current(self, name: str, seen: Stamp) -> bool:
+    def is_current(self, name: str, seen: Fingerprint) -> bool:
         """Whether a model was loaded from a directory that looked like this."""
-        return self._sources.current(name, seen) and self._serves(name, polled=True)
+        return self._sources.is_current(name, seen) and self._is_serving(name, polled=True)
 
-    def models(self) -> list[LoadedModel]:
+    def living_models(self) -> list[LoadedModel]:
         """Every model that is alive, also those that only finish their work."""
         return list(self._living)
 
@@ -383,7 +388,7 @@ class Lifecycle:
     def abort_all(self, error: HostError) -> None:
         """Stop waiting for what still runs: its callers get this error."""
         self._grace = 0.0
-        for model in self.models():
+        for model in self.living_models():
             model.abort(error)
 
     async def unload_all(self) -> None:
@@ -393,10 +398,10 @@ class Lifecycle:
             loading.cancel()
         if self._loads:
             await asyncio.wait(self._loads)
-        for name, entry in self._registry.items():
+        for name, entry in self._registry.list_entries():
             for version in entry.versions.values():
-                if version.state is State.READY:
-                    self._release(name, version)
+                if version.state is VersionState.READY:
+                    self._retire_version(name, version)
         if self._releases:
             await asyncio.wait(self._releases)
 

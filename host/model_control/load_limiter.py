@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from host.errors import invalid_argument
 
 
-class Slots:
+class LoadLimiter:
     """Entered by every load of a version, one of `count` at a time. Belongs to the event loop.
 
     A model may load others in its `initialize`. Its own load does not count as long as it waits
@@ -33,30 +33,30 @@ class Slots:
         self._free -= 1
 
     async def __aexit__(self, *_: object) -> None:
-        self._give()
+        self._release_slot()
 
     @contextmanager
-    def lent(self, asker: str, target: str) -> Iterator[None]:
+    def lend_slot(self, asker: str, target: str) -> Iterator[None]:
         """While entered, the load of model `asker` waits for that of `target`.
 
         Raises HostError INVALID_ARG if neither could ever end.
         """
-        chain = self.chain(target, asker)
+        chain = self.find_wait_chain(target, asker)
         if chain:
             raise invalid_argument(
                 f"'initialize' of model '{asker}' asks for it, and would wait for itself:"
                 f" {' -> '.join([asker, *chain])}. Load one of them before the others, or from"
                 " 'execute'"
             )
-        with self.waiting(asker, target):
-            self._give()
+        with self.waits_for(asker, target):
+            self._release_slot()
             try:
                 yield
             finally:
                 self._free -= 1  # without waiting: a load that has begun is to go on
 
     @contextmanager
-    def waiting(self, asker: str, target: str) -> Iterator[None]:
+    def waits_for(self, asker: str, target: str) -> Iterator[None]:
         """While entered, the load of `asker` waits for that of `target`, and has no place yet."""
         self._waits.setdefault(asker, []).append(target)
         try:
@@ -66,17 +66,17 @@ class Slots:
             if not self._waits[asker]:
                 del self._waits[asker]
 
-    def chain(self, start: str, end: str) -> list[str]:
+    def find_wait_chain(self, start: str, end: str) -> list[str]:
         """The models from `start` to `end`, each of which waits for the next; none if it cannot."""
         if start == end:
             return [end]
         for following in self._waits.get(start, ()):
-            rest = self.chain(following, end)
+            rest = self.find_wait_chain(following, end)
             if rest:
                 return [start, *rest]
         return []
 
-    def _give(self) -> None:
+    def _release_slot(self) -> None:
         self._free += 1
         for turn in self._queue:  # all of them: one that is woken may have been cancelled
             if not turn.done():

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from host.model_control.dependencies import Families, Order
+from host.model_control.dependencies import EnsembleDependencies, LoadOrder
 from host.models.registry import Registry
-from host.repository.repository import Repository, Scan, Stamp, stamp
+from host.repository.repository import Fingerprint, Repository, RepositoryScan, compute_fingerprint
 
 _log = logging.getLogger("pbhost")
 
 
-class Poller:
+class RepositoryPoller:
     """Looks every `seconds`, off the event loop (configuration spec 8.5)."""
 
     def __init__(
-        self, registry: Registry, repository: Repository, families: Families, seconds: float
+        self,
+        registry: Registry,
+        repository: Repository,
+        families: EnsembleDependencies,
+        seconds: float,
     ) -> None:
         self._registry = registry
         self._repository = repository
@@ -36,31 +40,31 @@ class Poller:
 
     async def _poll(self) -> None:
         """Begin what one look at the repositories asks for. A model still loading is left alone."""
-        scan, stamps = await asyncio.to_thread(self._look)
-        if scan.complaints != self._complaints:
-            self._complaints = scan.complaints
-            for text in scan.complaints:
+        scan, stamps = await asyncio.to_thread(self._scan_repository)
+        if scan.warnings != self._complaints:
+            self._complaints = scan.warnings
+            for text in scan.warnings:
                 _log.error("%s", text)
-        order = self._families.order(polled=True)
+        order = self._families.create_load_order(polled=True)
         current = self._families.lifecycle.is_current
         for name, directory in scan.models.items():
             if directory.duplicated:
                 self._families.unload(name)
             elif name not in self._loading and not current(name, stamps[name]):
-                self._begin(name, order)
+                self._start_load(name, order)
         if not scan.failures:  # else what is missing may still be there, in what cannot be read
             for name in self._registry.names() - scan.models.keys():
-                self._families.forget(name)
+                self._families.remove_model(name)
 
-    def _look(self) -> tuple[Scan, dict[str, Stamp]]:
+    def _scan_repository(self) -> tuple[RepositoryScan, dict[str, Fingerprint]]:
         scan = self._repository.scan()
         return scan, {
-            name: stamp(directory.path)
+            name: compute_fingerprint(directory.path)
             for name, directory in scan.models.items()
             if not directory.duplicated
         }
 
-    def _begin(self, name: str, order: Order) -> None:
+    def _start_load(self, name: str, order: LoadOrder) -> None:
         loading = asyncio.get_running_loop().create_task(order.try_load(name))
         self._loading[name] = loading
         loading.add_done_callback(lambda _: self._loading.pop(name))

@@ -32,7 +32,7 @@ class Backends:
         self.directory = directory.absolute()
         self._settings = settings or {}
 
-    def find(
+    def find_backend(
         self, model_dir: Path, version: int, loaded: LoadedConfig
     ) -> tuple[ModelSource, LoadedConfig]:
         """The code of a version, and the configuration with what follows from where it lies.
@@ -50,7 +50,7 @@ class Backends:
         places = [model_dir / str(version), model_dir, folder]
         settings = {**self._settings.get("", {}), **self._settings.get(config.backend, {})}
         shipped = _SHIPPED / config.backend
-        if _is_meant(config, shipped, folder):
+        if _is_shipped_backend(config, shipped, folder):
             # A library in the model's own folder is meant for this model and does something else.
             libraries = [place / _library(config) for place in places[:-1]]
             raise_first(_refuse_native(config, libraries, "backend"), loaded.source)
@@ -59,7 +59,7 @@ class Backends:
         raise_first(check(config, places), loaded.source)
         source = ModelSource(str(model_dir), version, _RUNTIME, str(folder), settings)
         return source, LoadedConfig(
-            _settled(config, folder), loaded.source, namespace=loaded.namespace
+            _with_runtime(config, folder), loaded.source, namespace=loaded.namespace
         )
 
 
@@ -68,7 +68,7 @@ def _library(config: ModelConfig) -> str:
     return f"libtriton_{config.backend}.so"
 
 
-def _is_meant(config: ModelConfig, shipped: Path, folder: Path) -> bool:
+def _is_shipped_backend(config: ModelConfig, shipped: Path, folder: Path) -> bool:
     """Whether the backend that ships with the host is the one; it stands for the native one."""
     if not (shipped / _RUNTIME).is_file():
         return False
@@ -140,7 +140,7 @@ def _refuse_native(config: ModelConfig, libraries: Sequence[Path], field: str) -
             )
 
 
-def _settled(config: ModelConfig, folder: Path) -> ModelConfig:
+def _with_runtime(config: ModelConfig, folder: Path) -> ModelConfig:
     settled = new_config()
     settled.CopyFrom(config)
     settled.runtime = _RUNTIME

@@ -12,11 +12,11 @@ from host.inference.request import Buffer
 from host.inference.shared_memory_bytes import CHUNK_SIZE, SharedMemoryBytes
 
 _LENGTH = struct.Struct("<I")
-_WORTH_NUMPY = 64  # elements: below that the loop is done before numpy has begun
+_NUMPY_THRESHOLD = 64  # elements: below that the loop is done before numpy has begun
 _SHORT = 256  # bytes: elements below that are found all at once
 
 
-class BytesFault(Exception):
+class InvalidBytesTensor(Exception):
     """What is wrong with the content; the subject of the sentence is filled in by `text`."""
 
     def text(self, tensor: str, model: str) -> str:
@@ -25,22 +25,24 @@ class BytesFault(Exception):
         return template.format(f"inference input '{tensor}' for model '{model}'")
 
 
-def walk(data: Buffer | SharedMemoryBytes, count: int) -> None:
+def check_elements(data: Buffer | SharedMemoryBytes, count: int) -> None:
     """Check that `data` (contiguous) is `count` elements, each a length and as many bytes.
 
     Raises BytesFault, and HostError INTERNAL if bytes of a client are gone. Reads nothing outside
     the buffer, and takes time by its size, whatever `count` is; memory for a piece at most.
     """
     if isinstance(data, SharedMemoryBytes):
-        walk_pieces(data.read_part, len(data), count, CHUNK_SIZE)
+        check_elements_in_chunks(data.read_part, len(data), count, CHUNK_SIZE)
         return
     size = len(data) if isinstance(data, bytes) else data.nbytes
-    if count >= _WORTH_NUMPY and count * 4 <= size:
+    if count >= _NUMPY_THRESHOLD and count * 4 <= size:
         if _is_uniform(data, size, count) or _are_short(data, size, count):
             return
-    if not _chains(data, size, count):
+    if not _lengths_chain(data, size, count):
         whole = data
-        walk_pieces(lambda begin, length: whole, size, count, size)  # says what is wrong
+        check_elements_in_chunks(
+            lambda begin, length: whole, size, count, size
+        )  # says what is wrong
 
 
 def _is_uniform(data: Buffer, size: int, count: int) -> bool:
@@ -69,7 +71,7 @@ def _are_short(data: Buffer, size: int, count: int) -> bool:
     return bool(ends[-1] == size and (ends[:-1] == places[1:]).all())
 
 
-def _chains(data: Buffer, size: int, count: int) -> bool:
+def _lengths_chain(data: Buffer, size: int, count: int) -> bool:
     """Whether going from length to length `count` times leads exactly to the end."""
     unpack = _LENGTH.unpack_from
     position = 0
@@ -81,7 +83,9 @@ def _chains(data: Buffer, size: int, count: int) -> bool:
     return position == size
 
 
-def walk_pieces(part: Callable[[int, int], Buffer], size: int, count: int, most: int) -> None:
+def check_elements_in_chunks(
+    part: Callable[[int, int], Buffer], size: int, count: int, most: int
+) -> None:
     """Walk `size` bytes, of which `part` (begin, length) gives up to `most` at a time, at least 4.
 
     Raises BytesFault.
@@ -92,18 +96,18 @@ def walk_pieces(part: Callable[[int, int], Buffer], size: int, count: int, most:
         piece = part(position, end)
         place = 0
         many = _uniform_run(piece, end)
-        if many >= _WORTH_NUMPY and found + many <= count:
+        if many >= _NUMPY_THRESHOLD and found + many <= count:
             place = many * (_LENGTH.unpack_from(piece)[0] + 4)
             found += many
         while end - place >= 4:
             if found == count:
-                raise BytesFault(
+                raise InvalidBytesTensor(
                     f"unexpected number of string elements {found + 1} for {{}}, expecting {count}"
                 )
             (length,) = _LENGTH.unpack_from(piece, place)
             place += 4
             if length > size - position - place:
-                raise BytesFault(
+                raise InvalidBytesTensor(
                     f"incomplete string element {found} for {{}}, expecting {length} bytes but"
                     f" only {size - position - place} bytes available."
                 )
@@ -111,13 +115,13 @@ def walk_pieces(part: Callable[[int, int], Buffer], size: int, count: int, most:
             found += 1
         position += place
     if position < size:
-        raise BytesFault(
+        raise InvalidBytesTensor(
             "incomplete string length indicator for {}, expecting 4 bytes but only"
             f" {size - position} bytes available."
             " Please make sure the string length indicator is in one buffer."
         )
     if found != count:
-        raise BytesFault(f"expected {count} string elements for {{}}, got {found}")
+        raise InvalidBytesTensor(f"expected {count} string elements for {{}}, got {found}")
 
 
 def _uniform_run(piece: Buffer, size: int) -> int:

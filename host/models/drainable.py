@@ -9,7 +9,7 @@ from host.errors import unavailable
 from host.inference.request import Call, InferRequest, copy_from_shared_memory
 
 
-class Drainable:
+class DrainableModel:
     """Calls under way, queued ones included, and ensembles whose requests may ask for more."""
 
     def __init__(self) -> None:
@@ -23,14 +23,14 @@ class Drainable:
         """Calls under way, queued ones included."""
         return len(self._calls)
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         """It is part of an ensemble's request, which may ask it later."""
         self._holds += 1
 
     def release(self) -> None:
         """An ensemble's request has ended."""
         self._holds -= 1
-        self._tell_drained()
+        self._signal_if_drained()
 
     async def drain(self) -> None:
         """Refuse new calls, and wait until those under way have ended and nobody holds it."""
@@ -38,14 +38,14 @@ class Drainable:
         if self._calls or self._holds:
             await self._drained.wait()
 
-    def _refuse_if_drained(self, request: InferRequest) -> None:
+    def _raise_if_draining(self, request: InferRequest) -> None:
         if self._drained is not None and not self._holds:
             raise unavailable(
                 f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for"
                 " model has stopped accepting new inference requests"
             )
 
-    def _secure(self, request: InferRequest) -> None:
+    def _copy_inspected_inputs(self, request: InferRequest) -> None:
         """Copy inputs out of a client's memory if the host will look at what is in them.
 
         What it looks at must be what is run: a client that changed its memory in between would have
@@ -54,10 +54,10 @@ class Drainable:
         if self.cache is not None or (request.trace is not None and request.trace.includes_tensors):
             request.inputs = [copy_from_shared_memory(tensor) for tensor in request.inputs]
 
-    def _leave(self, call: Call) -> None:
+    def _release_call(self, call: Call) -> None:
         self._calls.discard(call)
-        self._tell_drained()
+        self._signal_if_drained()
 
-    def _tell_drained(self) -> None:
+    def _signal_if_drained(self) -> None:
         if self._drained is not None and not self._calls and not self._holds:
             self._drained.set()

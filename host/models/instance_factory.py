@@ -17,7 +17,7 @@ from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.logs.formats import Label
 from host.models.python_model import PythonModel
-from host.models.updating import MAY_CHANGE
+from host.models.updating import UPDATABLE_FIELDS
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies, HostPolicy, find_policy
 from host.scheduling.gate import LimitedGate
@@ -32,7 +32,7 @@ Start = Callable[[str, Label], Awaitable[Instance]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InstancePlan:
     """An instance that is to be, and its permit if executions are limited."""
 
     spec: InstanceSpec
@@ -46,7 +46,7 @@ class Place:
             self.permit.close()
 
 
-class Workshop:
+class InstanceFactory:
     """Makes instances for `model`, out of stubs that `start` brings up.
 
     With a `limiter`, whatever they do needs resources. `policies` say where they run.
@@ -57,7 +57,7 @@ class Workshop:
         model: PythonModel,
         start: Start,
         source: ModelSource,
-        arguments: Arguments,
+        arguments: InitializeArguments,
         warmup: Warmup,
         limiter: RateLimiter | None,
         policies: HostPolicies,
@@ -68,29 +68,31 @@ class Workshop:
         self._source = source
         self._arguments = arguments
         self._warmup = warmup
-        self._places: dict[Supervisor, Place] = {}
+        self._places: dict[Supervisor, InstancePlan] = {}
         self._limiter = limiter
         if limiter is not None and isinstance(model.scheduler, LaneQueue):
             model.scheduler.gate = LimitedGate(_permit_of, model.scheduler.dispatch)
         elif limiter is not None and isinstance(model.scheduler, SequenceScheduler):
             model.scheduler.new_gate = lambda lane, again: LimitedGate(_permit_of, again)
 
-    def places(
+    def plan_instances(
         self, specs: Iterable[InstanceSpec], config: ModelConfig | None = None
-    ) -> list[Place]:
+    ) -> list[InstancePlan]:
         """What is needed for these instances. Raises HostError if one of them could never run.
 
         They are those of `config`, if it is not the model's.
         """
         groups = (config or self._model.config).instance_group
-        places: list[Place] = []
+        places: list[InstancePlan] = []
         try:
             for spec in specs:
                 limited = self._limiter is not None and not spec.passive
                 group = groups[spec.group]
                 permit = self._permit(spec, group) if limited else None
                 policy = find_policy(self._policies, spec.kind, spec.device_id, group.host_policy)
-                places.append(Place(spec, _signature(group, spec), policy, permit))
+                places.append(
+                    InstancePlan(spec, _instance_fingerprint(group, spec), policy, permit)
+                )
         except HostError:
             for place in places:
                 place.close()
@@ -103,18 +105,20 @@ class Workshop:
         resources = [Resource(r.name, r.count, getattr(r, "global")) for r in wanted.resources]
         return self._limiter.permit(Need(resources, spec.device_id, wanted.priority))
 
-    async def furnish(
-        self, stub: Instance, place: Place, arguments: Arguments | None = None
+    async def initialize(
+        self, stub: Instance, place: InstancePlan, arguments: InitializeArguments | None = None
     ) -> None:
         """Make a stub that instance: initialised and warmed up. Raises HostError."""
         arguments = arguments or self._arguments
         if place.permit is None:
-            await self._furnish(stub, place, arguments)
+            await self._initialize(stub, place, arguments)
             return
         async with place.permit.held():
-            await self._furnish(stub, place, arguments)
+            await self._initialize(stub, place, arguments)
 
-    async def _furnish(self, stub: Instance, place: Place, arguments: Arguments) -> None:
+    async def _initialize(
+        self, stub: Instance, place: InstancePlan, arguments: InitializeArguments
+    ) -> None:
         spec, policy = place.spec, place.policy
         stub.name = spec.name
         stub.label = Label(self._model.name, self._model.version, spec.name)
@@ -122,7 +126,7 @@ class Workshop:
             Initialize(
                 spec.name,
                 self._source,
-                arguments.of(spec),
+                arguments.for_instance(spec),
                 arguments.outputs,
                 arguments.decoupled,
                 arguments.overlap,
@@ -134,29 +138,29 @@ class Workshop:
         )
         signature = self._model.signature
         if signature.reshapes_outputs:
-            stub.batches.restore_shape = signature.restore
+            stub.batches.restore_shape = signature.restore_output_shape
         if not spec.passive:
-            await self._warmup.run(stub, self._model.new_call, self._model.report)
+            await self._warmup.run(stub, self._model.new_call, self._model.record_batch)
 
-    def open(self, made: Iterable[tuple[Instance, Place]]) -> None:
+    def start_accepting(self, made: Iterable[tuple[Instance, InstancePlan]]) -> None:
         """Have these instances take the model's work, unless they are passive."""
-        lanes = {self._lane(stub, place): place for stub, place in made}
+        lanes = {self._create_slot(stub, place): place for stub, place in made}
         self._model.lanes += lanes
         self._places.update(lanes)
         for lane in lanes:
             lane.start_accepting()
 
-    async def change(self, wanted: ModelConfig, finalize: float) -> Change:
+    async def plan_change(self, wanted: ModelConfig, finalize: float) -> InstanceChange:
         """Make the instances that are missing for the groups of `wanted`. Raises HostError."""
         config = type(wanted)()
         config.CopyFrom(self._model.config)
-        for name in MAY_CHANGE:
+        for name in UPDATABLE_FIELDS:
             config.ClearField(name)
             getattr(config, name).MergeFrom(getattr(wanted, name))
         surplus = dict(self._places)
         missing: list[InstanceSpec] = []
         for spec in configuration.instance_specs(config):
-            fitting = _signature(config.instance_group[spec.group], spec)
+            fitting = _instance_fingerprint(config.instance_group[spec.group], spec)
             same = [lane for lane, place in surplus.items() if place.signature == fitting]
             if same:  # the one of that name, if it is there
                 del surplus[min(same, key=lambda lane: surplus[lane].spec.name != spec.name)]
@@ -167,9 +171,9 @@ class Workshop:
             for lane, place in self._places.items()
             if lane not in surplus
         }
-        arguments = self._arguments.of_config(config)
-        places = self.places([_renamed(spec, stay) for spec in missing], config)
-        change = Change(self, config, arguments, list(surplus), finalize)
+        arguments = self._arguments.for_config(config)
+        places = self.plan_instances([_with_unique_name(spec, stay) for spec in missing], config)
+        change = InstanceChange(self, config, arguments, list(surplus), finalize)
         try:
             for place in places:
                 change.made.append((await self._launch(place, arguments), place))
@@ -180,28 +184,28 @@ class Workshop:
             raise
         return change
 
-    def settle(self, change: Change) -> None:
+    def commit(self, change: InstanceChange) -> None:
         """Let new instances take work, and those that are too many finish theirs."""
         self._model.config = change.config
         self._arguments = change.arguments
-        self.open(change.made)
+        self.start_accepting(change.made)
         for lane in change.surplus:
             del self._places[lane]
-            self._model.retire(lane, change.finalize)
+            self._model.retire_slot(lane, change.finalize)
 
-    def _lane(self, stub: Instance, place: Place) -> Supervisor:
+    def _create_slot(self, stub: Instance, place: InstancePlan) -> Supervisor:
         async def launch() -> Instance:
             return await self._launch(place, self._arguments)
 
         model = self._model
         passive = place.spec.passive
-        return Supervisor(stub, launch, model.scheduler, model.report, passive, place.permit)
+        return Supervisor(stub, launch, model.scheduler, model.record_batch, passive, place.permit)
 
-    async def _launch(self, place: Place, arguments: Arguments) -> Instance:
+    async def _launch(self, place: InstancePlan, arguments: InitializeArguments) -> Instance:
         label = Label(self._model.name, self._model.version, place.spec.name)
         fresh = await self._start(place.spec.name, label)
         try:
-            await self.furnish(fresh, place, arguments)
+            await self.initialize(fresh, place, arguments)
         except BaseException:  # also if cancelled: nobody else would end this process
             fresh.kill()
             raise
@@ -209,22 +213,22 @@ class Workshop:
 
 
 @dataclass(slots=True)
-class Change:
+class InstanceChange:
     """New instances of a model that serves, which take no work as yet, and those to be ended.
 
     `finalize`: seconds that the latter get for that.
     """
 
-    workshop: Workshop
+    workshop: InstanceFactory
     config: ModelConfig
-    arguments: Arguments
+    arguments: InitializeArguments
     surplus: list[Supervisor]
     finalize: float
-    made: list[tuple[Instance, Place]] = field(default_factory=list)
+    made: list[tuple[Instance, InstancePlan]] = field(default_factory=list)
 
     def commit(self) -> None:
         """Put the change into effect."""
-        self.workshop.settle(self)
+        self.workshop.commit(self)
 
     async def discard(self) -> None:
         """Leave everything as it was."""
@@ -233,7 +237,7 @@ class Change:
             place.close()
 
 
-def _signature(group: ConfigPart, spec: InstanceSpec) -> bytes:
+def _instance_fingerprint(group: ConfigPart, spec: InstanceSpec) -> bytes:
     """Instances that have the same one can stand in for each other (configuration spec 3.1)."""
     rest = type(group)()
     rest.CopyFrom(group)
@@ -243,7 +247,7 @@ def _signature(group: ConfigPart, spec: InstanceSpec) -> bytes:
     return content + b" %d" % spec.device_id
 
 
-def _renamed(spec: InstanceSpec, taken: set[tuple[str, int]]) -> InstanceSpec:
+def _with_unique_name(spec: InstanceSpec, taken: set[tuple[str, int]]) -> InstanceSpec:
     """The instance, by a name that no other one on its device has."""
     names = (f"{spec.name}_{number}" for number in itertools.count())
     device = spec.device_id
@@ -257,7 +261,7 @@ def _permit_of(lane: Lane) -> Permit:
     return lane.permit
 
 
-class Arguments:
+class InitializeArguments:
     """What `initialize` is called with (pb_utils spec 2.3)."""
 
     def __init__(
@@ -274,13 +278,13 @@ class Arguments:
             "model_name": config.name,
         }
 
-    def of_config(self, config: ModelConfig) -> Arguments:
+    def for_config(self, config: ModelConfig) -> InitializeArguments:
         """The same for another configuration of the model."""
         common = self._common
         path, version = Path(common["model_repository"]), int(common["model_version"])
-        return Arguments(path, version, config, self.flow)
+        return InitializeArguments(path, version, config, self.flow)
 
-    def of(self, spec: InstanceSpec) -> dict[str, str]:
+    def for_instance(self, spec: InstanceSpec) -> dict[str, str]:
         """The arguments of one instance."""
         return {
             **self._common,

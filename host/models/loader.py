@@ -27,10 +27,10 @@ from host.instances.pool import StubPool
 from host.logs.formats import Label, model_fields
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
-from host.models.instance_factory import Arguments, Place, Start, Workshop
+from host.models.instance_factory import InitializeArguments, InstanceFactory, InstancePlan, Start
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
-from host.models.updating import Update
+from host.models.updating import InstanceUpdate
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies
 from host.repository.repository import read_labels
@@ -67,7 +67,7 @@ class Loader:
         self._policies = policies or {}
         self._debugged = debugged
         self._store = store
-        self._workshops: WeakKeyDictionary[LoadedModel, Workshop] = WeakKeyDictionary()
+        self._workshops: WeakKeyDictionary[LoadedModel, InstanceFactory] = WeakKeyDictionary()
         self._limiter = limiter
         self._metrics = metrics
         self._pool = pool
@@ -79,7 +79,9 @@ class Loader:
     async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> PythonModel:
         """A model whose instances are all initialised. Raises HostError."""
         begun = time.monotonic()
-        source, loaded = await asyncio.to_thread(self._backends.find, directory, version, loaded)
+        source, loaded = await asyncio.to_thread(
+            self._backends.find_backend, directory, version, loaded
+        )
         loaded.check_instances()
         environment = await self._environments.prepare(loaded.config, directory)
         try:
@@ -106,8 +108,8 @@ class Loader:
         attached = name == self._debugged
         start = partial(self._pool.start_instance, environment=environment, attached=attached)
         label = Label(name, version)
-        stubs = await _all(start("", label) for _ in range(count))
-        places: list[Place] = []
+        stubs = await _gather_all(start("", label) for _ in range(count))
+        places: list[InstancePlan] = []
         try:
             config = await self._complete(loaded, source, stubs, start)
             labels = await asyncio.to_thread(read_labels, directory, config)
@@ -122,25 +124,25 @@ class Loader:
                     self._store, version, model.counters, write_outputs, space
                 )
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
-            arguments = Arguments(directory, version, config, self._flow)
-            workshop = Workshop(
+            arguments = InitializeArguments(directory, version, config, self._flow)
+            workshop = InstanceFactory(
                 model, start, source, arguments, warmup, self._limiter, self._policies
             )
-            places = workshop.places(self._instances(config))
-            await _in_turn_or_together(map(workshop.furnish, stubs, places))
+            places = workshop.plan_instances(self._instances(config))
+            await _run_steps(map(workshop.initialize, stubs, places))
         except BaseException:  # also if cancelled: nobody else would end these processes
             for stub in stubs:
                 stub.kill()
             for place in places:
                 place.close()
             raise
-        workshop.open(zip(stubs, places, strict=True))
+        workshop.start_accepting(zip(stubs, places, strict=True))
         self._workshops[model] = workshop
         return model
 
     async def update(
         self, model: LoadedModel, loaded: LoadedConfig, finalize: float
-    ) -> Update | None:
+    ) -> InstanceUpdate | None:
         """What gives the model the instances of that configuration. Raises HostError.
 
         None for a debugged one.
@@ -149,7 +151,7 @@ class Loader:
         if workshop is None or model.name == self._debugged:
             return None
         loaded.check_instances()
-        return await workshop.change(loaded.config, finalize)
+        return await workshop.plan_change(loaded.config, finalize)
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
         """Those to run: nobody can answer the debuggers of several at one terminal."""
@@ -180,15 +182,15 @@ class Loader:
         return config
 
 
-async def _in_turn_or_together(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def _run_steps(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
     if os.environ.get("TRITON_PARALLEL_INSTANCE_LOADING") == "0":
         for step in steps:
             await step
     else:
-        await _all(steps)
+        await _gather_all(steps)
 
 
-async def _all(steps: Iterable[Awaitable[_Result]]) -> list[_Result]:
+async def _gather_all(steps: Iterable[Awaitable[_Result]]) -> list[_Result]:
     """Run all steps to their ends; then raise the first error, if there was one."""
     results = await asyncio.gather(*steps, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]

@@ -12,7 +12,7 @@ from host.config import model_config as configuration
 from host.config.model_config import ModelConfig
 from host.errors import ErrorCode, HostError
 from host.models.registry import LoadedModel
-from host.models.updating import Update
+from host.models.updating import InstanceUpdate
 from host.repository.override import Override
 
 
@@ -38,11 +38,11 @@ class LoadSettings:
     agents: str = ""
 
 
-class PollFailure(HostError):
+class RepositoryReadError(HostError):
     """A load could not even begin: the model's directory or its configuration is no good."""
 
 
-class VersionFailure(HostError):
+class VersionLoadError(HostError):
     """Versions of a model could not be brought up; `lines` say which, for the log."""
 
     def __init__(self, message: str, lines: list[str]) -> None:
@@ -50,28 +50,28 @@ class VersionFailure(HostError):
         self.lines = lines
 
 
-class Reports:
+class FailureLog:
     """What the log is told of failed loads. What polls meet again is no news."""
 
     def __init__(self) -> None:
         self._met: dict[str, set[str]] = {}  # by polls since a load that did not fail
 
-    def lines(self, name: str, error: HostError, polled: bool) -> list[tuple[int, str]]:
+    def lines_for(self, name: str, error: HostError, polled: bool) -> list[tuple[int, str]]:
         """The lines for a failed load of that model, with their levels."""
         lines = [f"failed to load '{name}': {error.status_string}"]
-        if isinstance(error, VersionFailure):
+        if isinstance(error, VersionLoadError):
             lines = error.lines
         met = self._met.setdefault(name, set()) if polled else set()
         levels = [logging.DEBUG if line in met else logging.ERROR for line in lines]
         met.update(lines)
         return list(zip(levels, lines, strict=True))
 
-    def forget(self, name: str) -> None:
+    def clear(self, name: str) -> None:
         """Whatever comes next is news."""
         self._met.pop(name, None)
 
 
-Prepare = Callable[[ModelConfig], Awaitable[None]]
+PrepareCallback = Callable[[ModelConfig], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class LoadRequest:
     name: str
     override: Override | None
     polled: bool
-    anew: bool
-    prepare: Prepare | None
+    force: bool
+    prepare: PrepareCallback | None
     unloads: int
 
 
@@ -96,7 +96,7 @@ class ModelLoader(Protocol):
 
     async def update(
         self, model: LoadedModel, loaded: configuration.LoadedConfig, finalize: float
-    ) -> Update | None:
+    ) -> InstanceUpdate | None:
         """What gives it the instances of that configuration; None if it must be loaded anew.
 
         `finalize`: seconds for those that are too many. Raises HostError.

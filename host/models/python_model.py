@@ -17,7 +17,7 @@ from host.instances.supervisor import InstanceState, Supervisor
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
-from host.models.drainable import Drainable
+from host.models.drainable import DrainableModel
 from host.models.signature import Signature
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
@@ -30,7 +30,7 @@ from host.scheduling.sequences.scheduler import SequenceScheduler
 from host.scheduling.sequences.states import States
 
 
-class PythonModel(Drainable):
+class PythonModel(DrainableModel):
     """Ready once its lanes have joined; see the loader."""
 
     def __init__(
@@ -51,7 +51,7 @@ class PythonModel(Drainable):
         self.environment: Environment | None = None  # that of its stubs, released at the end
         self.signature = Signature(config)
         self.scheduler = make_scheduler(config, self.signature, states)
-        self.scheduler.lane_returns = self._lane_returns
+        self.scheduler.lane_returns = self._can_recover
         self._new_call = call_type(config)
         self.counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(
@@ -65,10 +65,10 @@ class PythonModel(Drainable):
 
     def infer(self, request: InferRequest) -> Call:
         """Start a request. Raises HostError if it is not valid, or nobody can run it."""
-        self.signature.check(request)
+        self.signature.validate_request(request)
         if not self.scheduler.lanes or self._drained is not None:
-            self._refuse_if_hopeless(request)
-        self._secure(request)
+            self._raise_if_unrecoverable(request)
+        self._copy_inspected_inputs(request)
         call = self.new_call(request)
         if self.cache is not None:
             self.scheduler.reserve(call)
@@ -87,7 +87,7 @@ class PythonModel(Drainable):
         """A call under way: it is counted, and waited for at the end."""
         call = self._new_call(request)
         call.queued_ns = call.received_ns
-        call.on_finish = self._finished
+        call.on_finish = self._call_finished
         if self.metrics.latencies is not None:
             call.on_first_response = self.metrics.latencies.record_first_response
         self._calls.add(call)
@@ -99,10 +99,10 @@ class PythonModel(Drainable):
         """Queue a call that the cache could not answer; by now there may be nobody to run it."""
         try:
             if not self.scheduler.lanes:
-                self._refuse_if_dead()
+                self._raise_if_unhealthy()
             self.scheduler.submit(call)
         except HostError as error:
-            call.on_finish = self._leave  # it was never under way, and is not counted
+            call.on_finish = self._call_finished  # it was never under way, and is not counted
             self.scheduler.refuse(call, error)
 
     @property
@@ -111,7 +111,7 @@ class PythonModel(Drainable):
         return any(lane.state is InstanceState.SERVING and not lane.passive for lane in self.lanes)
 
     @property
-    def has_say(self) -> bool:
+    def defines_is_ready(self) -> bool:
         """Whether the model itself is asked if it is ready."""
         return any(lane.instance.readiness_check.model_defines_is_ready for lane in self.lanes)
 
@@ -133,10 +133,10 @@ class PythonModel(Drainable):
         """What it has done so far."""
         return self.counters.snapshot()
 
-    def report(self, batch: Batch, times: ExecutionTimes) -> None:
+    def record_batch(self, batch: Batch, times: ExecutionTimes) -> None:
         """Count a batch that has ended."""
         if isinstance(self.scheduler, SequenceScheduler):
-            self._report_rows(batch, times)
+            self._record_rows(batch, times)
             return
         if not batch.deferred:
             self.counters.record_batch(batch.calls, times)
@@ -146,7 +146,7 @@ class PythonModel(Drainable):
         self.counters.record_batch(done, times, sum(call.request.batch_size for call in late))
         self._late.update((call, times) for call in late if not call.finished)
 
-    def _report_rows(self, batch: Batch, times: ExecutionTimes) -> None:
+    def _record_rows(self, batch: Batch, times: ExecutionTimes) -> None:
         """As `report`; rows without a request only count as part of the batch."""
         late = [batch.calls[index] for index in batch.deferred]
         done = [call for call in batch.calls if call not in late and not isinstance(call, Padding)]
@@ -172,7 +172,7 @@ class PythonModel(Drainable):
             self.environment.release()
         self.metrics.merge_into_successor()
 
-    def retire(self, lane: Supervisor, finalize: float) -> None:
+    def retire_slot(self, lane: Supervisor, finalize: float) -> None:
         """End a lane that is not needed any more, once it has finished what it works on.
 
         That includes its sequences; new ones go to other lanes from now on.
@@ -183,33 +183,35 @@ class PythonModel(Drainable):
             self.scheduler.retire(lane, empty.set)
         else:
             empty.set()
-        task = asyncio.get_running_loop().create_task(self._end(lane, empty, finalize))
+        task = asyncio.get_running_loop().create_task(self._stop_slot(lane, empty, finalize))
         self._retiring[lane] = task
         task.add_done_callback(lambda _: self._retiring.pop(lane, None))
 
-    async def _end(self, lane: Supervisor, empty: asyncio.Event, finalize: float) -> None:
+    async def _stop_slot(self, lane: Supervisor, empty: asyncio.Event, finalize: float) -> None:
         await empty.wait()
         await lane.stop(math.inf, finalize)
 
-    def _finished(self, call: Call) -> None:
+    def _call_finished(self, call: Call) -> None:
         times = self._late.pop(call, None) if self._late else None
         if call.failed:
-            self.counters.record_failure(time.monotonic_ns() - call.received_ns, self._reason(call))
+            self.counters.record_failure(
+                time.monotonic_ns() - call.received_ns, self._failure_reason(call)
+            )
         elif times is not None:
             self.counters.record_late_success(call, times)
-        self._leave(call)
+        self._release_call(call)
 
-    def _reason(self, call: Call) -> FailureReason:
+    def _failure_reason(self, call: Call) -> FailureReason:
         if call.failure_reason is not None:
             return call.failure_reason
         started = call.holder is not self.scheduler
         return FailureReason.BACKEND if started else FailureReason.OTHER
 
-    def _lane_returns(self) -> bool:
+    def _can_recover(self) -> bool:
         coming = (InstanceState.RESTARTING, InstanceState.BACKING_OFF)
         return any(lane.state in coming for lane in self.lanes)
 
-    def _refuse_if_hopeless(self, request: InferRequest) -> None:
+    def _raise_if_unrecoverable(self, request: InferRequest) -> None:
         """A stub that is being replaced is worth waiting for; anything else is not."""
         if self._drained is not None and isinstance(self.scheduler, SequenceScheduler):
             if request.flags & START or not request.correlation_id:
@@ -218,11 +220,11 @@ class PythonModel(Drainable):
                     " requests"
                 )
         else:
-            self._refuse_if_drained(request)
+            self._raise_if_draining(request)
         if not self.scheduler.lanes:
-            self._refuse_if_dead()
+            self._raise_if_unhealthy()
 
-    def _refuse_if_dead(self) -> None:
+    def _raise_if_unhealthy(self) -> None:
         if not any(lane.state is InstanceState.RESTARTING for lane in self.lanes):
             raise unavailable("; ".join(lane.reason for lane in self.lanes))
 
@@ -239,14 +241,14 @@ def make_scheduler(
 ) -> Scheduler:
     """The scheduler that the configuration asks for. Raises HostError."""
     if config.HasField("sequence_batching"):
-        return sequence_scheduler(config, signature.compatible, states)
+        return sequence_scheduler(config, signature.can_share_batch, states)
     if config.WhichOneof("scheduling_choice") != "dynamic_batching":
         return DirectScheduler()
     batching = config.dynamic_batching
     return DynamicScheduler(
         config.max_batch_size,
         batching.max_queue_delay_microseconds / 1e6,
-        signature.compatible,
+        signature.can_share_batch,
         preferred=batching.preferred_batch_size,
         policies=policies_of(batching),
         keep_order=batching.preserve_ordering,

@@ -14,7 +14,7 @@ from host.errors import HostError, invalid_argument, not_found, unavailable
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Call, InferRequest
 from host.metrics.model_metrics import ModelMetrics
-from host.repository.qualified_name import split
+from host.repository.qualified_name import split_qualified_name
 
 
 class Model(Protocol):
@@ -35,7 +35,7 @@ class Model(Protocol):
         """Whether a request would be run now."""
 
     @property
-    def has_say(self) -> bool:
+    def defines_is_ready(self) -> bool:
         """Whether it is asked itself if it is ready."""
 
     async def why_not_ready(self) -> str:
@@ -48,7 +48,7 @@ class Model(Protocol):
 class LoadedModel(Model, Protocol):
     """A model as its keeper sees it: ended when nobody needs it any more."""
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         """Whoever asks it later, as part of an ensemble, may do so even while it is drained."""
 
     def release(self) -> None:
@@ -68,7 +68,7 @@ class LoadedModel(Model, Protocol):
         """Calls under way, queued ones included."""
 
 
-class State(enum.Enum):
+class VersionState(enum.Enum):
     """The states that the repository index shows (configuration spec 8.1)."""
 
     LOADING = "LOADING"
@@ -85,35 +85,37 @@ UNLOADED = "unloaded"
 
 
 @dataclass(slots=True)
-class Version:
+class ModelVersion:
     """One version of a model. `model` is there while it is READY or still finishing work."""
 
     number: int
-    state: State
+    state: VersionState
     reason: str = ""
     model: LoadedModel | None = None
 
     @property
     def failed(self) -> bool:
         """Whether it is not there, and not because it was unloaded."""
-        return self.state is State.UNAVAILABLE and self.reason != UNLOADED
+        return self.state is VersionState.UNAVAILABLE and self.reason != UNLOADED
 
 
 @dataclass(slots=True)
-class Entry:
+class ModelEntry:
     """All known versions of one model; none, for a reason, if its policy chose none."""
 
-    versions: dict[int, Version] = field(default_factory=dict)
+    versions: dict[int, ModelVersion] = field(default_factory=dict)
     reason: str = ""
 
     @property
-    def present(self) -> bool:
+    def is_served_or_loading(self) -> bool:
         """Whether a version is served, or is about to be."""
-        return any(v.state in (State.READY, State.LOADING) for v in self.versions.values())
+        return any(
+            v.state in (VersionState.READY, VersionState.LOADING) for v in self.versions.values()
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class LoadFailure:
     """Why a model that is to be served did not get so far that its versions were chosen.
 
     Nobody who asks for it finds it. `counts`: a strict server is not ready because of it.
@@ -132,8 +134,8 @@ class Registry:
 
     def __init__(self, namespaces: bool = False) -> None:
         self._namespaces = namespaces
-        self._entries: dict[str, Entry] = {}
-        self.failures: dict[str, Failure] = {}
+        self._entries: dict[str, ModelEntry] = {}
+        self.failures: dict[str, LoadFailure] = {}
         self._ready: dict[tuple[str, int], LoadedModel] = {}
         self._named = self._ready
 
@@ -145,9 +147,9 @@ class Registry:
         model = self._named.get((name, version))
         if model is not None:
             return model
-        return self._pick(self.resolve(name), name, version)
+        return self._pick(self.resolve_name(name), name, version)
 
-    def find_member(self, known: str, version: int) -> LoadedModel:
+    def find_step_model(self, known: str, version: int) -> LoadedModel:
         """As `find`, by identity."""
         model = self._ready.get((known, version))
         return model if model is not None else self._pick(known, self.name_of(known), version)
@@ -166,7 +168,7 @@ class Registry:
             raise not_found(f"{known} version {version} is not found")
         raise unavailable(f"{known} version {version} is not at ready state")
 
-    def resolve(self, name: str) -> str:
+    def resolve_name(self, name: str) -> str:
         """The identity of the one model of this name.
 
         Raises HostError INVALID_ARG with the texts of protocol spec 3.1 unless there is one; but
@@ -174,8 +176,8 @@ class Registry:
         """
         if not self._namespaces:
             return name
-        named = (one for one in self.identities(name) if one in self._entries)
-        known = [one for one in named if self._entries[one].present]
+        named = (one for one in self.qualified_names(name) if one in self._entries)
+        known = [one for one in named if self._entries[one].is_served_or_loading]
         if not known:
             raise invalid_argument(f"Request for unknown model: '{name}' is not found")
         if len(known) > 1:
@@ -185,44 +187,44 @@ class Registry:
             )
         return known[0]
 
-    def identities(self, name: str) -> list[str]:
+    def qualified_names(self, name: str) -> list[str]:
         """Every model of this name that is known, or has failed to be; without namespaces the name
         itself in any case.
         """
         if not self._namespaces:
             return [name]
-        return sorted(known for known in self.names() if split(known)[1] == name)
+        return sorted(known for known in self.names() if split_qualified_name(known)[1] == name)
 
-    def named(self) -> list[tuple[str, int]]:
+    def list_named_versions(self) -> list[tuple[str, int]]:
         """Names and numbers of the versions that are found by name and ready; in their order."""
         return sorted((name, number) for name, number in self._named if number != -1)
 
     def namespace_of(self, known: str) -> str:
         """The repository that a model belongs to, "" without namespaces."""
-        return split(known)[0] if self._namespaces else ""
+        return split_qualified_name(known)[0] if self._namespaces else ""
 
     def name_of(self, known: str) -> str:
         """What requests call the model of this identity."""
-        return split(known)[1] if self._namespaces else known
+        return split_qualified_name(known)[1] if self._namespaces else known
 
-    def set(self, name: str, version: Version) -> None:
+    def set_version(self, name: str, version: ModelVersion) -> None:
         """Enter a version, in place of what was known of it."""
-        self._entries.setdefault(name, Entry()).versions[version.number] = version
+        self._entries.setdefault(name, ModelEntry()).versions[version.number] = version
         self._index()
 
-    def remove(self, name: str, number: int) -> None:
+    def remove_version(self, name: str, number: int) -> None:
         """Forget a version that is not loaded."""
         del self._entries[name].versions[number]
         self._index()
 
     def set_failed(self, name: str, reason: str, *, counts: bool) -> None:
         """The model's load failed before it came to its versions."""
-        self.failures[name] = Failure(reason, counts)
+        self.failures[name] = LoadFailure(reason, counts)
 
-    def set_empty(self, name: str, reason: str) -> None:
+    def set_no_versions(self, name: str, reason: str) -> None:
         """The model's policy has chosen no version; what is known of others stays."""
         if name not in self._entries:
-            self._entries[name] = Entry(reason=reason)
+            self._entries[name] = ModelEntry(reason=reason)
 
     def clear_failed(self, name: str) -> None:
         """The model's load got as far as its versions, or it is not wanted any more."""
@@ -238,11 +240,11 @@ class Registry:
                 del self._entries[name].versions[number]
         self.clear_failed(name)
 
-    def knows(self, name: str) -> bool:
+    def has_versions(self, name: str) -> bool:
         """Whether a load of the model has come as far as its versions."""
         return name in self._entries
 
-    def versions(self, name: str) -> dict[int, Version]:
+    def versions(self, name: str) -> dict[int, ModelVersion]:
         """The known versions of a model, none if it is unknown."""
         entry = self._entries.get(name)
         return dict(sorted(entry.versions.items())) if entry is not None else {}
@@ -251,11 +253,11 @@ class Registry:
         """The name of every model that is known, or has failed to be."""
         return frozenset(self._entries) | self.failures.keys()
 
-    def items(self) -> Iterator[tuple[str, Entry]]:
+    def list_entries(self) -> Iterator[tuple[str, ModelEntry]]:
         """Every known model, by name."""
         return iter(sorted(self._entries.items()))
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         """A version's state was changed in place."""
         self._index()
 
@@ -263,12 +265,14 @@ class Registry:
         ready: dict[tuple[str, int], LoadedModel] = {}
         for name, entry in self._entries.items():
             for number, version in sorted(entry.versions.items()):
-                if version.state is State.READY and version.model is not None:
+                if version.state is VersionState.READY and version.model is not None:
                     ready[(name, number)] = version.model
                     ready[(name, -1)] = version.model
         self._ready = self._named = ready
         if self._namespaces:
-            present = (known for known, entry in self._entries.items() if entry.present)
+            present = (
+                known for known, entry in self._entries.items() if entry.is_served_or_loading
+            )
             names = Counter(map(self.name_of, present))
             self._named = {
                 (self.name_of(known), number): model

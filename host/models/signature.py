@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from host.config.schema import ModelConfig
 from host.errors import invalid_argument
 from host.inference.request import Call, InferRequest, Tensor
-from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, refuse, wire_name
+from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, raise_invalid_input, wire_name
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
-_MOST_FORMS = 32  # that are remembered of one model
+_MAX_VALIDATION_KEYS = 32  # that are remembered of one model
 _INTEGER_IDS = ("UINT64", "INT64", "UINT32", "INT32")
 
 
@@ -42,7 +42,7 @@ class Signature:
         )
         self._passed: dict[int, tuple[object, int]] = {}  # forms by their ids, and batch sizes
 
-    def check(self, request: InferRequest) -> None:
+    def validate_request(self, request: InferRequest) -> None:
         """Refuse a request that the model cannot take, and prepare one that it can.
 
         Sets `request.batch_size` and, for inputs that the configuration reshapes, puts tensors with
@@ -55,24 +55,27 @@ class Signature:
         if passed is not None:
             request.batch_size = passed[1]
             return
-        self.check_tensors(request)
+        self.validate_tensors(request)
         if self._corrid is not None:
             self._check_correlation_id(request)
         if form is not None and self._lasting:
-            if len(self._passed) >= _MOST_FORMS:
+            if len(self._passed) >= _MAX_VALIDATION_KEYS:
                 self._passed.clear()
             self._passed[id(form)] = form, request.batch_size  # while it is here, so is its id
 
-    def check_tensors(self, request: InferRequest) -> None:
+    def validate_tensors(self, request: InferRequest) -> None:
         """As `check`, for a request that is in no sequence even if the model expects one."""
         inputs = request.inputs
         count = len(inputs)
         if count > 1 and len({tensor.name for tensor in inputs}) < count:
-            refuse(request, f"input '{_twice(t.name for t in inputs)}' already exists in request")
+            raise_invalid_input(
+                request,
+                f"input '{_first_duplicate(t.name for t in inputs)}' already exists in request",
+            )
         if request.requested_outputs:
             self._check_outputs(request)
         if not self._fewest <= count <= self._most:
-            refuse(request, self._count_text(inputs))
+            raise_invalid_input(request, self._count_text(inputs))
         known = self._inputs
         try:
             expected = [known[tensor.name] for tensor in inputs]
@@ -85,16 +88,16 @@ class Signature:
         request.batch_size = self._batch_size(request) if self._max_batch_size else 1
         for index, entry in enumerate(expected):
             if entry.content_counts:
-                inputs[index] = entry.private(inputs[index], request)
-            if entry.check(inputs[index], request):
-                inputs[index] = entry.reshaped(inputs[index])
+                inputs[index] = entry.copy_from_shared_memory(inputs[index], request)
+            if entry.validate_tensor(inputs[index], request):
+                inputs[index] = entry.to_model_shape(inputs[index])
 
     @property
     def reshapes_outputs(self) -> bool:
         """Whether clients see an output in another shape than the model makes."""
         return self._reshapes_output
 
-    def restore(self, tensor: Tensor) -> Tensor:
+    def restore_output_shape(self, tensor: Tensor) -> Tensor:
         """An output as clients see it: the configuration's reshape undone (configuration 7.5).
 
         A tensor that is not of the reshaped form is handed back as it is.
@@ -104,9 +107,9 @@ class Signature:
         entry = self._outputs.get(tensor.name)
         if entry is None or not entry.reshapes:
             return tensor
-        return entry.restored(tensor)
+        return entry.to_client_shape(tensor)
 
-    def compatible(self, first: Call, other: Call) -> bool:
+    def can_share_batch(self, first: Call, other: Call) -> bool:
         """Whether two checked calls may share a batch (configuration spec 4.7)."""
         ours = first.request.inputs
         theirs = other.request.inputs
@@ -134,7 +137,9 @@ class Signature:
     def _check_outputs(self, request: InferRequest) -> None:
         names = request.requested_outputs
         if len(names) > 1 and len(set(names)) < len(names):
-            refuse(request, f"output '{_twice(names)}' already exists in request")
+            raise_invalid_input(
+                request, f"output '{_first_duplicate(names)}' already exists in request"
+            )
         unknown = [name for name in names if name not in self._outputs]
         if unknown:
             raise invalid_argument(
@@ -163,7 +168,7 @@ class Signature:
                 continue
             shape = tensor.shape
             if not shape:
-                refuse(
+                raise_invalid_input(
                     request,
                     f"input '{tensor.name}' has no shape but model requires batch dimension"
                     f" for '{self._model}'",
@@ -171,7 +176,7 @@ class Signature:
             if size == -1:
                 size = shape[0]
             elif shape[0] != size:
-                refuse(
+                raise_invalid_input(
                     request,
                     f"input '{tensor.name}' batch size does not match other inputs"
                     f" for '{self._model}'",
@@ -179,7 +184,7 @@ class Signature:
         if all(tensor.name in self._of_shape for tensor in request.inputs):
             return 1
         if not 0 <= size <= self._max_batch_size:
-            refuse(
+            raise_invalid_input(
                 request,
                 f"inference request batch-size must be <= {self._max_batch_size}"
                 f" for '{self._model}'",
@@ -192,7 +197,7 @@ class Signature:
         given = "BYTES" if isinstance(request.correlation_id, str) else "UINT64"
         if (given == expected) if given == "BYTES" else (expected in _INTEGER_IDS):
             return
-        refuse(
+        raise_invalid_input(
             request,
             f"sequence batching control '{control}' data-type is '{given}',"
             f" but model '{self._model}' expects '{expected}'",
@@ -203,7 +208,7 @@ def _after_first(tensor: Tensor) -> bytes:
     return bytes(tensor.data)[byte_size(tensor.datatype) :]
 
 
-def _twice(names: Iterable[str]) -> str:
+def _first_duplicate(names: Iterable[str]) -> str:
     """The first name that occurs for a second time."""
     seen: set[str] = set()
     for name in names:

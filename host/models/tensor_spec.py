@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from host.errors import invalid_argument
 from host.inference.request import InferRequest, Tensor, copy_from_shared_memory
 from host.inference.shared_memory_bytes import CHUNK_SIZE, SharedMemoryBytes, refuse_if_too_large
-from host.models.bytes_walk import BytesFault, walk
+from host.models.bytes_walk import InvalidBytesTensor, check_elements
 from stub.wire.datatypes import CODES, NAMES, SIZES
 
 MAX_SIZE = 2**63 - 1
@@ -40,11 +40,11 @@ class TensorSpec:
         self.shape: list[int] = list(entry.reshape.shape) if self.reshapes else self.dims
         self._lead = 1 if max_batch_size else 0
 
-    def reshaped(self, tensor: Tensor) -> Tensor:
+    def to_model_shape(self, tensor: Tensor) -> Tensor:
         """The tensor as the model sees it."""
         return self._convert(tensor, self.dims, self.shape)
 
-    def restored(self, tensor: Tensor) -> Tensor:
+    def to_client_shape(self, tensor: Tensor) -> Tensor:
         """The tensor as clients see it; unchanged if it does not have the model's form."""
         tail = tensor.shape[self._lead :]
         fits = len(tail) == len(self.shape) and all(
@@ -91,19 +91,19 @@ class InputSpec(TensorSpec):
         fixed = self.dims and min(self.dims) > 0 and size * max(1, max_batch_size) <= MAX_SIZE
         self._fixed_bytes: int = size if fixed else 0
 
-    def private(self, tensor: Tensor, request: InferRequest) -> Tensor:
+    def copy_from_shared_memory(self, tensor: Tensor, request: InferRequest) -> Tensor:
         """The tensor where its client cannot change what is checked. Raises HostError."""
         data = tensor.data
         if isinstance(data, SharedMemoryBytes) and len(data) > CHUNK_SIZE:
             refuse_if_too_large(tensor.name, data)
-            self.check(tensor, request)  # for nothing, so much memory should not be taken
+            self.validate_tensor(tensor, request)  # for nothing, so much memory should not be taken
         return copy_from_shared_memory(tensor)
 
-    def check(self, tensor: Tensor, request: InferRequest) -> bool:
+    def validate_tensor(self, tensor: Tensor, request: InferRequest) -> bool:
         """Whether the tensor, which is fine, has to be reshaped. Raises HostError."""
         if tensor.datatype != self._datatype:
             given = tensor.datatype if tensor.datatype in CODES else "<invalid>"
-            refuse(
+            raise_invalid_input(
                 request,
                 f"inference input '{self.name}' data-type is '{given}',"
                 f" but model '{self._model}' expects '{self._datatype}'",
@@ -129,7 +129,7 @@ class InputSpec(TensorSpec):
             for index, want in enumerate(dims, lead):
                 got = shape[index]
                 if got == -1:
-                    refuse(
+                    raise_invalid_input(
                         request,
                         f"All input dimensions should be specified for input '{self.name}'"
                         f" for model '{self._model}', got {_shape(shape)}",
@@ -139,7 +139,7 @@ class InputSpec(TensorSpec):
             else:
                 return
         full = [-1, *dims] if lead else dims
-        refuse(
+        raise_invalid_input(
             request,
             f"unexpected shape for input '{self.name}' for model '{self._model}'."
             f" Expected {_shape(full)}, got {_shape(shape)}. {_BATCH_NOTE if lead else ''}",
@@ -165,14 +165,14 @@ class InputSpec(TensorSpec):
             return
         if strings:
             try:
-                walk(tensor.data, elements)
-            except BytesFault as fault:
-                refuse(request, fault.text(self.name, self._model))
+                check_elements(tensor.data, elements)
+            except InvalidBytesTensor as fault:
+                raise_invalid_input(request, fault.text(self.name, self._model))
         elif size != elements * self._size:
             self._refuse_size(request, elements * self._size, size)
 
     def _refuse_size(self, request: InferRequest, expected: int, size: int) -> NoReturn:
-        refuse(
+        raise_invalid_input(
             request,
             f"input byte size mismatch for input '{self.name}' for model '{self._model}'."
             f" Expected {expected}, got {size}",
@@ -189,7 +189,7 @@ def byte_size(datatype: str) -> int:
     return SIZES.get(datatype, 4)
 
 
-def refuse(request: InferRequest, text: str) -> NoReturn:
+def raise_invalid_input(request: InferRequest, text: str) -> NoReturn:
     """Raise HostError INVALID_ARG with a text that names the request."""
     raise invalid_argument(f"[request id: {request.id or '<id_unknown>'}] {text}")
 

@@ -10,13 +10,13 @@ from typing import Protocol
 from host.config.model_config import ModelConfig
 from host.models.registry import LoadedModel
 from host.repository.override import Override
-from host.repository.repository import Stamp
+from host.repository.repository import Fingerprint
 
-MAY_CHANGE = ("instance_group", "version_policy")
+UPDATABLE_FIELDS = ("instance_group", "version_policy")
 """What of a configuration may be another one without its model being loaded anew."""
 
 
-class Update(Protocol):
+class InstanceUpdate(Protocol):
     """A version that goes on serving, with other instances once it is committed."""
 
     def commit(self) -> None:
@@ -27,51 +27,51 @@ class Update(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Updated:
+class UpdatedInPlace:
     """The outcome of a load that has not made a model."""
 
-    update: Update
+    update: InstanceUpdate
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FileState:
     """What a model's files looked like when it was loaded; `config` is its configuration file."""
 
     path: Path
-    stamp: Stamp
+    fingerprint: Fingerprint
     config: Path
 
-    def of(self, version: int) -> Stamp:
+    def of_version(self, version: int) -> Fingerprint:
         """What that version is made of: its folder, and all that belongs to no other one."""
         config = self.config.relative_to(self.path).parts[0]
         return frozenset(
             entry
-            for entry in self.stamp
+            for entry in self.fingerprint
             for top in (os.path.relpath(entry[0], self.path).split(os.sep)[0],)
             if top == str(version) or not (top.isdecimal() or top == config)
         )
 
 
-class Sources:
+class LoadedFrom:
     """What models were loaded from: the repository as it looked, and a configuration of a client's.
 
     That one holds for as long as the files look the same (configuration spec 8.6).
     """
 
     def __init__(self) -> None:
-        self._sources: dict[str, tuple[Stamp, Override | None]] = {}
+        self._sources: dict[str, tuple[Fingerprint, Override | None]] = {}
 
-    def note(self, name: str, look: Look | None, override: Override | None) -> None:
+    def record(self, name: str, look: FileState | None, override: Override | None) -> None:
         """A model is loaded; `look` is None if all its files have come from a client."""
         self.forget(name)
         if look is not None:
-            self._sources[name] = look.stamp, override
+            self._sources[name] = look.fingerprint, override
 
     def forget(self, name: str) -> None:
         """The model is unloaded."""
         self._sources.pop(name, None)
 
-    def current(self, name: str, seen: Stamp) -> bool:
+    def is_current(self, name: str, seen: Fingerprint) -> bool:
         """Whether the model was loaded from a repository that looked like this."""
         return name in self._sources and self._sources[name][0] == seen
 
@@ -80,32 +80,34 @@ class Sources:
         return self._sources[name][1]
 
 
-class Records:
+class LoadedConfigs:
     """What each living model was read as."""
 
     def __init__(self) -> None:
-        self._records: dict[LoadedModel, tuple[bytes, Look | None]] = {}
+        self._records: dict[LoadedModel, tuple[bytes, FileState | None]] = {}
 
-    def note(self, model: LoadedModel, config: ModelConfig, look: Look | None) -> None:
+    def record(self, model: LoadedModel, config: ModelConfig, look: FileState | None) -> None:
         """A model serves by this configuration, as it was before the model completed it."""
-        self._records[model] = _essence(config), look
+        self._records[model] = _without_updatable_fields(config), look
 
     def forget(self, model: LoadedModel) -> None:
         """The model has ended."""
         self._records.pop(model, None)
 
-    def may_stay(self, model: LoadedModel, config: ModelConfig, look: Look | None) -> bool:
+    def can_update_in_place(
+        self, model: LoadedModel, config: ModelConfig, look: FileState | None
+    ) -> bool:
         """Whether only instances and the choice of versions are other than they were."""
         essence, before = self._records.get(model, (b"", None))
-        if before is None or look is None or essence != _essence(config):
+        if before is None or look is None or essence != _without_updatable_fields(config):
             return False
-        return before.of(model.version) == look.of(model.version)
+        return before.of_version(model.version) == look.of_version(model.version)
 
 
-def _essence(config: ModelConfig) -> bytes:
+def _without_updatable_fields(config: ModelConfig) -> bytes:
     rest = type(config)()
     rest.CopyFrom(config)
-    for name in MAY_CHANGE:
+    for name in UPDATABLE_FIELDS:
         rest.ClearField(name)
     essence: bytes = rest.SerializeToString(deterministic=True)
     return essence

@@ -18,7 +18,7 @@ from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import stub_lost
 from host.models.signature import Signature
-from host.models.tensor_spec import byte_size, refuse, wire_name
+from host.models.tensor_spec import byte_size, raise_invalid_input, wire_name
 from host.system.regular_file import read_file
 
 _log = logging.getLogger("pbhost")
@@ -71,7 +71,7 @@ class Warmup:
     def _request(self, sample: _Sample) -> InferRequest:
         """A request as the scheduler would hand it to an instance. Raises HostError."""
         request = InferRequest(self._model, [_copy(tensor) for tensor in sample.inputs])
-        self._signature.check_tensors(request)
+        self._signature.validate_tensors(request)
         request.inputs += [_copy(tensor) for tensor in sample.extra]
         return request
 
@@ -88,7 +88,7 @@ class Warmup:
                     "model '%s' instance %s is running warmup sample '%s' for iteration %d",
                     self._model, instance.name, sample.name, iteration,
                 )  # fmt: skip
-                errors = self._too_many(sample.batch_size, instance.name)
+                errors = self._batch_too_large_error(sample.batch_size, instance.name)
                 if not errors:
                     calls = [new_call(self._request(sample)) for _ in range(sample.batch_size)]
                     running = _execute(instance, calls, report)
@@ -107,7 +107,7 @@ class Warmup:
                         raise stub_lost(text, ErrorCode.INVALID_ARG)
                     raise invalid_argument(text)
 
-    def _too_many(self, size: int, instance: str) -> list[HostError]:
+    def _batch_too_large_error(self, size: int, instance: str) -> list[HostError]:
         """What each request of a batch is told that is more than the model takes.
 
         One request may always come (pb_utils spec 6.2). At most a thousand are told.
@@ -171,7 +171,9 @@ def _content(name: str, given: ConfigPart, directory: Path, model: str) -> tuple
     size = prod(shape) * byte_size(datatype)
     source = given.WhichOneof("input_data_type")
     if source is None:
-        refuse(_ANONYMOUS, f"warmup setting expects input '{name}' to have input_data_type set")
+        raise_invalid_input(
+            _ANONYMOUS, f"warmup setting expects input '{name}' to have input_data_type set"
+        )
     if source == "input_data_file":
         return shape, _from_file(directory, given.input_data_file, datatype, size, model)
     if source == "random_data" and datatype not in ("BYTES", "BOOL"):
@@ -194,7 +196,7 @@ def _from_file(directory: Path, name: str, datatype: str, size: int, model: str)
     if datatype == "BYTES":
         return data  # its elements are checked like a client's
     if len(data) < size:
-        refuse(
+        raise_invalid_input(
             _ANONYMOUS,
             f"warmup setting expects {size} bytes, but the data provided from {name}only has"
             f" {len(data)} bytes",

@@ -14,7 +14,7 @@ from host.errors import internal, invalid_argument
 from host.inference.request import Parameter
 from host.system.private_directory import PrivateDirectory
 
-_FILE = "file:"
+_FILE_PREFIX = "file:"
 _TYPES: dict[type, str] = {bool: "BOOL", int: "INT", float: "DOUBLE", str: "STRING", bytes: "BYTES"}
 
 
@@ -42,10 +42,10 @@ def parse_override(parameters: Mapping[str, Parameter | bytes]) -> Override | No
                     "Config parameter 'config' must have string type for its value"
                 )
             config = value
-        elif key.startswith(_FILE):
+        elif key.startswith(_FILE_PREFIX):
             if not isinstance(value, bytes):
                 raise invalid_argument(f"File parameter '{key}' must have bytes type for its value")
-            path = _inside(key)
+            path = _normalize_file_path(key)
             if path in files:
                 raise invalid_argument(f"Invalid file parameter '{key}', '{path}' is given twice")
             files[path] = value
@@ -56,7 +56,7 @@ def parse_override(parameters: Mapping[str, Parameter | bytes]) -> Override | No
     for path in files:
         if any(str(parent) in files for parent in PurePosixPath(path).parents):
             raise invalid_argument(
-                f"Invalid file parameter '{_FILE}{path}', directory has been created as a file"
+                f"Invalid file parameter '{_FILE_PREFIX}{path}', directory has been created as a file"
             )
     if config is None:
         if files:
@@ -67,9 +67,9 @@ def parse_override(parameters: Mapping[str, Parameter | bytes]) -> Override | No
     return Override(config, files)
 
 
-def _inside(key: str) -> str:
+def _normalize_file_path(key: str) -> str:
     """The path of a file parameter, in its shortest form. Raises HostError if it leads outside."""
-    path = os.path.normpath(key.removeprefix(_FILE))
+    path = os.path.normpath(key.removeprefix(_FILE_PREFIX))
     if path.startswith("/") or path in (".", "..") or path.startswith("../") or "\0" in path:
         raise invalid_argument(
             f"Invalid file parameter '{key}' with normalized path '{path}' must stay within model"
@@ -78,7 +78,7 @@ def _inside(key: str) -> str:
     return path
 
 
-class Uploads:
+class UploadedDirectories:
     """Model directories made of files that came with loads; nobody but this user can enter them.
 
     A directory that its server could not remove is removed by the next one that needs any.
@@ -120,17 +120,17 @@ class Uploads:
                 self._folder = None
 
 
-class Files:
+class ModelFiles:
     """The directory that versions of a model are loaded from. An uploaded one goes with its last
     user; who makes this object is the first.
     """
 
-    def __init__(self, path: Path, uploads: Uploads | None = None) -> None:
+    def __init__(self, path: Path, uploads: UploadedDirectories | None = None) -> None:
         self.path = path
         self._uploads = uploads
         self._users = 1
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         """There is one more user."""
         self._users += 1
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 _SEPARATOR = "::"
 
 
-def identity(namespace: str, name: str) -> str:
+def qualified_name(namespace: str, name: str) -> str:
     """What a model is kept by and logged as; without a namespace its name."""
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
-def split(known: str) -> tuple[str, str]:
+def split_qualified_name(known: str) -> tuple[str, str]:
     """Namespace and name of what `identity` made of them; names hold no `::` where it is used."""
     namespace, _, name = known.rpartition(_SEPARATOR)
     return namespace, name
 
 
-def may_be_named(name: str) -> bool:
+def is_valid_model_name(name: str) -> bool:
     """Whether a model in a namespace can have this name."""
     return _SEPARATOR not in name

@@ -12,7 +12,7 @@ from pathlib import Path
 from host.config.resolve import is_version
 from host.config.schema import ModelConfig
 from host.errors import HostError, internal, invalid_argument, unsupported
-from host.repository.qualified_name import identity, may_be_named, split
+from host.repository.qualified_name import is_valid_model_name, qualified_name, split_qualified_name
 from host.system.regular_file import check_regular
 
 _log = logging.getLogger("pbhost")
@@ -31,7 +31,7 @@ class ModelDirectory:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class RepositoryScan:
     """What the repositories hold now, by name, or with namespaces by identity.
 
     The models of a repository that could not be read are absent from `models`; `failures` says
@@ -42,7 +42,7 @@ class Scan:
     failures: dict[Path, HostError] = field(default_factory=dict)
 
     @property
-    def complaints(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What an operator should read of it."""
         texts = [failure.message for failure in self.failures.values()]
         texts += [
@@ -71,7 +71,7 @@ class Repository:
             if not path.is_dir():
                 raise invalid_argument("repository path is not a valid directory")
 
-    def scan(self) -> Scan:
+    def scan(self) -> RepositoryScan:
         """Every model of every repository. What is wrong is reported, not raised. Blocks."""
         found: dict[str, ModelDirectory] = {}
         failures: dict[Path, HostError] = {}
@@ -84,53 +84,53 @@ class Repository:
                 continue
             for name in names:
                 if self.namespaces:
-                    if not may_be_named(name):
+                    if not is_valid_model_name(name):
                         _log.warning("ignore model directory '%s' which has '::' in its name", name)
                         continue
-                    known = identity(str(repository), name)
+                    known = qualified_name(str(repository), name)
                     found[known] = ModelDirectory(name, repository / name)
                     continue
                 duplicated = name in found
                 path = found[name].path if duplicated else repository / name
                 found[name] = ModelDirectory(name, path, duplicated)
-        return Scan({name: found[name] for name in sorted(found)}, failures)
+        return RepositoryScan({name: found[name] for name in sorted(found)}, failures)
 
-    def identities(self, name: str) -> list[str]:
+    def qualified_names(self, name: str) -> list[str]:
         """What goes by this name; without namespaces the name itself, whether or not. Blocks."""
         if not self.namespaces:
             return [name]
         return [
-            identity(str(path), name)
+            qualified_name(str(path), name)
             for path in self.paths
-            if may_be_named(name) and _holds(path, name)
+            if is_valid_model_name(name) and _holds(path, name)
         ]
 
     def namespace_of(self, known: str) -> str:
         """The repository that a model belongs to, "" without namespaces."""
-        return split(known)[0] if self.namespaces else ""
+        return split_qualified_name(known)[0] if self.namespaces else ""
 
-    def members(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
+    def resolve_step_models(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
         """As `member`, for several names."""
-        return {name: self.member(ensemble, name) for name in names}
+        return {name: self.resolve_step_model(ensemble, name) for name in names}
 
-    def member(self, ensemble: str, name: str) -> str:
+    def resolve_step_model(self, ensemble: str, name: str) -> str:
         """The identity of what an ensemble calls by this name. Blocks.
 
         What lies beside it comes first, then the only one there is; else it is the bare name.
         """
-        known = self.identities(name)
-        beside = identity(self.namespace_of(ensemble), name)
+        known = self.qualified_names(name)
+        beside = qualified_name(self.namespace_of(ensemble), name)
         if beside in known:
             return beside
         return known[0] if len(known) == 1 else name
 
-    def find(self, known: str) -> ModelDirectory:
+    def find_model_directory(self, known: str) -> ModelDirectory:
         """One model, by its identity, whatever state the others are in. Blocks.
 
         Raises HostError INTERNAL if it lies nowhere, or in two repositories.
         """
         space = self.namespace_of(known)
-        name = split(known)[1] if self.namespaces else known
+        name = split_qualified_name(known)[1] if self.namespaces else known
         paths = [path for path in self.paths if not space or str(path) == space]
         holders = [path for path in paths if _holds(path, name)]
         if self.namespaces and not space and len(holders) == 1:
@@ -187,7 +187,7 @@ def _stat_failure(path: Path) -> HostError:
     return internal(f"failed to stat file {path}")
 
 
-def versions(model_dir: Path) -> list[int]:
+def list_versions(model_dir: Path) -> list[int]:
     """The versions that the model directory holds, ascending (configuration spec 1.2).
 
     Raises HostError INTERNAL if the directory cannot be read.
@@ -230,14 +230,14 @@ _TEMPORARY = re.compile(
 ).fullmatch
 """Files that come and go beside the ones that somebody edits."""
 
-Stamp = frozenset[tuple[str, int, int]]
+Fingerprint = frozenset[tuple[str, int, int]]
 """Every file of a model: path, time of the last change in nanoseconds, size in bytes.
 
 Folders are there with zeros: an empty one may be a version.
 """
 
 
-def stamp(model_dir: Path) -> Stamp:
+def compute_fingerprint(model_dir: Path) -> Fingerprint:
     """What would differ had the model been changed.
 
     What running or editing it leaves beside it is no change. Names are compared as well as times,
@@ -291,7 +291,7 @@ def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
     return chosen
 
 
-def model_file(model_dir: Path, version: int, config: ModelConfig) -> Path:
+def model_file_path(model_dir: Path, version: int, config: ModelConfig) -> Path:
     """The file that implements a version. It need not exist.
 
     Its name may not lead out of the model's directory. Links may: they are the doing of whoever

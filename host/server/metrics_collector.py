@@ -62,7 +62,7 @@ class MetricsCollector:
         """Everything as it is now; what stubs have said is taken in first."""
         self._pool.drain()
         snapshot = MetricsSnapshot()
-        entries = [entry for _, entry in self._registry.items()]
+        entries = [entry for _, entry in self._registry.list_entries()]
         for model in [v.model for entry in entries for _, v in sorted(entry.versions.items())]:
             if model is not None:
                 model.metrics.collect_into(snapshot)

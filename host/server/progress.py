@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
-from host.models.registry import Registry, State
+from host.models.registry import Registry, VersionState
 
 _REFRESH_SECONDS = 0.2
 
@@ -43,8 +43,8 @@ class LoadProgress:
             name: [version.state for version in self._registry.versions(name).values()]
             for name in self._names
         }
-        loading = [name for name, known in states.items() if State.LOADING in known]
-        loaded = sum(State.READY in known for known in states.values())
+        loading = [name for name, known in states.items() if VersionState.LOADING in known]
+        loaded = sum(VersionState.READY in known for known in states.values())
         text = f"loaded {loaded}/{len(self._names)}, loading: {', '.join(loading)}"
         sys.stderr.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
         sys.stderr.flush()

@@ -27,14 +27,14 @@ from host.logs.handler import LogHandler, configure, format_table
 from host.logs.settings import LogSettings
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import MachineMetrics
-from host.model_control.control import Control
-from host.model_control.dependencies import Families
-from host.model_control.lifecycle import Lifecycle
-from host.model_control.poller import Poller
+from host.model_control.control import ModelControl
+from host.model_control.dependencies import EnsembleDependencies
+from host.model_control.lifecycle import ModelLifecycle
+from host.model_control.poller import RepositoryPoller
 from host.models.backends import Backends
 from host.models.loader import Loader
 from host.models.loads import LoadSettings
-from host.models.registry import Registry, State
+from host.models.registry import Registry, VersionState
 from host.options.host_policies import read_policies
 from host.options.options import Options
 from host.options.table import option_table_rows
@@ -68,8 +68,8 @@ class Server:
         self.core = Core(options.id, self._registry, options.strict_readiness)
         self._pool: StubPool | None = None
         self._environments: Environments | None = None
-        self._lifecycle: Lifecycle | None = None
-        self._poller: Poller | None = None
+        self._lifecycle: ModelLifecycle | None = None
+        self._poller: RepositoryPoller | None = None
         self._custom_metrics = CustomMetrics()
         self._endpoints = Endpoints(self.core, options, self._custom_metrics.collect)
         self._store: ResponseStore | None = None
@@ -170,7 +170,7 @@ class Server:
             limiter=_make_rate_limiter(options),
             policies=read_policies(options.host_policy),
         )
-        lifecycle = self._lifecycle = Lifecycle(
+        lifecycle = self._lifecycle = ModelLifecycle(
             self._registry,
             repository,
             EnsembleLoader(
@@ -192,8 +192,8 @@ class Server:
                 agents=options.repoagent_directory,
             ),
         )
-        families = Families(self._registry, lifecycle)
-        pool.control = control = Control(
+        families = EnsembleDependencies(self._registry, lifecycle)
+        pool.control = control = ModelControl(
             self._registry,
             repository,
             families,
@@ -214,7 +214,7 @@ class Server:
                 raise error
             _log.error("%s", error.status_string)
         if options.model_control_mode == "poll":
-            self._poller = Poller(
+            self._poller = RepositoryPoller(
                 self._registry, repository, families, options.repository_poll_secs
             )
 
@@ -223,12 +223,12 @@ class Server:
         options = self.options
         if options.model_control_mode == "explicit" and "*" not in options.load_model:
             asked = list(dict.fromkeys(options.load_model))
-            known = await asyncio.to_thread(lambda: list(map(repository.identities, asked)))
+            known = await asyncio.to_thread(lambda: list(map(repository.qualified_names, asked)))
             return [
                 one for name, found in zip(asked, known, strict=True) for one in found or [name]
             ], True
         scan = await asyncio.to_thread(repository.scan)
-        for text in scan.complaints:
+        for text in scan.warnings:
             _log.error("%s", text)
         if options.model_repository and not (scan.models or scan.failures):
             paths = ", ".join(f"'{path}'" for path in options.model_repository)
@@ -255,12 +255,12 @@ class Server:
         rows: list[list[str]] = []
         for name, failure in self._registry.failures.items():
             rows.append([name, "-", f"Not loaded: {failure.reason}"])
-        for name, entry in self._registry.items():
+        for name, entry in self._registry.list_entries():
             if not entry.versions:
                 rows.append([name, "-", f"Not loaded: {entry.reason}"])
             for number, version in sorted(entry.versions.items()):
                 status = version.state.value
-                if version.state is not State.READY and version.reason:
+                if version.state is not VersionState.READY and version.reason:
                     status += f": {version.reason}"
                 rows.append([name, str(number), status])
         rows.sort(key=lambda row: row[0])
@@ -341,7 +341,7 @@ class Server:
         if log is not None:
             log.close()
 
-    async def _unload(self, lifecycle: Lifecycle, deadline: float, in_time: bool) -> bool:
+    async def _unload(self, lifecycle: ModelLifecycle, deadline: float, in_time: bool) -> bool:
         _log.info("Waiting for in-flight requests to complete.")
         unload = asyncio.ensure_future(lifecycle.unload_all())
         if await wait_with_reports(unload, deadline, lambda left: _log_in_flight(lifecycle, left)):
@@ -384,8 +384,8 @@ def _warn_about_debugging(model: str, names: Sequence[str]) -> None:
         _log.warning("--debug-model: '%s' is none of the models that are loaded now", model)
 
 
-def _log_in_flight(lifecycle: Lifecycle, left: float) -> None:
-    busy = [model for model in lifecycle.models() if model.in_flight]
+def _log_in_flight(lifecycle: ModelLifecycle, left: float) -> None:
+    busy = [model for model in lifecycle.living_models() if model.in_flight]
     _log.info("Timeout %d: Found %d model versions that have in-flight inferences", left, len(busy))
     for model in busy:
         _log.info(

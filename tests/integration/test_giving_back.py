@@ -124,7 +124,7 @@ def test_disks_are_not_read_on_the_loop(repository: RepositoryBuilder) -> None:
             lifecycle = server._lifecycle
             assert lifecycle is not None
             await eventually(
-                lambda: "y" in {each.name for each in lifecycle.models()}, "the new model"
+                lambda: "y" in {each.name for each in lifecycle.living_models()}, "the new model"
             )
             assert {entry.name for entry in await server.core.repository_index(True)} == {"x", "y"}
         return threading.get_ident()

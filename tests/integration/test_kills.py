@@ -52,7 +52,7 @@ class Bench:
 
     def serving_instances(self, name: str) -> list[Instance]:
         assert self.server._lifecycle is not None
-        (model,) = [each for each in self.server._lifecycle.models() if each.name == name]
+        (model,) = [each for each in self.server._lifecycle.living_models() if each.name == name]
         return [lane.instance for lane in model.lanes if lane.state is InstanceState.SERVING]
 
     def pids(self, name: str) -> list[int]:
@@ -65,7 +65,7 @@ class Bench:
         return [
             f"{lane.instance.name}: {lane.state}, {lane.instance._session.state}, {lane.reason}"
             f" after {lane._consecutive_exits} deaths"
-            for model in self.server._lifecycle.models()
+            for model in self.server._lifecycle.living_models()
             for lane in model.lanes
         ]
 

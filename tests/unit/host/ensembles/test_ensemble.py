@@ -16,7 +16,7 @@ from host.inference.request import Call, InferRequest, InferResponse, Tensor
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
-from host.models.registry import LoadedModel, Registry, State, Version
+from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
 
 TENSOR = "data_type: TYPE_INT8, dims: [ 1 ] }"
 
@@ -71,7 +71,7 @@ class Member:
     def statistics(self) -> ModelStatistics:
         raise AssertionError
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         self.held += 1
 
     def release(self) -> None:
@@ -104,7 +104,7 @@ class Line:
         registry = Registry()
         for member in members:
             model: LoadedModel = member
-            registry.set(member.name, Version(1, State.READY, model=model))
+            registry.set_version(member.name, ModelVersion(1, VersionState.READY, model=model))
         names = ["I", *(f"t{index}" for index in range(1, len(members))), "O"]
         steps = ", ".join(
             f'{{ model_name: "{member.name}" model_version: -1'
@@ -184,7 +184,7 @@ def test_a_member_that_refuses_a_request_fails_that_of_the_ensemble() -> None:
 def test_a_member_that_is_not_there_fails_the_request() -> None:
     member = Member("m")
     line = Line(member)
-    line.ensemble._registry.set("m", Version(1, State.UNLOADING, model=None))
+    line.ensemble._registry.set_version("m", ModelVersion(1, VersionState.UNLOADING, model=None))
     call, answers = line.ask()
     assert answers[0] is not None and answers[0].error is not None
     assert answers[0].error.message == (
@@ -292,7 +292,7 @@ def test_what_is_drained_refuses_requests_but_those_of_ensembles_that_hold_it() 
         member = Member("m")
         line = Line(member)
         call, _ = line.ask()
-        line.ensemble.hold()
+        line.ensemble.acquire()
         drained = asyncio.ensure_future(line.ensemble.drain())
         await asyncio.sleep(0)
         other, _ = line.ask()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from host.ensembles.flow_control import Lease, Pace
+from host.ensembles.flow_control import FlowControl, ResponseCredit
 from host.inference.request import Call, InferRequest, InferResponse, Tensor
 
 
@@ -11,34 +11,34 @@ class Sent:
 
     def __init__(self, limited: bool = False, window: int = 0) -> None:
         self.steps: set[int] = set()
-        self.pace = Pace(
+        self.flow_control = FlowControl(
             InferRequest("e", [], max_outstanding_responses=window), limited, self.steps
         )
         self.taken: list[str] = []
         self._call = Call(InferRequest("m", []))
         self._call.on_response_acknowledged = lambda response: self.taken.append(response.id)
 
-    def send(self, name: str, uses: int = 1, waits: bool = False) -> Lease:
-        lease = Lease(self.pace, self._call, InferResponse("m", 1, name), uses)
+    def send(self, name: str, uses: int = 1, waits: bool = False) -> ResponseCredit:
+        lease = ResponseCredit(self.flow_control, self._call, InferResponse("m", 1, name), uses)
         if waits:
-            self.pace.wait()
-        self.pace.sent_on(lease, uses > 0)
+            self.flow_control.step_waits()
+        self.flow_control.tensors_used(lease, uses > 0)
         return lease
 
     def give(self, size: int = 1) -> InferResponse:
         response = InferResponse("e", 1)
         response.outputs = [Tensor("a", "INT8", [size], bytes(size))]
-        self.pace.give(response)
+        self.flow_control.response_sent(response)
         return response
 
 
 def test_without_a_limit_a_response_is_taken_when_the_last_who_uses_it_is_done() -> None:
     sent = Sent()
     lease = sent.send("a", uses=3)
-    lease.end()
-    lease.end()
-    assert not sent.taken and sent.pace.window == 0
-    lease.end()
+    lease.release()
+    lease.release()
+    assert not sent.taken and sent.flow_control.max_outstanding_responses == 0
+    lease.release()
     assert sent.taken == ["a"]
 
 
@@ -53,11 +53,11 @@ def test_with_a_limit_it_is_taken_unless_a_step_waits() -> None:
     first = sent.send("a")
     second = sent.send("b", waits=True)
     third = sent.send("c", uses=0)
-    assert sent.taken == ["a"] and sent.pace.window == 1
+    assert sent.taken == ["a"] and sent.flow_control.max_outstanding_responses == 1
     for lease in (first, second):
-        lease.end()  # that is known already, or of no account
+        lease.release()  # that is known already, or of no account
     assert sent.taken == ["a"]
-    sent.pace.turn()
+    sent.flow_control.step_stops_waiting()
     assert sent.taken == ["a", "b", "c"]
     del third
 
@@ -65,45 +65,45 @@ def test_with_a_limit_it_is_taken_unless_a_step_waits() -> None:
 def test_members_are_held_up_by_responses_that_the_asker_has_not_taken() -> None:
     sent = Sent()
     given = [sent.give() for _ in range(128)]
-    sent.send("a").end()
+    sent.send("a").release()
     assert not sent.taken
-    sent.pace.taken(given[0])
+    sent.flow_control.response_acknowledged(given[0])
     assert sent.taken == ["a"]
 
 
 def test_members_are_held_up_by_their_bytes() -> None:
     sent = Sent()
     large = sent.give(4 << 20)
-    sent.send("a").end()
+    sent.send("a").release()
     assert not sent.taken
-    sent.pace.taken(large)
+    sent.flow_control.response_acknowledged(large)
     assert sent.taken == ["a"]
 
 
 def test_an_asker_with_a_window_holds_members_up_by_that() -> None:
     sent = Sent(window=1)
     sent.send("a")
-    assert sent.taken == ["a"] and sent.pace.window == 1
+    assert sent.taken == ["a"] and sent.flow_control.max_outstanding_responses == 1
     given = sent.give()
     sent.send("b")
     assert sent.taken == ["a"]
-    sent.pace.taken(given)
+    sent.flow_control.response_acknowledged(given)
     assert sent.taken == ["a", "b"]
 
 
 def test_members_are_held_up_by_steps_further_on() -> None:
     sent = Sent()
     sent.steps.update(range(257))
-    sent.send("a").end()
+    sent.send("a").release()
     assert not sent.taken
     sent.steps.pop()
-    sent.pace.go_on()
+    sent.flow_control.acknowledge_waiting()
     assert sent.taken == ["a"]
 
 
 def test_after_a_failure_nobody_is_held_up() -> None:
     sent = Sent(limited=True)
     sent.send("a", waits=True)
-    sent.pace.let_go()
+    sent.flow_control.release_all()
     sent.send("b", waits=True)
     assert sent.taken == ["a", "b"]

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from host.ensembles.inflight_limiter import Limiter, Ticket
+from host.ensembles.inflight_limiter import InflightLimiter, Permit
 from tests.unit.host.scheduling.lanes import TICK, Clock
 
 PATIENCE = 300 * 10**9 // TICK
@@ -18,12 +18,12 @@ class Starts:
 
     def __init__(self, most: int) -> None:
         self.clock = Clock()
-        self.limiter = Limiter("e", most, self.clock)
+        self.limiter = InflightLimiter("e", most, self.clock)
         self.made: list[int] = []
 
-    def enter(self, number: int, step: int = 0) -> Ticket:
-        ticket = Ticket(step, partial(self.made.append, number))
-        self.limiter.enter(ticket)
+    def enter(self, number: int, step: int = 0) -> Permit:
+        ticket = Permit(step, partial(self.made.append, number))
+        self.limiter.request_permit(ticket)
         return ticket
 
 
@@ -31,13 +31,13 @@ def test_no_more_than_allowed_are_under_way_and_the_first_to_come_is_next() -> N
     starts = Starts(2)
     tickets = [starts.enter(number) for number in range(5)]
     assert starts.made == [0, 1]
-    starts.limiter.leave(tickets[1])
+    starts.limiter.release_permit(tickets[1])
     assert starts.made == [0, 1, 2]
-    starts.limiter.leave(tickets[0])
-    starts.limiter.leave(tickets[2])
+    starts.limiter.release_permit(tickets[0])
+    starts.limiter.release_permit(tickets[2])
     assert starts.made == [0, 1, 2, 3, 4]
     for ticket in tickets[3:]:
-        starts.limiter.leave(ticket)
+        starts.limiter.release_permit(ticket)
     starts.enter(5)
     assert starts.made[-1] == 5
     assert starts.clock.armed == 0
@@ -54,26 +54,26 @@ def test_each_step_has_its_own_limit() -> None:
 def test_one_that_is_given_up_while_it_waits_is_never_started() -> None:
     starts = Starts(1)
     first, second, third = (starts.enter(number) for number in range(3))
-    starts.limiter.leave(second)
-    starts.limiter.leave(first)
+    starts.limiter.release_permit(second)
+    starts.limiter.release_permit(first)
     assert starts.made == [0, 2]
-    starts.limiter.leave(third)
+    starts.limiter.release_permit(third)
     assert starts.clock.armed == 0
 
 
 def test_thousands_that_fail_at_once_do_not_pile_up() -> None:
     starts = Starts(1)
     first = starts.enter(-1)
-    tickets: list[Ticket] = []
+    tickets: list[Permit] = []
 
     def fail(number: int) -> None:
         starts.made.append(number)
-        starts.limiter.leave(tickets[number])
+        starts.limiter.release_permit(tickets[number])
 
     for number in range(5000):
-        tickets.append(Ticket(0, partial(fail, number)))
-        starts.limiter.enter(tickets[-1])
-    starts.limiter.leave(first)
+        tickets.append(Permit(0, partial(fail, number)))
+        starts.limiter.request_permit(tickets[-1])
+    starts.limiter.release_permit(first)
     assert starts.made == [-1, *range(5000)]
 
 
@@ -93,5 +93,5 @@ def test_after_five_minutes_one_goes_ahead_and_the_log_says_so(
     assert starts.made == [0, 1]
     assert "ensemble 'e': a request of step 0 has waited 300 s" in caplog.text
     starts.enter(2)
-    starts.limiter.leave(waiting)
+    starts.limiter.release_permit(waiting)
     assert starts.made == [0, 1]  # the one that does not end is still under way

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from host.config.pbtxt import parse_pbtxt
-from host.ensembles.plan import Plan
+from host.ensembles.plan import EnsemblePlan
 
 CONFIG = """
 input [ { name: "I" }, { name: "J" } ]
@@ -23,8 +23,8 @@ ensemble_scheduling { step [
 
 
 @pytest.fixture
-def plan() -> Plan:
-    return Plan(parse_pbtxt(CONFIG, "config.pbtxt"))
+def plan() -> EnsemblePlan:
+    return EnsemblePlan(parse_pbtxt(CONFIG, "config.pbtxt"))
 
 
 @pytest.mark.parametrize(
@@ -37,25 +37,25 @@ def plan() -> Plan:
     ],
 )
 def test_a_route_has_the_steps_that_its_outputs_need(
-    plan: Plan, requested: list[str], steps: str, inputs: set[str]
+    plan: EnsemblePlan, requested: list[str], steps: str, inputs: set[str]
 ) -> None:
     route = plan.route(requested)
     assert [step.model for step in route.steps] == list(steps)
     assert set(route.inputs) == inputs
 
 
-def test_outputs_have_the_order_of_the_configuration(plan: Plan) -> None:
+def test_outputs_have_the_order_of_the_configuration(plan: EnsemblePlan) -> None:
     assert plan.route(["Q", "O"]).outputs == ("O", "Q")
     assert plan.route([]).outputs == ("O", "P", "Q")
 
 
-def test_a_tensor_is_used_once_by_each_step_and_once_if_it_is_asked_for(plan: Plan) -> None:
+def test_a_tensor_is_used_once_by_each_step_and_once_if_it_is_asked_for(plan: EnsemblePlan) -> None:
     uses = plan.route([]).uses
     assert uses == {"I": 1, "J": 1, "t": 2, "O": 1, "P": 1, "Q": 1}
     assert plan.route(["O"]).uses == {"I": 1, "t": 1, "O": 1}
 
 
-def test_a_tensor_may_be_several_inputs_of_one_step(plan: Plan) -> None:
+def test_a_tensor_may_be_several_inputs_of_one_step(plan: EnsemblePlan) -> None:
     step = plan.steps[1]
     assert step.inputs == (("x", "t"), ("z", "t"))
     assert step.sources == {"t"}
@@ -65,7 +65,7 @@ def test_a_tensor_may_be_several_inputs_of_one_step(plan: Plan) -> None:
 def test_routes_that_clients_make_up_are_not_all_kept() -> None:
     outputs = ", ".join(f'{{ name: "O{i}" }}' for i in range(20))
     made = " ".join(f'output_map {{ key: "o{i}" value: "O{i}" }}' for i in range(20))
-    plan = Plan(
+    plan = EnsemblePlan(
         parse_pbtxt(
             f'input [ {{ name: "I" }} ] output [ {outputs} ] ensemble_scheduling {{ step [ {{'
             f' model_name: "a" input_map {{ key: "x" value: "I" }} {made} }} ] }}',

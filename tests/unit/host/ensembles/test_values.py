@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from host.ensembles.values import Correlation, Value
+from host.ensembles.values import EnsembleTensor, SequencePosition
 from host.errors import HostError
 from host.inference.request import Parameter, Tensor
 
-PLAIN = Correlation(0, 0)
+PLAIN = SequencePosition(0, 0)
 
 
 def named(shape: list[int], made: int, dims: list[int], batches: bool) -> list[int]:
     tensor = Tensor("a", "FP32", shape, b"")
-    found = Value(tensor, made, PLAIN, 1).named("b", dims, batches)
+    found = EnsembleTensor(tensor, made, PLAIN, 1).to_step_input("b", dims, batches)
     assert found is not None
     assert found.name == "b"
     assert tensor.shape == shape, "the tensor itself may be on its way to others"
@@ -39,24 +39,24 @@ def test_a_batch_dimension_of_one_comes_and_goes(
 
 
 def test_what_was_not_made_has_no_tensor() -> None:
-    assert Value(None, 0, PLAIN, 1).named("b", [1], True) is None
+    assert EnsembleTensor(None, 0, PLAIN, 1).to_step_input("b", [1], True) is None
 
 
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [
-        ({}, Correlation(5, 1)),
-        ({"other": 3}, Correlation(5, 1)),
-        ({"sequence_id": 7}, Correlation(7, 1, True)),
-        ({"sequence_id": "x"}, Correlation("x", 1, True)),
-        ({"sequence_start": False}, Correlation(5, 0, True)),
-        ({"sequence_end": True}, Correlation(5, 3, True)),
+        ({}, SequencePosition(5, 1)),
+        ({"other": 3}, SequencePosition(5, 1)),
+        ({"sequence_id": 7}, SequencePosition(7, 1, True)),
+        ({"sequence_id": "x"}, SequencePosition("x", 1, True)),
+        ({"sequence_start": False}, SequencePosition(5, 0, True)),
+        ({"sequence_end": True}, SequencePosition(5, 3, True)),
     ],
 )
 def test_a_members_response_may_change_the_sequence(
-    parameters: dict[str, Parameter], expected: Correlation
+    parameters: dict[str, Parameter], expected: SequencePosition
 ) -> None:
-    assert Correlation(5, 1).changed_by(parameters) == expected
+    assert SequencePosition(5, 1).updated_by(parameters) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,4 @@ def test_a_members_response_may_change_the_sequence(
 )
 def test_a_sequence_of_the_wrong_type_is_refused(name: str, value: Parameter) -> None:
     with pytest.raises(HostError, match=f"parameter '{name}' to be TRITONSERVER_PARAMETER_"):
-        PLAIN.changed_by({name: value})
+        PLAIN.updated_by({name: value})

@@ -118,11 +118,13 @@ def test_shape_tensors_are_compared_by_their_value_on_arrival(client: Client) ->
     for third in (5, 5, 6):
         block = client.write(struct.pack("<3i", 1, 4, third))
         asked = InferRequest("m", [Tensor("N", "INT32", [3], block, block), other])
-        signature.check(asked)
+        signature.validate_request(asked)
         calls.append(Call(asked))
     client.cut()
-    assert signature.compatible(calls[0], calls[1])
-    assert not signature.compatible(calls[0], calls[2])
+    assert signature.can_share_batch(calls[0], calls[1])
+    assert not signature.can_share_batch(calls[0], calls[2])
     block = client.regions.find_block("r", 0, 12)
     with pytest.raises(HostError, match="has become too small"):
-        signature.check(InferRequest("m", [Tensor("N", "INT32", [3], block, block), other]))
+        signature.validate_request(
+            InferRequest("m", [Tensor("N", "INT32", [3], block, block), other])
+        )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from host.errors import HostError
-from host.model_control.load_limiter import Slots
+from host.model_control.load_limiter import LoadLimiter
 from tests.conftest import DEADLINE
 
 
@@ -27,12 +27,12 @@ async def turns() -> None:
 class Load:
     """A load that holds a slot until told to end."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: LoadLimiter) -> None:
         self.running = False
         self.end = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._run(slots))
 
-    async def _run(self, slots: Slots) -> None:
+    async def _run(self, slots: LoadLimiter) -> None:
         async with slots:
             self.running = True
             await self.end.wait()
@@ -41,7 +41,7 @@ class Load:
 
 def test_no_more_than_the_given_number_run_and_all_get_their_turn() -> None:
     async def work() -> None:
-        slots = Slots(2)
+        slots = LoadLimiter(2)
         loads = [Load(slots) for _ in range(5)]
         while any(not load.task.done() for load in loads):
             await turns()
@@ -55,7 +55,7 @@ def test_no_more_than_the_given_number_run_and_all_get_their_turn() -> None:
 
 def test_a_cancelled_load_does_not_take_a_turn_with_it() -> None:
     async def work() -> None:
-        slots = Slots(1)
+        slots = LoadLimiter(1)
         first, second, third = (Load(slots) for _ in range(3))
         await turns()
         first.end.set()
@@ -71,10 +71,10 @@ def test_a_cancelled_load_does_not_take_a_turn_with_it() -> None:
 
 def test_a_load_that_waits_for_another_one_does_not_count() -> None:
     async def work() -> None:
-        slots = Slots(1)
+        slots = LoadLimiter(1)
         outer = Load(slots)
         await turns()
-        with slots.lent("outer", "inner"):
+        with slots.lend_slot("outer", "inner"):
             inner, late = Load(slots), Load(slots)
             await turns()
             assert inner.running and not late.running
@@ -91,10 +91,10 @@ def test_a_load_that_waits_for_another_one_does_not_count() -> None:
 
 def test_slots_are_not_overbooked_for_long_after_an_answer() -> None:
     async def work() -> None:
-        slots = Slots(1)
+        slots = LoadLimiter(1)
         outer = Load(slots)
         await turns()
-        with slots.lent("outer", "inner"):
+        with slots.lend_slot("outer", "inner"):
             inner = Load(slots)
             await turns()
         late = Load(slots)
@@ -122,18 +122,18 @@ def test_slots_are_not_overbooked_for_long_after_an_answer() -> None:
 def test_a_wait_that_closes_a_circle_is_refused(
     waits: list[tuple[str, str]], last: tuple[str, str], chain: str
 ) -> None:
-    slots = Slots(1)
+    slots = LoadLimiter(1)
     with ExitStack() as stack:
         for wait in waits:
-            stack.enter_context(slots.lent(*wait))
+            stack.enter_context(slots.lend_slot(*wait))
         with pytest.raises(HostError, match=f": {chain}\\. Load one"):
-            stack.enter_context(slots.lent(*last))
-    with slots.lent(*last) if last[0] != last[1] else ExitStack():
+            stack.enter_context(slots.lend_slot(*last))
+    with slots.lend_slot(*last) if last[0] != last[1] else ExitStack():
         pass  # what has ended closes no circle
 
 
 def test_waits_that_meet_are_no_circle() -> None:
-    slots = Slots(1)
+    slots = LoadLimiter(1)
     with ExitStack() as stack:
         for wait in (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("a", "b")):
-            stack.enter_context(slots.lent(*wait))
+            stack.enter_context(slots.lend_slot(*wait))

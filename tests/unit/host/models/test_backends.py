@@ -31,7 +31,7 @@ def found(folder: Path, backend: str, runtime: str = "", **parameters: str) -> L
         config.parameters[key].string_value = value
     before = config.SerializeToString(deterministic=True)
     model = folder.parents[1] / "m"
-    source, loaded = Backends(folder.parent).find(model, 1, LoadedConfig(config, None))
+    source, loaded = Backends(folder.parent).find_backend(model, 1, LoadedConfig(config, None))
     assert source == ModelSource(str(model), 1, "model.py", str(folder))
     assert config.SerializeToString(deterministic=True) == before, "other versions share it"
     return loaded
@@ -59,7 +59,7 @@ def test_a_python_model_brings_its_code_along(folder: Path, runtime: str) -> Non
     config.backend, config.runtime = "python", runtime
     config.default_model_filename = "mine.py"
     loaded = LoadedConfig(config, None)
-    source, same = Backends(folder.parent).find(folder, 3, loaded)
+    source, same = Backends(folder.parent).find_backend(folder, 3, loaded)
     assert source == ModelSource(str(folder), 3, "mine.py")
     assert same is loaded
     assert config.runtime == runtime
@@ -70,7 +70,7 @@ def test_a_folder_that_is_a_link_is_as_good(folder: Path) -> None:
     model = folder.parents[1] / "m"
     config = new_config()
     config.backend = "linked"
-    source, _ = Backends(folder.parent).find(model, 1, LoadedConfig(config, None))
+    source, _ = Backends(folder.parent).find_backend(model, 1, LoadedConfig(config, None))
     assert source.backend == str(folder.parent / "linked")
 
 
@@ -159,7 +159,7 @@ def test_a_framework_has_a_backend_of_ours_in_the_place_of_the_native_one(
     loaded = LoadedConfig(config, None)
     model = folder.parents[1] / "m"
     settings = {"": {"a": "1", "b": "2"}, "onnxruntime": {"b": "3"}, "python": {"c": "4"}}
-    source, same = Backends(folder.parent, settings).find(model, 1, loaded)
+    source, same = Backends(folder.parent, settings).find_backend(model, 1, loaded)
     assert Path(source.backend).parts[-3:] == ("stub", "backends", "onnxruntime")
     assert (source.file, source.settings) == ("model.py", {"a": "1", "b": "3"})
     assert same is loaded
@@ -171,7 +171,9 @@ def test_a_backend_of_the_users_own_comes_before_ours(folder: Path) -> None:
     (own / "model.py").touch()
     config = new_config()
     config.name, config.backend = "m", "pytorch"
-    source, _ = Backends(folder.parent).find(folder.parents[1] / "m", 1, LoadedConfig(config, None))
+    source, _ = Backends(folder.parent).find_backend(
+        folder.parents[1] / "m", 1, LoadedConfig(config, None)
+    )
     assert source.backend == str(own)
 
 

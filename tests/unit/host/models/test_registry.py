@@ -9,7 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from host.errors import ErrorCode, HostError
-from host.models.registry import Failure, Model, Registry, State, Version, parse_version
+from host.models.registry import (
+    LoadFailure,
+    Model,
+    ModelVersion,
+    Registry,
+    VersionState,
+    parse_version,
+)
 
 
 class FakeModel:
@@ -18,9 +25,11 @@ class FakeModel:
         self.version = version
 
 
-def version(number: int, state: State = State.READY, reason: str = "") -> Version:
-    model = cast(Model, FakeModel("m", number)) if state is State.READY else None
-    return Version(number, state, reason, model)
+def version(
+    number: int, state: VersionState = VersionState.READY, reason: str = ""
+) -> ModelVersion:
+    model = cast(Model, FakeModel("m", number)) if state is VersionState.READY else None
+    return ModelVersion(number, state, reason, model)
 
 
 def found(registry: Registry, number: int = -1) -> int:
@@ -49,23 +58,27 @@ def test_a_model_without_a_ready_version_has_none_available(registry: Registry) 
         ErrorCode.NOT_FOUND,
         "Request for unknown model: 'm' has no available versions",
     )
-    registry.set_empty("m", "Invalid argument: no")
+    registry.set_no_versions("m", "Invalid argument: no")
     assert refusal(registry) == expected
-    for state in (State.LOADING, State.UNLOADING, State.UNAVAILABLE):
-        registry.set("m", version(1, state))
+    for state in (VersionState.LOADING, VersionState.UNLOADING, VersionState.UNAVAILABLE):
+        registry.set_version("m", version(1, state))
         assert refusal(registry) == expected
 
 
 def test_an_unknown_version_is_not_found(registry: Registry) -> None:
-    registry.set("m", version(1))
+    registry.set_version("m", version(1))
     expected = (ErrorCode.NOT_FOUND, "Request for unknown model: 'm' version 2 is not found")
     assert refusal(registry, 2) == expected
 
 
-@pytest.mark.parametrize("state", [State.LOADING, State.UNLOADING, State.UNAVAILABLE])
-def test_a_version_that_is_not_ready_is_unavailable(registry: Registry, state: State) -> None:
-    registry.set("m", version(1))
-    registry.set("m", version(2, state))
+@pytest.mark.parametrize(
+    "state", [VersionState.LOADING, VersionState.UNLOADING, VersionState.UNAVAILABLE]
+)
+def test_a_version_that_is_not_ready_is_unavailable(
+    registry: Registry, state: VersionState
+) -> None:
+    registry.set_version("m", version(1))
+    registry.set_version("m", version(2, state))
     expected = (
         ErrorCode.UNAVAILABLE,
         "Request for unknown model: 'm' version 2 is not at ready state",
@@ -77,7 +90,7 @@ def test_a_version_that_is_not_ready_is_unavailable(registry: Registry, state: S
 @pytest.mark.parametrize("order", [[1, 2, 10], [10, 2, 1], [2, 10, 1]])
 def test_the_latest_version_is_the_highest_number(registry: Registry, order: list[int]) -> None:
     for number in order:
-        registry.set("m", version(number))
+        registry.set_version("m", version(number))
     assert found(registry) == 10
     assert [found(registry, number) for number in order] == order
     assert list(registry.versions("m")) == [1, 2, 10]
@@ -85,39 +98,39 @@ def test_the_latest_version_is_the_highest_number(registry: Registry, order: lis
 
 def test_the_latest_version_falls_back_when_one_leaves(registry: Registry) -> None:
     leaving = version(2)
-    registry.set("m", version(1))
-    registry.set("m", leaving)
-    leaving.state = State.UNLOADING
-    registry.changed()
+    registry.set_version("m", version(1))
+    registry.set_version("m", leaving)
+    leaving.state = VersionState.UNLOADING
+    registry.state_changed()
     assert found(registry) == 1
-    leaving.state = State.READY
-    registry.changed()
+    leaving.state = VersionState.READY
+    registry.state_changed()
     assert found(registry) == 2
 
 
 def test_a_version_is_replaced_by_one_of_the_same_number(registry: Registry) -> None:
     before, after = version(1), version(1)
-    registry.set("m", before)
-    registry.set("m", after)
+    registry.set_version("m", before)
+    registry.set_version("m", after)
     assert registry.find("m") is after.model
     assert list(registry.versions("m").values()) == [after]
 
 
 def test_models_do_not_see_each_others_versions(registry: Registry) -> None:
-    registry.set("m", version(1))
-    registry.set("n", version(2))
+    registry.set_version("m", version(1))
+    registry.set_version("n", version(2))
     assert found(registry) == 1
     assert refusal(registry, 2)[0] is ErrorCode.NOT_FOUND
-    assert [name for name, _ in registry.items()] == ["m", "n"]
+    assert [name for name, _ in registry.list_entries()] == ["m", "n"]
     assert registry.versions("unheard of") == {}
 
 
 def test_a_model_whose_load_failed_before_its_versions_is_not_known(registry: Registry) -> None:
     registry.set_failed("m", "Internal: broken", counts=False)
-    assert not registry.knows("m")
+    assert not registry.has_versions("m")
     assert refusal(registry)[1] == "Request for unknown model: 'm' is not found"
     assert refusal(registry, 1)[1] == "Request for unknown model: 'm' is not found"
-    assert registry.failures["m"] == Failure("Internal: broken", counts=False)
+    assert registry.failures["m"] == LoadFailure("Internal: broken", counts=False)
     assert registry.names() == {"m"}
     registry.clear_failed("m")
     assert not registry.failures
@@ -125,29 +138,31 @@ def test_a_model_whose_load_failed_before_its_versions_is_not_known(registry: Re
 
 
 def test_no_version_stays_the_reason_until_the_next_load_gets_further(registry: Registry) -> None:
-    registry.set_empty("m", "Invalid argument: no")
-    assert registry.knows("m")
-    assert [entry.reason for _, entry in registry.items()] == ["Invalid argument: no"]
+    registry.set_no_versions("m", "Invalid argument: no")
+    assert registry.has_versions("m")
+    assert [entry.reason for _, entry in registry.list_entries()] == ["Invalid argument: no"]
     registry.clear_failed("m")
-    assert not registry.knows("m")
-    registry.set("m", version(1))
-    registry.set_empty("m", "Invalid argument: no")
+    assert not registry.has_versions("m")
+    registry.set_version("m", version(1))
+    registry.set_no_versions("m", "Invalid argument: no")
     registry.clear_failed("m")
     assert list(registry.versions("m")) == [1]
 
 
-states = st.dictionaries(st.integers(1, 5), st.sampled_from(State), min_size=1)
+states = st.dictionaries(st.integers(1, 5), st.sampled_from(VersionState), min_size=1)
 
 
 @given(st.lists(states, max_size=6))
-def test_what_is_found_follows_every_change_of_state(changes: list[dict[int, State]]) -> None:
+def test_what_is_found_follows_every_change_of_state(
+    changes: list[dict[int, VersionState]],
+) -> None:
     registry = Registry()
-    current: dict[int, Version] = {}
+    current: dict[int, ModelVersion] = {}
     for change in changes:
         for number, state in change.items():
             current[number] = version(number, state)
-            registry.set("m", current[number])
-        ready = [number for number, known in current.items() if known.state is State.READY]
+            registry.set_version("m", current[number])
+        ready = [number for number, known in current.items() if known.state is VersionState.READY]
         for number in range(1, 6):
             if number in ready:
                 assert found(registry, number) == number
@@ -192,13 +207,13 @@ def test_a_negative_version_is_refused(text: str) -> None:
 
 
 def test_forgotten_failures_leave_what_was_unloaded_and_what_serves(registry: Registry) -> None:
-    registry.set("m", version(1))
-    registry.set("m", version(2, State.UNAVAILABLE, "Internal: broken"))
-    registry.set("m", version(3, State.UNAVAILABLE, "unloaded"))
+    registry.set_version("m", version(1))
+    registry.set_version("m", version(2, VersionState.UNAVAILABLE, "Internal: broken"))
+    registry.set_version("m", version(3, VersionState.UNAVAILABLE, "unloaded"))
     registry.forget_failures("m")
     assert list(registry.versions("m")) == [1, 3]
     registry.set_failed("n", "Internal: unreadable", counts=True)
-    registry.set_empty("o", "Invalid argument: no")
+    registry.set_no_versions("o", "Invalid argument: no")
     for name in ("n", "o", "nobody"):
         registry.forget_failures(name)
     assert not registry.failures

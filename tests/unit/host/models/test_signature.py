@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from host.errors import ErrorCode, HostError
 from host.inference.request import Call, InferRequest, Tensor
-from host.models.bytes_walk import BytesFault, walk, walk_pieces
+from host.models.bytes_walk import InvalidBytesTensor, check_elements, check_elements_in_chunks
 from host.models.signature import Signature
 
 RID = "[request id: r1] "
@@ -66,7 +66,7 @@ def strings(shape: list[int], data: bytes) -> Tensor:
 
 def refusal(config: str, asked: InferRequest) -> str:
     with pytest.raises(HostError) as caught:
-        signature(config).check(asked)
+        signature(config).validate_request(asked)
     assert caught.value.code is ErrorCode.INVALID_ARG
     return caught.value.message
 
@@ -76,28 +76,28 @@ A16 = tensor("A", [16], bytes(64))
 
 def test_valid_request_without_batching_has_batch_size_one() -> None:
     asked = request(A16, batch_size=7)
-    signature(FLAT).check(asked)
+    signature(FLAT).validate_request(asked)
     assert asked.batch_size == 1
     assert asked.inputs[0] is A16
 
 
 def test_batch_size_is_the_first_dimension() -> None:
     asked = request(tensor("A", [3, 2], bytes(24)))
-    signature(BATCHING).check(asked)
+    signature(BATCHING).validate_request(asked)
     assert asked.batch_size == 3
 
 
 def test_batch_of_nothing_is_legal() -> None:
     asked = request(tensor("A", [0, 2]))
-    signature(BATCHING).check(asked)
+    signature(BATCHING).validate_request(asked)
     assert asked.batch_size == 0
 
 
 def test_requests_of_a_form_that_has_passed_pass() -> None:
     ours, form = signature(BATCHING), object()
     for _ in range(2):
-        asked = request(tensor("A", [3, 2], bytes(24)), form=form)
-        ours.check(asked)
+        asked = request(tensor("A", [3, 2], bytes(24)), validation_key=form)
+        ours.validate_request(asked)
         assert asked.batch_size == 3
 
 
@@ -105,36 +105,36 @@ def test_a_form_that_was_refused_is_refused_again() -> None:
     ours, form = signature(BATCHING), object()
     for _ in range(2):
         with pytest.raises(HostError, match="batch-size must be <= 4"):
-            ours.check(request(tensor("A", [5, 2], bytes(40)), form=form))
+            ours.validate_request(request(tensor("A", [5, 2], bytes(40)), validation_key=form))
 
 
 def test_more_forms_than_are_remembered_pass_as_well() -> None:
     ours = signature(BATCHING)
     for size in [*range(5)] * 20:
-        asked = request(tensor("A", [size, 2], bytes(8 * size)), form=object())
-        ours.check(asked)
+        asked = request(tensor("A", [size, 2], bytes(8 * size)), validation_key=object())
+        ours.validate_request(asked)
         assert asked.batch_size == size
 
 
 def test_the_content_of_strings_is_checked_in_every_request_of_a_form() -> None:
     ours, form = signature(STRINGS), object()
-    ours.check(request(strings([1], serialize(b"abcd")), form=form))
+    ours.validate_request(request(strings([1], serialize(b"abcd")), validation_key=form))
     with pytest.raises(HostError, match="incomplete string element 0"):
-        ours.check(request(strings([1], b"\xff\xff\0\0abcd"), form=form))
+        ours.validate_request(request(strings([1], b"\xff\xff\0\0abcd"), validation_key=form))
 
 
 def test_every_request_of_a_form_is_reshaped() -> None:
     config = 'input { name: "A" data_type: TYPE_INT8 dims: [ 1 ] reshape { shape: [ ] } }'
     ours, form = signature(config), object()
     for _ in range(2):
-        asked = request(tensor("A", [1], b"x", "INT8"), form=form)
-        ours.check(asked)
+        asked = request(tensor("A", [1], b"x", "INT8"), validation_key=form)
+        ours.validate_request(asked)
         assert asked.inputs[0].shape == []
 
 
 def test_memoryviews_of_any_item_size_are_measured_in_bytes() -> None:
     data = np.zeros(16, np.float32).data
-    signature(FLAT).check(request(Tensor("A", "FP32", [16], data)))
+    signature(FLAT).validate_request(request(Tensor("A", "FP32", [16], data)))
 
 
 @pytest.mark.parametrize(
@@ -349,15 +349,15 @@ def test_the_first_fault_in_the_documented_order_is_reported(
 
 def test_optional_input_may_be_left_out_or_given() -> None:
     first = tensor("A", [1, 2], bytes(8))
-    signature(BATCHING).check(request(first))
-    signature(BATCHING).check(request(first, tensor("B", [1, 3], bytes(24), "INT64")))
+    signature(BATCHING).validate_request(request(first))
+    signature(BATCHING).validate_request(request(first, tensor("B", [1, 3], bytes(24), "INT64")))
 
 
 def test_batching_model_asked_without_inputs_has_batch_size_one() -> None:
     asked = request()
     signature(
         'max_batch_size: 4 input { name: "A" data_type: TYPE_FP32 dims: [1] optional: true }'
-    ).check(asked)
+    ).validate_request(asked)
     assert asked.batch_size == 1
 
 
@@ -370,19 +370,19 @@ def test_every_data_type_has_its_wire_name_and_size(type_name: str) -> None:
     size = sizes.get(wire) or int(wire.lstrip("UINT")) // 8
     data = serialize(b"abc") if wire == "BYTES" else bytes(size)
     checked = signature(f'input {{ name: "A" data_type: {type_name} dims: [ 1 ] }}')
-    checked.check(request(tensor("A", [1], data, wire)))
+    checked.validate_request(request(tensor("A", [1], data, wire)))
     with pytest.raises(HostError):
-        checked.check(request(tensor("A", [1], data + b"x", wire)))
+        checked.validate_request(request(tensor("A", [1], data + b"x", wire)))
 
 
 def test_wildcard_takes_zero_and_needs_no_data() -> None:
-    signature(ANY).check(request(tensor("A", [0, 3])))
-    signature(STRINGS).check(request(strings([0], b"")))
+    signature(ANY).validate_request(request(tensor("A", [0, 3])))
+    signature(STRINGS).validate_request(request(strings([0], b"")))
 
 
 def test_non_linear_format_skips_the_byte_size() -> None:
     config = 'input { name: "A" data_type: TYPE_FP32 dims: [ 3 ] is_non_linear_format_io: true }'
-    signature(config).check(request(tensor("A", [3], bytes(99))))
+    signature(config).validate_request(request(tensor("A", [3], bytes(99))))
 
 
 RESHAPE = """
@@ -397,7 +397,7 @@ RESHAPE = """
 def test_input_reaches_the_model_reshaped_and_the_clients_tensor_is_untouched() -> None:
     mine = tensor("A", [3, 5, 4, 7], bytes(3 * 5 * 4 * 7), "INT8")
     asked = request(mine)
-    signature(RESHAPE).check(asked)
+    signature(RESHAPE).validate_request(asked)
     assert asked.inputs[0].shape == [3, 2, 5, 2, 7]
     assert asked.inputs[0].data is mine.data
     assert mine.shape == [3, 5, 4, 7]
@@ -408,14 +408,14 @@ def test_scalar_items_are_reshaped_both_ways() -> None:
     config = """max_batch_size: 8
         input { name: "A" data_type: TYPE_INT8 dims: [ 1 ] reshape { shape: [ ] } }"""
     asked = request(tensor("A", [3, 1], bytes(3), "INT8"))
-    signature(config).check(asked)
+    signature(config).validate_request(asked)
     assert asked.inputs[0].shape == [3]
-    assert signature(RESHAPE).restore(tensor("P", [3])).shape == [3, 1]
+    assert signature(RESHAPE).restore_output_shape(tensor("P", [3])).shape == [3, 1]
 
 
 def test_output_is_restored_for_the_client() -> None:
     data = bytes(3 * 5 * 4 * 7)
-    restored = signature(RESHAPE).restore(tensor("O", [3, 2, 5, 2, 7], data, "INT8"))
+    restored = signature(RESHAPE).restore_output_shape(tensor("O", [3, 2, 5, 2, 7], data, "INT8"))
     assert restored.shape == [3, 5, 4, 7]
     assert restored.data is data
 
@@ -423,13 +423,13 @@ def test_output_is_restored_for_the_client() -> None:
 @pytest.mark.parametrize("shape", [[3, 5, 4, 7], [3, 1, 5, 2, 7], []])
 def test_output_that_is_not_of_the_reshaped_form_stays(shape: list[int]) -> None:
     output = tensor("O", shape)
-    assert signature(RESHAPE).restore(output) is output
+    assert signature(RESHAPE).restore_output_shape(output) is output
 
 
 def test_outputs_without_reshape_are_handed_back() -> None:
     for output in (tensor("Q", [3, 1]), tensor("unknown", [3])):
-        assert signature(RESHAPE).restore(output) is output
-    assert signature(FLAT).restore(A16) is A16
+        assert signature(RESHAPE).restore_output_shape(output) is output
+    assert signature(FLAT).restore_output_shape(A16) is A16
 
 
 def sequence_model(data_type: str) -> str:
@@ -459,7 +459,7 @@ def test_correlation_id_of_the_wrong_type_is_refused(
     [("TYPE_STRING", "s"), *((f"TYPE_{t}", 5) for t in ("INT32", "UINT32", "INT64", "UINT64"))],
 )
 def test_correlation_id_of_a_fitting_type_passes(data_type: str, given_id: int | str) -> None:
-    signature(sequence_model(data_type)).check(request(correlation_id=given_id))
+    signature(sequence_model(data_type)).validate_request(request(correlation_id=given_id))
 
 
 def calls(*requests: InferRequest) -> list[Call]:
@@ -470,7 +470,7 @@ def test_calls_with_equal_variable_shapes_share_a_batch() -> None:
     config = """max_batch_size: 8
         input { name: "A" data_type: TYPE_INT8 dims: [ -1 ] }
         input { name: "R" data_type: TYPE_INT8 dims: [ -1 ] allow_ragged_batch: true }"""
-    rule = signature(config).compatible
+    rule = signature(config).can_share_batch
     one, same, other = calls(
         request(tensor("A", [1, 3]), tensor("R", [1, 3])),
         request(tensor("R", [2, 9]), tensor("A", [2, 3])),
@@ -481,7 +481,7 @@ def test_calls_with_equal_variable_shapes_share_a_batch() -> None:
 
 
 def test_calls_share_a_batch_only_with_the_same_optional_inputs() -> None:
-    rule = signature(BATCHING).compatible
+    rule = signature(BATCHING).can_share_batch
     a, b = tensor("A", [1, 2]), tensor("B", [1, 2])
     one, same, other = calls(request(a, b), request(b, a), request(a))
     assert rule(one, same)
@@ -491,12 +491,12 @@ def test_calls_share_a_batch_only_with_the_same_optional_inputs() -> None:
 
 def test_calls_of_fixed_shape_always_share_a_batch() -> None:
     one, two = calls(request(tensor("A", [1, 16])), request(tensor("A", [4, 16])))
-    assert signature(f"max_batch_size: 4 {FLAT}").compatible(one, two)
+    assert signature(f"max_batch_size: 4 {FLAT}").can_share_batch(one, two)
 
 
 def test_calls_that_want_different_outputs_share_a_batch() -> None:
     one, two = calls(request(A16, outputs=["O"]), request(A16, outputs=["P"]))
-    assert signature(FLAT).compatible(one, two)
+    assert signature(FLAT).can_share_batch(one, two)
 
 
 def test_it_is_the_models_shape_that_has_to_be_equal() -> None:
@@ -509,11 +509,11 @@ def test_it_is_the_models_shape_that_has_to_be_equal() -> None:
         request(tensor("A", [1, *shape], bytes(4), "INT8")) for shape in ([2, 2], [2, 2], [4, 1])
     )
     for each in (one, same, other):
-        checked.check(each)
+        checked.validate_request(each)
     assert one.inputs[0].shape == [1, 2, 1, 2]
     first, second, third = calls(one, same, other)
-    assert checked.compatible(first, second)
-    assert not checked.compatible(first, third)
+    assert checked.can_share_batch(first, second)
+    assert not checked.can_share_batch(first, third)
 
 
 SHAPED = """max_batch_size: 4
@@ -527,7 +527,7 @@ def sizes(*values: int) -> Tensor:
 
 def test_a_shape_tensor_has_the_size_of_the_batch_as_its_first_value_and_no_batch() -> None:
     asked = request(sizes(2, 5, 6), tensor("A", [2, 3], bytes(6), "INT8"))
-    signature(SHAPED).check(asked)
+    signature(SHAPED).validate_request(asked)
     assert asked.batch_size == 2
     assert asked.inputs[0].shape == [3]
     short = request(sizes(5, 6), tensor("A", [2, 3], bytes(6), "INT8"))
@@ -537,14 +537,14 @@ def test_a_shape_tensor_has_the_size_of_the_batch_as_its_first_value_and_no_batc
 def test_calls_share_a_batch_only_with_equal_shape_tensors_but_for_the_first_value() -> None:
     a = tensor("A", [1, 3], bytes(3), "INT8")
     one, same, other = calls(*(request(sizes(n, 5, m), a) for n, m in ((1, 6), (2, 6), (1, 7))))
-    assert signature(SHAPED).compatible(one, same)
-    assert not signature(SHAPED).compatible(one, other)
+    assert signature(SHAPED).can_share_batch(one, same)
+    assert not signature(SHAPED).can_share_batch(one, other)
 
 
 def test_what_is_not_linear_may_have_any_number_of_bytes() -> None:
     config = """input { name: "A" data_type: TYPE_INT8 dims: [ 3, 2, 2 ]
         is_non_linear_format_io: true }"""
-    signature(config).check(request(tensor("A", [3, 2, 2], bytes(128), "INT8")))
+    signature(config).validate_request(request(tensor("A", [3, 2, 2], bytes(128), "INT8")))
 
 
 def reference(data: bytes, count: int) -> bool:
@@ -560,8 +560,8 @@ def reference(data: bytes, count: int) -> bool:
 
 def walks(data: bytes | memoryview, count: int) -> bool:
     try:
-        walk(data, count)
-    except BytesFault:
+        check_elements(data, count)
+    except InvalidBytesTensor:
         return False
     return True
 
@@ -624,8 +624,8 @@ def test_walk_in_pieces_says_what_a_walk_over_all_says(
                 return data[begin : begin + length]
 
             try:
-                walk_pieces(part, len(data), count, size)
-            except BytesFault as fault:
+                check_elements_in_chunks(part, len(data), count, size)
+            except InvalidBytesTensor as fault:
                 said.append(fault.text("T", "m"))
             else:
                 said.append("fine")

@@ -9,7 +9,7 @@ import pytest
 
 from host.errors import ErrorCode, HostError
 from host.inference.request import Parameter
-from host.repository.override import Files, Override, Uploads, parse_override
+from host.repository.override import ModelFiles, Override, UploadedDirectories, parse_override
 
 
 def complaint(parameters: dict[str, Parameter | bytes]) -> str:
@@ -83,12 +83,12 @@ def test_other_parameters_are_refused(parameters: dict[str, Parameter | bytes], 
 
 
 def test_uploaded_files_are_private_and_go_with_their_last_user() -> None:
-    uploads = Uploads()
+    uploads = UploadedDirectories()
     directory = uploads.write({"1/model.py": b"x = 1\n", "1/a/b": b""})
     assert (directory / "1" / "model.py").read_bytes() == b"x = 1\n"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    files = Files(directory, uploads)
-    files.hold()
+    files = ModelFiles(directory, uploads)
+    files.acquire()
     assert not files.release()
     assert files.release()
     files.remove()
@@ -99,7 +99,7 @@ def test_uploaded_files_are_private_and_go_with_their_last_user() -> None:
 
 
 def test_files_that_cannot_be_written_leave_nothing() -> None:
-    uploads = Uploads()
+    uploads = UploadedDirectories()
     try:
         with pytest.raises(HostError, match="failed to open binary file for write .*File name too"):
             uploads.write({"1/model.py": b"", "n" * 300: b""})
@@ -110,7 +110,7 @@ def test_files_that_cannot_be_written_leave_nothing() -> None:
 
 
 def test_the_repositorys_own_files_are_never_removed(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+    files = ModelFiles(tmp_path)
     assert not files.release()
     files.remove()
     assert tmp_path.exists()

@@ -15,11 +15,11 @@ from host.errors import ErrorCode, HostError
 from host.repository.repository import (
     ModelDirectory,
     Repository,
-    model_file,
+    compute_fingerprint,
+    list_versions,
+    model_file_path,
     read_labels,
     select_versions,
-    stamp,
-    versions,
 )
 
 
@@ -74,8 +74,8 @@ def test_a_dangling_link_fails_its_whole_repository_only(tmp_path: Path) -> None
     assert list(found.models) == ["b"]
     assert list(found.failures) == [broken]
     assert found.failures[broken].message == message
-    assert found.complaints == [message]
-    assert Repository([broken]).find("a") == ModelDirectory("a", broken / "a")
+    assert found.warnings == [message]
+    assert Repository([broken]).find_model_directory("a") == ModelDirectory("a", broken / "a")
 
 
 def test_a_repository_that_vanished_is_a_failure(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_repository_that_vanished_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "r").rmdir()
     scan = repository.scan()
     assert (scan.models, list(scan.failures)) == ({}, [tmp_path / "r"])
-    assert error(repository.find, "m") == (
+    assert error(repository.find_model_directory, "m") == (
         ErrorCode.INTERNAL,
         f"failed to poll model repository '{tmp_path}/r': failed to stat file {tmp_path}/r",
     )
@@ -99,14 +99,12 @@ def test_a_name_in_two_repositories_is_marked(tmp_path: Path) -> None:
         "m": True,
         "n": False,
     }
-    assert found.complaints == [
-        "failed to poll model 'm': not unique across all model repositories"
-    ]
-    assert error(repository.find, "m") == (
+    assert found.warnings == ["failed to poll model 'm': not unique across all model repositories"]
+    assert error(repository.find_model_directory, "m") == (
         ErrorCode.INTERNAL,
         "failed to poll model 'm': not unique across all model repositories",
     )
-    assert repository.find("n") == ModelDirectory("n", tmp_path / "r2" / "n")
+    assert repository.find_model_directory("n") == ModelDirectory("n", tmp_path / "r2" / "n")
 
 
 @pytest.mark.parametrize("name", ["x", "", ".", "..", "a/b", "a/", "/", ".git", "file", "a\0"])
@@ -114,7 +112,7 @@ def test_what_is_no_model_is_not_found(tmp_path: Path, name: str) -> None:
     (tmp_path / "r" / "a" / "b").mkdir(parents=True)
     (tmp_path / "r" / ".git").mkdir()
     (tmp_path / "r" / "file").touch()
-    assert error(Repository([tmp_path / "r"]).find, name) == (
+    assert error(Repository([tmp_path / "r"]).find_model_directory, name) == (
         ErrorCode.INTERNAL,
         f"failed to poll model '{name}': model not found in any model repository.",
     )
@@ -129,7 +127,7 @@ def test_versions_are_numbered_directories(
     (tmp_path / "7").touch()
     (tmp_path / "4").symlink_to(tmp_path / "2")
     with caplog.at_level(logging.WARNING, "pbhost"):
-        assert versions(tmp_path) == [0, 2, 4, 10]
+        assert list_versions(tmp_path) == [0, 2, 4, 10]
     zeros = "which contains leading zeros in its directory name"
     no_number = "which fails to convert to integral number"
     assert caplog.messages == [
@@ -142,7 +140,7 @@ def test_versions_are_numbered_directories(
 
 def test_versions_of_a_directory_that_vanished_cannot_be_told(tmp_path: Path) -> None:
     missing = tmp_path / "m"
-    assert error(versions, missing) == (ErrorCode.INTERNAL, f"failed to stat file {missing}")
+    assert error(list_versions, missing) == (ErrorCode.INTERNAL, f"failed to stat file {missing}")
 
 
 @pytest.mark.parametrize(
@@ -193,16 +191,16 @@ def test_the_stamp_tells_any_change_below(tmp_path: Path) -> None:
     file.touch()
     (tmp_path / "circle").symlink_to(tmp_path)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    stamps = [stamp(tmp_path)]
+    stamps = [compute_fingerprint(tmp_path)]
     later = file.stat().st_mtime_ns + 10**12
     os.utime(file, ns=(later, later))
-    stamps.append(stamp(tmp_path))
+    stamps.append(compute_fingerprint(tmp_path))
     (version / "other.py").touch()
-    stamps.append(stamp(tmp_path))
+    stamps.append(compute_fingerprint(tmp_path))
     file.unlink()
-    stamps.append(stamp(tmp_path))
+    stamps.append(compute_fingerprint(tmp_path))
     (tmp_path / "2").mkdir()
-    stamps.append(stamp(tmp_path))
+    stamps.append(compute_fingerprint(tmp_path))
     assert len(set(stamps)) == len(stamps)
 
 
@@ -223,18 +221,18 @@ def test_the_stamp_tells_any_change_below(tmp_path: Path) -> None:
 )
 def test_the_stamp_ignores_what_running_and_editing_leaves(tmp_path: Path, leftover: str) -> None:
     (tmp_path / "1").mkdir()
-    before = stamp(tmp_path)
+    before = compute_fingerprint(tmp_path)
     path = tmp_path / "1" / leftover
     path.parent.mkdir(exist_ok=True)
     path.touch()
-    assert stamp(tmp_path) == before
+    assert compute_fingerprint(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["model.pyc", ".env", "weights.tmp", "#1", "4914"])
 def test_the_stamp_counts_what_may_belong_to_a_model(tmp_path: Path, name: str) -> None:
-    before = stamp(tmp_path)
+    before = compute_fingerprint(tmp_path)
     (tmp_path / name).touch()
-    assert stamp(tmp_path) != before
+    assert compute_fingerprint(tmp_path) != before
 
 
 def test_a_model_file_stays_with_its_model(tmp_path: Path) -> None:
@@ -243,7 +241,7 @@ def test_a_model_file_stays_with_its_model(tmp_path: Path) -> None:
         directory.mkdir(parents=True)
 
     def file(name: str, version: int = 1) -> Path:
-        return model_file(model, version, config(f'default_model_filename: "{name}"'))
+        return model_file_path(model, version, config(f'default_model_filename: "{name}"'))
 
     assert file("model.py") == model / "1" / "model.py"
     assert file("../common/model.py").resolve() == model / "common" / "model.py"
@@ -263,7 +261,7 @@ def test_a_linked_model_directory_is_where_it_points_to(tmp_path: Path) -> None:
     (tmp_path / "real" / "1").mkdir(parents=True)
     (tmp_path / "m").symlink_to(tmp_path / "real")
     name = config('default_model_filename: "model.py"')
-    assert model_file(tmp_path / "m", 1, name) == tmp_path / "m" / "1" / "model.py"
+    assert model_file_path(tmp_path / "m", 1, name) == tmp_path / "m" / "1" / "model.py"
 
 
 def labelled(path: str) -> ModelConfig:
