@@ -17,7 +17,7 @@ from host.inference.request import Call, ComputeCallback, FailureReason, InferRe
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
-from host.models.drainable import DrainableModel
+from host.models.draining import DrainableModel
 from host.models.registry import LoadedModel, Registry
 from host.models.signature import Signature
 

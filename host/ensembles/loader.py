@@ -18,9 +18,8 @@ from host.instances.arenas import Arenas
 from host.instances.client_memory import write_outputs
 from host.instances.transfer import arena_full_error
 from host.metrics.settings import MetricsSettings
-from host.models.loads import ModelLoader
+from host.models.loading import InstanceUpdate, ModelLoader
 from host.models.registry import LoadedModel, Registry
-from host.models.updating import InstanceUpdate
 from host.repository.repository import read_labels
 from stub.wire.arena import ArenaFull
 

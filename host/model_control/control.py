@@ -14,7 +14,7 @@ from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies
-from host.models.loads import RepositoryReadError
+from host.models.loading import RepositoryReadError
 from host.models.registry import Registry, VersionState, parse_version
 from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
@@ -108,12 +108,14 @@ class ModelControl:
         if not asker:
             yield
             return
-        slots = self._families.lifecycle.slots
+        limiter = self._families.lifecycle.limiter
         pairs = [(one, other) for one in self._registry.qualified_names(asker) for other in known]
         with ExitStack() as stack:
             for index, pair in enumerate(pairs):
                 # It has given its one place once.
-                stack.enter_context(slots.lend_slot(*pair) if not index else slots.waits_for(*pair))
+                stack.enter_context(
+                    limiter.lend_slot(*pair) if not index else limiter.waits_for(*pair)
+                )
             yield
 
     async def unload_in_turn(self, name: str, dependents: bool) -> None:

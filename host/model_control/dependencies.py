@@ -12,7 +12,7 @@ from host.config.model_config import ModelConfig
 from host.errors import HostError
 from host.model_control.dependency_graph import DependencyGraph, circular_dependency_error
 from host.model_control.lifecycle import ModelLifecycle
-from host.models.loads import RepositoryReadError
+from host.models.loading import RepositoryReadError
 from host.models.registry import Registry
 from host.repository.override import Override
 
@@ -96,12 +96,11 @@ class EnsembleDependencies:
     def _clear_unload_reason(self, name: str) -> None:
         self._known.orphans.discard(name)
         self._known.implicit.discard(name)
-        self._known.overrides.pop(name, None)
 
     def _unload_incomplete_ensemble(self, name: str) -> None:
         """Unload an ensemble until its members are there, or fit, again."""
         self._known.orphans.add(name)
-        self.lifecycle.unload(name)
+        self.lifecycle.unload(name, keep_override=True)
         self._unload_users(name)
 
     def _unload_users(self, name: str) -> None:
@@ -182,17 +181,14 @@ class LoadOrder:
             before, members = members, frozenset(found.values())
             await self._load_step_models(name, members)
             fresh = members != before or not self._changed.isdisjoint(members)
-        if not named and name in known.overrides:
+        if not named and (lasting := self._lifecycle.lasting_override(name)) is not None:
             if known.is_served_or_loading(name) and not fresh:
-                return False  # nobody has said that it is to be as on disk again
-            override = known.overrides[name]
+                return False  # no client has asked for the files on disk again
+            override = lasting
         changed = await self._lifecycle.load(
-            name, override, polled=self._polled, anew=fresh, prepare=partial(self._prepare, name)
+            name, override, polled=self._polled, force=fresh, prepare=partial(self._prepare, name)
         )
         known.orphans.discard(name)
-        known.overrides.pop(name, None)
-        if override is not None:
-            known.overrides[name] = Override(override.config)
         if changed:
             self._changed.add(name)
         return changed
@@ -207,17 +203,17 @@ class LoadOrder:
 
     async def _load_step_models(self, name: str, members: Iterable[str]) -> dict[str, HostError]:
         """Bring the members of an ensemble up to date; what went wrong with each."""
-        slots = self._lifecycle.slots
+        limiter = self._lifecycle.limiter
         failures: dict[str, HostError] = {}
 
         async def bring(member: str) -> None:
-            if slots.find_wait_chain(member, name):
+            if limiter.find_wait_chain(member, name):
                 failures[member] = circular_dependency_error(member, name)  # it waits for this one
                 return
             if member not in self._tasks and not self._known.is_served_or_loading(member):
                 self._known.implicit.add(member)
             try:
-                with slots.waits_for(name, member):
+                with limiter.waits_for(name, member):
                     await self._load_once(member, self._bring_up_to_date(member))
             except HostError as error:
                 failures[member] = error

@@ -9,9 +9,8 @@ from host.config.model_config import ModelConfig
 from host.config.schema import is_ensemble
 from host.ensembles.compatibility import check_step_models
 from host.errors import HostError, invalid_argument
-from host.models.loads import RepositoryReadError, VersionLoadError
+from host.models.loading import RepositoryReadError, VersionLoadError
 from host.models.registry import Registry, VersionState
-from host.repository.override import Override
 from host.repository.qualified_name import qualified_name
 
 
@@ -25,8 +24,6 @@ class DependencyGraph:
         """Models that were loaded only because an ensemble is made of them."""
         self.orphans: set[str] = set()
         """Ensembles that have gone with a member, and come back with it."""
-        self.overrides: dict[str, Override] = {}
-        """Configurations that came with a load, of what is there because of it."""
 
     def record_model(
         self, name: str, config: ModelConfig, found: Mapping[str, str]

@@ -1,28 +1,33 @@
-"""How models come and go: loading, replacing, unloading, and what the registry then says."""
+"""The life of models: loading, replacing and unloading their versions.
+
+A load has two halves. The first reads files and configuration, and plans: which versions are
+loaded, which only get other instances, which are replaced. The second executes the plan; either
+all versions take over, or none does and everything stays as it was.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from host.config import model_config as configuration
+from host.config.model_config import LoadedConfig, ModelConfig, config_file, load_config
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
+from host.model_control.load_failures import LoadFailureLog
 from host.model_control.load_limiter import LoadLimiter
-from host.models.loads import (
-    FailureLog,
-    LoadRequest,
+from host.model_control.load_records import FileState, LoadRecords
+from host.models.loading import (
+    InstanceUpdate,
     LoadSettings,
     ModelLoader,
-    PrepareCallback,
     RepositoryReadError,
     VersionLoadError,
 )
 from host.models.registry import UNLOADED, LoadedModel, ModelVersion, Registry, VersionState
-from host.models.updating import FileState, LoadedConfigs, LoadedFrom, UpdatedInPlace
 from host.repository.agents import run_agents
 from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import (
@@ -40,9 +45,64 @@ _OUTDATED = (
     "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 )
 
+PrepareCallback = Callable[[ModelConfig], Awaitable[None]]
+"""Called with the configuration before a load begins; may raise HostError to refuse it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """The arguments of one `ModelLifecycle.load`; `unloads`: unloads of the model before it."""
+
+    name: str
+    override: Override | None
+    polled: bool
+    force: bool
+    prepare: PrepareCallback | None
+    unloads: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What a load is going to do.
+
+    Attributes:
+        name: The model.
+        files: The directory that versions are loaded from.
+        state: The state of the repository's files; None if a client uploaded all of them.
+        loaded: The configuration of the model.
+        override: The override in force, from this load or from an earlier one.
+        chosen: The versions that the version policy selects.
+        before: The versions that the registry knew.
+        serving: Those of them that are ready; they serve until the plan is executed.
+        in_place: Those of them that stay loaded and at most get other instances.
+    """
+
+    name: str
+    files: ModelFiles
+    state: FileState | None
+    loaded: LoadedConfig
+    override: Override | None
+    chosen: list[int]
+    before: Mapping[int, ModelVersion]
+    serving: frozenset[int]
+    in_place: Mapping[int, LoadedModel]
+
+
+@dataclass(frozen=True, slots=True)
+class _InPlace:
+    """The outcome for a version that stays loaded."""
+
+    update: InstanceUpdate
+
+
+LoadResult = LoadedModel | _InPlace
+
 
 class ModelLifecycle:
-    """The only one that changes the registry. Belongs to the event loop; reads disks off it."""
+    """Loads and unloads models, and is the only writer of the registry.
+
+    Belongs to the event loop; reads disks in threads.
+    """
 
     def __init__(
         self,
@@ -51,7 +111,7 @@ class ModelLifecycle:
         loader: ModelLoader,
         settings: LoadSettings,
     ) -> None:
-        self.slots = LoadLimiter(settings.threads)
+        self.limiter = LoadLimiter(settings.threads)
         self._registry = registry
         self._repository = repository
         self._loader = loader
@@ -60,19 +120,16 @@ class ModelLifecycle:
         self._uploads = UploadedDirectories()
         self._closing = False
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._sources = LoadedFrom()
-        self._unloads: dict[str, int] = {}  # how many each model has seen
-        self._reports = FailureLog()
+        self._records = LoadRecords()
+        self._failures = LoadFailureLog()
         self._loads: set[asyncio.Task[bool]] = set()
-        self._releases: set[asyncio.Task[None]] = set()
-        self._living: dict[LoadedModel, ModelFiles] = {}
-        self._records = LoadedConfigs()
+        self._retirements: set[asyncio.Task[None]] = set()
 
     # Loading
 
     def record_failure(self, name: str, error: HostError) -> None:
-        """A model that is to be served could not be loaded."""
-        if not self._registry.has_versions(name):  # else each version says it
+        """Enters the failed load of a model that should be served into the registry."""
+        if not self._registry.has_versions(name):  # otherwise each version has its own reason
             counts = not isinstance(error, RepositoryReadError)
             self._registry.set_failed(name, error.status_string, counts=counts)
 
@@ -82,90 +139,111 @@ class ModelLifecycle:
         override: Override | None = None,
         *,
         polled: bool = False,
-        anew: bool = False,
+        force: bool = False,
         prepare: PrepareCallback | None = None,
     ) -> bool:
-        """Load a model, or bring it up to date: whether that has changed what is served.
+        """Loads a model or brings it up to date; returns whether that changed what is served.
 
-        What served before serves until then. An override always loads anew, and `anew` says that
-        there is another reason to. A configuration that an override brought holds for loads without
-        one until the model's files change or it is unloaded; files that it brought do not.
-        `prepare` gets the configuration before anything is made of it, and may raise HostError.
-        `polled`: nobody has asked. Then a failure that was met before is no news for the log, and
-        a model whose instances were given up is left so until its files change.
+        The versions that serve go on until the new ones are ready. An override always reloads the
+        model, and so does `force`. The configuration of an override holds for later loads without
+        one until the model's files change or the model is unloaded; uploaded files do not.
+        `prepare` gets the configuration before the load begins. `polled`: the poller asked for the
+        load. Then a failure that was logged before is not logged again, and a model whose instances
+        were given up is left alone until its files change.
 
-        Raises HostError; PollFailure if nothing has been tried.
+        Raises HostError; RepositoryReadError if nothing was attempted.
         """
         if self._closing:
             raise unavailable("Server exiting")
-        # Whoever asked may go away; that does not stop a load half-way.
-        asked = LoadRequest(name, override, polled, anew, prepare, self._unloads.get(name, 0))
-        loading = asyncio.get_running_loop().create_task(self._load(asked))
+        unloads = self._records.find(name).unloads
+        request = LoadRequest(name, override, polled, force, prepare, unloads)
+        # The load goes on if its caller is cancelled.
+        loading = asyncio.get_running_loop().create_task(self._load(request))
         self._loads.add(loading)
         loading.add_done_callback(self._loads.discard)
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(loading)
 
-    async def _load(self, asked: LoadRequest) -> bool:
-        name = asked.name
+    async def _load(self, request: LoadRequest) -> bool:
+        name = request.name
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             try:
-                changed = await self._bring_up_to_date(asked)
+                changed = await self._plan_and_execute(request)
             except HostError as error:
-                for level, line in self._reports.lines_for(name, error, asked.polled):
+                for level, line in self._failures.lines_for(name, error, request.polled):
                     _log.log(level, "%s", line, extra=model_fields(name))
                 raise
-            self._reports.clear(name)
+            self._failures.clear(name)
+            self._records.create(name).override_outlasts_changes = request.override is not None
             return changed
 
-    async def _bring_up_to_date(self, asked: LoadRequest) -> bool:
-        name, override = asked.name, asked.override
-        files, look = await self._find_files(name, override)
-        current = look is not None and self._sources.is_current(name, look.fingerprint)
+    async def _plan_and_execute(self, request: LoadRequest) -> bool:
+        files, state = await self._find_files(request.name, request.override)
         try:
-            if current and override is None:
-                if not asked.force and self._is_serving(name, asked.polled):
-                    return False
-                override = self._sources.override(name)
-            loaded, available = await self._read_config(name, files, override)
-            if asked.prepare is not None:
-                await asked.prepare(loaded.config)
-            self._registry.clear_failed(name)
-            try:
-                chosen = select_versions(loaded.config, available)
-            except HostError as error:
-                self._registry.set_no_versions(name, error.status_string)
-                raise
-            for number in chosen:
-                await asyncio.to_thread(model_file_path, files.path, number, loaded.config)
-            changed = await self._replace_versions(asked, files, look, loaded, chosen)
+            plan = await self._plan_load(request, files, state)
+            if plan is None:
+                return False
+            changed = await self._execute_plan(plan, request.unloads)
         finally:
             await self._release_files(files)
-        self._sources.record(name, look, override)
-        _log.info("successfully loaded '%s'", name, extra=model_fields(name))
+        record = self._records.create(request.name)
+        record.fingerprint = None if state is None else state.fingerprint
+        record.override = None if plan.override is None else Override(plan.override.config)
+        _log.info("successfully loaded '%s'", request.name, extra=model_fields(request.name))
         return changed
 
     async def _find_files(
         self, name: str, override: Override | None
     ) -> tuple[ModelFiles, FileState | None]:
-        """Where to load from, and what that looks like if it is the repository."""
+        """The directory to load from, and its state if it lies in the repository."""
         try:
             if override is not None and override.files:
                 path = await asyncio.to_thread(self._uploads.write, override.files)
                 return ModelFiles(path, self._uploads), None
             path = (await asyncio.to_thread(self._repository.find_model_directory, name)).path
-            seen = await asyncio.to_thread(compute_fingerprint, path)
-            config = configuration.config_file(path, self._settings.config_name)
-            return ModelFiles(path), FileState(path, seen, config)
+            fingerprint = await asyncio.to_thread(compute_fingerprint, path)
+            config = config_file(path, self._settings.config_name)
+            return ModelFiles(path), FileState(path, fingerprint, config)
         except HostError as error:
             raise RepositoryReadError(error.code, error.message) from error
 
+    async def _plan_load(
+        self, request: LoadRequest, files: ModelFiles, state: FileState | None
+    ) -> LoadPlan | None:
+        """Plans a load; None if the model is up to date. Raises HostError."""
+        name, override = request.name, request.override
+        if override is None and state is not None:
+            if self._records.is_current(name, state.fingerprint):
+                if not request.force and self._is_serving(name, request.polled):
+                    return None
+                override = self._records.find(name).override
+        loaded, available = await self._read_config(name, files, override)
+        if request.prepare is not None:
+            await request.prepare(loaded.config)
+        self._registry.clear_failed(name)
+        try:
+            chosen = select_versions(loaded.config, available)
+        except HostError as error:
+            self._registry.set_no_versions(name, error.status_string)
+            raise
+        for number in chosen:
+            await asyncio.to_thread(model_file_path, files.path, number, loaded.config)
+        before = self._registry.versions(name)
+        serving = frozenset(n for n, v in before.items() if v.state is VersionState.READY)
+        in_place = {
+            number: model
+            for number in serving
+            if not request.force and (model := before[number].model) is not None and model.ready
+            if self._records.version(model).can_update_in_place(number, loaded.config, state)
+        }
+        return LoadPlan(name, files, state, loaded, override, chosen, before, serving, in_place)
+
     async def _read_config(
         self, name: str, files: ModelFiles, override: Override | None
-    ) -> tuple[configuration.LoadedConfig, list[int]]:
-        def read() -> tuple[configuration.LoadedConfig, list[int]]:
-            loaded = configuration.load_config(
+    ) -> tuple[LoadedConfig, list[int]]:
+        def read() -> tuple[LoadedConfig, list[int]]:
+            loaded = load_config(
                 files.path,
                 strict=self._settings.strict,
                 config_name=self._settings.config_name,
@@ -184,7 +262,7 @@ class ModelLifecycle:
             raise RepositoryReadError(error.code, error.message) from error
 
     def _is_serving(self, name: str, polled: bool) -> bool:
-        """Whether the model can be asked; if polled, whether it was once."""
+        """Whether the model can be asked; for the poller, whether it could be after its load."""
         return any(
             version.state is VersionState.READY
             and version.model is not None
@@ -192,172 +270,160 @@ class ModelLifecycle:
             for version in self._registry.versions(name).values()
         )
 
-    async def _replace_versions(
-        self,
-        asked: LoadRequest,
-        files: ModelFiles,
-        look: FileState | None,
-        loaded: configuration.LoadedConfig,
-        chosen: list[int],
-    ) -> bool:
-        """Load the chosen versions; all of them take over, or none. Raises HostError.
+    async def _execute_plan(self, plan: LoadPlan, unloads: int) -> bool:
+        """Loads what the plan says; returns whether the served versions changed.
 
-        Those that may stay get other instances if they should; whether that is not all.
+        Raises HostError if a version failed, or if the model was unloaded meanwhile. Then the
+        versions that served before go on.
         """
-        name = asked.name
-        before = self._registry.versions(name)
-        serving = {number for number, v in before.items() if v.state is VersionState.READY}
-        stays = {
-            number: version.model
-            for number, version in before.items()
-            if number in serving and version.model is not None and not asked.force
-            if version.model.ready
-            and self._records.can_update_in_place(version.model, loaded.config, look)
-        }
-        for number in chosen:
-            if number in stays:
-                continue
-            _log.info("loading: %s:%d", name, number, extra=model_fields(name, number))
-            if number not in serving:
-                self._registry.set_version(name, ModelVersion(number, VersionState.LOADING))
-        results = dict(
-            zip(
-                chosen,
-                await asyncio.gather(
-                    *(
-                        self._load_version(name, files, number, loaded, stays.get(number))
-                        for number in chosen
-                    ),
-                    return_exceptions=True,
-                ),
-                strict=True,
-            )
-        )
-        outdated = self._unloads.get(name, 0) != asked.unloads
-        if outdated or any(isinstance(result, BaseException) for result in results.values()):
-            await self._roll_back(name, serving, set(stays), results, outdated)
-        changed = set(before) != set(chosen)
-        for number, result in results.items():
-            assert not isinstance(result, BaseException)
-            if isinstance(result, UpdatedInPlace):
-                model = stays[number]
-                result.update.commit()
-                self._records.record(model, loaded.config, look)
-                self._registry.set_version(
-                    name, ModelVersion(number, VersionState.READY, model=model)
-                )
-                serving.discard(number)  # nothing is to be released
-                continue
-            changed = True
-            self._records.record(result, loaded.config, look)
-            files.acquire()
-            self._living[result] = files
-            elder = before[number].model if number in before else None  # it may be unloading
-            if elder is not None:
-                result.metrics.inherit_from(elder.metrics)
-            self._registry.set_version(name, ModelVersion(number, VersionState.READY, model=result))
-        for number, version in before.items():
-            if number in serving:
-                self._retire_version(name, version, replaced=number in chosen)
-            elif number not in chosen and version.failed:
-                self._registry.remove_version(name, number)  # its failure is of the past
-        return changed
+        name = plan.name
+        for number in plan.chosen:
+            if number not in plan.in_place:
+                _log.info("loading: %s:%d", name, number, extra=model_fields(name, number))
+                if number not in plan.serving:
+                    self._registry.set_version(name, ModelVersion(number, VersionState.LOADING))
+        loads = (self._load_version(plan, number) for number in plan.chosen)
+        outcomes = await asyncio.gather(*loads, return_exceptions=True)
+        outdated = self._records.find(name).unloads != unloads
+        results: dict[int, LoadResult] = {}
+        errors: dict[int, BaseException] = {}
+        for number, outcome in zip(plan.chosen, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                errors[number] = outcome
+            else:
+                results[number] = outcome
+        if outdated or errors:
+            await self._roll_back(plan, results, errors, outdated)
+        return self._commit(plan, results)
 
-    async def _load_version(
-        self,
-        name: str,
-        files: ModelFiles,
-        number: int,
-        loaded: configuration.LoadedConfig,
-        stays: LoadedModel | None,
-    ) -> LoadedModel | UpdatedInPlace:
-        async with self.slots:
-            if stays is not None:
-                update = await self._loader.update(stays, loaded, self._settings.finalize)
+    async def _load_version(self, plan: LoadPlan, number: int) -> LoadResult:
+        async with self.limiter:
+            model = plan.in_place.get(number)
+            if model is not None:
+                update = await self._loader.update(model, plan.loaded, self._settings.finalize)
                 if update is not None:
-                    return UpdatedInPlace(update)
+                    return _InPlace(update)
             for left in reversed(range(self._settings.retries)):
                 try:
-                    return await self._loader.load(files.path, number, loaded)
+                    return await self._loader.load(plan.files.path, number, plan.loaded)
                 except HostError as error:
-                    text = error.status_string
                     _log.warning(
                         "failed to load '%s' version %d: %s; tries left: %d",
-                        name, number, text, left + 1, extra=model_fields(name, number),
+                        plan.name, number, error.status_string, left + 1,
+                        extra=model_fields(plan.name, number),
                     )  # fmt: skip
-            return await self._loader.load(files.path, number, loaded)
+            return await self._loader.load(plan.files.path, number, plan.loaded)
+
+    def _commit(self, plan: LoadPlan, results: Mapping[int, LoadResult]) -> bool:
+        """Lets the new versions serve; returns whether more than instances changed."""
+        name = plan.name
+        changed = set(plan.before) != set(plan.chosen)
+        replaced = set(plan.serving)
+        for number, result in results.items():
+            if isinstance(result, _InPlace):
+                model = plan.in_place[number]
+                result.update.commit()
+                self._records.update_version(model, plan.state, plan.loaded.config)
+                replaced.discard(number)
+            else:
+                changed = True
+                model = result
+                self._records.add_version(model, plan.files, plan.state, plan.loaded.config)
+                # The predecessor may still be unloading.
+                predecessor = plan.before[number].model if number in plan.before else None
+                if predecessor is not None:
+                    model.metrics.inherit_from(predecessor.metrics)
+            self._registry.set_version(name, ModelVersion(number, VersionState.READY, model=model))
+        for number, version in plan.before.items():
+            if number in replaced:
+                self._retire_version(name, version, replaced=number in plan.chosen)
+            elif number not in plan.chosen and version.failed:
+                self._registry.remove_version(name, number)  # the failure is of no interest now
+        return changed
 
     async def _roll_back(
         self,
-        name: str,
-        serving: set[int],
-        stays: set[int],
-        results: dict[int, LoadedModel | UpdatedInPlace | BaseException],
+        plan: LoadPlan,
+        results: Mapping[int, LoadResult],
+        errors: Mapping[int, BaseException],
         outdated: bool,
     ) -> None:
-        """Give up the versions that came up, and say why. Always raises HostError."""
+        """Stops what the load brought up, and raises HostError with the reasons."""
+        name = plan.name
+        for number, result in results.items():
+            if isinstance(result, _InPlace):
+                await result.update.discard()
+            else:
+                await result.stop(0, self._settings.finalize)
+                self._set_unavailable(plan, number, UNLOADED)
         texts: list[str] = []
         lines: list[str] = []
-        for number, result in results.items():
-            if isinstance(result, UpdatedInPlace):
-                await result.update.discard()
-                continue
-            if not isinstance(result, BaseException):
-                await result.stop(0, self._settings.finalize)
-                state, reason = VersionState.UNAVAILABLE, UNLOADED
+        for number, exception in errors.items():
+            if isinstance(exception, HostError):
+                reason = exception.status_string
             else:
-                error = result if isinstance(result, HostError) else internal(repr(result))
-                if error is not result:
-                    extra = model_fields(name, number)
-                    _log.error("unexpected failure of a load", exc_info=result, extra=extra)
-                state, reason = VersionState.UNAVAILABLE, error.status_string
-                if number in stays:
-                    state = VersionState.READY
-                    self._registry.versions(name)[number].reason = reason
-                texts.append(f"version {number} is at {state.value} state: {reason};")
-                lines.append(f"failed to load '{name}' version {number}: {reason}")
-            if number not in serving:
-                self._registry.set_version(name, ModelVersion(number, state, reason))
+                reason = internal(repr(exception)).status_string
+                extra = model_fields(name, number)
+                _log.error("unexpected failure of a load", exc_info=exception, extra=extra)
+            state = VersionState.UNAVAILABLE
+            if number in plan.in_place:
+                state = VersionState.READY
+                self._registry.versions(name)[number].reason = reason
+            self._set_unavailable(plan, number, reason)
+            texts.append(f"version {number} is at {state.value} state: {reason};")
+            lines.append(f"failed to load '{name}' version {number}: {reason}")
         if outdated:
             raise invalid_argument(_OUTDATED)
         raise VersionLoadError("".join(texts), lines)
 
+    def _set_unavailable(self, plan: LoadPlan, number: int, reason: str) -> None:
+        """Enters a version that did not come up, unless one with its number serves."""
+        if number not in plan.serving:
+            version = ModelVersion(number, VersionState.UNAVAILABLE, reason)
+            self._registry.set_version(plan.name, version)
+
     # Unloading
 
-    def unload(self, name: str) -> None:
-        """Begin to unload a model; a load of it that is under way comes to nothing."""
-        known = self._registry.versions(name).values()
+    def unload(self, name: str, keep_override: bool = False) -> None:
+        """Starts to unload a model; a load of it in progress is given up.
+
+        `keep_override`: a later load because of an ensemble uses the override again.
+        """
+        versions = self._registry.versions(name).values()
         self._registry.clear_failed(name)
-        if not known and name not in self._locks:
+        if not keep_override:
+            record = self._records.find(name)
+            record.override, record.override_outlasts_changes = None, False
+        if not versions and name not in self._locks:
             return
-        self._unloads[name] = self._unloads.get(name, 0) + 1
-        self._sources.forget(name)
-        for version in known:
+        record = self._records.create(name)
+        record.unloads += 1
+        record.fingerprint = None
+        for version in versions:
             if version.state is VersionState.READY:
                 self._retire_version(name, version)
 
     def remove_model(self, name: str) -> None:
-        """Unload a model that is not to be served any more; that it failed no longer counts."""
+        """Unloads a model that should not be served any more, and drops its failures."""
         self.unload(name)
-        self._reports.clear(name)
+        self._failures.clear(name)
         self._registry.forget_failures(name)
 
     def _retire_version(self, name: str, version: ModelVersion, replaced: bool = False) -> None:
-        """Let a version finish its work and go. A replaced one is no longer in the registry."""
+        """Drains and stops a version. A replaced one is no longer in the registry."""
         if not replaced:
             version.state = VersionState.UNLOADING
             self._registry.state_changed()
         task = asyncio.get_running_loop().create_task(self._drain_and_stop(name, version, replaced))
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+        self._retirements.add(task)
+        task.add_done_callback(self._retirements.discard)
 
     async def _drain_and_stop(self, name: str, version: ModelVersion, replaced: bool) -> None:
         model = version.model
         assert model is not None
         await model.drain()
         await model.stop(self._grace, self._settings.finalize)
-        self._records.forget(model)
-        await self._release_files(self._living.pop(model))
+        await self._release_files(self._records.remove_version(model))
         version.model = None
         if not replaced:
             version.state, version.reason = VersionState.UNAVAILABLE, UNLOADED
@@ -369,30 +435,35 @@ class ModelLifecycle:
         if files.release():
             await asyncio.to_thread(files.remove)
 
-    # What is there
+    # Queries
 
     async def resolve_step_models(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
-        """The identities of the models that an ensemble calls by these names."""
+        """The qualified names of the models that an ensemble calls by these names."""
         return await asyncio.to_thread(self._repository.resolve_step_models, ensemble, names)
 
-    def is_current(self, name: str, seen: Fingerprint) -> bool:
-        """Whether a model was loaded from a directory that looked like this."""
-        return self._sources.is_current(name, seen) and self._is_serving(name, polled=True)
+    def is_current(self, name: str, fingerprint: Fingerprint) -> bool:
+        """Whether a model serves that was loaded from a directory with this fingerprint."""
+        return self._records.is_current(name, fingerprint) and self._is_serving(name, polled=True)
+
+    def lasting_override(self, name: str) -> Override | None:
+        """The override that a load because of an ensemble has to keep, if there is one."""
+        record = self._records.find(name)
+        return record.override if record.override_outlasts_changes else None
 
     def living_models(self) -> list[LoadedModel]:
-        """Every model that is alive, also those that only finish their work."""
-        return list(self._living)
+        """Every version that is alive, including those that only finish their work."""
+        return self._records.living_models()
 
-    # The end
+    # Shutdown
 
     def abort_all(self, error: HostError) -> None:
-        """Stop waiting for what still runs: its callers get this error."""
+        """Ends every call in progress with this error."""
         self._grace = 0.0
         for model in self.living_models():
             model.abort(error)
 
     async def unload_all(self) -> None:
-        """Unload everything and wait until it is gone; loads under way are given up."""
+        """Unloads every model and waits until all have stopped; cancels loads in progress."""
         self._closing = True
         for loading in self._loads:
             loading.cancel()
@@ -402,9 +473,9 @@ class ModelLifecycle:
             for version in entry.versions.values():
                 if version.state is VersionState.READY:
                     self._retire_version(name, version)
-        if self._releases:
-            await asyncio.wait(self._releases)
+        if self._retirements:
+            await asyncio.wait(self._retirements)
 
     def close(self) -> None:
-        """All stubs have ended: remove what they were loaded from, if it came with loads."""
+        """Removes uploaded directories. All stubs have ended before."""
         self._uploads.close()

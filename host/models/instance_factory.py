@@ -16,8 +16,8 @@ from host.instances.batch_tracker import FlowControl
 from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.logs.formats import Label
+from host.models.loading import UPDATABLE_FIELDS
 from host.models.python_model import PythonModel
-from host.models.updating import UPDATABLE_FIELDS
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies, HostPolicy, find_policy
 from host.scheduling.gate import LimitedGate

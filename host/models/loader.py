@@ -28,9 +28,9 @@ from host.logs.formats import Label, model_fields
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
 from host.models.instance_factory import InitializeArguments, InstanceFactory, InstancePlan, Start
+from host.models.loading import InstanceUpdate
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
-from host.models.updating import InstanceUpdate
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies
 from host.repository.repository import read_labels

@@ -17,7 +17,7 @@ from host.instances.supervisor import InstanceState, Supervisor
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
-from host.models.drainable import DrainableModel
+from host.models.draining import DrainableModel
 from host.models.signature import Signature
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler, hold_from_environment

@@ -33,7 +33,7 @@ from host.model_control.lifecycle import ModelLifecycle
 from host.model_control.poller import RepositoryPoller
 from host.models.backends import Backends
 from host.models.loader import Loader
-from host.models.loads import LoadSettings
+from host.models.loading import LoadSettings
 from host.models.registry import Registry, VersionState
 from host.options.host_policies import read_policies
 from host.options.options import Options

@@ -1,0 +1,82 @@
+"""The contract of loading: its settings, what brings a version up, and how a load fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from host.config.model_config import LoadedConfig
+from host.errors import ErrorCode, HostError
+from host.models.registry import LoadedModel
+
+UPDATABLE_FIELDS = ("instance_group", "version_policy")
+"""Fields of a configuration that may change while the loaded versions of the model stay.
+
+Source: docs/reference/configuration_and_scheduling.md, 8.4.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How models are loaded and unloaded.
+
+    Attributes:
+        strict: Configurations must be complete; models do not complete them.
+        threads: Number of model versions that load at the same time.
+        retries: Number of further attempts after a version failed to load.
+        grace: Seconds that a batch may still run when its model is unloaded.
+        finalize: Seconds that a model's `finalize` may take.
+        gpus: Device ids that instances may run on.
+        least_capability: Compute capability that these devices have at least.
+        config_name: Name of the file in `configs/` that is preferred to `config.pbtxt`.
+        agents: Directory of repository agents.
+    """
+
+    strict: bool
+    threads: int
+    retries: int
+    grace: float
+    finalize: float
+    gpus: Sequence[int] = ()
+    least_capability: float = 6.0
+    config_name: str | None = None
+    agents: str = ""
+
+
+class RepositoryReadError(HostError):
+    """The model's directory or its configuration cannot be read, so that no load was attempted."""
+
+
+class VersionLoadError(HostError):
+    """Versions of a model failed to load; `lines` name each of them, for the log."""
+
+    def __init__(self, message: str, lines: list[str]) -> None:
+        super().__init__(ErrorCode.INVALID_ARG, message)
+        self.lines = lines
+
+
+class InstanceUpdate(Protocol):
+    """New instances for a version that stays loaded."""
+
+    def commit(self) -> None:
+        """Starts the new instances; surplus instances stop once they have finished their work."""
+
+    async def discard(self) -> None:
+        """Stops the new instances and leaves the version as it was."""
+
+
+class ModelLoader(Protocol):
+    """Loads versions of models."""
+
+    async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> LoadedModel:
+        """Returns a model that can be asked. Raises HostError."""
+
+    async def update(
+        self, model: LoadedModel, loaded: LoadedConfig, finalize: float
+    ) -> InstanceUpdate | None:
+        """Prepares the instances that `loaded` asks for; None if the model must be loaded again.
+
+        `finalize`: seconds for `finalize` of surplus instances. Raises HostError.
+        """
