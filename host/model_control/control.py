@@ -1,4 +1,7 @@
-"""Model control: what clients and models may ask about loading (configuration spec 8.5 to 8.7)."""
+"""Model control: loading, unloading and the index, for clients and models.
+
+Source: docs/reference/configuration_and_scheduling.md, 8.5 to 8.7.
+"""
 
 from __future__ import annotations
 
@@ -25,51 +28,54 @@ _DUPLICATED = "model appears in two or more repositories"
 
 
 class ModelControl:
-    """What doors ask, and fulfils the `ModelControl` that models ask.
+    """Model control for the frontends, and the `ModelControl` protocol that instances use.
 
-    `explicit`: loads and unloads may be asked for. `serving`: whether the server takes requests.
+    `explicit`: clients may load and unload. `serving`: whether the server accepts requests.
     """
 
     def __init__(
         self,
         registry: Registry,
         repository: Repository,
-        families: EnsembleDependencies,
+        dependencies: EnsembleDependencies,
         *,
         explicit: bool,
         serving: Callable[[], bool],
     ) -> None:
         self._registry = registry
         self._repository = repository
-        self._families = families
+        self._dependencies = dependencies
         self._explicit = explicit
         self._serving = serving
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def load(self, name: str, config: str, files: dict[str, bytes], asker: str = "") -> None:
-        """As `load_with`, with what `pb_utils.load_model` was given; `files` are by their paths."""
+    async def load(
+        self, name: str, config: str, files: dict[str, bytes], requester: str = ""
+    ) -> None:
+        """Loads a model for `pb_utils.load_model`; `files`: contents by path. See below."""
         parameters: dict[str, Parameter | bytes] = {
             f"file:{path}": content for path, content in files.items()
         }
         if config:
             parameters["config"] = config
-        await self.load_with_parameters(name, parameters, asker)
+        await self.load_with_parameters(name, parameters, requester)
 
     async def load_in_turn(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
-        """As `load_with`, after the unloads of the model that were asked for before."""
+        """Waits for earlier unloads of the model, then as `load_with_parameters`."""
         async with self._wait_for_earlier(name):
             pass
         await self.load_with_parameters(name, parameters)
 
     async def load_with_parameters(
-        self, name: str, parameters: Mapping[str, Parameter | bytes], asker: str = ""
+        self, name: str, parameters: Mapping[str, Parameter | bytes], requester: str = ""
     ) -> None:
-        """Load or reload a model with overrides (`config`, `file:<path>`); wait until it serves.
+        """Loads or reloads a model, with overrides (`config`, `file:<path>`) if there are any.
 
-        `asker`: the model whose `initialize` waits for this. Raises HostError with the texts of
-        protocol spec 1.5; what they leave out is in the log.
+        Returns when the model serves. `requester`: the model whose `initialize` waits for this
+        load. Raises HostError with the texts of docs/reference/protocol.md, 1.5; the log has the
+        details that these leave out.
         """
-        self._refuse_unless_explicit()
+        self._raise_unless_explicit()
         name = checked_load_name(name)
         not_polled = f"failed to load '{name}', failed to poll from model repository"
         try:
@@ -81,8 +87,8 @@ class ModelControl:
             raise internal(not_polled) from error
         try:
             known = await self._resolve_model(name, override)
-            with self._waits_for_loads(asker, known):
-                failures = await self._families.load(known, override)
+            with self._waits_for_loads(requester, known):
+                failures = await self._dependencies.load(known, override)
         except HostError as error:
             failures = {name: error}
         for failure in failures.values():
@@ -94,59 +100,67 @@ class ModelControl:
             ) from next(iter(failures.values()))
 
     async def _resolve_model(self, name: str, override: Override | None) -> list[str]:
-        """What goes by this name; what did and is gone is unloaded (configuration spec 8.9)."""
+        """The qualified names of all models of this name; unloads those that are gone from disk.
+
+        Source: docs/reference/configuration_and_scheduling.md, 8.9.
+        """
         if override is not None and override.files:
-            return [name]  # it lies in no repository
+            return [name]  # its files are in no repository
         known = await asyncio.to_thread(self._repository.qualified_names, name)
         for gone in set(self._registry.qualified_names(name)) - {*known, name}:
-            self._families.remove_model(gone)
+            self._dependencies.remove_model(gone)
         return known or [name]
 
     @contextmanager
-    def _waits_for_loads(self, asker: str, known: Sequence[str]) -> Iterator[None]:
-        """While entered, the load of whatever is called `asker` waits for those."""
-        if not asker:
+    def _waits_for_loads(self, requester: str, known: Sequence[str]) -> Iterator[None]:
+        """While entered, the load of the model `requester` waits for the loads of `known`."""
+        if not requester:
             yield
             return
-        limiter = self._families.lifecycle.limiter
-        pairs = [(one, other) for one in self._registry.qualified_names(asker) for other in known]
+        limiter = self._dependencies.lifecycle.limiter
+        pairs = [
+            (one, other) for one in self._registry.qualified_names(requester) for other in known
+        ]
         with ExitStack() as stack:
             for index, pair in enumerate(pairs):
-                # It has given its one place once.
+                # The load has one slot, which it gives back once.
                 stack.enter_context(
                     limiter.lend_slot(*pair) if not index else limiter.waits_for(*pair)
                 )
             yield
 
     async def unload_in_turn(self, name: str, dependents: bool) -> None:
-        """As `unload`, after the loads under way that have to do with the model."""
-        self._refuse_unless_explicit()
+        """Waits for the loads in progress that concern the model, then as `unload`."""
+        self._raise_unless_explicit()
 
         async def unload() -> None:
             async with self._wait_for_earlier(name):
                 for known in self._registry.qualified_names(name):
-                    await self._families.unload_in_turn(known, dependents)
+                    await self._dependencies.unload_in_turn(known, dependents)
 
-        # Whoever asked may go away; that changes nothing.
+        # The unload goes on if its caller is cancelled.
         await asyncio.shield(asyncio.get_running_loop().create_task(unload()))
 
     def _wait_for_earlier(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def unload(self, name: str, dependents: bool) -> None:
-        """Begin to unload a model; one that is not loaded is no error. Raises HostError.
+        """Starts to unload a model and the ensembles that use it. Raises HostError.
 
-        Ensembles that are made of it go as well. `dependents`: and so do models that were loaded
-        only because this one is made of them, if no other ensemble is. A load that is under way
-        fails: it may be that of the model that asks, which could not wait for it.
+        A model that is not loaded is no error. `dependents`: also unloads the step models that
+        were loaded only for this ensemble and that no other ensemble uses. A load in progress
+        fails: it may belong to the model that asks, which therefore cannot wait for it.
         """
-        self._refuse_unless_explicit()
+        self._raise_unless_explicit()
         for known in self._registry.qualified_names(name):
-            self._families.unload(known, dependents)
+            self._dependencies.unload(known, dependents)
 
     async def is_ready(self, name: str, version: str) -> bool:
-        """Whether a model can be asked. Raises HostError if it is not there (pb_utils 3.14)."""
-        self._refuse_unless_serving()
+        """Whether a model is ready. Raises HostError if there is no such model.
+
+        Source: docs/reference/model_api.md, 3.14.
+        """
+        self._raise_unless_serving()
         model = self._registry.find(name, _version(version))
         reason = await model.why_not_ready()
         if reason:
@@ -158,8 +172,8 @@ class ModelControl:
         return not reason
 
     async def index(self, ready: bool) -> list[IndexEntry]:
-        """Every model on disk with its versions, or only the ready ones. Raises HostError."""
-        self._refuse_unless_serving()
+        """The models on disk with their versions, or only the ready ones. Raises HostError."""
+        self._raise_unless_serving()
         scan = await asyncio.to_thread(self._repository.scan)
         entries: list[IndexEntry] = []
         for known, directory in scan.models.items():
@@ -177,18 +191,18 @@ class ModelControl:
             ]
         return entries
 
-    def _refuse_unless_explicit(self) -> None:
-        self._refuse_unless_serving()
+    def _raise_unless_explicit(self) -> None:
+        self._raise_unless_serving()
         if not self._explicit:
             raise unavailable("explicit model load / unload is not allowed if polling is enabled")
 
-    def _refuse_unless_serving(self) -> None:
+    def _raise_unless_serving(self) -> None:
         if not self._serving():
             raise unavailable("Server not ready")
 
 
 def _version(text: str) -> int:
-    """A version as models write it; they are told of a negative one in other words than clients."""
+    """Parses a version for `pb_utils.is_model_ready`, which has error texts of its own."""
     try:
         return parse_version(text)
     except HostError as error:

@@ -1,4 +1,4 @@
-"""Loads and unloads models together with the ensembles that are made of them."""
+"""Loads and unloads models together with the ensembles that use them."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ _log = logging.getLogger("pbhost")
 
 
 class EnsembleDependencies:
-    """Members come before their ensembles. When one changes, its ensembles are loaded anew; when
-    one goes, they go, and come back with it (configuration spec 8.3, 8.6, 8.7).
+    """Keeps ensembles and their step models consistent. Belongs to the event loop.
 
-    Belongs to the event loop.
+    Step models load before their ensemble. When a step model changes, its ensembles are reloaded;
+    when it is unloaded, they are unloaded, and they are loaded again when it comes back
+    (docs/reference/configuration_and_scheduling.md, 8.3, 8.6, 8.7).
     """
 
     def __init__(self, registry: Registry, lifecycle: ModelLifecycle) -> None:
         self.lifecycle = lifecycle
-        self._known = DependencyGraph(registry)
-        self._under_way: dict[asyncio.Task[bool], LoadOrder] = {}
+        self._graph = DependencyGraph(registry)
+        self._in_progress: dict[asyncio.Task[bool], LoadOrder] = {}
 
     def create_load_order(self, polled: bool = False) -> LoadOrder:
-        """Loads that are asked for together. `polled`: nobody has asked for them."""
+        """A group of loads that are requested together. `polled`: by the poller."""
         return LoadOrder(
-            self.lifecycle, self._known, self._unload_incomplete_ensemble, self._under_way, polled
+            self.lifecycle, self._graph, self._unload_incomplete_ensemble, self._in_progress, polled
         )
 
     async def load_all(self, names: Iterable[str]) -> bool:
-        """Load these models; whether all are ready. Failures are in the log and the registry."""
+        """Loads these models; returns whether all are ready. Failures go to log and registry."""
         return all(await asyncio.gather(*map(self.create_load_order().try_load, names)))
 
     async def load(
         self, names: Sequence[str], override: Override | None = None
     ) -> dict[str, HostError]:
-        """Load models, and before what they are made of; then what is made of them.
+        """Loads models: first their step models, then they themselves, then their ensembles.
 
-        As `Lifecycle.load` otherwise; what went wrong with each.
+        Returns the errors by model. Otherwise as `ModelLifecycle.load`.
         """
         order = self.create_load_order()
         loads = (order.load(name, override) for name in names)
@@ -60,7 +61,10 @@ class EnsembleDependencies:
         return failures
 
     async def unload_in_turn(self, name: str, dependents: bool = False) -> None:
-        """As `unload`, after the loads under way that have to do with it (spec 8.6)."""
+        """Waits for the loads in progress that concern the model, then as `unload`.
+
+        Source: docs/reference/configuration_and_scheduling.md, 8.6.
+        """
         while loads := self._loads_of(name, dependents):
             await asyncio.wait(loads)
         self.unload(name, dependents)
@@ -69,72 +73,73 @@ class EnsembleDependencies:
         names = [name]
         for one in names:
             if dependents:
-                names += self._known.dependencies_of(one).difference(names)
-        return [task for task, order in self._under_way.items() if order.includes_any(names)]
+                names += self._graph.dependencies_of(one).difference(names)
+        return [task for task, order in self._in_progress.items() if order.includes_any(names)]
 
     def unload(self, name: str, dependents: bool = False) -> None:
-        """Begin to unload a model, and the ensembles that are made of it.
+        """Starts to unload a model and the ensembles that use it.
 
-        With `dependents`, also what was loaded only for it, and is not needed by another one.
+        `dependents`: also unloads step models that were loaded only for it and that no other
+        ensemble uses.
         """
-        known = self._known
+        graph = self._graph
         self.lifecycle.unload(name)
         self._clear_unload_reason(name)
         self._unload_users(name)
         if dependents:
-            for member in sorted(known.dependencies_of(name)):
-                if member in known.implicit and not known.is_needed(member):
-                    self.unload(member, dependents=True)
+            for step_model in sorted(graph.dependencies_of(name)):
+                if step_model in graph.implicit and not graph.is_needed(step_model):
+                    self.unload(step_model, dependents=True)
 
     def remove_model(self, name: str) -> None:
-        """Unload a model that is not to be served any more; that it failed no longer counts."""
+        """Unloads a model that should not be served any more, and drops its failures."""
         self.lifecycle.remove_model(name)
-        self._known.remove_model(name)
+        self._graph.remove_model(name)
         self._clear_unload_reason(name)
         self._unload_users(name)
 
     def _clear_unload_reason(self, name: str) -> None:
-        self._known.orphans.discard(name)
-        self._known.implicit.discard(name)
+        self._graph.orphans.discard(name)
+        self._graph.implicit.discard(name)
 
     def _unload_incomplete_ensemble(self, name: str) -> None:
-        """Unload an ensemble until its members are there, or fit, again."""
-        self._known.orphans.add(name)
+        """Unloads an ensemble until its step models are loaded and fit again."""
+        self._graph.orphans.add(name)
         self.lifecycle.unload(name, keep_override=True)
         self._unload_users(name)
 
     def _unload_users(self, name: str) -> None:
-        for user in self._known.dependents_of(name):
-            if self._known.is_served_or_loading(user):
-                _log.info("unloading ensemble '%s', which is made of '%s'", user, name)
+        for user in self._graph.dependents_of(name):
+            if self._graph.is_served_or_loading(user):
+                _log.info("unloading ensemble '%s', which uses '%s'", user, name)
                 self._unload_incomplete_ensemble(user)
 
 
 class LoadOrder:
-    """Loads that were asked for together: each model is brought up to date once for all of them."""
+    """A group of loads; each model is brought up to date once for all of them."""
 
     def __init__(
         self,
         lifecycle: ModelLifecycle,
-        known: DependencyGraph,
-        orphan: Callable[[str], None],
-        under_way: dict[asyncio.Task[bool], LoadOrder],
+        graph: DependencyGraph,
+        unload_incomplete: Callable[[str], None],
+        in_progress: dict[asyncio.Task[bool], LoadOrder],
         polled: bool,
     ) -> None:
         self._lifecycle = lifecycle
-        self._known = known
-        self._orphan = orphan
-        self._under_way = under_way
+        self._graph = graph
+        self._unload_incomplete = unload_incomplete
+        self._in_progress = in_progress
         self._polled = polled
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._changed: set[str] = set()
 
     def includes_any(self, names: Iterable[str]) -> bool:
-        """Whether one of these models is loaded by this order."""
+        """Whether one of these models belongs to this group."""
         return not self._tasks.keys().isdisjoint(names)
 
     async def try_load(self, name: str) -> bool:
-        """As `load`, for a model that is to be served; whether it is."""
+        """As `load`, but records a failure in the registry; returns whether the load succeeded."""
         try:
             await self.load(name)
         except HostError as error:
@@ -143,12 +148,12 @@ class LoadOrder:
         return True
 
     async def load(self, name: str, override: Override | None = None) -> None:
-        """Load a model, its members before, and what is made of it after. Raises HostError."""
-        self._known.implicit.discard(name)
-        # Whoever asked may go away; that does not stop a load half-way.
+        """Loads step models, the model, and the ensembles that use it. Raises HostError."""
+        self._graph.implicit.discard(name)
+        # The load goes on if its caller is cancelled.
         loading = self._task(self._load(name, override))
-        self._under_way[loading] = self
-        loading.add_done_callback(self._under_way.pop)
+        self._in_progress[loading] = self
+        loading.add_done_callback(self._in_progress.pop)
         await asyncio.shield(loading)
 
     async def _load(self, name: str, override: Override | None) -> bool:
@@ -157,7 +162,7 @@ class LoadOrder:
         return changed
 
     async def _load_once(self, name: str, load: Coroutine[Any, Any, bool]) -> bool:
-        """Whether the model has changed, once its one load in this order has ended."""
+        """Waits for the one load of the model in this group; returns whether the model changed."""
         if name in self._tasks:
             load.close()
         else:
@@ -172,67 +177,80 @@ class LoadOrder:
     async def _bring_up_to_date(
         self, name: str, override: Override | None = None, named: bool = False
     ) -> bool:
-        """Bring one model up to date, and before that what it is made of."""
-        known = self._known
-        members = known.dependencies_of(name)
-        fresh = False
-        if members and override is None:
-            found = await self._lifecycle.resolve_step_models(name, known.step_names_of(name))
-            before, members = members, frozenset(found.values())
-            await self._load_step_models(name, members)
-            fresh = members != before or not self._changed.isdisjoint(members)
+        """Brings a model up to date after its step models. `named`: the caller asked for it."""
+        graph = self._graph
+        step_models = graph.dependencies_of(name)
+        changed_steps = False
+        if step_models and override is None:
+            found = await self._lifecycle.resolve_step_models(name, graph.step_names_of(name))
+            before, step_models = step_models, frozenset(found.values())
+            await self._load_step_models(name, step_models)
+            changed_steps = step_models != before or not self._changed.isdisjoint(step_models)
         if not named and (lasting := self._lifecycle.lasting_override(name)) is not None:
-            if known.is_served_or_loading(name) and not fresh:
+            if graph.is_served_or_loading(name) and not changed_steps:
                 return False  # no client has asked for the files on disk again
             override = lasting
         changed = await self._lifecycle.load(
-            name, override, polled=self._polled, force=fresh, prepare=partial(self._prepare, name)
+            name,
+            override,
+            polled=self._polled,
+            force=changed_steps,
+            prepare=partial(self._prepare, name),
         )
-        known.orphans.discard(name)
+        graph.orphans.discard(name)
         if changed:
             self._changed.add(name)
         return changed
 
     async def _prepare(self, name: str, config: ModelConfig) -> None:
-        """Before an ensemble is loaded, its members are. Raises HostError (spec 6.2)."""
+        """Loads the step models of an ensemble before it. Raises HostError.
+
+        Source: docs/reference/configuration_and_scheduling.md, 6.2.
+        """
         steps = config.ensemble_scheduling.step
         found = await self._lifecycle.resolve_step_models(name, {step.model_name for step in steps})
-        members = self._known.record_model(name, config, found)
-        if members:
-            self._known.validate_ensemble(name, config, await self._load_step_models(name, members))
+        step_models = self._graph.record_model(name, config, found)
+        if step_models:
+            self._graph.validate_ensemble(
+                name, config, await self._load_step_models(name, step_models)
+            )
 
-    async def _load_step_models(self, name: str, members: Iterable[str]) -> dict[str, HostError]:
-        """Bring the members of an ensemble up to date; what went wrong with each."""
+    async def _load_step_models(
+        self, name: str, step_models: Iterable[str]
+    ) -> dict[str, HostError]:
+        """Brings the step models of an ensemble up to date; returns their errors."""
         limiter = self._lifecycle.limiter
         failures: dict[str, HostError] = {}
 
-        async def bring(member: str) -> None:
-            if limiter.find_wait_chain(member, name):
-                failures[member] = circular_dependency_error(member, name)  # it waits for this one
+        async def load_step_model(step_model: str) -> None:
+            if limiter.find_wait_chain(step_model, name):
+                failures[step_model] = circular_dependency_error(
+                    step_model, name
+                )  # its load waits for this one
                 return
-            if member not in self._tasks and not self._known.is_served_or_loading(member):
-                self._known.implicit.add(member)
+            if step_model not in self._tasks and not self._graph.is_served_or_loading(step_model):
+                self._graph.implicit.add(step_model)
             try:
-                with limiter.waits_for(name, member):
-                    await self._load_once(member, self._bring_up_to_date(member))
+                with limiter.waits_for(name, step_model):
+                    await self._load_once(step_model, self._bring_up_to_date(step_model))
             except HostError as error:
-                failures[member] = error
+                failures[step_model] = error
 
-        await asyncio.gather(*map(bring, sorted(members)))
+        await asyncio.gather(*map(load_step_model, sorted(step_models)))
         return failures
 
     async def _reload_users(self) -> None:
-        """Load the ensembles anew whose members have changed; those that do not fit go."""
-        known = self._known
+        """Reloads ensembles whose step models changed; unloads those that do not fit any more."""
+        graph = self._graph
         while True:
             users = {
-                user for name in self._changed for user in known.dependents_of(name, maybe=True)
+                user for name in self._changed for user in graph.dependents_of(name, maybe=True)
             }
             left = [
                 user
                 for user in sorted(users)
                 if user not in self._tasks
-                and (known.is_served_or_loading(user) or user in known.orphans)
+                and (graph.is_served_or_loading(user) or user in graph.orphans)
             ]
             if not left:
                 return
@@ -240,7 +258,7 @@ class LoadOrder:
                 try:
                     await self._load_once(user, self._bring_up_to_date(user))
                 except RepositoryReadError:
-                    pass  # what is wrong is its own configuration; it is in the log
+                    pass  # its own configuration is wrong; the log says so
                 except HostError as error:
                     _log.info("unloading ensemble '%s': %s", user, error.message)
-                    self._orphan(user)
+                    self._unload_incomplete(user)

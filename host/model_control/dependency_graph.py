@@ -1,4 +1,4 @@
-"""Who is made of whom, and why each model is there."""
+"""The graph of ensembles and their step models, and why each model is loaded."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from host.repository.qualified_name import qualified_name
 
 
 class DependencyGraph:
-    """What ensembles are made of, as their configurations were read last."""
+    """Which models each ensemble is made of, by its configuration as it was read last."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._members: dict[str, dict[str, str]] = {}  # identities by names, of each ensemble
+        self._members: dict[str, dict[str, str]] = {}  # ensemble: qualified names by names
         self.implicit: set[str] = set()
-        """Models that were loaded only because an ensemble is made of them."""
+        """Models that are loaded only because an ensemble needs them."""
         self.orphans: set[str] = set()
-        """Ensembles that have gone with a member, and come back with it."""
+        """Ensembles that were unloaded with a step model, and are loaded again with it."""
 
     def record_model(
         self, name: str, config: ModelConfig, found: Mapping[str, str]
     ) -> frozenset[str]:
-        """Remember what this one is made of; nothing, if it is not an ensemble.
+        """Records the step models of an ensemble and returns them; nothing for other models.
 
-        `found`: the identities of what its steps name, which the steps are told.
+        `found`: qualified names of the step models by name. Each step of `config` gets the
+        namespace of its model.
         """
         self._members.pop(name, None)
         if not is_ensemble(config):
@@ -41,19 +42,19 @@ class DependencyGraph:
         return self.dependencies_of(name)
 
     def remove_model(self, name: str) -> None:
-        """There is no such model any more."""
+        """Forgets a model that is not served any more."""
         self._members.pop(name, None)
 
     def dependencies_of(self, name: str) -> frozenset[str]:
-        """What a model is made of."""
+        """The step models of an ensemble, by qualified name."""
         return frozenset(self._members.get(name, {}).values())
 
     def step_names_of(self, name: str) -> list[str]:
-        """The names of what a model is made of."""
+        """The names that the steps of an ensemble use."""
         return list(self._members.get(name, {}))
 
     def dependents_of(self, name: str, maybe: bool = False) -> list[str]:
-        """The ensembles that are made of this one, among others; `maybe`: or of a namesake."""
+        """The ensembles that use a model; with `maybe`, also those that use one of its name."""
         plain = self._registry.name_of(name)
         return sorted(
             user
@@ -62,22 +63,23 @@ class DependencyGraph:
         )
 
     def is_served_or_loading(self, name: str) -> bool:
-        """Whether a version is served, or is about to be."""
+        """Whether a version is ready or loading."""
         versions = self._registry.versions(name).values()
         return any(
             version.state in (VersionState.READY, VersionState.LOADING) for version in versions
         )
 
     def is_needed(self, name: str) -> bool:
-        """Whether an ensemble that is there is made of this one."""
+        """Whether an ensemble that is served or loading uses the model."""
         return any(self.is_served_or_loading(user) for user in self.dependents_of(name))
 
     def validate_ensemble(
         self, name: str, config: ModelConfig, failures: Mapping[str, HostError]
     ) -> None:
-        """See whether an ensemble can be made of what is there; `failures` of members' loads.
+        """Checks that an ensemble fits its step models, and sets whether it is decoupled.
 
-        Sets whether it is decoupled. Raises HostError INVALID_ARG (configuration spec 6.2).
+        `failures`: the errors of step models that did not load. Raises HostError INVALID_ARG
+        (docs/reference/configuration_and_scheduling.md, 6.2).
         """
         last = self.find_cycle_end(name)
         if last:
@@ -95,7 +97,7 @@ class DependencyGraph:
         config.model_transaction_policy.decoupled = check_step_models(config, members)
 
     def find_cycle_end(self, name: str) -> str:
-        """The one that closes a circle which begins with `name`, "" if there is none."""
+        """The model that leads back to `name`, or "" if the graph has no cycle there."""
         seen: set[str] = set()
         todo = [name]
         while todo:
@@ -111,7 +113,7 @@ class DependencyGraph:
     def _step_model_config(
         self, ensemble: str, step: Any, failures: Mapping[str, HostError]
     ) -> ModelConfig:
-        """The configuration of the version that a step asks for."""
+        """The configuration of the version that a step calls."""
         name, number = step.model_name, step.model_version
         known = qualified_name(step.model_namespace, name)
         depends = f"ensemble '{ensemble}' depends on '{name}'"
@@ -140,21 +142,21 @@ class DependencyGraph:
 
 
 def circular_dependency_error(name: str, last: str) -> HostError:
-    """An ensemble is made of itself: `last` is what leads back to it."""
+    """The error of an ensemble that contains itself; `last` leads back to it."""
     return invalid_argument(
         f"circular dependency between ensembles: {name} -> ... -> {last} -> {name}"
     )
 
 
 def models_unavailable_error(name: str, missing: Sequence[str]) -> HostError:
-    """An ensemble is made of models that are not there."""
+    """The error of an ensemble whose step models do not exist."""
     return invalid_argument(
         f"ensemble {name} contains models that are not available or ambiguous: {', '.join(missing)}"
     )
 
 
 def version_not_loaded_error(name: str, member: str, version: int) -> HostError:
-    """An ensemble is made of a version that is not served."""
+    """The error of an ensemble that calls a version which is not loaded."""
     return invalid_argument(
         f"ensemble '{name}' depends on '{member}' whose required version {version} is not loaded."
     )

@@ -1,4 +1,4 @@
-"""How many model versions load at a time, and which loads wait for which."""
+"""Limits how many model versions load at the same time, and records which load waits for which."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from host.errors import invalid_argument
 
 
 class LoadLimiter:
-    """Entered by every load of a version, one of `count` at a time. Belongs to the event loop.
+    """A semaphore of `count` slots that every load of a version holds. Belongs to the event loop.
 
-    A model may load others in its `initialize`. Its own load does not count as long as it waits
-    for them, so no number of slots is too small; and what would wait for itself is refused.
+    A model may load other models in its `initialize`. Its own load gives its slot back while it
+    waits for them, so that even one slot is enough. A load that would wait for itself is refused.
     """
 
     def __init__(self, count: int) -> None:
@@ -36,38 +36,38 @@ class LoadLimiter:
         self._release_slot()
 
     @contextmanager
-    def lend_slot(self, asker: str, target: str) -> Iterator[None]:
-        """While entered, the load of model `asker` waits for that of `target`.
+    def lend_slot(self, requester: str, target: str) -> Iterator[None]:
+        """While entered, the load of model `requester` waits for that of `target`, without a slot.
 
-        Raises HostError INVALID_ARG if neither could ever end.
+        Raises HostError INVALID_ARG if neither load could ever end.
         """
-        chain = self.find_wait_chain(target, asker)
+        chain = self.find_wait_chain(target, requester)
         if chain:
             raise invalid_argument(
-                f"'initialize' of model '{asker}' asks for it, and would wait for itself:"
-                f" {' -> '.join([asker, *chain])}. Load one of them before the others, or from"
+                f"'initialize' of model '{requester}' asks for it, and would wait for itself:"
+                f" {' -> '.join([requester, *chain])}. Load one of them before the others, or from"
                 " 'execute'"
             )
-        with self.waits_for(asker, target):
+        with self.waits_for(requester, target):
             self._release_slot()
             try:
                 yield
             finally:
-                self._free -= 1  # without waiting: a load that has begun is to go on
+                self._free -= 1  # without waiting: a load that has begun goes on
 
     @contextmanager
-    def waits_for(self, asker: str, target: str) -> Iterator[None]:
-        """While entered, the load of `asker` waits for that of `target`, and has no place yet."""
-        self._waits.setdefault(asker, []).append(target)
+    def waits_for(self, requester: str, target: str) -> Iterator[None]:
+        """While entered, the load of `requester`, which holds no slot yet, waits for `target`."""
+        self._waits.setdefault(requester, []).append(target)
         try:
             yield
         finally:
-            self._waits[asker].remove(target)
-            if not self._waits[asker]:
-                del self._waits[asker]
+            self._waits[requester].remove(target)
+            if not self._waits[requester]:
+                del self._waits[requester]
 
     def find_wait_chain(self, start: str, end: str) -> list[str]:
-        """The models from `start` to `end`, each of which waits for the next; none if it cannot."""
+        """The models from `start` to `end`, each waiting for the next; empty without a chain."""
         if start == end:
             return [end]
         for following in self._waits.get(start, ()):
@@ -78,6 +78,6 @@ class LoadLimiter:
 
     def _release_slot(self) -> None:
         self._free += 1
-        for turn in self._queue:  # all of them: one that is woken may have been cancelled
+        for turn in self._queue:  # all of them, as one that is woken may have been cancelled
             if not turn.done():
                 turn.set_result(None)

@@ -1,4 +1,4 @@
-"""Following the repositories: what is new, changed or gone on disk becomes so in the server."""
+"""The repository poller: loads new and changed models, and unloads deleted ones."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ _log = logging.getLogger("pbhost")
 
 
 class RepositoryPoller:
-    """Looks every `seconds`, off the event loop (configuration spec 8.5)."""
+    """Scans the repositories every `seconds`, in a thread.
+
+    Source: docs/reference/configuration_and_scheduling.md, 8.5.
+    """
 
     def __init__(
         self,
         registry: Registry,
         repository: Repository,
-        families: EnsembleDependencies,
+        dependencies: EnsembleDependencies,
         seconds: float,
     ) -> None:
         self._registry = registry
         self._repository = repository
-        self._families = families
+        self._dependencies = dependencies
         self._seconds = seconds
-        self._complaints: list[str] = []
+        self._warnings: list[str] = []
         self._loading: dict[str, asyncio.Task[bool]] = {}
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -34,27 +37,27 @@ class RepositoryPoller:
         while True:
             try:
                 await self._poll()
-            except Exception:  # whatever is wrong with one look at the disk, more follow
+            except Exception:  # one scan may fail; the next one tries again
                 _log.exception("a poll of the model repositories failed")
             await asyncio.sleep(self._seconds)
 
     async def _poll(self) -> None:
-        """Begin what one look at the repositories asks for. A model still loading is left alone."""
-        scan, stamps = await asyncio.to_thread(self._scan_repository)
-        if scan.warnings != self._complaints:
-            self._complaints = scan.warnings
+        """Scans once and starts loads and unloads. A model that still loads is left alone."""
+        scan, fingerprints = await asyncio.to_thread(self._scan_repository)
+        if scan.warnings != self._warnings:
+            self._warnings = scan.warnings
             for text in scan.warnings:
                 _log.error("%s", text)
-        order = self._families.create_load_order(polled=True)
-        current = self._families.lifecycle.is_current
+        order = self._dependencies.create_load_order(polled=True)
+        current = self._dependencies.lifecycle.is_current
         for name, directory in scan.models.items():
             if directory.duplicated:
-                self._families.unload(name)
-            elif name not in self._loading and not current(name, stamps[name]):
+                self._dependencies.unload(name)
+            elif name not in self._loading and not current(name, fingerprints[name]):
                 self._start_load(name, order)
-        if not scan.failures:  # else what is missing may still be there, in what cannot be read
+        if not scan.failures:  # otherwise a model may lie in a folder that cannot be read
             for name in self._registry.names() - scan.models.keys():
-                self._families.remove_model(name)
+                self._dependencies.remove_model(name)
 
     def _scan_repository(self) -> tuple[RepositoryScan, dict[str, Fingerprint]]:
         scan = self._repository.scan()
@@ -70,7 +73,7 @@ class RepositoryPoller:
         loading.add_done_callback(lambda _: self._loading.pop(name))
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stops polling."""
         tasks = [self._task, *self._loading.values()]
         for task in tasks:
             task.cancel()
