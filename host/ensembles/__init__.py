@@ -1,1 +1,4 @@
-"""Models that are made of other models: a graph of steps (configuration spec 6)."""
+"""Ensembles: models that are a graph of steps, each of which calls another model.
+
+Source: docs/reference/configuration_and_scheduling.md, 6.
+"""

@@ -1,4 +1,7 @@
-"""Whether an ensemble and the models that it is made of fit together (configuration spec 6.2)."""
+"""Checks whether an ensemble and its step models fit together.
+
+Source: docs/reference/configuration_and_scheduling.md, 6.2.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from host.errors import invalid_argument
 
 @dataclass(frozen=True, slots=True)
 class _TensorType:
-    """What is known of a tensor, and from which model. `full` has the batch dimension."""
+    """The type of a tensor, and the model that says so. `full` includes the batch dimension."""
 
     model: str
     data_type: int
@@ -22,16 +25,17 @@ class _TensorType:
 
 
 def check_step_models(config: ModelConfig, members: Sequence[ModelConfig]) -> bool:
-    """Whether the ensemble may answer a request several times; `members` are those of its steps.
+    """Returns whether the ensemble is decoupled; `members` are the configurations of its step
+    models.
 
-    Raises HostError INVALID_ARG for the first thing that does not fit.
+    Raises HostError INVALID_ARG with the first mismatch.
     """
     raise_first(iterate_findings(config, members), None)
     return _check_streams(config, members)
 
 
 def iterate_findings(config: ModelConfig, members: Sequence[ModelConfig | None]) -> Findings:
-    """What does not fit of the ensemble and its steps' members; nothing is known of a None."""
+    """Yields every mismatch; a step model that is None is unknown and is not compared."""
     tensors: dict[str, _TensorType] = {}
     for entry in (*config.input, *config.output):
         tensors[entry.name] = _kind(config, entry, reshaped=True)
@@ -106,7 +110,7 @@ def _check_outputs(
 def _match(
     config: ModelConfig, name: str, kind: _TensorType, tensors: dict[str, _TensorType], path: str
 ) -> Findings:
-    """Compare with what is known of the tensor from elsewhere."""
+    """Compares with what another model says about the same tensor."""
     other = tensors.setdefault(name, kind)
     if other.data_type != kind.data_type:
         names = pb.DataType.Name
@@ -133,14 +137,14 @@ def _equal(dims: Sequence[int], others: Sequence[int]) -> bool:
 
 
 def _check_streams(config: ModelConfig, members: Sequence[ModelConfig]) -> bool:
-    """Tensors of the same response go together, and nothing else does.
+    """Checks that a step takes only tensors of the same response stream.
 
-    Each tensor belongs to the stream of the decoupled step that it comes from, 0 if there is none.
+    A tensor belongs to the stream of the decoupled step that it comes from; 0: no such step.
     """
     streams = {entry.name: 0 for entry in config.input}
     left = list(zip(config.ensemble_scheduling.step, members, strict=True))
     number = 0
-    while left:  # checked before: everything can be made
+    while left:  # ends, as an earlier check made sure that every tensor can be computed
         waiting = []
         for step, member in left:
             if not all(name in streams for name in step.input_map.values()):

@@ -1,4 +1,4 @@
-"""One version of an ensemble: checked like a model, run by its members, counted."""
+"""One version of an ensemble: validates, executes and counts its requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from host.models.signature import Signature
 
 
 class Ensemble(DrainableModel):
-    """Its members are looked up in the registry at every request, and held until it ends."""
+    """Looks up its step models at every request, and holds them until the request ends."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Ensemble(DrainableModel):
         self._step_models: dict[int, StepModel] = {}  # as they were when a step last ran
 
     def infer(self, request: InferRequest) -> Call:
-        """Start a request. Raises HostError if it is not valid, or a member is not there."""
+        """Starts a request. Raises HostError if it is invalid or if a step model is missing."""
         self._signature.validate_request(request)
         self._raise_if_draining(request)
         self._copy_inspected_inputs(request)
@@ -101,7 +101,7 @@ class Ensemble(DrainableModel):
         run.start()
 
     def _find_step_model(self, step: EnsembleStep) -> StepModel:
-        """Whoever runs the step now. Raises HostError."""
+        """The model that runs the step now. Raises HostError."""
         model = self._registry.find_step_model(step.known, step.version)
         known = self._step_models.get(step.index)
         if known is None or known.model is not model:
@@ -119,12 +119,15 @@ class Ensemble(DrainableModel):
             model.release()
 
     def _execution_finished(self, run: EnsembleExecution, started: int, call: Call) -> None:
-        """Count it: its times are those of its members together (configuration spec 6.3)."""
-        call.on_finish = None  # it refers to the call: no collection should be needed
+        """Counts a request; its times are the sums over its steps.
+
+        Source: docs/reference/configuration_and_scheduling.md, 6.3.
+        """
+        call.on_finish = None  # breaks a reference cycle with the call
         now = time.monotonic_ns()
         total = now - call.received_ns
         if call.failed:
-            # Both the response and the end of the request count, if it failed on its way.
+            # A request that failed in a step counts twice: for its response and for its end.
             for _ in range(2 if run.failed_inside else 1):
                 self.counters.record_failure(total, _REASON)
         else:
@@ -132,7 +135,7 @@ class Ensemble(DrainableModel):
             self.counters.record_success(size, total, started - call.queued_ns, *run.spent)
             self.counters.record_execution(size, *run.spent)
             run.on_late = self.counters.add_compute_times
-        if call.on_computed is not None:  # this is a step of another ensemble
+        if call.on_computed is not None:  # this call is a step of another ensemble
             call.on_computed(*run.spent)
             run.on_late = partial(self._record_compute_times, call.on_computed, not call.failed)
         self._release_call(call)
@@ -140,22 +143,22 @@ class Ensemble(DrainableModel):
     def _record_compute_times(
         self, tell: ComputeCallback, counted: bool, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
-        """A member's execution has ended after its last response."""
+        """Adds the times of a step that ended after the last response."""
         if counted:
             self.counters.add_compute_times(input_ns, infer_ns, output_ns)
         tell(input_ns, infer_ns, output_ns)
 
     def _count_failure_outside_steps(self, call: Call) -> None:
-        """It has ended before it was run: answered from the cache, or given up."""
+        """Counts a request that ended before any step: from the cache, or cancelled."""
         if call.failed:
             self.counters.record_failure(time.monotonic_ns() - call.received_ns, _REASON)
         self._release_call(call)
 
-    # As the registry and its keeper see it
+    # The interface for the registry and the lifecycle
 
     @property
     def ready(self) -> bool:
-        """Whether every member would run a request now."""
+        """Whether every step model is ready."""
         try:
             return all(self._find(step).ready for step in self._plan.steps)
         except HostError:
@@ -163,14 +166,14 @@ class Ensemble(DrainableModel):
 
     @property
     def defines_is_ready(self) -> bool:
-        """Whether a member is asked itself if it is ready."""
+        """Whether a step model defines `is_ready`."""
         try:
             return any(self._find(step).defines_is_ready for step in self._plan.steps)
         except HostError:
             return False
 
     async def why_not_ready(self) -> str:
-        """What the first member that is not ready says, "" if all are."""
+        """The reason of the first step model that is not ready, "" if all are."""
         for step in self._plan.steps:
             try:
                 reason = await self._find(step).why_not_ready()
@@ -184,19 +187,19 @@ class Ensemble(DrainableModel):
         return self._registry.find_step_model(step.known, step.version)
 
     def statistics(self) -> ModelStatistics:
-        """What it has done so far."""
+        """The statistics since the load."""
         return self.counters.snapshot()
 
     def abort(self, error: HostError) -> None:
-        """End every call under way."""
+        """Ends every call in progress."""
         for call in list(self._calls):
             call.abort(error)
 
     async def stop(self, grace: float, finalize: float) -> None:
-        """Nothing runs here: its members end on their own."""
+        """Does nothing: an ensemble has no instances of its own."""
         self._step_models.clear()
         self.metrics.merge_into_successor()
 
 
 _REASON = FailureReason.OTHER
-"""Whatever the reason was inside: members count it with their own."""
+"""Step models count the precise reason with their own requests."""

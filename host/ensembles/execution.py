@@ -1,4 +1,4 @@
-"""One request to an ensemble: each step starts as soon as all that it takes is there."""
+"""Executes one request to an ensemble; each step starts as soon as its inputs are there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from host.inference.request import Call, ComputeCallback, InferRequest, InferRes
 
 
 class StepExecution:
-    """A step under way for one iteration; `call` is there once it has been submitted."""
+    """One execution of a step. `call` is set once the step has been submitted."""
 
     __slots__ = ("call", "correlation", "iteration", "credits", "step", "permit", "waits")
 
@@ -25,15 +25,18 @@ class StepExecution:
         self.correlation: SequencePosition
         self.call: Call | None = None
         self.permit: Permit | None = None
-        self.waits = False  # for its turn
+        self.waits = False  # for its permit
         self.credits: list[ResponseCredit] = []
 
 
 class EnsembleExecution:
-    """`step_models` run the steps of the route, by their index; `ended` hears of the end.
+    """Executes one request.
 
-    Tensors are numbered: those of a decoupled member by its responses, and what is made of one
-    has its number. All that makes one response of the ensemble has the same (spec 6.3).
+    `step_models`: the models of the steps, by index. `ended`: called at the end.
+
+    Tensors have an iteration number: a decoupled step numbers its responses, and whatever is
+    computed from one has its number. One response of the ensemble consists of tensors with the same
+    number (docs/reference/configuration_and_scheduling.md, 6.3).
     """
 
     def __init__(
@@ -48,11 +51,11 @@ class EnsembleExecution:
     ) -> None:
         self.call = call
         self.spent = 0, 0, 0
-        """Nanoseconds of members on inputs, inference and outputs."""
+        """Nanoseconds that steps spent on inputs, inference and outputs."""
         self.failed_inside = False
-        """Whether it fails because of what happened on the way."""
+        """Whether the request failed in one of its steps."""
         self.on_late: ComputeCallback | None = None
-        """Who is to know of what is spent from now on."""
+        """Called with the times of steps that end after the request."""
         self._signature = signature
         self._request = call.request
         self._correlation = SequencePosition(call.request.correlation_id, call.request.flags)
@@ -63,22 +66,22 @@ class EnsembleExecution:
         self._ended = ended
         self._values: dict[tuple[str, int], EnsembleTensor] = {}
         self._executions: dict[StepExecution, None] = {}
-        self._made: dict[int, int] = {}  # responses so far of decoupled steps
+        self._made: dict[int, int] = {}  # responses of decoupled steps so far
         self._error: HostError | None = None
         self._answers = 0
         self._sent: dict[
             int, list[ResponseCredit]
-        ] = {}  # responses that the asker has not taken yet
+        ] = {}  # responses that the caller has not acknowledged
         self._flow_control = FlowControl(call.request, limiter is not None, self._executions)
         self._over = False
 
     @property
     def running_calls(self) -> list[Call]:
-        """The members' calls under way."""
+        """The calls of steps in progress."""
         return [execution.call for execution in self._executions if execution.call is not None]
 
     def start(self) -> None:
-        """Start what the request's own tensors are enough for."""
+        """Starts the steps that need nothing but the inputs of the request."""
         call, request = self.call, self._request
         call.holder = self
         call.on_cancel = self._cancel
@@ -87,7 +90,7 @@ class EnsembleExecution:
         )
         correlation = self._correlation
         given = {tensor.name: tensor for tensor in request.inputs}
-        request.inputs = []  # each goes when the last step that takes it has ended
+        request.inputs = []  # each tensor is released when the last step that uses it ends
         size = request.batch_size if self._signature.batches else 0
         inputs = {
             name: EnsembleTensor(given.get(name), size, correlation, 0)
@@ -98,10 +101,10 @@ class EnsembleExecution:
         self._add_tensors(inputs, 0)
         self._finish_if_idle()
 
-    # Tensors come
+    # Tensors
 
     def _add_tensors(self, made: Mapping[str, EnsembleTensor], iteration: int) -> None:
-        """Take tensors of one number in, and do what can be done now."""
+        """Adds tensors of one iteration, and starts the steps that they complete."""
         route, values = self._route, self._values
         starting: dict[EnsembleStep, None] = {}
         for name, value in made.items():
@@ -133,7 +136,7 @@ class EnsembleExecution:
         return True
 
     def _consume_tensor(self, name: str, iteration: int) -> EnsembleTensor:
-        """One of those that need the tensor has got it; after the last one it is let go."""
+        """Takes a tensor for one use; the last use removes it."""
         key = name, iteration
         value = self._values[key]
         value.uses -= 1
@@ -157,7 +160,7 @@ class EnsembleExecution:
                 self._flow_control.step_waits()
 
     def _build_step_request(self, execution: StepExecution) -> InferRequest:
-        """What the member is asked. It is told all that the ensemble was told."""
+        """The request of a step, with the parameters and the timeout of the ensemble's request."""
         step, asked, iteration = execution.step, self._request, execution.iteration
         step_model = self._step_models[step.index]
         correlation = self._correlation
@@ -192,9 +195,9 @@ class EnsembleExecution:
         )
 
     def _output_placement_hints(self, execution: StepExecution) -> dict[str, object] | None:
-        """Where the client wants what this step makes, and no other step takes.
+        """The client's memory for outputs that only this step computes and no other step takes.
 
-        Only if no other is left: one may still read what lies there, the client's own inputs.
+        Only for the last step: a step still to come may read the client's memory as an input.
         """
         wanted = self._request.output_placement or self._request.output_placement_hints
         if not wanted or self._signature.decoupled or self._values or len(self._executions) > 1:
@@ -207,7 +210,7 @@ class EnsembleExecution:
 
     def _submit_step(self, execution: StepExecution, request: InferRequest) -> None:
         if execution.permit is not None:
-            execution.permit.start = _nothing  # it has the request, and with it the tensors
+            execution.permit.start = _nothing  # the call holds the request, and with it the tensors
             self._stop_waiting(execution)
         try:
             call = self._step_models[execution.step.index].model.infer(request)
@@ -221,7 +224,7 @@ class EnsembleExecution:
         call.subscribe(partial(self._step_responded, execution, call))
 
     def _stop_waiting(self, execution: StepExecution) -> None:
-        """It does not wait for its turn any more."""
+        """Ends the wait of a step for its permit."""
         if execution.waits:
             execution.waits = False
             self._flow_control.step_stops_waiting()
@@ -246,19 +249,19 @@ class EnsembleExecution:
             elif self._error is None and not self._over:
                 self._take_outputs(execution, call, response, final)
             elif not final:
-                call.acknowledge_response(response)  # the member is to come to its end
+                call.acknowledge_response(response)  # lets the step come to its end
         finally:
             if final:
-                self._step_finished(execution)  # those after it wait by now, if they have to
+                self._step_finished(execution)  # steps that follow have queued for permits by now
                 self._finish_if_idle()
 
     def _step_not_submitted(self, execution: StepExecution) -> None:
-        """A step was never submitted."""
+        """Releases what a step holds that was never submitted."""
         del self._executions[execution]
         self._step_finished(execution)
 
     def _step_finished(self, execution: StepExecution) -> None:
-        """A step has given its place to others, and uses no tensors any more."""
+        """Gives the permit and the tensors of a step back."""
         if execution.permit is not None and self._limiter is not None:
             self._limiter.release_permit(execution.permit)
             self._stop_waiting(execution)
@@ -324,10 +327,10 @@ class EnsembleExecution:
         for credit in self._sent.pop(id(response), ()):
             credit.release()
 
-    # Ends
+    # End
 
     def _fail(self, error: HostError) -> None:
-        """The first error is the answer, once nothing is under way any more."""
+        """Keeps the first error, which is the answer once no step is in progress."""
         if self._error is None and not self._over:
             self._error = HostError(
                 error.code, f"in ensemble '{self._signature.name}', {error.message}"
@@ -336,7 +339,7 @@ class EnsembleExecution:
             self._drop_tensors()
 
     def _drop_tensors(self) -> None:
-        """What is left will not be used."""
+        """Releases the tensors that no step will use."""
         self._flow_control.release_all()
         values, self._values = self._values, {}
         for value in values.values():
@@ -350,7 +353,7 @@ class EnsembleExecution:
                     self._step_not_submitted(execution)
 
     def _finish_if_idle(self) -> None:
-        """Come to the end if nothing is under way."""
+        """Ends the request if no step is in progress."""
         if self._executions or self._over:
             return
         self._over = True
@@ -373,7 +376,7 @@ class EnsembleExecution:
         self._finish()
 
     def _cancel(self, call: Call) -> None:
-        """Nobody waits any more: nothing is started, and what is under way is told to stop."""
+        """Starts no further step and cancels those in progress, as the caller has gone."""
         self._over = True
         self._drop_tensors()
         for execution in list(self._executions):

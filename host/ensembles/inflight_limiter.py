@@ -1,4 +1,4 @@
-"""How many requests each step of an ensemble may have under way: `max_inflight_requests`."""
+"""Limits the requests in flight of each step of an ensemble: `max_inflight_requests`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from host.scheduling.clock import Clock, LoopClock, Timer
 _log = logging.getLogger("pbhost")
 
 _MAX_WAIT_NS = 300 * 1_000_000_000
-"""A start that has waited this long is made, whatever is under way (configuration spec 6.3)."""
+"""A permit is granted after this time, whatever is in flight.
+
+Source: docs/reference/configuration_and_scheduling.md, 6.3.
+"""
 
 
 class Permit:
-    """One start of a step: under way from when it is made until its `leave`."""
+    """The permit of one step execution, held from its start to `release_permit`."""
 
     __slots__ = ("start", "step", "timer", "waits")
 
@@ -27,9 +30,9 @@ class Permit:
 
 
 class InflightLimiter:
-    """At most `most` starts of a step under way, over all requests of ensemble `name`.
+    """Grants at most `most` permits for each step, over all requests of ensemble `name`.
 
-    Those beyond wait for their turn, first come, first served.
+    Further requests for permits wait, first come, first served.
     """
 
     def __init__(self, name: str, most: int, clock: Clock | None = None) -> None:
@@ -41,7 +44,7 @@ class InflightLimiter:
         self._serving: set[int] = set()
 
     def request_permit(self, ticket: Permit) -> None:
-        """Make the start, now or when it is its turn."""
+        """Grants the permit now, or as soon as it is free."""
         step = ticket.step
         if self._under_way[step] < self._most and not self._waiting.get(step):
             self._under_way[step] += 1
@@ -52,7 +55,7 @@ class InflightLimiter:
             self._waiting.setdefault(step, OrderedDict())[ticket] = None
 
     def release_permit(self, ticket: Permit) -> None:
-        """What was started has ended, or it need not be started any more."""
+        """Returns a permit, or withdraws a request for one."""
         if ticket.waits:
             self._remove_waiting(ticket)
             return
@@ -60,7 +63,7 @@ class InflightLimiter:
         self._start_waiting(ticket.step)
 
     def _start_waiting(self, step: int) -> None:
-        """Let the next ones start: a loop, for each may fail at once and leave."""
+        """Grants free permits, in a loop: a start may fail at once and return its permit."""
         if step in self._serving:
             return
         self._serving.add(step)

@@ -1,4 +1,4 @@
-"""Makes ensembles of their configurations, and has everything else loaded by whoever does that."""
+"""Loads ensembles, and leaves all other models to another loader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stub.wire.arena import ArenaFull
 
 
 class EnsembleLoader:
-    """`others` loads what is not an ensemble; `store` keeps the responses of those that ask."""
+    """`others`: the loader of models that are not ensembles. `store`: the response cache."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class EnsembleLoader:
         self._store = store
 
     async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> LoadedModel:
-        """A model that can be asked; the members of an ensemble are there. Raises HostError."""
+        """Loads a version; the step models of an ensemble are loaded before. Raises HostError."""
         if not is_ensemble(loaded.config):
             return await self._others.load(directory, version, loaded)
         config = configuration.complete_config(loaded)
@@ -59,25 +59,25 @@ class EnsembleLoader:
     async def update(
         self, model: LoadedModel, loaded: LoadedConfig, finalize: float
     ) -> InstanceUpdate | None:
-        """What gives a model other instances; ensembles have none. Raises HostError."""
+        """Prepares other instances for a model; an ensemble has none. Raises HostError."""
         if is_ensemble(loaded.config):
             return None
         return await self._others.update(model, loaded, finalize)
 
 
 class _HostTensorMemory:
-    """Where the tensors of ensembles lie: in the host's arena, and with clients."""
+    """Tensors of ensembles in the host's arena, and in memory of clients."""
 
     def __init__(self, arenas: Arenas) -> None:
         self._arenas = arenas
 
     def move_to_shared_memory(self, tensor: Tensor) -> None:
-        """Put it where several models can read it, once. Raises HostError if there is no room."""
+        """Moves a tensor to shared memory of the host. Raises HostError if that is full."""
         try:
             self._arenas.place_tensor(tensor)
         except ArenaFull as full:
             raise arena_full_error(full) from full
 
     def write_outputs(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
-        """Write outputs to where the client wants them; what stands against it."""
+        """Writes outputs to memory of the client; returns the error if that fails."""
         return write_outputs(slots, outputs)

@@ -1,4 +1,4 @@
-"""The steps of an ensemble, and which of them some outputs need."""
+"""The steps of an ensemble, and which of them given outputs need."""
 
 from __future__ import annotations
 
@@ -10,44 +10,47 @@ from functools import lru_cache
 from host.config.schema import ModelConfig
 from host.repository.qualified_name import qualified_name
 
-_ROUTES = 64  # that are kept for each ensemble; clients choose which outputs they ask for
+_ROUTES = 64  # kept for each ensemble, as clients choose the outputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnsembleStep:
-    """One member at work. `version` -1 is the latest one that is ready.
+    """One step. `version` -1: the latest ready one.
 
-    `inputs` are the member's, each with the ensemble's tensor that it gets; `outputs` are the
-    ensemble's tensors by the member's names.
+    `inputs`: the ensemble's tensor for each input of the step model. `outputs`: the ensemble's
+    tensor for each output of the step model.
     """
 
     index: int
     known: str
-    """The identity of its model."""
+    """The qualified name of the step model."""
     model: str
     version: int
     inputs: tuple[tuple[str, str], ...]
     outputs: Mapping[str, str]
     sources: frozenset[str]
-    """The ensemble's tensors that must be there before it can start."""
+    """The tensors that must be there before the step can start."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """What is to be done for some outputs: the steps, and who uses each tensor how often."""
+    """The steps that some outputs need, and how often each tensor is used."""
 
     inputs: tuple[str, ...]
     optional: frozenset[str]
-    """The inputs of the ensemble whose steps go on if they are left out."""
+    """Inputs of the ensemble that a request may leave out."""
     outputs: tuple[str, ...]
     steps: tuple[EnsembleStep, ...]
     users: Mapping[str, tuple[EnsembleStep, ...]]
     uses: Mapping[str, int]
-    """By steps, and once more if it is asked for."""
+    """Number of steps that use a tensor, plus one if it is a requested output."""
 
 
 class EnsemblePlan:
-    """The graph of one configuration, which has passed the checks of configuration spec 6.1."""
+    """The graph of one configuration that has passed its checks.
+
+    Source: docs/reference/configuration_and_scheduling.md, 6.1.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.outputs: tuple[str, ...] = tuple(output.name for output in config.output)
@@ -68,14 +71,14 @@ class EnsemblePlan:
         self._route = lru_cache(_ROUTES)(self._find_route)
 
     def route(self, requested: Iterable[str]) -> Route:
-        """What these outputs need; all outputs if none is named. Other steps are left out."""
+        """The route to these outputs, or to all outputs if there are none."""
         return self._route(frozenset(requested) or frozenset(self.outputs))
 
     def _find_route(self, requested: frozenset[str]) -> Route:
         needed: set[int] = set()
         todo = list(requested)
         while todo:
-            maker = self._makers.get(todo.pop())  # the ensemble's inputs have none
+            maker = self._makers.get(todo.pop())  # inputs of the ensemble have no step
             if maker is not None and maker.index not in needed:
                 needed.add(maker.index)
                 todo += maker.sources

@@ -1,4 +1,4 @@
-"""Whom a request to an ensemble has to do with: its face to clients, its members, its memory."""
+"""The step models, the signature and the tensor memory that one request to an ensemble uses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from host.errors import HostError
 from host.inference.request import Tensor
 from host.models.registry import LoadedModel
 
-_MAX_VALIDATION_KEYS = 32  # of a step's requests that are remembered
+_MAX_VALIDATION_KEYS = 32  # of requests of one step
 
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """A model that runs a step, and the shapes of its inputs without batch dimension."""
+    """The model of a step, and the shapes of its inputs without batch dimension."""
 
     model: LoadedModel
     dims: Mapping[str, Sequence[int]]
@@ -24,7 +24,7 @@ class StepModel:
     _validation_keys: dict[object, object] = field(default_factory=dict)
 
     def validation_key(self, inputs: Sequence[Tensor]) -> object:
-        """What requests of the step with these inputs share, as `InferRequest.form` wants it."""
+        """The `InferRequest.validation_key` of requests of this step with these inputs."""
         form = tuple([(t.name, t.datatype, len(t.data), *t.shape) for t in inputs])
         if len(self._validation_keys) >= _MAX_VALIDATION_KEYS:
             self._validation_keys.clear()
@@ -33,7 +33,7 @@ class StepModel:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleSignature:
-    """What clients see of an ensemble; `dims` are those of its outputs."""
+    """What clients see of an ensemble; `dims`: the shapes of its outputs."""
 
     name: str
     version: int
@@ -43,10 +43,10 @@ class EnsembleSignature:
 
 
 class TensorMemory(Protocol):
-    """Where tensors of the ensemble itself lie."""
+    """Memory for tensors of an ensemble."""
 
     def move_to_shared_memory(self, tensor: Tensor) -> None:
-        """Put it where several models can read it. Raises HostError if there is no room."""
+        """Moves a tensor to shared memory of the host. Raises HostError if that is full."""
 
     def write_outputs(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
-        """Write outputs to where the client wants them; what stands against it."""
+        """Writes outputs to memory of the client; returns the error if that fails."""

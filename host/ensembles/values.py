@@ -1,4 +1,4 @@
-"""The tensors of one request to an ensemble: their shapes, their sequence, and who needs them."""
+"""The tensors of one request to an ensemble, with their sequence and their number of uses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ _NAMES = ("sequence_id", "sequence_start", "sequence_end")
 
 @dataclass(frozen=True, slots=True)
 class SequencePosition:
-    """Which sequence a tensor belongs to, and where in it."""
+    """The sequence that a tensor belongs to, and its place there."""
 
     id: int | str
     flags: int
     own: bool = False
-    """Whether the member that made the tensor has said so, and not the request."""
+    """Whether the step model set it in its response."""
 
     def updated_by(self, parameters: Mapping[str, Parameter]) -> SequencePosition:
-        """As a member's response says. Raises HostError INVALID_ARG (configuration spec 6.3)."""
+        """The position after the parameters of a response. Raises HostError INVALID_ARG.
+
+        Source: docs/reference/configuration_and_scheduling.md, 6.3.
+        """
         if parameters.keys().isdisjoint(_NAMES):
             return self
         changed = replace(self, own=True)
@@ -48,7 +51,7 @@ class SequencePosition:
         return changed
 
     def to_parameters(self) -> dict[str, Parameter]:
-        """As every response of an ensemble says it."""
+        """The parameters of a response of the ensemble."""
         return {
             "sequence_id": self.id,
             "sequence_start": bool(self.flags & _START),
@@ -58,9 +61,9 @@ class SequencePosition:
 
 @dataclass(slots=True, eq=False)
 class EnsembleTensor:
-    """A tensor of the ensemble, None if its maker has left it out; `uses` are still to come.
+    """A tensor of the ensemble; None if its step did not return it. `uses`: uses still to come.
 
-    `batch_size` is that of the request that made it, 0 if its maker does not batch.
+    `batch_size`: of the request that computed it, 0 if that model does not batch.
     """
 
     tensor: Tensor | None
@@ -70,10 +73,10 @@ class EnsembleTensor:
     credit: ResponseCredit | None = None
 
     def to_step_input(self, name: str, dims: Sequence[int], batches: bool) -> Tensor | None:
-        """The tensor for a model that calls it `name` and takes `dims`, batched or not.
+        """The tensor as input `name` of a model with shape `dims`. Copies no bytes.
 
-        A batch dimension of one comes and goes where only one side has it (configuration spec
-        6.3). The bytes stay where they are.
+        A batch dimension of one is added or removed where only one side has it
+        (docs/reference/configuration_and_scheduling.md, 6.3).
         """
         tensor = self.tensor
         if tensor is None:

@@ -1,1 +1,1 @@
-"""What can be asked: models, how they come and go, and who is loaded now."""
+"""Loaded models: the registry, validation of requests, and versions that run in stubs."""

@@ -1,4 +1,4 @@
-"""Where a model's code lies: in its version's folder, or in a backend's, which may be our own."""
+"""Finds the code of a model: in its version folder, or in a backend's folder."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from host.environments.environments import PATH_PARAMETER
 from host.errors import ErrorCode
 from stub.wire.messages import ModelSource
 
-_OWN = "python"  # the backend of models that bring their code along
-_OWN_LIBRARY = "libtriton_python.so"  # which is this host
+_OWN = "python"  # the backend of models that have a `model.py` of their own
+_OWN_LIBRARY = (
+    "libtriton_python.so"  # the file name of Triton's Python backend, for which this host stands
+)
 _RUNTIME = "model.py"  # the file that makes a folder a Python-based backend
 _SHIPPED = Path(__file__).resolve().parents[2] / "stub" / "backends"
 
 
 class Backends:
-    """The folders of backends, `<directory>/<backend>`. None of it need exist.
+    """The folders of backends, `<directory>/<backend>`, which need not exist.
 
-    `settings` are those of the command line by backend, "" for all of them. Frameworks are served
-    by backends that ship with the host, unless the directory has one of that name in Python.
+    `settings`: the backend settings of the command line, by backend; "" for all backends. Backends
+    of frameworks ship with the host; a Python-based backend of the same name in the directory
+    replaces them.
     """
 
     def __init__(
@@ -35,12 +38,11 @@ class Backends:
     def find_backend(
         self, model_dir: Path, version: int, loaded: LoadedConfig
     ) -> tuple[ModelSource, LoadedConfig]:
-        """The code of a version, and the configuration with what follows from where it lies.
+        """Returns the code of a version, and its configuration completed from where that code is.
 
-        That of a Python-based backend says so in its `runtime`, and has the execution environment
-        in the backend's folder for a default (pb_utils spec 1.4).
-
-        Raises HostError INVALID_ARG if there is no such backend, UNSUPPORTED if it is a library.
+        The configuration of a Python-based backend names it in `runtime`, and gets the execution
+        environment in the backend's folder as default (docs/reference/model_api.md, 1.4). Raises
+        HostError INVALID_ARG if there is no such backend, UNSUPPORTED if it is a native library.
         """
         config = loaded.config
         if config.backend == _OWN and config.runtime in ("", _OWN_LIBRARY):
@@ -51,7 +53,7 @@ class Backends:
         settings = {**self._settings.get("", {}), **self._settings.get(config.backend, {})}
         shipped = _SHIPPED / config.backend
         if _is_shipped_backend(config, shipped, folder):
-            # A library in the model's own folder is meant for this model and does something else.
+            # A library in the model's own folder is specific to this model.
             libraries = [place / _library(config) for place in places[:-1]]
             raise_first(_refuse_native(config, libraries, "backend"), loaded.source)
             return ModelSource(str(model_dir), version, _RUNTIME, str(shipped), settings), loaded
@@ -64,12 +66,12 @@ class Backends:
 
 
 def _library(config: ModelConfig) -> str:
-    """What the native library of its backend is called."""
+    """The file name of the backend's native library."""
     return f"libtriton_{config.backend}.so"
 
 
 def _is_shipped_backend(config: ModelConfig, shipped: Path, folder: Path) -> bool:
-    """Whether the backend that ships with the host is the one; it stands for the native one."""
+    """Whether the backend that ships with the host replaces the native one."""
     if not (shipped / _RUNTIME).is_file():
         return False
     return config.runtime == _library(config) or not (
@@ -78,7 +80,7 @@ def _is_shipped_backend(config: ModelConfig, shipped: Path, folder: Path) -> boo
 
 
 def _check_name(config: ModelConfig, directory: Path) -> Findings:
-    """A backend's name is a name: it cannot lead anywhere else."""
+    """A backend's name must not be a path."""
     name = config.backend
     if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
         yield Finding(
@@ -89,7 +91,7 @@ def _check_name(config: ModelConfig, directory: Path) -> Findings:
 
 
 def _check_runtime(config: ModelConfig, places: Sequence[Path]) -> Findings:
-    """The runtime that the configuration names must be a Python-based backend's."""
+    """The `runtime` of the configuration must be a Python-based backend's."""
     runtime, folder = config.runtime, places[-1]
     if runtime == _RUNTIME:
         if not (folder / runtime).is_file():
@@ -115,7 +117,7 @@ def _check_runtime(config: ModelConfig, places: Sequence[Path]) -> Findings:
 
 
 def _check_backend(config: ModelConfig, places: Sequence[Path]) -> Findings:
-    """Without a runtime, a native library counts before a Python file."""
+    """Without a `runtime`, a native library is preferred to a Python file."""
     libraries = [place / _library(config) for place in places]
     yield from _refuse_native(config, libraries, "backend")
     if not (places[-1] / _RUNTIME).is_file():

@@ -1,4 +1,4 @@
-"""Walks the elements of a BYTES tensor, to know that they lie within its buffer."""
+"""Checks that the elements of a BYTES tensor lie within its buffer."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from host.inference.request import Buffer
 from host.inference.shared_memory_bytes import CHUNK_SIZE, SharedMemoryBytes
 
 _LENGTH = struct.Struct("<I")
-_NUMPY_THRESHOLD = 64  # elements: below that the loop is done before numpy has begun
-_SHORT = 256  # bytes: elements below that are found all at once
+_NUMPY_THRESHOLD = 64  # elements; a loop is faster than numpy for fewer
+_SHORT = 256  # bytes; shorter elements are found all at once
 
 
 class InvalidBytesTensor(Exception):
-    """What is wrong with the content; the subject of the sentence is filled in by `text`."""
+    """The elements do not fill the buffer; `text` adds the tensor and the model."""
 
     def text(self, tensor: str, model: str) -> str:
-        """The message (protocol spec 3.3, rule 13)."""
+        """The message for the client.
+
+        Source: docs/reference/protocol.md, 3.3, rule 13.
+        """
         template: str = self.args[0]
         return template.format(f"inference input '{tensor}' for model '{model}'")
 
 
 def check_elements(data: Buffer | SharedMemoryBytes, count: int) -> None:
-    """Check that `data` (contiguous) is `count` elements, each a length and as many bytes.
+    """Checks that `data` (contiguous) holds `count` elements, each a length and as many bytes.
 
-    Raises BytesFault, and HostError INTERNAL if bytes of a client are gone. Reads nothing outside
-    the buffer, and takes time by its size, whatever `count` is; memory for a piece at most.
+    Reads nothing outside of the buffer. The time depends on its size, not on `count`; at most one
+    chunk is copied. Raises InvalidBytesTensor, and HostError INTERNAL if shared memory of the
+    client is gone.
     """
     if isinstance(data, SharedMemoryBytes):
         check_elements_in_chunks(data.read_part, len(data), count, CHUNK_SIZE)
@@ -42,11 +46,11 @@ def check_elements(data: Buffer | SharedMemoryBytes, count: int) -> None:
         whole = data
         check_elements_in_chunks(
             lambda begin, length: whole, size, count, size
-        )  # says what is wrong
+        )  # raises the precise error
 
 
 def _is_uniform(data: Buffer, size: int, count: int) -> bool:
-    """Whether these are elements of one length, which is seen without a walk."""
+    """Whether all elements have the same length, found without a loop."""
     stride, rest = divmod(size, count)
     if rest or _LENGTH.unpack_from(data)[0] != stride - 4:
         return False
@@ -55,11 +59,10 @@ def _is_uniform(data: Buffer, size: int, count: int) -> bool:
 
 
 def _are_short(data: Buffer, size: int, count: int) -> bool:
-    """Whether these are short texts; True is certain, False is not.
+    """Whether the elements are short texts. True is certain, False is not.
 
-    Where four bytes, at whatever place, are a number below 256, a length may stand: three zero
-    bytes are rare in text. If every such place is where the element before it ends, then these
-    are the elements.
+    A length may stand wherever four bytes are a number below 256, and three zero bytes are rare in
+    text. If each such place is the end of the element before, these are the elements.
     """
     if size > count * (_SHORT + 4):
         return False
@@ -72,13 +75,13 @@ def _are_short(data: Buffer, size: int, count: int) -> bool:
 
 
 def _lengths_chain(data: Buffer, size: int, count: int) -> bool:
-    """Whether going from length to length `count` times leads exactly to the end."""
+    """Whether following `count` lengths leads exactly to the end of the buffer."""
     unpack = _LENGTH.unpack_from
     position = 0
     try:
         for _ in repeat(None, count):
             position += unpack(data, position)[0] + 4
-    except struct.error:  # a length does not lie within the buffer
+    except struct.error:  # a length lies outside of the buffer
         return False
     return position == size
 
@@ -86,9 +89,9 @@ def _lengths_chain(data: Buffer, size: int, count: int) -> bool:
 def check_elements_in_chunks(
     part: Callable[[int, int], Buffer], size: int, count: int, most: int
 ) -> None:
-    """Walk `size` bytes, of which `part` (begin, length) gives up to `most` at a time, at least 4.
+    """Checks `size` bytes in chunks: `part(begin, length)` returns up to `most` bytes, at least 4.
 
-    Raises BytesFault.
+    Raises InvalidBytesTensor.
     """
     position = found = 0
     while size - position >= 4:
@@ -125,7 +128,7 @@ def check_elements_in_chunks(
 
 
 def _uniform_run(piece: Buffer, size: int) -> int:
-    """How many elements of the first one's length the piece begins with, if it is nothing else."""
+    """The number of elements of equal length in a chunk, if it holds nothing else; otherwise 0."""
     length = _LENGTH.unpack_from(piece)[0]
     many: int = size // (length + 4)
     lengths = np.ndarray((many,), "<u4", piece, 0, (length + 4,))

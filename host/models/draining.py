@@ -1,4 +1,4 @@
-"""What a version of a model waits for before it is stopped: its calls, and whoever holds it."""
+"""Draining: a version stops once its calls have ended and no ensemble holds it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from host.inference.request import Call, InferRequest, copy_from_shared_memory
 
 
 class DrainableModel:
-    """Calls under way, queued ones included, and ensembles whose requests may ask for more."""
+    """Counts calls in progress, queued ones included, and ensembles that hold the version."""
 
     def __init__(self) -> None:
         self.cache: ResponseCache | None = None
         self._calls: set[Call] = set()
         self._holds = 0
-        self._drained: asyncio.Event | None = None  # exists once draining has begun
+        self._drained: asyncio.Event | None = None  # set once draining has started
 
     @property
     def in_flight(self) -> int:
-        """Calls under way, queued ones included."""
+        """Number of calls in progress, including queued ones."""
         return len(self._calls)
 
     def acquire(self) -> None:
-        """It is part of an ensemble's request, which may ask it later."""
+        """Holds the version for a request of an ensemble, which may call it later."""
         self._holds += 1
 
     def release(self) -> None:
-        """An ensemble's request has ended."""
+        """Ends the hold of an ensemble's request."""
         self._holds -= 1
         self._signal_if_drained()
 
     async def drain(self) -> None:
-        """Refuse new calls, and wait until those under way have ended and nobody holds it."""
+        """Refuses new calls, and waits until there are no calls and no holds."""
         self._drained = asyncio.Event()
         if self._calls or self._holds:
             await self._drained.wait()
@@ -46,10 +46,10 @@ class DrainableModel:
             )
 
     def _copy_inspected_inputs(self, request: InferRequest) -> None:
-        """Copy inputs out of a client's memory if the host will look at what is in them.
+        """Copies inputs out of the client's shared memory if the host reads their content.
 
-        What it looks at must be what is run: a client that changed its memory in between would have
-        others get the answers to its own questions, from the cache. Raises HostError INTERNAL.
+        The client may change its memory at any time. Without the copy, the content that the cache
+        or the trace sees could differ from what the model gets. Raises HostError INTERNAL.
         """
         if self.cache is not None or (request.trace is not None and request.trace.includes_tensors):
             request.inputs = [copy_from_shared_memory(tensor) for tensor in request.inputs]

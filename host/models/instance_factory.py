@@ -1,4 +1,4 @@
-"""How the instances of one model version are made: at its load, and whenever one is missing."""
+"""Makes the instances of one model version: at its load, and when one must be replaced."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from host.scheduling.sequences.scheduler import SequenceScheduler
 from stub.wire.messages import Initialize, ModelSource
 
 Start = Callable[[str, Label], Awaitable[Instance]]
-"""Starts a stub of one model; its name, and what stands before its lines in the log."""
+"""Starts a stub; its arguments are the name and the label of its log lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstancePlan:
-    """An instance that is to be, and its permit if executions are limited."""
+    """One instance to be made, and its permit if executions are limited."""
 
     spec: InstanceSpec
     signature: bytes
@@ -41,15 +41,15 @@ class InstancePlan:
     permit: Permit | None = None
 
     def close(self) -> None:
-        """It will not be."""
+        """Gives the permit back, as the instance will not be made."""
         if self.permit is not None:
             self.permit.close()
 
 
 class InstanceFactory:
-    """Makes instances for `model`, out of stubs that `start` brings up.
+    """Makes the instances of `model`; `start` starts a stub.
 
-    With a `limiter`, whatever they do needs resources. `policies` say where they run.
+    `limiter`: the rate limiter if executions need resources. `policies`: the host policies.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class InstanceFactory:
     def plan_instances(
         self, specs: Iterable[InstanceSpec], config: ModelConfig | None = None
     ) -> list[InstancePlan]:
-        """What is needed for these instances. Raises HostError if one of them could never run.
+        """The plans of these instances. Raises HostError if one of them could never run.
 
-        They are those of `config`, if it is not the model's.
+        `config`: the configuration that they belong to, if it is not the model's.
         """
         groups = (config or self._model.config).instance_group
         places: list[InstancePlan] = []
@@ -108,7 +108,7 @@ class InstanceFactory:
     async def initialize(
         self, stub: Instance, place: InstancePlan, arguments: InitializeArguments | None = None
     ) -> None:
-        """Make a stub that instance: initialised and warmed up. Raises HostError."""
+        """Initialises and warms up a stub. Raises HostError."""
         arguments = arguments or self._arguments
         if place.permit is None:
             await self._initialize(stub, place, arguments)
@@ -143,7 +143,7 @@ class InstanceFactory:
             await self._warmup.run(stub, self._model.new_call, self._model.record_batch)
 
     def start_accepting(self, made: Iterable[tuple[Instance, InstancePlan]]) -> None:
-        """Have these instances take the model's work, unless they are passive."""
+        """Lets these instances take work, except passive ones."""
         lanes = {self._create_slot(stub, place): place for stub, place in made}
         self._model.lanes += lanes
         self._places.update(lanes)
@@ -151,7 +151,7 @@ class InstanceFactory:
             lane.start_accepting()
 
     async def plan_change(self, wanted: ModelConfig, finalize: float) -> InstanceChange:
-        """Make the instances that are missing for the groups of `wanted`. Raises HostError."""
+        """Makes the instances that `wanted` adds to those of the model. Raises HostError."""
         config = type(wanted)()
         config.CopyFrom(self._model.config)
         for name in UPDATABLE_FIELDS:
@@ -162,7 +162,7 @@ class InstanceFactory:
         for spec in configuration.instance_specs(config):
             fitting = _instance_fingerprint(config.instance_group[spec.group], spec)
             same = [lane for lane, place in surplus.items() if place.signature == fitting]
-            if same:  # the one of that name, if it is there
+            if same:  # the one with that name if there is one
                 del surplus[min(same, key=lambda lane: surplus[lane].spec.name != spec.name)]
             else:
                 missing.append(spec)
@@ -177,7 +177,7 @@ class InstanceFactory:
         try:
             for place in places:
                 change.made.append((await self._launch(place, arguments), place))
-        except BaseException:  # also if cancelled: nobody else would end these processes
+        except BaseException:  # also if cancelled, as these processes have no other owner
             for place in places[len(change.made) :]:
                 place.close()
             await change.discard()
@@ -185,7 +185,7 @@ class InstanceFactory:
         return change
 
     def commit(self, change: InstanceChange) -> None:
-        """Let new instances take work, and those that are too many finish theirs."""
+        """Lets new instances take work, and lets surplus ones finish theirs."""
         self._model.config = change.config
         self._arguments = change.arguments
         self.start_accepting(change.made)
@@ -206,7 +206,7 @@ class InstanceFactory:
         fresh = await self._start(place.spec.name, label)
         try:
             await self.initialize(fresh, place, arguments)
-        except BaseException:  # also if cancelled: nobody else would end this process
+        except BaseException:  # also if cancelled, as this process has no other owner
             fresh.kill()
             raise
         return fresh
@@ -214,9 +214,9 @@ class InstanceFactory:
 
 @dataclass(slots=True)
 class InstanceChange:
-    """New instances of a model that serves, which take no work as yet, and those to be ended.
+    """New instances of a model that serves, which take no work yet, and surplus instances.
 
-    `finalize`: seconds that the latter get for that.
+    `finalize`: seconds that `finalize` of a surplus instance may take.
     """
 
     workshop: InstanceFactory
@@ -227,18 +227,21 @@ class InstanceChange:
     made: list[tuple[Instance, InstancePlan]] = field(default_factory=list)
 
     def commit(self) -> None:
-        """Put the change into effect."""
+        """Puts the change into effect."""
         self.workshop.commit(self)
 
     async def discard(self) -> None:
-        """Leave everything as it was."""
+        """Stops the new instances and leaves the model as it was."""
         for stub, place in self.made:
             await stub.stop(0, self.finalize)
             place.close()
 
 
 def _instance_fingerprint(group: ConfigPart, spec: InstanceSpec) -> bytes:
-    """Instances that have the same one can stand in for each other (configuration spec 3.1)."""
+    """Identifies what an instance is made from; instances with equal values are interchangeable.
+
+    Source: docs/reference/configuration_and_scheduling.md, 3.1.
+    """
     rest = type(group)()
     rest.CopyFrom(group)
     rest.ClearField("name")
@@ -248,7 +251,7 @@ def _instance_fingerprint(group: ConfigPart, spec: InstanceSpec) -> bytes:
 
 
 def _with_unique_name(spec: InstanceSpec, taken: set[tuple[str, int]]) -> InstanceSpec:
-    """The instance, by a name that no other one on its device has."""
+    """The instance with a name that no other one on its device has."""
     names = (f"{spec.name}_{number}" for number in itertools.count())
     device = spec.device_id
     name = next(n for n in itertools.chain([spec.name], names) if (n, device) not in taken)
@@ -262,7 +265,10 @@ def _permit_of(lane: Lane) -> Permit:
 
 
 class InitializeArguments:
-    """What `initialize` is called with (pb_utils spec 2.3)."""
+    """The arguments of the model's `initialize`.
+
+    Source: docs/reference/model_api.md, 2.3.
+    """
 
     def __init__(
         self, directory: Path, version: int, config: ModelConfig, flow: FlowControl
@@ -279,7 +285,7 @@ class InitializeArguments:
         }
 
     def for_config(self, config: ModelConfig) -> InitializeArguments:
-        """The same for another configuration of the model."""
+        """The arguments for another configuration of the model."""
         common = self._common
         path, version = Path(common["model_repository"]), int(common["model_version"])
         return InitializeArguments(path, version, config, self.flow)

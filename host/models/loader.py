@@ -1,4 +1,5 @@
-"""Brings one version of a Python model up: described, configured, initialised, on its lanes."""
+"""Loads one version of a model that runs in stubs: completes its configuration and starts
+instances."""
 
 from __future__ import annotations
 
@@ -44,10 +45,11 @@ _Result = TypeVar("_Result")
 
 
 class Loader:
-    """`auto_complete`: whether models may complete their configuration. `flow`: when a
-    response sender must wait. `debugged`: the model whose one instance is on the terminal.
-    `store`: what keeps the responses of models that ask for it. `limiter`: what limits executions.
-    `policies`: which CPUs and memory instances use.
+    """Loads versions that run in stubs.
+
+    `auto_complete`: whether models may complete their configuration. `flow`: when a response sender
+    has to wait. `debugged`: the model whose only instance runs on the terminal. `store`: the
+    response cache. `limiter`: the rate limiter. `policies`: CPUs and memory of instances.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Loader:
         self._auto_complete = auto_complete
 
     async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> PythonModel:
-        """A model whose instances are all initialised. Raises HostError."""
+        """Returns a model whose instances are all initialised. Raises HostError."""
         begun = time.monotonic()
         source, loaded = await asyncio.to_thread(
             self._backends.find_backend, directory, version, loaded
@@ -86,7 +88,7 @@ class Loader:
         environment = await self._environments.prepare(loaded.config, directory)
         try:
             model = await self._load(directory, version, loaded, source, environment)
-        except BaseException:  # also if cancelled: nobody else would let go of it
+        except BaseException:  # also if cancelled, as the environment has no other owner
             if environment is not None:
                 environment.release()
             raise
@@ -103,7 +105,7 @@ class Loader:
         environment: Environment | None,
     ) -> PythonModel:
         name: str = loaded.config.name
-        # Auto-completion cannot change the number of instances, so all can start at once.
+        # Auto-completion cannot change the number of instances, so that all can start at once.
         count = len(self._instances(loaded.config))
         attached = name == self._debugged
         start = partial(self._pool.start_instance, environment=environment, attached=attached)
@@ -130,7 +132,7 @@ class Loader:
             )
             places = workshop.plan_instances(self._instances(config))
             await _run_steps(map(workshop.initialize, stubs, places))
-        except BaseException:  # also if cancelled: nobody else would end these processes
+        except BaseException:  # also if cancelled, as these processes have no other owner
             for stub in stubs:
                 stub.kill()
             for place in places:
@@ -143,9 +145,9 @@ class Loader:
     async def update(
         self, model: LoadedModel, loaded: LoadedConfig, finalize: float
     ) -> InstanceUpdate | None:
-        """What gives the model the instances of that configuration. Raises HostError.
+        """Prepares the instances that `loaded` asks for. Raises HostError.
 
-        None for a debugged one.
+        None for a debugged model, which is loaded again.
         """
         workshop = self._workshops.get(model)
         if workshop is None or model.name == self._debugged:
@@ -154,7 +156,7 @@ class Loader:
         return await workshop.plan_change(loaded.config, finalize)
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
-        """Those to run: nobody can answer the debuggers of several at one terminal."""
+        """The instances to run; only one for a debugged model, as there is one terminal."""
         specs = configuration.instance_specs(config)
         return specs[:1] if config.name == self._debugged else specs
 
@@ -165,10 +167,11 @@ class Loader:
         stubs: list[Instance],
         start: Start,
     ) -> ModelConfig:
-        """The final configuration, with the model's own additions.
+        """The final configuration, completed by the model.
 
-        A stub whose model completed something is replaced: what its completion left behind must
-        not be seen by the instance. If it completes nothing, it has only been imported.
+        A stub whose model completed something is replaced, so that instances do not see what the
+        completion left behind. A stub whose model completed nothing has only imported it, and is
+        used.
         """
         if not self._auto_complete:
             return configuration.complete_config(loaded, None)
@@ -191,7 +194,7 @@ async def _run_steps(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _gather_all(steps: Iterable[Awaitable[_Result]]) -> list[_Result]:
-    """Run all steps to their ends; then raise the first error, if there was one."""
+    """Awaits all steps to their ends; then raises the first error, if there was one."""
     results = await asyncio.gather(*steps, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
     if errors:

@@ -1,4 +1,4 @@
-"""One version of a model that runs in stubs: validated, scheduled, counted."""
+"""One version of a model that runs in stubs: validates, schedules and counts requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from host.scheduling.sequences.states import States
 
 
 class PythonModel(DrainableModel):
-    """Ready once its lanes have joined; see the loader."""
+    """Ready once its instances have joined; the loader makes it."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class PythonModel(DrainableModel):
         self.labels = labels or {}
         self.lanes: list[Supervisor] = []
         self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
-        self.environment: Environment | None = None  # that of its stubs, released at the end
+        self.environment: Environment | None = None  # of its stubs; released at the end
         self.signature = Signature(config)
         self.scheduler = make_scheduler(config, self.signature, states)
         self.scheduler.lane_returns = self._can_recover
@@ -61,10 +61,10 @@ class PythonModel(DrainableModel):
             lambda: self.scheduler.queued,
             metrics or MetricsSettings(),
         )
-        self._late: dict[Call, ExecutionTimes] = {}  # those whose batch has ended before them
+        self._late: dict[Call, ExecutionTimes] = {}  # calls whose batch ended before they did
 
     def infer(self, request: InferRequest) -> Call:
-        """Start a request. Raises HostError if it is not valid, or nobody can run it."""
+        """Starts a request. Raises HostError if it is invalid, or if no instance can run it."""
         self.signature.validate_request(request)
         if not self.scheduler.lanes or self._drained is not None:
             self._raise_if_unrecoverable(request)
@@ -77,14 +77,14 @@ class PythonModel(DrainableModel):
         try:
             self.scheduler.submit(call)
         except HostError:
-            self._calls.discard(call)  # it was never under way, and is not counted
+            self._calls.discard(call)  # it was never in progress, and is not counted
             if request.trace is not None:
                 request.trace.reject_inference()
             raise
         return call
 
     def new_call(self, request: InferRequest) -> Call:
-        """A call under way: it is counted, and waited for at the end."""
+        """Makes a call that is counted, and that `drain` waits for."""
         call = self._new_call(request)
         call.queued_ns = call.received_ns
         call.on_finish = self._call_finished
@@ -96,13 +96,13 @@ class PythonModel(DrainableModel):
         return call
 
     def _submit(self, call: Call) -> None:
-        """Queue a call that the cache could not answer; by now there may be nobody to run it."""
+        """Queues a call that the cache could not answer; raises if no instance is left by now."""
         try:
             if not self.scheduler.lanes:
                 self._raise_if_unhealthy()
             self.scheduler.submit(call)
         except HostError as error:
-            call.on_finish = self._call_finished  # it was never under way, and is not counted
+            call.on_finish = self._call_finished  # it was never in progress, and is not counted
             self.scheduler.refuse(call, error)
 
     @property
@@ -112,11 +112,14 @@ class PythonModel(DrainableModel):
 
     @property
     def defines_is_ready(self) -> bool:
-        """Whether the model itself is asked if it is ready."""
+        """Whether the model defines `is_ready`."""
         return any(lane.instance.readiness_check.model_defines_is_ready for lane in self.lanes)
 
     async def why_not_ready(self) -> str:
-        """Why a request should not come now, "" if it may (pb_utils spec 2.11)."""
+        """The reason why the model is not ready, "" if it is.
+
+        Source: docs/reference/model_api.md, 2.11.
+        """
         serving = [
             lane for lane in self.lanes if lane.state is InstanceState.SERVING and not lane.passive
         ]
@@ -130,11 +133,11 @@ class PythonModel(DrainableModel):
         return ""
 
     def statistics(self) -> ModelStatistics:
-        """What it has done so far."""
+        """The statistics since the load."""
         return self.counters.snapshot()
 
     def record_batch(self, batch: Batch, times: ExecutionTimes) -> None:
-        """Count a batch that has ended."""
+        """Counts a batch that has ended."""
         if isinstance(self.scheduler, SequenceScheduler):
             self._record_rows(batch, times)
             return
@@ -147,7 +150,7 @@ class PythonModel(DrainableModel):
         self._late.update((call, times) for call in late if not call.finished)
 
     def _record_rows(self, batch: Batch, times: ExecutionTimes) -> None:
-        """As `report`; rows without a request only count as part of the batch."""
+        """As `record_batch`; rows without a request only count as part of the batch."""
         late = [batch.calls[index] for index in batch.deferred]
         done = [call for call in batch.calls if call not in late and not isinstance(call, Padding)]
         others = sum(call.request.batch_size for call in batch.calls if call not in done)
@@ -155,14 +158,14 @@ class PythonModel(DrainableModel):
         self._late.update((call, times) for call in late if not call.finished)
 
     def abort(self, error: HostError) -> None:
-        """End every call under way; `stop` waits no longer for what has no callers any more."""
+        """Ends every call in progress; `stop` does not wait for work without callers."""
         for call in list(self._calls):
             call.abort(error)
         for lane in (*self.lanes, *self._retiring):
             lane.skip_grace_period()
 
     async def stop(self, grace: float, finalize: float) -> None:
-        """End every lane; seconds as for `Instance.stop`."""
+        """Stops every instance; `grace` and `finalize` in seconds, as for `Instance.stop`."""
         self.scheduler.fail_queued(unavailable(f"model '{self.name}' is being unloaded"))
         for task in self._retiring.values():
             task.cancel()
@@ -173,9 +176,9 @@ class PythonModel(DrainableModel):
         self.metrics.merge_into_successor()
 
     def retire_slot(self, lane: Supervisor, finalize: float) -> None:
-        """End a lane that is not needed any more, once it has finished what it works on.
+        """Stops an instance that is not needed any more, once it has finished its work.
 
-        That includes its sequences; new ones go to other lanes from now on.
+        It keeps its sequences until they end; new ones go to other instances.
         """
         self.lanes.remove(lane)
         empty = asyncio.Event()
@@ -212,7 +215,7 @@ class PythonModel(DrainableModel):
         return any(lane.state in coming for lane in self.lanes)
 
     def _raise_if_unrecoverable(self, request: InferRequest) -> None:
-        """A stub that is being replaced is worth waiting for; anything else is not."""
+        """Raises HostError unless an instance is alive or is being replaced."""
         if self._drained is not None and isinstance(self.scheduler, SequenceScheduler):
             if request.flags & START or not request.correlation_id:
                 raise unavailable(
@@ -230,7 +233,7 @@ class PythonModel(DrainableModel):
 
 
 def call_type(config: ModelConfig) -> type[Call]:
-    """What the requests of a model become, as its scheduler wants it."""
+    """The type of the model's calls, which depends on its scheduler."""
     if config.HasField("sequence_batching"):
         return SequenceCall
     return OrderedCall if config.dynamic_batching.preserve_ordering else Call
@@ -239,7 +242,7 @@ def call_type(config: ModelConfig) -> type[Call]:
 def make_scheduler(
     config: ModelConfig, signature: Signature, states: States | None = None
 ) -> Scheduler:
-    """The scheduler that the configuration asks for. Raises HostError."""
+    """Makes the scheduler that the configuration asks for. Raises HostError."""
     if config.HasField("sequence_batching"):
         return sequence_scheduler(config, signature.can_share_batch, states)
     if config.WhichOneof("scheduling_choice") != "dynamic_batching":

@@ -1,4 +1,4 @@
-"""Who is loaded now: every known version of every model, and its state."""
+"""The registry: every known version of every model, and its state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from host.repository.qualified_name import split_qualified_name
 
 
 class Model(Protocol):
-    """Whatever can be asked."""
+    """A model that can be asked."""
 
     name: str
     version: int
@@ -28,48 +28,54 @@ class Model(Protocol):
     """Names of classes, by output."""
 
     def infer(self, request: InferRequest) -> Call:
-        """Start a request. Raises HostError if it is not valid for this model."""
+        """Starts a request. Raises HostError if it is invalid for this model."""
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be run now."""
+        """Whether the model can run a request now."""
 
     @property
     def defines_is_ready(self) -> bool:
-        """Whether it is asked itself if it is ready."""
+        """Whether the model defines `is_ready`."""
 
     async def why_not_ready(self) -> str:
-        """Why a request should not come now, "" if it may (pb_utils spec 2.11)."""
+        """The reason why the model is not ready, "" if it is.
+
+        Source: docs/reference/model_api.md, 2.11.
+        """
 
     def statistics(self) -> ModelStatistics:
-        """What it has done so far."""
+        """The statistics since the load."""
 
 
 class LoadedModel(Model, Protocol):
-    """A model as its keeper sees it: ended when nobody needs it any more."""
+    """A model with what its owner, the lifecycle, needs to stop it."""
 
     def acquire(self) -> None:
-        """Whoever asks it later, as part of an ensemble, may do so even while it is drained."""
+        """Holds the model for a request of an ensemble, even while it is drained."""
 
     def release(self) -> None:
-        """One of those who held it asks it no more."""
+        """Ends a hold."""
 
     async def drain(self) -> None:
-        """Refuse new calls, and wait until those under way have ended and nobody holds it."""
+        """Refuses new calls, and waits until there are no calls and no holds."""
 
     def abort(self, error: HostError) -> None:
-        """End every call under way."""
+        """Ends every call in progress."""
 
     async def stop(self, grace: float, finalize: float) -> None:
-        """End it; seconds as for `Instance.stop`."""
+        """Stops the model; `grace` and `finalize` in seconds, as for `Instance.stop`."""
 
     @property
     def in_flight(self) -> int:
-        """Calls under way, queued ones included."""
+        """Number of calls in progress, including queued ones."""
 
 
 class VersionState(enum.Enum):
-    """The states that the repository index shows (configuration spec 8.1)."""
+    """The states in the repository index.
+
+    Source: docs/reference/configuration_and_scheduling.md, 8.1.
+    """
 
     LOADING = "LOADING"
     READY = "READY"
@@ -81,12 +87,12 @@ _VERSION = re.compile(r"-?[0-9]{1,30}")
 _INT64 = 1 << 63
 
 UNLOADED = "unloaded"
-"""Reason of a version that was unloaded on purpose."""
+"""The reason of a version that was unloaded on purpose."""
 
 
 @dataclass(slots=True)
 class ModelVersion:
-    """One version of a model. `model` is there while it is READY or still finishing work."""
+    """One version of a model. `model` is set while it is READY or still finishes work."""
 
     number: int
     state: VersionState
@@ -95,20 +101,20 @@ class ModelVersion:
 
     @property
     def failed(self) -> bool:
-        """Whether it is not there, and not because it was unloaded."""
+        """Whether the version is unavailable for another reason than an unload."""
         return self.state is VersionState.UNAVAILABLE and self.reason != UNLOADED
 
 
 @dataclass(slots=True)
 class ModelEntry:
-    """All known versions of one model; none, for a reason, if its policy chose none."""
+    """The known versions of one model; `reason`: why its version policy selected none."""
 
     versions: dict[int, ModelVersion] = field(default_factory=dict)
     reason: str = ""
 
     @property
     def is_served_or_loading(self) -> bool:
-        """Whether a version is served, or is about to be."""
+        """Whether a version is ready or loading."""
         return any(
             v.state in (VersionState.READY, VersionState.LOADING) for v in self.versions.values()
         )
@@ -116,9 +122,9 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """Why a model that is to be served did not get so far that its versions were chosen.
+    """A load that failed before its versions were selected.
 
-    Nobody who asks for it finds it. `counts`: a strict server is not ready because of it.
+    Requests do not find the model. `counts`: with strict readiness, the server is not ready.
     """
 
     reason: str
@@ -126,10 +132,10 @@ class LoadFailure:
 
 
 class Registry:
-    """Looked up on every request; changed only by the lifecycle.
+    """Finds models for requests. Only the lifecycle changes it.
 
-    Models are kept by identity, and requests find them by name. That is the same unless there are
-    `namespaces` (configuration spec 8.9).
+    The keys are qualified names; requests use names. The two are the same without `namespaces`
+    (docs/reference/configuration_and_scheduling.md, 8.9).
     """
 
     def __init__(self, namespaces: bool = False) -> None:
@@ -140,9 +146,9 @@ class Registry:
         self._named = self._ready
 
     def find(self, name: str, version: int = -1) -> LoadedModel:
-        """The model for a request; -1 means its highest ready version.
+        """The model for a request; version -1 is the highest ready one.
 
-        Raises HostError with the texts of protocol spec 3.1.
+        Raises HostError with the texts of docs/reference/protocol.md, 3.1.
         """
         model = self._named.get((name, version))
         if model is not None:
@@ -150,7 +156,7 @@ class Registry:
         return self._pick(self.resolve_name(name), name, version)
 
     def find_step_model(self, known: str, version: int) -> LoadedModel:
-        """As `find`, by identity."""
+        """As `find`, by qualified name."""
         model = self._ready.get((known, version))
         return model if model is not None else self._pick(known, self.name_of(known), version)
 
@@ -169,10 +175,10 @@ class Registry:
         raise unavailable(f"{known} version {version} is not at ready state")
 
     def resolve_name(self, name: str) -> str:
-        """The identity of the one model of this name.
+        """The qualified name of the only model of this name.
 
-        Raises HostError INVALID_ARG with the texts of protocol spec 3.1 unless there is one; but
-        without namespaces nothing is looked up.
+        Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md, 3.1, unless there
+        is exactly one. Without namespaces nothing is looked up.
         """
         if not self._namespaces:
             return name
@@ -188,69 +194,70 @@ class Registry:
         return known[0]
 
     def qualified_names(self, name: str) -> list[str]:
-        """Every model of this name that is known, or has failed to be; without namespaces the name
-        itself in any case.
+        """The qualified names of all known or failed models of this name.
+
+        Without namespaces it is always the name itself.
         """
         if not self._namespaces:
             return [name]
         return sorted(known for known in self.names() if split_qualified_name(known)[1] == name)
 
     def list_named_versions(self) -> list[tuple[str, int]]:
-        """Names and numbers of the versions that are found by name and ready; in their order."""
+        """The (name, version) pairs that are ready and found by name, in order."""
         return sorted((name, number) for name, number in self._named if number != -1)
 
     def namespace_of(self, known: str) -> str:
-        """The repository that a model belongs to, "" without namespaces."""
+        """The repository of a model, "" without namespaces."""
         return split_qualified_name(known)[0] if self._namespaces else ""
 
     def name_of(self, known: str) -> str:
-        """What requests call the model of this identity."""
+        """The name that requests use for a model."""
         return split_qualified_name(known)[1] if self._namespaces else known
 
     def set_version(self, name: str, version: ModelVersion) -> None:
-        """Enter a version, in place of what was known of it."""
+        """Enters or replaces a version."""
         self._entries.setdefault(name, ModelEntry()).versions[version.number] = version
         self._index()
 
     def remove_version(self, name: str, number: int) -> None:
-        """Forget a version that is not loaded."""
+        """Removes a version that is not loaded."""
         del self._entries[name].versions[number]
         self._index()
 
     def set_failed(self, name: str, reason: str, *, counts: bool) -> None:
-        """The model's load failed before it came to its versions."""
+        """Enters a load that failed before its versions were selected."""
         self.failures[name] = LoadFailure(reason, counts)
 
     def set_no_versions(self, name: str, reason: str) -> None:
-        """The model's policy has chosen no version; what is known of others stays."""
+        """Records that the version policy selected no version; known versions stay."""
         if name not in self._entries:
             self._entries[name] = ModelEntry(reason=reason)
 
     def clear_failed(self, name: str) -> None:
-        """The model's load got as far as its versions, or it is not wanted any more."""
+        """Removes the record of a failed load."""
         self.failures.pop(name, None)
         entry = self._entries.get(name)
         if entry is not None and not entry.versions:
             del self._entries[name]
 
     def forget_failures(self, name: str) -> None:
-        """Nobody wants this model any more, so that it failed is no matter."""
+        """Removes all failures of a model that should not be served any more."""
         for number, version in self.versions(name).items():
             if version.failed:
                 del self._entries[name].versions[number]
         self.clear_failed(name)
 
     def has_versions(self, name: str) -> bool:
-        """Whether a load of the model has come as far as its versions."""
+        """Whether a load of the model got as far as its versions."""
         return name in self._entries
 
     def versions(self, name: str) -> dict[int, ModelVersion]:
-        """The known versions of a model, none if it is unknown."""
+        """The known versions of a model, ascending; empty if the model is unknown."""
         entry = self._entries.get(name)
         return dict(sorted(entry.versions.items())) if entry is not None else {}
 
     def names(self) -> frozenset[str]:
-        """The name of every model that is known, or has failed to be."""
+        """The names of all models that are known or failed to load."""
         return frozenset(self._entries) | self.failures.keys()
 
     def list_entries(self) -> Iterator[tuple[str, ModelEntry]]:
@@ -258,7 +265,7 @@ class Registry:
         return iter(sorted(self._entries.items()))
 
     def state_changed(self) -> None:
-        """A version's state was changed in place."""
+        """Updates the look-up tables after the state of a version was changed in place."""
         self._index()
 
     def _index(self) -> None:
@@ -282,9 +289,9 @@ class Registry:
 
 
 def parse_version(text: str) -> int:
-    """A version as clients write it; empty means -1, the latest.
+    """Parses a version from a client; empty means -1, the latest.
 
-    Raises HostError INVALID_ARG (protocol spec 0.3).
+    Raises HostError INVALID_ARG (docs/reference/protocol.md, 0.3).
     """
     if not text:
         return -1

@@ -1,4 +1,4 @@
-"""What a model takes and gives, compiled from its configuration to check requests against."""
+"""The inputs and outputs of a model, compiled from its configuration to validate requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from host.inference.request import Call, InferRequest, Tensor
 from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, raise_invalid_input, wire_name
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
-_MAX_VALIDATION_KEYS = 32  # that are remembered of one model
+_MAX_VALIDATION_KEYS = 32  # for each model
 _INTEGER_IDS = ("UINT64", "INT64", "UINT32", "INT32")
 
 
 class Signature:
-    """The inputs and outputs of one model version. Shapes keep their batch dimension throughout."""
+    """The inputs and outputs of one model version. Shapes include the batch dimension."""
 
     def __init__(self, config: ModelConfig) -> None:
         name = self._model = config.name
@@ -27,28 +27,31 @@ class Signature:
         self._most = len(self._inputs)
         self._outputs = {entry.name: TensorSpec(entry, largest) for entry in config.output}
         self._reshapes_output = any(entry.reshapes for entry in self._outputs.values())
-        # Shapes of inputs that are fixed are equal anyway, and those of ragged ones may differ.
+        # Fixed shapes are equal anyway, and ragged inputs may differ.
         self._must_match = [
             entry.name
             for entry in config.input
             if -1 in entry.dims and not entry.allow_ragged_batch
         ]
-        # A shape tensor has no batch dimension; equal values, but for the first, share a batch.
+        # Shape tensors have no batch dimension. They share a batch if all values but the first are
+        # equal.
         self._of_shape = {entry.name for entry in config.input if entry.is_shape_tensor}
         self._corrid = _corrid_control(config)
-        # Of requests whose form has passed, nothing has to be checked again, and nothing reshaped.
+        # Whether a request needs no further check once its validation key has passed.
         self._lasting = self._corrid is None and not any(
             entry.reshapes or entry.content_counts for entry in self._inputs.values()
         )
-        self._passed: dict[int, tuple[object, int]] = {}  # forms by their ids, and batch sizes
+        self._passed: dict[
+            int, tuple[object, int]
+        ] = {}  # validation keys and batch sizes, by identity of the key
 
     def validate_request(self, request: InferRequest) -> None:
-        """Refuse a request that the model cannot take, and prepare one that it can.
+        """Validates a request and prepares it for the model.
 
-        Sets `request.batch_size` and, for inputs that the configuration reshapes, puts tensors with
-        the model's shape in place of the client's. Copies inputs out of a client's memory if the
-        host has to know what is in them. Raises HostError INVALID_ARG with the texts of protocol
-        spec 3.2 and 3.3, in their order, or INTERNAL if that memory is gone.
+        Sets `request.batch_size`. Replaces tensors that the configuration reshapes by tensors with
+        the model's shape. Copies inputs out of the client's shared memory if the host has to read
+        their content. Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md,
+        3.2 and 3.3, in their order, or INTERNAL if that memory is gone.
         """
         form = request.validation_key
         passed = self._passed.get(id(form))
@@ -61,10 +64,13 @@ class Signature:
         if form is not None and self._lasting:
             if len(self._passed) >= _MAX_VALIDATION_KEYS:
                 self._passed.clear()
-            self._passed[id(form)] = form, request.batch_size  # while it is here, so is its id
+            self._passed[id(form)] = (
+                form,
+                request.batch_size,
+            )  # keeping the key keeps its identity unique
 
     def validate_tensors(self, request: InferRequest) -> None:
-        """As `check`, for a request that is in no sequence even if the model expects one."""
+        """As `validate_request`, for a request without a sequence, whatever the model expects."""
         inputs = request.inputs
         count = len(inputs)
         if count > 1 and len({tensor.name for tensor in inputs}) < count:
@@ -80,7 +86,7 @@ class Signature:
         try:
             expected = [known[tensor.name] for tensor in inputs]
         except KeyError:
-            # Which of several faults is named first is open, so an unknown name goes first.
+            # Of several errors, the unknown name is reported first.
             name = next(tensor.name for tensor in inputs if tensor.name not in known)
             raise invalid_argument(
                 f"unexpected inference input '{name}' for model '{self._model}'"
@@ -94,13 +100,14 @@ class Signature:
 
     @property
     def reshapes_outputs(self) -> bool:
-        """Whether clients see an output in another shape than the model makes."""
+        """Whether clients see an output in another shape than the model returns."""
         return self._reshapes_output
 
     def restore_output_shape(self, tensor: Tensor) -> Tensor:
-        """An output as clients see it: the configuration's reshape undone (configuration 7.5).
+        """An output in the client's shape: undoes the reshape of the configuration.
 
-        A tensor that is not of the reshaped form is handed back as it is.
+        A tensor that does not have the reshaped form is returned unchanged
+        (docs/reference/configuration_and_scheduling.md, 7.5).
         """
         if not self._reshapes_output:
             return tensor
@@ -110,7 +117,10 @@ class Signature:
         return entry.to_client_shape(tensor)
 
     def can_share_batch(self, first: Call, other: Call) -> bool:
-        """Whether two checked calls may share a batch (configuration spec 4.7)."""
+        """Whether two validated calls may share a batch.
+
+        Source: docs/reference/configuration_and_scheduling.md, 4.7.
+        """
         ours = first.request.inputs
         theirs = other.request.inputs
         if self._fewest < self._most and {t.name for t in ours} != {t.name for t in theirs}:
@@ -209,7 +219,7 @@ def _after_first(tensor: Tensor) -> bytes:
 
 
 def _first_duplicate(names: Iterable[str]) -> str:
-    """The first name that occurs for a second time."""
+    """The first name that occurs twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -1,4 +1,4 @@
-"""One input or output of a model: what a tensor must be, and its two forms under reshape."""
+"""One input or output of a model: what a tensor must be, and its reshape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from host.models.bytes_walk import InvalidBytesTensor, check_elements
 from stub.wire.datatypes import CODES, NAMES, SIZES
 
 MAX_SIZE = 2**63 - 1
-"""Most bytes, or elements of BYTES, that a tensor may have (protocol spec 3.3, rule 12)."""
+"""Maximum size of a tensor in bytes, or in elements for BYTES.
+
+Source: docs/reference/protocol.md, 3.3, rule 12.
+"""
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be"
@@ -23,10 +26,10 @@ _BATCH_NOTE = (
 
 
 class TensorSpec:
-    """Two forms of one tensor: `dims` for clients, `shape` for the model.
+    """The two shapes of one tensor: `dims` for clients, `shape` for the model.
 
-    A shape tensor has no batch dimension, but one value more, in front: the size of the batch
-    (configuration spec 7.6).
+    A shape tensor has no batch dimension but one more value, in front: the batch size
+    (docs/reference/configuration_and_scheduling.md, 7.6).
     """
 
     __slots__ = ("dims", "shape", "reshapes", "_lead")
@@ -41,11 +44,11 @@ class TensorSpec:
         self._lead = 1 if max_batch_size else 0
 
     def to_model_shape(self, tensor: Tensor) -> Tensor:
-        """The tensor as the model sees it."""
+        """The tensor in the model's shape."""
         return self._convert(tensor, self.dims, self.shape)
 
     def to_client_shape(self, tensor: Tensor) -> Tensor:
-        """The tensor as clients see it; unchanged if it does not have the model's form."""
+        """The tensor in the client's shape; unchanged if it does not have the model's shape."""
         tail = tensor.shape[self._lead :]
         fits = len(tail) == len(self.shape) and all(
             want in (-1, got) for want, got in zip(self.shape, tail, strict=True)
@@ -57,7 +60,7 @@ class TensorSpec:
         pairs = zip(source, tensor.shape[lead:], strict=True)
         variable = iter([got for want, got in pairs if want == -1])
         shape = tensor.shape[:lead] + [next(variable) if d == -1 else d for d in target]
-        # A new tensor: the old one may be on its way to somebody else as well.
+        # A new tensor, as the old one may be in use elsewhere too.
         return Tensor(tensor.name, tensor.datatype, shape, tensor.data, tensor.owner)
 
 
@@ -83,24 +86,27 @@ class InputSpec(TensorSpec):
         self._model = model
         self._datatype = wire_name(entry.data_type)
         self._size = SIZES.get(self._datatype, 0)  # 0 for BYTES
-        # Whether tensors of equal shape and size may differ in what they are to the host.
+        # Whether tensors of equal shape and size may still need different treatment.
         self.content_counts: bool = not self._size or entry.is_shape_tensor
         self._any_size: bool = entry.is_non_linear_format_io
         size = prod(self.dims) * self._size
-        # Bytes of one batch element, where that is always the same and cannot be too much.
+        # Bytes of one batch element where that is constant and below the maximum.
         fixed = self.dims and min(self.dims) > 0 and size * max(1, max_batch_size) <= MAX_SIZE
         self._fixed_bytes: int = size if fixed else 0
 
     def copy_from_shared_memory(self, tensor: Tensor, request: InferRequest) -> Tensor:
-        """The tensor where its client cannot change what is checked. Raises HostError."""
+        """Copies the tensor out of shared memory, where its client could change it after the check.
+
+        Raises HostError.
+        """
         data = tensor.data
         if isinstance(data, SharedMemoryBytes) and len(data) > CHUNK_SIZE:
             refuse_if_too_large(tensor.name, data)
-            self.validate_tensor(tensor, request)  # for nothing, so much memory should not be taken
+            self.validate_tensor(tensor, request)  # before memory is taken for the copy
         return copy_from_shared_memory(tensor)
 
     def validate_tensor(self, tensor: Tensor, request: InferRequest) -> bool:
-        """Whether the tensor, which is fine, has to be reshaped. Raises HostError."""
+        """Validates the tensor; returns whether it has to be reshaped. Raises HostError."""
         if tensor.datatype != self._datatype:
             given = tensor.datatype if tensor.datatype in CODES else "<invalid>"
             raise_invalid_input(
@@ -185,12 +191,15 @@ def wire_name(data_type: int) -> str:
 
 
 def byte_size(datatype: str) -> int:
-    """Bytes of an element; of BYTES, those of an empty one (configuration spec 2.1)."""
+    """Bytes of an element; for BYTES, of an empty one.
+
+    Source: docs/reference/configuration_and_scheduling.md, 2.1.
+    """
     return SIZES.get(datatype, 4)
 
 
 def raise_invalid_input(request: InferRequest, text: str) -> NoReturn:
-    """Raise HostError INVALID_ARG with a text that names the request."""
+    """Raises HostError INVALID_ARG with a text that names the request."""
     raise invalid_argument(f"[request id: {request.id or '<id_unknown>'}] {text}")
 
 

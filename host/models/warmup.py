@@ -1,4 +1,7 @@
-"""Warm-up: what instances run before anybody may ask them (configuration spec 7.3)."""
+"""Warm-up requests, which each instance runs before it takes work.
+
+Source: docs/reference/configuration_and_scheduling.md, 7.3.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _NO_TYPE = "<invalid>"
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """One `model_warmup` entry: `inputs` of one request, of which a batch has `batch_size`."""
+    """One `model_warmup` entry: `inputs` of one request, and the `batch_size` in requests."""
 
     name: str
     batch_size: int
@@ -40,9 +43,9 @@ class _Sample:
 
 
 class Warmup:
-    """The samples of one model version, made once and run on each of its instances.
+    """The warm-up samples of one model version, made once and run on each instance.
 
-    `new_call` makes the calls, and `report` hears of the batches. Reads files. Raises HostError.
+    `new_call` makes calls; `report` is called with finished batches. Reads files. Raises HostError.
     """
 
     def __init__(self, config: ModelConfig, directory: Path, signature: Signature) -> None:
@@ -61,15 +64,15 @@ class Warmup:
             for name, given in sorted(setting.inputs.items()):
                 shape, data = _content(name, given, directory, self._model)
                 datatype = wire_name(given.data_type)
-                # A control or a state comes beside what clients send.
+                # Controls and states are not inputs of clients.
                 tensors = inputs if name in known else extra
                 tensors.append(Tensor(name, datatype, lead + shape, data))
             sample = _Sample(setting.name, setting.batch_size, max(1, setting.count), inputs, extra)
-            self._request(sample)  # refuses what the model would not take
+            self._request(sample)  # raises for a request that the model would refuse
             self._samples.append(sample)
 
     def _request(self, sample: _Sample) -> InferRequest:
-        """A request as the scheduler would hand it to an instance. Raises HostError."""
+        """The request as the scheduler would pass it to an instance. Raises HostError."""
         request = InferRequest(self._model, [_copy(tensor) for tensor in sample.inputs])
         self._signature.validate_tensors(request)
         request.inputs += [_copy(tensor) for tensor in sample.extra]
@@ -81,7 +84,7 @@ class Warmup:
         new_call: Callable[[InferRequest], Call],
         report: Callable[[Batch, ExecutionTimes], None],
     ) -> None:
-        """Run every sample on an instance that is initialised. Raises HostError if one fails."""
+        """Runs every sample on an initialised instance. Raises HostError if one fails."""
         for sample in self._samples:
             for iteration in range(1, sample.count + 1):
                 _log.debug(
@@ -108,9 +111,9 @@ class Warmup:
                     raise invalid_argument(text)
 
     def _batch_too_large_error(self, size: int, instance: str) -> list[HostError]:
-        """What each request of a batch is told that is more than the model takes.
+        """The errors of a batch that is larger than the model allows; at most a thousand.
 
-        One request may always come (pb_utils spec 6.2). At most a thousand are told.
+        One request is always allowed (docs/reference/model_api.md, 6.2).
         """
         if size <= max(1, self._most):
             return []
@@ -121,21 +124,23 @@ class Warmup:
 async def _execute(
     instance: Instance, calls: Sequence[Call], report: Callable[[Batch, ExecutionTimes], None]
 ) -> list[HostError]:
-    """Run a batch past the scheduler, to its last response; the errors among them."""
+    """Runs a batch without the scheduler, to its last response; returns the errors."""
     released = asyncio.Event()
     errors: list[HostError] = []
     open_calls = set(calls)
     answered = asyncio.Event()
 
     def done(_: ExecutionTimes | None) -> None:
-        released.set()  # also if its process has died
+        released.set()  # also if the process has died
 
     def responder(call: Call) -> Callable[[InferResponse | None, bool], None]:
         def respond(response: InferResponse | None, final: bool) -> None:
             if response is not None:
                 if response.error is not None:
                     errors.append(response.error)
-                call.acknowledge_response(response)  # or the model would wait before it sends more
+                call.acknowledge_response(
+                    response
+                )  # otherwise the model would wait before it sends more
             if final:
                 open_calls.discard(call)
                 if not open_calls:
@@ -152,7 +157,7 @@ async def _execute(
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """One of its own for each request: sending it puts its bytes elsewhere."""
+    """A copy for each request, as sending a request moves its bytes."""
     return Tensor(tensor.name, tensor.datatype, list(tensor.shape), tensor.data)
 
 

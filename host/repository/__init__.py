@@ -1,1 +1,1 @@
-"""Model repositories on disk: the models, their versions, their files and what overrides them."""
+"""Model repositories on disk: models, versions, files, fingerprints, and overrides of clients."""

@@ -1,4 +1,7 @@
-"""Repository agents: those who look at a model's files before it is loaded (spec 8.10)."""
+"""Repository agents, which check a model's files before it is loaded.
+
+Source: docs/reference/configuration_and_scheduling.md, 8.10.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ _MD5 = "MD5:"
 
 
 def run_agents(config: ModelConfig, directory: Path, installed: str) -> None:
-    """Have every agent that the configuration names look at the model in that folder. Blocks.
+    """Runs every agent that the configuration names on the model directory. Blocks.
 
-    `installed` is where a Triton would look for agents. Raises HostError if one is against it, or
-    is none of ours.
+    `installed`: the directory where Triton would look for agents. Raises HostError if an agent
+    refuses the model, or if there is no such agent here.
     """
     for agent in config.model_repository_agents.agents:
         if agent.name != "checksum":

@@ -1,4 +1,4 @@
-"""What a load may bring along: a configuration, and files that stand in for the repository's."""
+"""Overrides: a configuration, and files, that a client sends with a load."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _TYPES: dict[type, str] = {bool: "BOOL", int: "INT", float: "DOUBLE", str: "STRI
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """`config` is JSON. `files` are all that the model has, by their paths in its directory; if
-    there are none, those in the repository count.
+    """`config`: JSON. `files`: contents by path in the model directory.
+
+    With files, the model has no others; without, those of the repository are used.
     """
 
     config: str
@@ -29,9 +30,9 @@ class Override:
 
 
 def parse_override(parameters: Mapping[str, Parameter | bytes]) -> Override | None:
-    """What the parameters of a load ask for: `config` (str) and `file:<path>` (bytes).
+    """Parses the parameters of a load: `config` (str) and `file:<path>` (bytes).
 
-    Raises HostError INVALID_ARG (configuration spec 8.6).
+    Raises HostError INVALID_ARG (docs/reference/configuration_and_scheduling.md, 8.6).
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -56,7 +57,8 @@ def parse_override(parameters: Mapping[str, Parameter | bytes]) -> Override | No
     for path in files:
         if any(str(parent) in files for parent in PurePosixPath(path).parents):
             raise invalid_argument(
-                f"Invalid file parameter '{_FILE_PREFIX}{path}', directory has been created as a file"
+                f"Invalid file parameter '{_FILE_PREFIX}{path}',"
+                " directory has been created as a file"
             )
     if config is None:
         if files:
@@ -68,7 +70,7 @@ def parse_override(parameters: Mapping[str, Parameter | bytes]) -> Override | No
 
 
 def _normalize_file_path(key: str) -> str:
-    """The path of a file parameter, in its shortest form. Raises HostError if it leads outside."""
+    """The normalised path of a file parameter. Raises HostError if it leads outside."""
     path = os.path.normpath(key.removeprefix(_FILE_PREFIX))
     if path.startswith("/") or path in (".", "..") or path.startswith("../") or "\0" in path:
         raise invalid_argument(
@@ -79,9 +81,9 @@ def _normalize_file_path(key: str) -> str:
 
 
 class UploadedDirectories:
-    """Model directories made of files that came with loads; nobody but this user can enter them.
+    """Model directories made of uploaded files, in a directory that only this user can enter.
 
-    A directory that its server could not remove is removed by the next one that needs any.
+    A directory that a killed server left is removed by the next server that needs one.
     """
 
     def __init__(self) -> None:
@@ -89,7 +91,7 @@ class UploadedDirectories:
         self._lock = threading.Lock()
 
     def write(self, files: Mapping[str, bytes]) -> Path:
-        """A new model directory. Blocks; any thread may call. Raises HostError INTERNAL."""
+        """Writes a new model directory. Blocks; any thread may call. Raises HostError INTERNAL."""
         with self._lock:
             try:
                 self._folder = self._folder or PrivateDirectory()
@@ -109,11 +111,11 @@ class UploadedDirectories:
         return directory
 
     def remove(self, directory: Path) -> None:
-        """Remove a directory that nobody uses any more. Blocks; any thread may call."""
+        """Removes a directory that has no users. Blocks; any thread may call."""
         shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove what is left. Blocks."""
+        """Removes all directories. Blocks."""
         with self._lock:
             if self._folder is not None:
                 self._folder.close()
@@ -121,8 +123,9 @@ class UploadedDirectories:
 
 
 class ModelFiles:
-    """The directory that versions of a model are loaded from. An uploaded one goes with its last
-    user; who makes this object is the first.
+    """The directory that versions of a model are loaded from, with a reference count.
+
+    The creator holds the first reference. An uploaded directory is removed with the last one.
     """
 
     def __init__(self, path: Path, uploads: UploadedDirectories | None = None) -> None:
@@ -131,15 +134,15 @@ class ModelFiles:
         self._users = 1
 
     def acquire(self) -> None:
-        """There is one more user."""
+        """Adds a reference."""
         self._users += 1
 
     def release(self) -> bool:
-        """A user has gone; whether `remove` is due."""
+        """Drops a reference; returns whether the caller has to call `remove`."""
         self._users -= 1
         return self._uploads is not None and not self._users
 
     def remove(self) -> None:
-        """Remove the directory. Blocks."""
+        """Removes the directory. Blocks."""
         if self._uploads is not None:
             self._uploads.remove(self.path)

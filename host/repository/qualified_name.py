@@ -1,4 +1,4 @@
-"""What models are kept by: their names, or with namespaces the repository and the name."""
+"""Qualified names of models: the name, or with namespaces the repository and the name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ _SEPARATOR = "::"
 
 
 def qualified_name(namespace: str, name: str) -> str:
-    """What a model is kept by and logged as; without a namespace its name."""
+    """The key of a model in the server, and its name in the log; without a namespace its name."""
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
 def split_qualified_name(known: str) -> tuple[str, str]:
-    """Namespace and name of what `identity` made of them; names hold no `::` where it is used."""
+    """Namespace and name of a qualified name. With namespaces, names contain no `::`."""
     namespace, _, name = known.rpartition(_SEPARATOR)
     return namespace, name
 

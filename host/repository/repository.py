@@ -1,4 +1,4 @@
-"""What is on disk: the models of the repositories, their versions and their files."""
+"""Model repositories on disk: models, versions, files and their fingerprints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A model as a directory. One that is `duplicated` stands in several repositories."""
+    """The directory of a model. `duplicated`: several repositories contain the model."""
 
     name: str
     path: Path
@@ -32,10 +32,10 @@ class ModelDirectory:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryScan:
-    """What the repositories hold now, by name, or with namespaces by identity.
+    """The models on disk by qualified name.
 
-    The models of a repository that could not be read are absent from `models`; `failures` says
-    which repositories these are, so that nobody takes their models for deleted.
+    Models of a repository that cannot be read are absent from `models`; `failures` names such
+    repositories, so that their models are not taken for deleted.
     """
 
     models: dict[str, ModelDirectory] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class RepositoryScan:
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should read of it."""
+        """Warnings for the operator."""
         texts = [failure.message for failure in self.failures.values()]
         texts += [
             f"failed to poll model '{model.name}': {_NOT_UNIQUE}"
@@ -54,12 +54,13 @@ class RepositoryScan:
 
 
 class Repository:
-    """The directories that models come from."""
+    """The directories of the model repositories."""
 
     def __init__(self, paths: Iterable[Path], namespaces: bool = False) -> None:
-        """`namespaces`: models of several repositories may share a name (configuration spec 8.9).
+        """`namespaces`: models of several repositories may share a name.
 
-        Raises HostError unless every path is a directory.
+        Source: docs/reference/configuration_and_scheduling.md, 8.9. Raises HostError unless every
+        path is a directory.
         """
         self.paths = sorted(set(paths))
         self.namespaces = namespaces
@@ -72,7 +73,7 @@ class Repository:
                 raise invalid_argument("repository path is not a valid directory")
 
     def scan(self) -> RepositoryScan:
-        """Every model of every repository. What is wrong is reported, not raised. Blocks."""
+        """Finds every model of every repository. Reports errors in the result. Blocks."""
         found: dict[str, ModelDirectory] = {}
         failures: dict[Path, HostError] = {}
         for repository in self.paths:
@@ -96,7 +97,8 @@ class Repository:
         return RepositoryScan({name: found[name] for name in sorted(found)}, failures)
 
     def qualified_names(self, name: str) -> list[str]:
-        """What goes by this name; without namespaces the name itself, whether or not. Blocks."""
+        """The qualified names of all models of this name; without namespaces the name itself.
+        Blocks."""
         if not self.namespaces:
             return [name]
         return [
@@ -106,17 +108,18 @@ class Repository:
         ]
 
     def namespace_of(self, known: str) -> str:
-        """The repository that a model belongs to, "" without namespaces."""
+        """The repository of a model, "" without namespaces."""
         return split_qualified_name(known)[0] if self.namespaces else ""
 
     def resolve_step_models(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
-        """As `member`, for several names."""
+        """As `resolve_step_model`, for several names."""
         return {name: self.resolve_step_model(ensemble, name) for name in names}
 
     def resolve_step_model(self, ensemble: str, name: str) -> str:
-        """The identity of what an ensemble calls by this name. Blocks.
+        """The qualified name of the model that an ensemble calls by this name. Blocks.
 
-        What lies beside it comes first, then the only one there is; else it is the bare name.
+        The model in the ensemble's repository comes first, then the only model of this name;
+        otherwise it is the bare name.
         """
         known = self.qualified_names(name)
         beside = qualified_name(self.namespace_of(ensemble), name)
@@ -125,16 +128,16 @@ class Repository:
         return known[0] if len(known) == 1 else name
 
     def find_model_directory(self, known: str) -> ModelDirectory:
-        """One model, by its identity, whatever state the others are in. Blocks.
+        """Finds one model by its qualified name, whatever the state of other models. Blocks.
 
-        Raises HostError INTERNAL if it lies nowhere, or in two repositories.
+        Raises HostError INTERNAL if no repository contains it, or more than one.
         """
         space = self.namespace_of(known)
         name = split_qualified_name(known)[1] if self.namespaces else known
         paths = [path for path in self.paths if not space or str(path) == space]
         holders = [path for path in paths if _holds(path, name)]
         if self.namespaces and not space and len(holders) == 1:
-            holders = []  # that one goes by its identity
+            holders = []  # with namespaces, that repository is known
         if len(holders) > 1:
             raise internal(f"failed to poll model '{name}': {_NOT_UNIQUE}")
         if holders:
@@ -148,24 +151,23 @@ class Repository:
 
 
 def _holds(repository: Path, name: str) -> bool:
-    """Whether there is a model of this name, which may be any text."""
+    """Whether the repository has a model of this name, which may be any text."""
     if not name or name != Path(name).name:
         return False
-    # Of a name that no file can have, the answer is no.
+    # The answer is no for a name that no file can have.
     return _may_be_model(name) and os.path.isdir(repository / name)
 
 
 def _may_be_model(name: str) -> bool:
-    """Hidden directories and `__pycache__` are left by tools (`.git`, `.ipynb_checkpoints`).
+    """Whether a directory may be a model: hidden ones and `__pycache__` belong to tools.
 
-    No one means them as models, so they are passed over although other servers report them as
-    broken.
+    Triton reports such directories as broken models; here they are skipped.
     """
     return not name.startswith(".") and name != "__pycache__"
 
 
 def _subdirectories(repository: Path) -> list[str]:
-    """Names of the model directories, sorted."""
+    """The sorted names of the model directories."""
     names = []
     try:
         entries = sorted(os.listdir(repository))
@@ -188,9 +190,10 @@ def _stat_failure(path: Path) -> HostError:
 
 
 def list_versions(model_dir: Path) -> list[int]:
-    """The versions that the model directory holds, ascending (configuration spec 1.2).
+    """The versions in the model directory, ascending.
 
-    Raises HostError INTERNAL if the directory cannot be read.
+    Source: docs/reference/configuration_and_scheduling.md, 1.2. Raises HostError INTERNAL if the
+    directory cannot be read.
     """
     found = []
     try:
@@ -215,7 +218,7 @@ def list_versions(model_dir: Path) -> list[int]:
 
 
 def _belongs_to_model(folder: Path) -> bool:
-    """Whether a folder is no failed attempt at a version: a package that models import, a cache."""
+    """Whether a folder without a number belongs to the model: an imported package, a cache."""
     hidden = folder.name.startswith(".") or folder.name == "__pycache__"
     return hidden or (folder / "__init__.py").exists()
 
@@ -228,27 +231,27 @@ _TEMPORARY = re.compile(
     r".*\.sw[a-p]|4913|\.#.*|#.*#|.*~|.*___jb_(tmp|old|bak)___|\.goutputstream-.*"
     r"|\.nfs.*|\.DS_Store"
 ).fullmatch
-"""Files that come and go beside the ones that somebody edits."""
+"""Matches temporary files of editors and file systems."""
 
 Fingerprint = frozenset[tuple[str, int, int]]
-"""Every file of a model: path, time of the last change in nanoseconds, size in bytes.
+"""Each file of a model: path, modification time in nanoseconds, size in bytes.
 
-Folders are there with zeros: an empty one may be a version.
+Folders have zeros; they count, as an empty folder may be a version.
 """
 
 
 def compute_fingerprint(model_dir: Path) -> Fingerprint:
-    """What would differ had the model been changed.
+    """The fingerprint of a model directory. Blocks.
 
-    What running or editing it leaves beside it is no change. Names are compared as well as times,
-    so that a removed file counts (configuration spec 8.4). Blocks.
+    Files that running or editing a model leaves behind do not count. Names are compared as well as
+    times, so that a removed file is a change (docs/reference/configuration_and_scheduling.md, 8.4).
     """
     found: set[tuple[str, int, int]] = set()
     walked: set[str] = set()
     for folder, folders, files in os.walk(model_dir, followlinks=True):
         real = os.path.realpath(folder)
         if real in walked:
-            folders.clear()  # links may lead in circles
+            folders.clear()  # links may form cycles
             continue
         walked.add(real)
         folders[:] = [name for name in folders if name not in _CACHES]
@@ -257,15 +260,15 @@ def compute_fingerprint(model_dir: Path) -> Fingerprint:
             try:
                 status = os.stat(path)
             except OSError:
-                continue  # a dangling link, or removed while we looked: it is not there
+                continue  # a dangling link, or a file that was just removed
             found.add((path, max(status.st_mtime_ns, status.st_ctime_ns), status.st_size))
     return frozenset(found)
 
 
 def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
-    """The versions that the policy of a normalised configuration wants, ascending.
+    """The versions that the version policy selects, ascending.
 
-    Raises HostError INVALID_ARG if there is none of them.
+    Raises HostError INVALID_ARG if there are none.
     """
     policy = config.version_policy
     chosen = sorted(available)
@@ -292,11 +295,12 @@ def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
 
 
 def model_file_path(model_dir: Path, version: int, config: ModelConfig) -> Path:
-    """The file that implements a version. It need not exist.
+    """The file that implements a version, which need not exist. Blocks.
 
-    Its name may not lead out of the model's directory. Links may: they are the doing of whoever
-    owns the repository, and common where files come from a store (configuration spec 1.7). Raises
-    HostError INVALID_ARG for one that does, or that is a pipe, a socket or a device. Blocks.
+    Its name must not lead out of the model directory. Links may: the owner of the repository makes
+    them, and they are common where files come from a store
+    (docs/reference/configuration_and_scheduling.md, 1.7). Raises HostError INVALID_ARG for a name
+    that leads out, and for a pipe, a socket or a device.
     """
     path = Path(os.path.normpath(model_dir / str(version) / config.default_model_filename))
     if not path.is_relative_to(os.path.normpath(model_dir)):
@@ -313,10 +317,10 @@ def model_file_path(model_dir: Path, version: int, config: ModelConfig) -> Path:
 
 
 def read_labels(model_dir: Path, config: ModelConfig) -> dict[str, list[str]]:
-    """The labels of each output that has a label file: one line per class (spec 1.7).
+    """The labels of each output that has a label file, one per line.
 
-    Raises HostError: UNSUPPORTED for a file outside of the model's directory, INTERNAL for one that
-    cannot be read.
+    Source: docs/reference/configuration_and_scheduling.md, 1.7. Raises HostError UNSUPPORTED for a
+    file outside of the model directory, INTERNAL for one that cannot be read.
     """
     labels = {}
     for output in config.output:
@@ -341,5 +345,5 @@ def read_labels(model_dir: Path, config: ModelConfig) -> dict[str, list[str]]:
 
 def _inside(path: Path, directory: Path) -> bool:
     """Whether the path stays in the directory once links and `..` are resolved."""
-    # Not Path.resolve, which fails where links lead in circles.
+    # Path.resolve would fail where links form cycles.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
