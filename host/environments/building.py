@@ -14,11 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from host.environments.environment import Environment
+from host.environments.environment import Environment, StubSources
 from host.environments.program import ProgramError, command_dying_with_host, run_program
 from host.environments.requirements import Requirements
 from host.environments.single_flight import SingleFlight
-from host.environments.sources import StubSources
 from host.errors import internal, invalid_argument
 
 _log = logging.getLogger("pbhost")

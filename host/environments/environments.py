@@ -12,9 +12,8 @@ from host.config.schema import ModelConfig
 from host.environments import interpreter
 from host.environments import requirements as required
 from host.environments.building import EnvironmentBuilder
-from host.environments.environment import Environment
+from host.environments.environment import Environment, StubSources
 from host.environments.extraction import ArchiveCache
-from host.environments.sources import StubSources
 from host.errors import internal, invalid_argument
 from host.system.private_directory import PrivateDirectory
 

@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from host.environments import archive as unpacker
-from host.environments.environment import Environment
+from host.environments.environment import Environment, StubSources
 from host.environments.program import ProgramError, command_dying_with_host, run_program
 from host.environments.single_flight import SingleFlight
-from host.environments.sources import StubSources
 from host.errors import internal
 
 _log = logging.getLogger("pbhost")

@@ -231,7 +231,7 @@ TESTS_OF_FIELDS = {
             "optimization.cuda.graph_spec"
         ),
     },
-    "test_placed_libraries.py": {
+    "test_accelerators.py": {
         "test_a_secondary_device_is_the_dla_core_of_tensorrt": "instance_group.secondary_devices",
         "test_gpu_accelerators_come_before_cuda_and_the_cpu": (
             "optimization.execution_accelerators"

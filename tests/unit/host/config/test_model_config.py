@@ -168,8 +168,8 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
     assert caught.value.message == (
         "instance group m_0 of model m has kind KIND_GPU but server does not support GPUs"
         f" ({model}/config.pbtxt:1:18, field 'instance_group[0].kind'); set KIND_CPU, or KIND_AUTO"
-        " for a GPU where there is one; or start the server where NVIDIA's driver shows it a GPU"
-        " that is good enough"
+        " to use a GPU only if there is one; or start the server on a machine with a GPU of the"
+        " required compute capability and NVIDIA's driver"
     )
     with pytest.raises(HostError):
         complete_config(loaded)

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from host.config.defaults import normalise_config
 from host.config.findings import raise_first
-from host.config.normalise import normalise_config
 from host.config.pbtxt import parse_pbtxt, parse_pbtxt_with_source
 from host.config.validate import check_config, check_tensors
 from host.errors import ErrorCode, HostError

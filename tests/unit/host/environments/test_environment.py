@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from host.environments.environment import Environment
-from host.environments.sources import StubSources
+from host.environments.environment import Environment, StubSources
 from tests.conftest import ROOT
 
 

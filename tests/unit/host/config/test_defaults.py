@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from host.config.normalise import normalise_config
+from host.config.defaults import first_version_dir, is_version, normalise_config, resolve_backend
 from host.config.pbtxt import parse_pbtxt
-from host.config.resolve import first_version_dir, is_version, resolve_backend
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
 
