@@ -220,8 +220,8 @@ def test_one_model_has_one_environment(refusals: Refusals) -> None:
     both = config(PYTHON_REQUIREMENTS="requirements.txt", EXECUTION_ENV_PATH="/env")
     folder, text = refusals.of(both, requirements_txt="")
     assert text == (
-        f"model '{folder.name}' has both parameters EXECUTION_ENV_PATH and PYTHON_REQUIREMENTS; an"
-        " environment is either there or built, remove one of them"
+        f"model '{folder.name}' has both parameters EXECUTION_ENV_PATH and PYTHON_REQUIREMENTS;"
+        " remove one of them: an environment is either given or built"
     )
 
 
@@ -235,7 +235,7 @@ def test_a_cache_that_cannot_be_written_to_is_named(
     )
     host.wait_for(
         f"cannot build environments in {tmp_path}/file/cache: Not a directory;"
-        " --environment-cache-dir chooses another folder"
+        " set another folder with --environment-cache-dir"
     )
 
 

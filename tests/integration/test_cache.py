@@ -433,11 +433,11 @@ def test_hosts_share_what_a_redis_server_keeps(
             assert count(client, 5) == 1
             seen = statistics(second, "counter")
             assert (seen.execution_count, seen.inference_stats.cache_hit.count) == (0, 2)
-            # What somebody else has put there is no response.
+            # Entries that another program has written are not valid responses.
             for key in keeper.keys():
                 keeper.set(key, b"nonsense")
         assert count(second, 5) == 1, "its first execution"
-        other.wait_for(r"what is kept under \[\d+\] is no response")
+        other.wait_for(r"the entry of key \[\d+\] is not a valid response")
 
 
 def test_requests_are_run_when_the_redis_server_has_gone(

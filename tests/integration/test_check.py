@@ -120,10 +120,10 @@ def faulty(module_repository: RepositoryBuilder) -> RepositoryBuilder:
 
 EXPECTED = """\
 broken/1/model.py:1:7: error: SyntaxError: invalid syntax
-classless/1/model.py: error: it has no class TritonPythonModel (a model is a class of that name)
+classless/1/model.py: error: it has no class TritonPythonModel (a model must define this class)
 classless/config.pbtxt:1:10: error: backend: expected a quoted string, got '"python'
 codeless/config.pbtxt: error: default_model_filename: Python model file not found in
-    'codeless/1/model.py' (put the model's code there)
+    'codeless/1/model.py' (create this file with the model's code)
 cold/config.pbtxt:4:1: error: model_warmup[0]: [request id: <id_unknown>] expected 1 inputs but
     got 0 inputs for model 'cold'. Got input(s) [], but missing required input(s) ['x']. Please
     provide all required input(s).
@@ -144,8 +144,8 @@ impossible/config.pbtxt:8:41: error: instance_group[0].gpus: instance group impo
 joined/config.pbtxt:5:5: error: ensemble_scheduling.step[0].model_name: ensemble joined contains
     models that are not available or ambiguous: soun (did you mean 'sound'?)
 joined/config.pbtxt:7:3: error: ensemble_scheduling.step[1].model_version: ensemble 'joined'
-    depends on 'sound' whose required version 0 is not loaded. (left out it is 0; -1 is the
-    latest one, and there are: 1)
+    depends on 'sound' whose required version 0 is not loaded. (the default is 0; -1 selects
+    the latest version; available versions: 1)
 joined/config.pbtxt:8:5: error: ensemble_scheduling.step[1].input_map: in ensemble joined, input
     x in model sound is not mapped to any ensemble tensors
 joined/config.pbtxt:8:5: error: ensemble_scheduling.step[1].input_map[z]: in ensemble joined,
@@ -176,8 +176,8 @@ unlabelled/config.pbtxt:3:10: error: output[0].label_filename: failed to open te
 versionless/config.pbtxt: warning: ignore version directory '01' which contains leading zeros in
     its directory name
 versionless/config.pbtxt: error: version_policy: at least one version must be available under
-    the version policy of model 'versionless' (make a folder versionless/1, even an empty one
-    for an ensemble)
+    the version policy of model 'versionless' (create the folder versionless/1; an ensemble
+    needs it too, but empty)
 14 models: 26 errors, 2 warnings
 """
 """Lines that are indented go on the line before."""
@@ -324,7 +324,7 @@ def test_a_folder_without_code_is_told_what_it_lacks(
     (repository.path / "hollow" / "1").mkdir(parents=True)
     status, said = checked(".")
     assert said[0].startswith("hollow: error: backend: Invalid model name: Could not determine")
-    assert said[0].endswith("(put its code into hollow/1/model.py, or name a backend)")
+    assert said[0].endswith("(create hollow/1/model.py, or set 'backend')")
     assert status == 1
 
 

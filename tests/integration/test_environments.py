@@ -200,8 +200,9 @@ def test_a_stub_executable_of_ones_own_is_not_used_and_that_is_said(
     (folder / "triton_python_backend_stub").write_text("#!/bin/false\n")
     host = serve(repository).wait_started()
     host.wait_for(
-        f"model 'm': {folder}/triton_python_backend_stub is not used. Stubs are no executables"
-        " here: they run on the Python of EXECUTION_ENV_PATH, or else on the host's"
+        f"model 'm': {folder}/triton_python_backend_stub is not used. Custom stub executables"
+        " are not supported; the model runs on the Python of EXECUTION_ENV_PATH or on the host's"
+        " Python"
     )
 
 
@@ -278,7 +279,7 @@ def test_a_file_that_is_no_archive_is_refused(refusals: Refusals, tmp_path: Path
     archive = tmp_path / "env.tar.gz"
     archive.write_text("a placeholder of git-lfs")
     assert refusals.of(archive).startswith(
-        f"Failed to extract the Python execution env {archive}: it is no readable tar file: "
+        f"Failed to extract the Python execution env {archive}: it is not a readable tar file: "
     )
 
 
@@ -316,7 +317,7 @@ def test_an_interpreter_that_does_not_run_is_told(refusals: Refusals, tmp_path: 
     )
     python.write_text("#!/bin/sh\necho hello\n")
     assert refusals.of(tmp_path) == (
-        f"The Python environment {tmp_path} does not work: its Python did not answer;"
+        f"The Python environment {tmp_path} does not work: its Python printed no result;"
         " it printed:\nhello"
     )
     python.write_text("#!/no/interpreter\n")
@@ -333,12 +334,12 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
     text = refusals.of(env)
     assert text.startswith(f"The Python environment {env} (CPython ")
     assert text.endswith(
-        " lacks numpy, pyzmq, msgspec, which a model's process needs. Install it there:"
-        f" {env}/bin/python -m pip install numpy pyzmq msgspec"
+        " lacks numpy, pyzmq, msgspec, which a model's process needs. Install the missing"
+        f" packages: {env}/bin/python -m pip install numpy pyzmq msgspec"
     )
     archive = pack(env, tmp_path / "env.tar.gz")
     text = refusals.of(archive)
-    assert text.endswith(f" Install it before packing {archive}: pip install numpy pyzmq msgspec")
+    assert text.endswith(f" Install before packing {archive}: pip install numpy pyzmq msgspec")
 
 
 def test_a_package_that_cannot_be_imported_is_told(refusals: Refusals, tmp_path: Path) -> None:

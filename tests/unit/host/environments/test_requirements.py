@@ -81,8 +81,8 @@ def test_a_project_gives_its_dependencies(tmp_path: Path) -> None:
         ("[tool.x]\n", "it has no list 'dependencies' in [project]"),
         ('[project]\ndynamic = ["dependencies"]\n', "it has no list 'dependencies' in [project]"),
         ("project = 3\n", "it has no list 'dependencies' in [project]"),
-        ('[project]\ndependencies = "six"\n', "[project] dependencies is not a list of texts"),
-        ("[project]\ndependencies = [3]\n", "[project] dependencies is not a list of texts"),
+        ('[project]\ndependencies = "six"\n', "[project] dependencies is not a list of strings"),
+        ("[project]\ndependencies = [3]\n", "[project] dependencies is not a list of strings"),
         ("[project\n", "Expected ']' at the end of a table declaration (at line 1, column 9)"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_tag_that_cannot_be_a_label_is_changed_with_a_warning(
 ) -> None:
     labels = model_labels(config_of(**{"my-team": "a"}), 1)
     assert labels[0] == ("_my_team", "a")
-    assert caplog.messages == ["metric tag 'my-team' of model 'm' becomes '_my_team'"]
+    assert caplog.messages == ["metric tag 'my-team' of model 'm' is exported as label '_my_team'"]
 
 
 # Replacement

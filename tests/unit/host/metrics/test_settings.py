@@ -36,7 +36,7 @@ def test_a_malformed_quantile_is_skipped_with_a_warning(part: str) -> None:
     assert made.quantiles == (0.1,)
     (warning,) = made.warnings
     assert warning == (
-        f"--metrics-config: summary_quantiles has no use for '{part}'; expected"
+        f"--metrics-config: ignoring '{part}' in summary_quantiles; expected"
         " <quantile>:<error>, both from 0 to 1"
     )
 
@@ -61,6 +61,7 @@ def test_a_value_that_is_no_boolean_is_warned_about_and_changes_nothing(
 ) -> None:
     made = MetricsSettings.from_texts([f"{name}={value}"])
     assert getattr(made, name) is default
+    used = str(default).lower()
     assert made.warnings == (
-        f"--metrics-config: {name} is true or false, not '{value}'; it is {str(default).lower()}",
+        f"--metrics-config: {name} must be true or false, got '{value}'; using {used}",
     )
