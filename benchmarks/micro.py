@@ -1,10 +1,10 @@
-"""What the parts of one request cost by themselves.
+"""Measures the parts of one request separately.
 
-    python -m benchmarks.micro [options of pyperf, as --fast or -o FILE]
+    python -m benchmarks.micro [options of pyperf, such as --fast or -o FILE]
     python -m benchmarks.micro --instructions
 
-Times are pyperf's. `--instructions` counts with `valgrind --tool=callgrind` instead, which gives
-the same for the same code whatever else the machine does: so two commits can be compared.
+Times are measured with pyperf. `--instructions` counts instructions with callgrind (valgrind). The
+count does not depend on what else the machine does, so two commits can be compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Operation = Callable[[], object]
 _NO_REGIONS = Regions(None)
 _SMALL = bytes(64)
 _LARGE = bytes(1 << 20)
-_COUNTED = 400  # operations whose instructions are counted, after as many that are not
+_COUNTED = 400  # operations whose instructions are counted, after a warm-up of as many
 
 
 def _message(data: bytes) -> bytes:
@@ -91,13 +91,13 @@ def _arena() -> Operation:
 
 
 class _Lane(SimpleNamespace):
-    """Answers its batch when it is told to."""
+    """An instance that answers its batch when `finish` is called."""
 
     def run(self, calls: Sequence[Call]) -> None:
         self.calls = calls
 
     def cancel(self, call: Call) -> None:
-        """Nobody does that here."""
+        """Not used here."""
 
     def accepts_prefetch(self, call: Call) -> bool:
         return False
@@ -126,7 +126,7 @@ def _dynamic() -> Operation:
     scheduler.lane_free(lane)
 
     def seventeen() -> None:
-        for _ in range(17):  # the first one runs alone, the others together
+        for _ in range(17):  # the first one runs alone, the others as one batch
             scheduler.submit(Call(InferRequest("m", [], batch_size=1)))
         lane.finish()
         lane.finish()
@@ -147,7 +147,7 @@ OPERATIONS: dict[str, Callable[[], Operation]] = {
 
 
 def instructions(name: str) -> float:
-    """Instructions of one operation: those of many, less those of half as many."""
+    """Instructions per operation: a long run minus a run of half its length."""
     return (_counted(name, 2 * _COUNTED) - _counted(name, _COUNTED)) / _COUNTED
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import REPOSITORY
+from benchmarks.encoders import EncodedRequest, Model, v2_grpc, v2_json
 from benchmarks.load import Load, measure
 from benchmarks.memory import Sample
 from benchmarks.mixture import MIXTURE
 from benchmarks.peer import Peer
-from benchmarks.questions import Model, Question, v2_grpc, v2_json
 from benchmarks.servers import RunningServer
 from tests.conftest import Serve
 
@@ -44,7 +44,7 @@ def test_a_sample_tells_the_host_from_its_stubs(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("protocol", [v2_json, v2_grpc])
 def test_a_question_has_the_same_answer_in_both_protocols(
-    server: RunningServer, protocol: Callable[[RunningServer, Model], Question]
+    server: RunningServer, protocol: Callable[[RunningServer, Model], EncodedRequest]
 ) -> None:
     np.testing.assert_array_equal(protocol(server, IDENTITY).answer(), IDENTITY.array())
 
@@ -53,7 +53,7 @@ def test_a_question_has_the_same_answer_in_both_protocols(
 class TestH2load:
     @pytest.mark.parametrize("protocol", [v2_json, v2_grpc])
     def test_it_has_the_same_question_answered(
-        self, server: RunningServer, protocol: Callable[[RunningServer, Model], Question]
+        self, server: RunningServer, protocol: Callable[[RunningServer, Model], EncodedRequest]
     ) -> None:
         found = protocol(server, IDENTITY).measure(2, 1)
         assert found.rate > 0

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.__main__ import BATCHES, HEADINGS, START, STREAMS
-from benchmarks.h2load import answered
+from benchmarks.h2load import summarize
 from benchmarks.memory import Sample, slope, summary
-from benchmarks.page import PAGE, line, tables, with_row
+from benchmarks.page import PAGE, table_row, tables, with_row
 from benchmarks.plot import PICTURE, chart, ratios
 from benchmarks.rivals import RIVALS, rows
 from benchmarks.rows import LOADS
@@ -99,11 +99,11 @@ def test_the_page_has_every_row_and_no_other(headings: tuple[str, ...], names: l
 
 @pytest.mark.parametrize("headings", [STREAMS, START], ids=["streams", "start"])
 def test_the_page_has_a_table_for_what_is_no_load(headings: tuple[str, ...]) -> None:
-    assert f"{line(headings)}\n" in PAGE.read_text()
+    assert f"{table_row(headings)}\n" in PAGE.read_text()
 
 
 def test_percentiles_are_those_of_the_requests() -> None:
-    found = answered(list(range(101)), 2.0)
+    found = summarize(list(range(101)), 2.0)
     assert (found.rate, found.p50, found.p99) == (50.5, 50, 99)
 
 
