@@ -1,4 +1,4 @@
-"""Traces of requests in files, and the settings that say which are taken, over both doors."""
+"""Traces in files, and trace settings over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def host(models: RepositoryBuilder, module_serve: Serve, folder: Path) -> Iterat
 
 
 class Door:
-    """Trace settings over one protocol: as JSON has them, and errors as (status, text)."""
+    """Trace settings over one protocol: values as in JSON, errors as (status, text)."""
 
     def __init__(self, host: RunningHost, protocol: str) -> None:
         self._protocol = protocol
@@ -145,14 +145,14 @@ def ask(host: RunningHost, model: str, request_id: str = "", http: bool = False)
 
 
 class Files:
-    """The numbered files of a host, from the one that comes next."""
+    """The numbered trace files of a host, starting with the next one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._next = len(list(folder.glob("traces.*")))
 
     def read(self) -> list[dict[str, Any]]:
-        """The elements of the next file, once it is there."""
+        """Wait for the next file and return its elements."""
         path = self._folder / f"traces.{self._next}"
         self._next += 1
         wait_until(lambda: path.exists() and path.read_text().endswith("]"), f"{path}")
@@ -166,7 +166,7 @@ def files(folder: Path) -> Files:
 
 
 def stamps(elements: list[dict[str, Any]], number: int) -> dict[str, int]:
-    """The times of one trace."""
+    """The events of one trace with their times."""
     return {
         stamp["name"]: stamp["ns"]
         for element in elements
@@ -185,13 +185,13 @@ ONE = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"}
 # Settings
 
 
-def test_settings_at_start(door: Door, folder: Path) -> None:
+def test_the_initial_settings_are_those_of_the_command_line(door: Door, folder: Path) -> None:
     expected = {**DEFAULTS, "trace_file": f"{folder}/traces", "trace_mode": "triton"}
     assert door.get() == expected
     assert door.get("identity") == expected
 
 
-def test_a_models_settings_take_what_they_do_not_say_from_the_global_ones(door: Door) -> None:
+def test_a_model_follows_the_global_settings_that_it_does_not_override(door: Door) -> None:
     assert door.set({"trace_rate": "7"}, "identity")["trace_rate"] == "7"
     door.set({"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "9"})
     assert door.get("identity")["trace_level"] == ["TIMESTAMPS", "TENSORS"]
@@ -199,7 +199,7 @@ def test_a_models_settings_take_what_they_do_not_say_from_the_global_ones(door: 
     assert door.get("asker")["trace_rate"] == "9"
 
 
-def test_clearing_a_models_setting_has_it_follow_the_global_one_again(door: Door) -> None:
+def test_a_cleared_model_setting_follows_the_global_one_again(door: Door) -> None:
     door.set({"trace_rate": "7", "log_frequency": "3"}, "identity")
     door.set({"trace_rate": "9"})
     assert door.set({"trace_rate": None}, "identity")["trace_rate"] == "9"
@@ -209,18 +209,18 @@ def test_clearing_a_models_setting_has_it_follow_the_global_one_again(door: Door
     assert door.get("identity")["log_frequency"] == "5"
 
 
-def test_clearing_a_global_setting_brings_back_that_of_the_start(door: Door) -> None:
+def test_a_cleared_global_setting_returns_to_its_initial_value(door: Door) -> None:
     changed = door.set({"trace_level": ["TENSORS"], "trace_rate": "1", "trace_count": "4"})
     assert (changed["trace_level"], changed["trace_count"]) == (["TENSORS"], "4")
     cleared = door.set({"trace_level": None, "trace_rate": None, "trace_count": None})
     assert {name: cleared[name] for name in DEFAULTS} == DEFAULTS
 
 
-def test_what_is_not_known_is_ignored(door: Door) -> None:
+def test_unknown_settings_are_ignored(door: Door) -> None:
     assert door.set({"trace_colour": "red", "trace_level": ["LOUD"]})["trace_level"] == ["OFF"]
 
 
-def test_a_level_that_is_not_known_is_named_in_the_log(
+def test_an_unknown_level_is_logged(
     door: Door, host: RunningHost, request: pytest.FixtureRequest
 ) -> None:
     level = f"LOUD of {request.node.callspec.id}"
@@ -266,7 +266,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "text"), REFUSED, ids=[str(n) for n in range(len(REFUSED))])
-def test_what_is_no_good_changes_nothing(door: Door, settings: dict[str, Any], text: str) -> None:
+def test_an_invalid_change_is_refused_and_changes_nothing(
+    door: Door, settings: dict[str, Any], text: str
+) -> None:
     before = door.get()
     assert door.fails({"log_frequency": "2", **settings}).split(" ", 1) in (
         ["400", text],
@@ -275,7 +277,7 @@ def test_what_is_no_good_changes_nothing(door: Door, settings: dict[str, Any], t
     assert door.get() == before
 
 
-def test_counts_below_no_limit_have_a_text_of_each_door(host: RunningHost) -> None:
+def test_a_count_below_minus_one_has_the_error_text_of_each_protocol(host: RunningHost) -> None:
     text = "Unable to parse 'trace_count'. Expecting value >= -1, got:"
     assert Door(host, "http").fails({"trace_count": "-2"}) == f"400 {text}-2"
     assert Door(host, "grpc").fails({"trace_count": "-2"}) == f"INVALID_ARGUMENT {text} -2"
@@ -287,7 +289,7 @@ def test_the_file_cannot_be_changed(host: RunningHost) -> None:
     assert Door(host, "grpc").fails({"trace_file": "x"}) == f"UNIMPLEMENTED {text}"
 
 
-def test_values_of_a_wrong_form(host: RunningHost) -> None:
+def test_values_of_the_wrong_type_are_refused(host: RunningHost) -> None:
     several = Door(host, "grpc").fails({"trace_rate": ["1", "2"]})
     assert several == "INVALID_ARGUMENT expect only 1 value for 'trace_rate'"
     http = Door(host, "http")
@@ -295,7 +297,7 @@ def test_values_of_a_wrong_form(host: RunningHost) -> None:
     assert http.fails({"trace_level": "OFF"}) == "500 attempt to access JSON non-array as array"
 
 
-def test_changes_need_a_body(host: RunningHost) -> None:
+def test_a_change_over_http_requires_a_body(host: RunningHost) -> None:
     url = f"http://{host.http_url}/v2/trace/setting"
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, b"", DEADLINE)
@@ -305,7 +307,7 @@ def test_changes_need_a_body(host: RunningHost) -> None:
         assert json.load(error) == {"error": text}
 
 
-def test_settings_of_models_that_are_not_there(host: RunningHost) -> None:
+def test_settings_of_unknown_models_are_refused(host: RunningHost) -> None:
     http, grpc = Door(host, "http"), Door(host, "grpc")
     unknown = "Request for unknown model: 'nobody' is not found"
     assert http.fails({}, "nobody") == f"404 {unknown}"
@@ -325,7 +327,7 @@ def test_settings_of_models_that_are_not_there(host: RunningHost) -> None:
 
 
 @pytest.mark.parametrize("http", [False, True], ids=["grpc", "http"])
-def test_a_request_is_stamped_from_its_arrival_to_its_answer(
+def test_a_trace_has_timestamps_from_arrival_to_response(
     host: RunningHost, files: Files, http: bool
 ) -> None:
     door = Door(host, "grpc")
@@ -347,7 +349,7 @@ def test_a_request_is_stamped_from_its_arrival_to_its_answer(
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-def test_generation_is_stamped_too(host: RunningHost, files: Files, verb: str) -> None:
+def test_a_trace_of_generate_has_timestamps(host: RunningHost, files: Files, verb: str) -> None:
     door = Door(host, "grpc")
     door.set(ONE)
     url = f"http://{host.http_url}/v2/models/identity/{verb}"
@@ -359,7 +361,7 @@ def test_generation_is_stamped_too(host: RunningHost, files: Files, verb: str) -
     door.set(dict.fromkeys(ONE))
 
 
-def test_each_response_of_a_stream_is_stamped(host: RunningHost, files: Files) -> None:
+def test_each_response_of_a_stream_has_a_timestamp(host: RunningHost, files: Files) -> None:
     door = Door(host, "grpc")
     door.set(ONE)
     with InferStream(host) as stream:
@@ -372,7 +374,7 @@ def test_each_response_of_a_stream_is_stamped(host: RunningHost, files: Files) -
     door.set(dict.fromkeys(ONE))
 
 
-def test_every_so_many_requests_are_traced(host: RunningHost, files: Files) -> None:
+def test_every_nth_request_is_traced(host: RunningHost, files: Files) -> None:
     door = Door(host, "grpc")
     door.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "3", "trace_count": "2"}, "identity")
     for number in range(1, 8):
@@ -381,7 +383,7 @@ def test_every_so_many_requests_are_traced(host: RunningHost, files: Files) -> N
     door.set(dict.fromkeys(ONE), "identity")
 
 
-def test_a_file_is_written_whenever_so_many_traces_are_complete(
+def test_a_file_is_written_after_every_log_frequency_traces(
     host: RunningHost, files: Files
 ) -> None:
     door = Door(host, "grpc")
@@ -395,7 +397,7 @@ def test_a_file_is_written_whenever_so_many_traces_are_complete(
     assert [head["request_id"] for head in heads(files.read())] == ["5"]
 
 
-def test_tensors_are_shown_with_their_elements(host: RunningHost, files: Files) -> None:
+def test_traced_tensors_have_their_elements(host: RunningHost, files: Files) -> None:
     door = Door(host, "grpc")
     door.set({**ONE, "trace_level": ["TENSORS"]})
     ask(host, "identity")
@@ -410,7 +412,7 @@ def test_tensors_are_shown_with_their_elements(host: RunningHost, files: Files) 
 
 
 @pytest.mark.parametrize("model", ["asker", "chain"])
-def test_what_is_asked_on_behalf_of_a_request_is_a_child(
+def test_bls_requests_and_ensemble_steps_are_child_traces(
     host: RunningHost, files: Files, model: str
 ) -> None:
     door = Door(host, "grpc")
@@ -440,9 +442,7 @@ def test_a_request_that_fails_is_traced_to_its_end(host: RunningHost, files: Fil
     door.set(dict.fromkeys(ONE))
 
 
-def test_a_request_that_is_refused_leaves_what_the_door_did(
-    host: RunningHost, files: Files
-) -> None:
+def test_a_rejected_request_has_the_events_of_the_endpoint(host: RunningHost, files: Files) -> None:
     door = Door(host, "grpc")
     door.set(ONE, "identity")
     with host.client() as client:
@@ -454,7 +454,7 @@ def test_a_request_that_is_refused_leaves_what_the_door_did(
     door.set(dict.fromkeys(ONE), "identity")
 
 
-def test_traces_are_in_the_file_itself_once_their_setting_has_gone(
+def test_buffered_traces_are_written_when_their_setting_is_replaced(
     host: RunningHost, folder: Path
 ) -> None:
     door = Door(host, "grpc")
@@ -489,7 +489,7 @@ def test_requests_are_traced_from_the_start_and_written_at_the_end(
     assert [head["id"] for head in heads(elements)] == [1, 2]
 
 
-def test_a_level_without_a_file_is_refused_and_traces_nothing(
+def test_a_level_without_a_file_gives_a_warning_and_traces_nothing(
     models: RepositoryBuilder, serve: Serve
 ) -> None:
     host = serve(

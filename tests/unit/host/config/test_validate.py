@@ -1,4 +1,4 @@
-"""Every documented complaint about a configuration, with its exact text and its field."""
+"""Every documented error of a configuration, with its exact text and its field."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
 def complaint(text: str) -> str:
-    """The text without its place, after checking that there is one."""
+    """The text without its position, after checking that there is one."""
     config, source = parse_pbtxt_with_source(text, "models/m/config.pbtxt")
     with pytest.raises(HostError) as placed:
         raise_first(check_config(config), source)
@@ -104,7 +104,7 @@ def control(*settings: str) -> str:
         ),
     ],
 )
-def test_the_model_itself(text: str, expected: str) -> None:
+def test_checks_of_names_platform_and_batch_size(text: str, expected: str) -> None:
     assert complaint(text) == expected
 
 
@@ -155,7 +155,7 @@ def test_the_model_itself(text: str, expected: str) -> None:
         ),
     ],
 )
-def test_dynamic_batching(settings: str, expected: str) -> None:
+def test_checks_of_dynamic_batching(settings: str, expected: str) -> None:
     text = f"{PYTHON} max_batch_size: 4 dynamic_batching {{ {settings} }}"
     assert complaint(text) == expected
 
@@ -243,11 +243,11 @@ def test_delay_without_timeout_may_preserve_the_order() -> None:
         ),
     ],
 )
-def test_sequence_batching(text: str, expected: str) -> None:
+def test_checks_of_sequence_batching(text: str, expected: str) -> None:
     assert complaint(text) == expected
 
 
-def test_one_control_tensor_may_carry_several_kinds() -> None:
+def test_one_control_tensor_may_have_several_kinds() -> None:
     accepted(
         PYTHON
         + 'sequence_batching { control_input { name: "c" control { int32_false_true: [0, 1] }'
@@ -341,7 +341,7 @@ def ensemble(inputs: str, outputs: str, *steps: str) -> str:
         ),
     ],
 )
-def test_ensembles(text: str, expected: str) -> None:
+def test_checks_of_ensembles(text: str, expected: str) -> None:
     assert complaint(text) == expected
 
 
@@ -378,7 +378,7 @@ def tensor(settings: str, which: str = "input") -> str:
         ),
     ],
 )
-def test_tensors(which: str, settings: str, expected: str) -> None:
+def test_checks_of_inputs_and_outputs(which: str, settings: str, expected: str) -> None:
     assert complaint(tensor(settings, which)) == f"model {which} 't' {expected} for m"
 
 
@@ -411,7 +411,7 @@ def test_a_tensor_needs_a_name_and_a_type(which: str) -> None:
         ),
     ],
 )
-def test_special_tensors(which: str, settings: str, expected: str) -> None:
+def test_checks_of_tensorrt_tensor_settings(which: str, settings: str, expected: str) -> None:
     assert complaint(tensor(settings, which)) == f"{expected} for m"
 
 
@@ -441,7 +441,7 @@ def test_image_formats_need_three_dimensions(form: str) -> None:
         "dims: [3, 4, 5] format: FORMAT_NHWC",
     ],
 )
-def test_ordinary_tensors_are_accepted(settings: str) -> None:
+def test_valid_tensors_are_accepted(settings: str) -> None:
     accepted(tensor(settings) + " max_batch_size: 2")
 
 
@@ -481,11 +481,11 @@ TENSORS = PYTHON + (
         ),
     ],
 )
-def test_batch_tensors(text: str, expected: str) -> None:
+def test_checks_of_batch_inputs_and_outputs(text: str, expected: str) -> None:
     assert complaint(TENSORS + text) == f"{expected} for m"
 
 
-def test_two_batch_outputs_may_share_a_target() -> None:
+def test_two_batch_outputs_may_have_the_same_target() -> None:
     accepted(TENSORS + 2 * 'batch_output { source_input: "i" target_name: "o" } ')
 
 
@@ -496,7 +496,7 @@ def test_a_default_python_model_is_valid() -> None:
     raise_first(check_tensors(config), None)
 
 
-def test_a_metric_that_cannot_be_customised_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_that_cannot_be_customised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     config = parse_pbtxt(
         PYTHON + 'model_metrics { metric_control { metric_identifier { family: "f" } '
         "histogram_options { buckets: 1 } } }",
@@ -523,7 +523,7 @@ def test_a_metric_that_cannot_be_customised_is_reported(caplog: pytest.LogCaptur
          "5:2, field 'input[0].dims[1]'"),
     ],
 )  # fmt: skip
-def test_a_complaint_ends_in_the_place_of_its_field(text: str, place: str) -> None:
+def test_an_error_ends_with_the_position_of_its_field(text: str, place: str) -> None:
     config, source = parse_pbtxt_with_source(
         f'name: "m"\nbackend: "python"\n{text}', "p/config.pbtxt"
     )

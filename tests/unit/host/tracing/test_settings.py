@@ -1,4 +1,4 @@
-"""Trace settings: overrides, defaults, and what is left of a trace count after a change."""
+"""Trace settings: overrides, defaults, and the remaining trace count after a change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def settings_with(sink: RecordingSink, **values: Any) -> TraceSettings:
 
 
 def trace(settings: TraceSettings, model: str, requests: int = 1) -> list[TraceTree]:
-    """The traces that so many requests to a model get."""
+    """Send requests to a model; return the traces that are started."""
     trees = [settings.find(model).sample_request(forced=False) for _ in range(requests)]
     return [tree for tree in trees if tree is not None]
 
@@ -185,7 +185,7 @@ def test_a_replaced_setting_is_flushed_once_its_traces_are_complete(sink: Record
     assert sink.flushed == [old_global, old_model]
 
 
-def test_after_the_end_nothing_is_enabled_and_every_setting_is_flushed(
+def test_after_retire_all_nothing_is_enabled_and_every_setting_is_flushed(
     sink: RecordingSink,
 ) -> None:
     settings = settings_with(sink)
