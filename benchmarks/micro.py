@@ -90,7 +90,7 @@ def _arena() -> Operation:
     return lambda: arena.write(data)
 
 
-class _Lane(SimpleNamespace):
+class _FakeInstance(SimpleNamespace):
     """An instance that answers its batch when `finish` is called."""
 
     def run(self, calls: Sequence[Call]) -> None:
@@ -110,26 +110,26 @@ class _Lane(SimpleNamespace):
 
 def _direct() -> Operation:
     scheduler = DirectScheduler()
-    lane = _Lane(scheduler=scheduler)
-    scheduler.lane_free(lane)
+    instance = _FakeInstance(scheduler=scheduler)
+    scheduler.lane_free(instance)
 
     def one() -> None:
         scheduler.submit(Call(InferRequest("m", [])))
-        lane.finish()
+        instance.finish()
 
     return one
 
 
 def _dynamic() -> Operation:
     scheduler = DynamicScheduler(16, 0, lambda first, other: True)
-    lane = _Lane(scheduler=scheduler)
-    scheduler.lane_free(lane)
+    instance = _FakeInstance(scheduler=scheduler)
+    scheduler.lane_free(instance)
 
     def seventeen() -> None:
         for _ in range(17):  # the first one runs alone, the others as one batch
             scheduler.submit(Call(InferRequest("m", [], batch_size=1)))
-        lane.finish()
-        lane.finish()
+        instance.finish()
+        instance.finish()
 
     return seventeen
 

@@ -33,7 +33,7 @@ _TIMED = 20_000  # requests
 _COUNTED = 400
 
 
-class _Lane:
+class _FakeInstance:
     waiting_for: Sequence[Call] = ()
     may_wait_for: Sequence[Sequence[Call]] = ()
 
@@ -53,10 +53,10 @@ def _send(scheduler: SequenceScheduler, number: int, flags: int) -> None:
     scheduler.submit(call)
 
 
-def _serve(scheduler: SequenceScheduler, lane: _Lane) -> None:
-    while lane.batch:
-        batch, lane.batch = lane.batch, ()
-        scheduler.lane_free(lane)
+def _serve(scheduler: SequenceScheduler, instance: _FakeInstance) -> None:
+    while instance.batch:
+        batch, instance.batch = instance.batch, ()
+        scheduler.lane_free(instance)
         for call in batch:
             call.respond(InferResponse("m", 1))
 
@@ -71,11 +71,11 @@ def requests(live: int, waiting: bool) -> Callable[[int], int]:
     config.sequence_batching.oldest.max_candidate_sequences = 64 if waiting else live
     config.sequence_batching.max_sequence_idle_microseconds = 3_600_000_000
     scheduler = sequence_scheduler(config, lambda first, other: True)
-    lane = _Lane()
-    scheduler.lane_free(lane)
+    instance = _FakeInstance()
+    scheduler.lane_free(instance)
     for number in range(1, live + 1):
         _send(scheduler, number, START)
-    _serve(scheduler, lane)
+    _serve(scheduler, instance)
     done = 0
 
     def steps(count: int) -> int:
@@ -86,7 +86,7 @@ def requests(live: int, waiting: bool) -> Callable[[int], int]:
                 _send(scheduler, live + index + 1, START)
             else:
                 _send(scheduler, index * 7919 % live + 1, 0)
-            _serve(scheduler, lane)
+            _serve(scheduler, instance)
         done += count
         return count * (2 if waiting else 1)
 

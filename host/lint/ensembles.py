@@ -14,7 +14,7 @@ from host.models.registry import Registry
 
 
 def check_ensembles(models: Mapping[str, CheckedModel]) -> None:
-    """Report problems between each ensemble and its models: cycles, missing models, tensors."""
+    """Add to the problems of each ensemble what it and its members have between them."""
     known = Membership(Registry())
     ensembles = {
         name: model.config

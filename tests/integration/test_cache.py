@@ -361,7 +361,7 @@ def test_a_cache_that_cannot_be_opened_stops_the_start(
 # Redis
 
 
-def port_that_nobody_is_given() -> int:
+def port_outside_the_ephemeral_range() -> int:
     """A free port outside the ephemeral range, so that a server can use it again."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     # Test workers start at different ports.
@@ -375,7 +375,7 @@ class RedisServer:
     """A Redis server with its own folder; `flags` are further settings."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        self.port = port_that_nobody_is_given()
+        self.port = port_outside_the_ephemeral_range()
         self.folder = folder
         self._flags = flags
         self.start()
@@ -405,8 +405,8 @@ class RedisServer:
     @property
     def flag(self) -> str:
         """The flags of a host, with long timeouts: a slow Redis server must not cause misses."""
-        patient = [f"{name}_timeout=60000" for name in ("connect", "socket", "wait")]
-        settings = ["host=127.0.0.1", f"port={self.port}", *patient]
+        timeouts = [f"{name}_timeout=60000" for name in ("connect", "socket", "wait")]
+        settings = ["host=127.0.0.1", f"port={self.port}", *timeouts]
         return " ".join(f"--cache-config=redis,{setting}" for setting in settings)
 
 
@@ -480,9 +480,9 @@ def test_a_hanging_redis_server_delays_requests_only_for_its_timeout(
 def test_a_missing_redis_server_stops_the_start(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and is not listening
-        port = nobody.getsockname()[1]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and is not listening
+        port = closed.getsockname()[1]
         host = serve(
             repository,
             "--cache-config=redis,host=127.0.0.1",

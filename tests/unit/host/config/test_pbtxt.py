@@ -8,7 +8,7 @@ from host.config.pbtxt import parse_pbtxt, parse_pbtxt_with_source, to_pbtxt
 from host.errors import ErrorCode, HostError
 
 
-def complaint(text: str) -> str:
+def error_text(text: str) -> str:
     with pytest.raises(HostError) as caught:
         parse_pbtxt(text, "models/m/config.pbtxt")
     assert caught.value.code is ErrorCode.INTERNAL
@@ -81,7 +81,7 @@ def test_an_empty_text_is_an_empty_configuration() -> None:
 def test_an_unknown_field_is_reported_with_its_message_and_a_suggestion(
     text: str, expected: str
 ) -> None:
-    assert complaint(text) == expected
+    assert error_text(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_an_unknown_field_is_reported_with_its_message_and_a_suggestion(
 def test_an_invalid_enum_value_is_reported_with_the_valid_values(
     kind: str, suggestion: str
 ) -> None:
-    assert complaint(f"instance_group {{ kind: {kind} }}") == (
+    assert error_text(f"instance_group {{ kind: {kind} }}") == (
         "line 1, column 24: field 'instance_group[0].kind' of ModelInstanceGroup: expected one of "
         f"KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL, got {kind!r}{suggestion}"
     )
@@ -106,7 +106,7 @@ def test_an_invalid_enum_value_is_reported_with_the_valid_values(
 
 @pytest.mark.parametrize("written", ["BYTES", "TYPE_BYTES", "string"])
 def test_type_bytes_gets_the_suggestion_type_string(written: str) -> None:
-    assert complaint(f"input {{ data_type: {written} }}").endswith("did you mean 'TYPE_STRING'?")
+    assert error_text(f"input {{ data_type: {written} }}").endswith("did you mean 'TYPE_STRING'?")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_type_bytes_gets_the_suggestion_type_string(written: str) -> None:
     ],
 )
 def test_a_template_variable_that_was_not_replaced_is_reported(text: str, expected: str) -> None:
-    assert complaint(text).startswith(expected)
+    assert error_text(text).startswith(expected)
 
 
 def test_a_dollar_sign_inside_a_string_is_accepted() -> None:
@@ -246,11 +246,11 @@ def test_a_dollar_sign_inside_a_string_is_accepted() -> None:
 def test_a_syntax_error_has_the_position_the_field_and_the_expected_token(
     text: str, expected: str
 ) -> None:
-    assert complaint(text) == expected
+    assert error_text(text) == expected
 
 
 def test_the_old_name_of_a_field_is_an_unknown_field() -> None:
-    assert "unknown field 'generative_sequence' in ModelSequenceBatching" in complaint(
+    assert "unknown field 'generative_sequence' in ModelSequenceBatching" in error_text(
         "sequence_batching { generative_sequence: true }"
     )
 

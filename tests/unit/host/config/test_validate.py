@@ -21,7 +21,7 @@ ALL_LISTS = "'int32_false_true', 'fp32_false_true' and 'bool_false_true'"
 DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
-def complaint(text: str) -> str:
+def error_text(text: str) -> str:
     """The text without its position, after checking that there is one."""
     config, source = parse_pbtxt_with_source(text, "models/m/config.pbtxt")
     with pytest.raises(HostError) as placed:
@@ -105,7 +105,7 @@ def control(*settings: str) -> str:
     ],
 )
 def test_checks_of_names_platform_and_batch_size(text: str, expected: str) -> None:
-    assert complaint(text) == expected
+    assert error_text(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_checks_of_names_platform_and_batch_size(text: str, expected: str) -> No
 )
 def test_checks_of_dynamic_batching(settings: str, expected: str) -> None:
     text = f"{PYTHON} max_batch_size: 4 dynamic_batching {{ {settings} }}"
-    assert complaint(text) == expected
+    assert error_text(text) == expected
 
 
 def test_delay_without_timeout_may_preserve_the_order() -> None:
@@ -244,7 +244,7 @@ def test_delay_without_timeout_may_preserve_the_order() -> None:
     ],
 )
 def test_checks_of_sequence_batching(text: str, expected: str) -> None:
-    assert complaint(text) == expected
+    assert error_text(text) == expected
 
 
 def test_one_control_tensor_may_have_several_kinds() -> None:
@@ -342,7 +342,7 @@ def ensemble(inputs: str, outputs: str, *steps: str) -> str:
     ],
 )
 def test_checks_of_ensembles(text: str, expected: str) -> None:
-    assert complaint(text) == expected
+    assert error_text(text) == expected
 
 
 def test_a_complete_ensemble_is_accepted() -> None:
@@ -379,19 +379,19 @@ def tensor(settings: str, which: str = "input") -> str:
     ],
 )
 def test_checks_of_inputs_and_outputs(which: str, settings: str, expected: str) -> None:
-    assert complaint(tensor(settings, which)) == f"model {which} 't' {expected} for m"
+    assert error_text(tensor(settings, which)) == f"model {which} 't' {expected} for m"
 
 
 def test_an_empty_reshape_has_one_element() -> None:
-    assert complaint(tensor("dims: 2 reshape {}") + "max_batch_size: 1") == (
+    assert error_text(tensor("dims: 2 reshape {}") + "max_batch_size: 1") == (
         "model input 't' has different size for dims and reshape for m"
     )
 
 
 @pytest.mark.parametrize("which", ["input", "output"])
 def test_a_tensor_needs_a_name_and_a_type(which: str) -> None:
-    assert complaint(f"{PYTHON} {which} {{ }}") == f"model {which} must specify 'name' for m"
-    assert complaint(f'{PYTHON} {which} {{ name: "t" }}') == (
+    assert error_text(f"{PYTHON} {which} {{ }}") == f"model {which} must specify 'name' for m"
+    assert error_text(f'{PYTHON} {which} {{ name: "t" }}') == (
         f"model {which} 't' must specify 'data_type' for m"
     )
 
@@ -412,7 +412,7 @@ def test_a_tensor_needs_a_name_and_a_type(which: str) -> None:
     ],
 )
 def test_checks_of_tensorrt_tensor_settings(which: str, settings: str, expected: str) -> None:
-    assert complaint(tensor(settings, which)) == f"{expected} for m"
+    assert error_text(tensor(settings, which)) == f"{expected} for m"
 
 
 @pytest.mark.parametrize("which", ["input", "output"])
@@ -421,13 +421,13 @@ def test_non_linear_formats_need_three_dimensions(which: str) -> None:
         f'name: "m" backend: "tensorrt" platform: "tensorrt_plan" {which} {{ name: "t" '
         "data_type: TYPE_FP32 dims: 1 is_shape_tensor: true is_non_linear_format_io: true }"
     )
-    assert complaint(text) == f"Non-linear IO format {which} requires 3 dims for m"
+    assert error_text(text) == f"Non-linear IO format {which} requires 3 dims for m"
 
 
 @pytest.mark.parametrize("form", ["FORMAT_NHWC", "FORMAT_NCHW"])
 def test_image_formats_need_three_dimensions(form: str) -> None:
     expected = "model input NHWC/NCHW require 3 dims for m"
-    assert complaint(tensor(f"format: {form} dims: [1, 2]")) == expected
+    assert error_text(tensor(f"format: {form} dims: [1, 2]")) == expected
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ TENSORS = PYTHON + (
     ],
 )
 def test_checks_of_batch_inputs_and_outputs(text: str, expected: str) -> None:
-    assert complaint(TENSORS + text) == f"{expected} for m"
+    assert error_text(TENSORS + text) == f"{expected} for m"
 
 
 def test_two_batch_outputs_may_have_the_same_target() -> None:

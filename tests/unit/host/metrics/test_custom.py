@@ -25,7 +25,7 @@ def values(metrics: CustomMetrics, name: str) -> dict[Labels, float]:
     return {sample.labels: sample.value for sample in scrape(metrics)[name].samples}
 
 
-def refusal(error: pytest.ExceptionInfo[HostError]) -> str:
+def error_text(error: pytest.ExceptionInfo[HostError]) -> str:
     assert error.value.code in (ErrorCode.INVALID_ARG, ErrorCode.NOT_FOUND)
     return error.value.message
 
@@ -56,7 +56,7 @@ def test_a_family_of_another_kind_is_refused_even_after_the_first_is_released() 
     for _ in range(2):
         with pytest.raises(HostError) as error:
             metrics.new_family("b", 1, "name", "", GAUGE)
-        assert refusal(error) == "Family name already exists with different type"
+        assert error_text(error) == "Family name already exists with different type"
         metrics.remove_owner("a")
 
 
@@ -71,7 +71,7 @@ def test_a_family_stays_registered_after_its_last_object_is_released() -> None:
 def test_a_family_name_that_prometheus_does_not_allow_is_refused(name: str) -> None:
     with pytest.raises(HostError) as error:
         CustomMetrics().new_family("a", 1, name, "", COUNTER)
-    assert refusal(error) == (
+    assert error_text(error) == (
         f"Invalid metric name '{name}'; it must match [a-zA-Z_:][a-zA-Z0-9_:]* and not begin with"
         " '__'"
     )
@@ -80,7 +80,7 @@ def test_a_family_name_that_prometheus_does_not_allow_is_refused(name: str) -> N
 def test_a_family_cannot_have_the_name_of_a_server_metric() -> None:
     with pytest.raises(HostError) as error:
         CustomMetrics().new_family("a", 1, "nv_inference_count", "", COUNTER)
-    assert refusal(error) == (
+    assert error_text(error) == (
         "Metric name 'nv_inference_count' is taken by the server's own metrics; choose another one"
     )
 
@@ -90,7 +90,7 @@ def test_an_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(HostError) as error:
         CustomMetrics().new_family("a", 1, "name", "", kind)
     expected = f"Unknown metric kind {kind}; expected COUNTER, GAUGE, HISTOGRAM"
-    assert refusal(error) == expected
+    assert error_text(error) == expected
 
 
 def test_a_number_that_is_in_use_is_refused() -> None:
@@ -162,10 +162,10 @@ def test_a_metric_cannot_be_used_after_its_family_object_is_released() -> None:
     metrics.update_metric("owner", 1, "increment", 1)  # sent before the release
     with pytest.raises(HostError) as error:
         metrics.read_metric("owner", 1)
-    assert refusal(error) == DELETED
+    assert error_text(error) == DELETED
     with pytest.raises(HostError) as error:
         metrics.new_metric("owner", 2, 1, {}, None)
-    assert refusal(error) == DELETED
+    assert error_text(error) == DELETED
 
 
 def test_releasing_unknown_objects_changes_nothing() -> None:
@@ -183,7 +183,7 @@ def test_a_label_name_that_prometheus_does_not_allow_is_refused(name: str) -> No
     metrics.new_family("a", 1, "name", "", COUNTER)
     with pytest.raises(HostError) as error:
         metrics.new_metric("a", 1, 1, {name: "v"}, None)
-    assert refusal(error) == (
+    assert error_text(error) == (
         f"Invalid label name '{name}'; it must match [a-zA-Z_][a-zA-Z0-9_]* and not begin with '__'"
     )
     assert values(metrics, "name") == {}
@@ -194,7 +194,7 @@ def test_a_histogram_cannot_have_a_label_named_le() -> None:
     metrics.new_family("a", 1, "name", "", HISTOGRAM)
     with pytest.raises(HostError) as error:
         metrics.new_metric("a", 1, 1, {"le": "1"}, [1.0])
-    assert refusal(error) == "Invalid label name 'le'; histograms name their buckets by it"
+    assert error_text(error) == "Invalid label name 'le'; histograms name their buckets by it"
 
 
 # Kinds
@@ -223,7 +223,7 @@ def test_an_operation_that_the_kind_does_not_support_is_refused(kind: int, chang
 def test_a_histogram_has_no_single_value() -> None:
     with pytest.raises(HostError) as error:
         with_metric(HISTOGRAM, []).read_metric("owner", 1)
-    assert refusal(error) == "TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Value"
+    assert error_text(error) == "TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Value"
 
 
 def test_a_counter_cannot_decrease_and_a_gauge_can() -> None:
@@ -282,16 +282,16 @@ def test_a_label_set_keeps_its_first_bounds() -> None:
 def test_bounds_must_be_strictly_sorted(given: list[float]) -> None:
     with pytest.raises(HostError) as error:
         with_metric(HISTOGRAM, given)
-    assert refusal(error) == "Bucket Boundaries must be strictly sorted"
+    assert error_text(error) == "Bucket Boundaries must be strictly sorted"
 
 
 def test_histograms_require_bounds_and_other_kinds_refuse_them() -> None:
     with pytest.raises(HostError) as error:
         with_metric(HISTOGRAM, None)
-    assert refusal(error) == "Missing required buckets."
+    assert error_text(error) == "Missing required buckets."
     with pytest.raises(HostError) as error:
         with_metric(GAUGE, [])
-    assert refusal(error) == "Unexpected buckets found."
+    assert error_text(error) == "Unexpected buckets found."
 
 
 # Compared with a simple model
@@ -314,7 +314,7 @@ class Store(RuleBasedStateMachine):
         self.held: dict[tuple[str, int], set[Labels]] = {}  # (owner, family): label sets
         self.values: dict[tuple[str, Labels], float] = {}
 
-    def forget_unheld(self) -> None:
+    def remove_unheld(self) -> None:
         held = {(self.families[key], labels) for key, sets in self.held.items() for labels in sets}
         self.values = {key: value for key, value in self.values.items() if key in held}
 
@@ -367,7 +367,7 @@ class Store(RuleBasedStateMachine):
         owner, family = data.draw(st.sampled_from(sorted(self.families)))
         self.metrics.release_objects(owner, [family], [])
         self.end(owner, family)
-        self.forget_unheld()
+        self.remove_unheld()
 
     @rule(owner=st.sampled_from(OWNERS))
     def forget(self, owner: str) -> None:
@@ -375,7 +375,7 @@ class Store(RuleBasedStateMachine):
         for who, family in list(self.families):
             if who == owner:
                 self.end(who, family)
-        self.forget_unheld()
+        self.remove_unheld()
 
     def end(self, owner: str, family: int) -> None:
         del self.held[owner, family]
