@@ -42,11 +42,13 @@ def main() -> None:
     )
     scratch = Path(tempfile.gettempdir(), "triton-peer")
     parser.add_argument("--peer", type=Path, default=scratch, metavar="FOLDER")
-    parser.add_argument("--rivals", type=Path, metavar="FOLDER", help="where theirs are installed")
-    parser.add_argument("--rounds", type=int, default=3, help="the median round is reported")
-    parser.add_argument("--seconds", type=float, default=2, help="of each of a round's 3 windows")
-    parser.add_argument("--only", default="", help="only rows whose name contains this")
-    parser.add_argument("--engine", default="h2", help="the gRPC engine of our host")
+    parser.add_argument(
+        "--rivals", type=Path, metavar="FOLDER", help="folder with MLServer and LitServe"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median is reported")
+    parser.add_argument("--seconds", type=float, default=2, help="per window; a round has 3")
+    parser.add_argument("--only", default="", help="run only rows with this text in the name")
+    parser.add_argument("--engine", default="h2", help="the gRPC engine of this host")
     parser.add_argument(
         "--keep", action="store_true", help="write rows into docs/explanation/performance.md"
     )

@@ -208,8 +208,8 @@ async def compare(repository: Path, seconds: float, threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=4, help="for each row")
-    parser.add_argument("--threads", type=int, default=1, help="of the library")
+    parser.add_argument("--seconds", type=float, default=4, help="measuring time of each row")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the framework")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         # `pbhost serve` uses uvloop, and busy-polling needs it.

@@ -31,7 +31,7 @@ def _floats(elements: int) -> npt.NDArray[np.float32]:
 
 def _check(answer: Any, array: npt.NDArray[Any]) -> None:
     if not np.array_equal(answer, array):
-        raise SystemExit(f"a wrong answer to {array.dtype}{list(array.shape)}: {answer}")
+        raise SystemExit(f"wrong response to {array.dtype}{list(array.shape)}: {answer}")
 
 
 def _grpc(model: str, array: npt.NDArray[Any]) -> Callable[[RunningServer], Steps]:

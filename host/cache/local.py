@@ -63,7 +63,7 @@ class LocalStore:
 
     def _insert(self, key: bytes, outputs: CachedOutputs) -> HostError | None:
         if key in self._entries:
-            return HostError(ErrorCode.ALREADY_EXISTS, "the response is kept already")
+            return HostError(ErrorCode.ALREADY_EXISTS, "the key is already in the cache")
         size = sum(len(output.data) + _OVERHEAD_BYTES for output in outputs) + _OVERHEAD_BYTES
         if size > self._size:
             return internal(

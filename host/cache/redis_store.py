@@ -158,7 +158,7 @@ class RedisStore:
         error: HostError | None = None
         try:
             if not await self._client.set(_PREFIX + key, data, nx=True):
-                error = HostError(ErrorCode.ALREADY_EXISTS, "the response is kept already")
+                error = HostError(ErrorCode.ALREADY_EXISTS, "the key is already in the cache")
         except _FAILURES as failure:
             self._back_off("Failed to insert", key, failure)
             error = unavailable(str(failure))

@@ -23,6 +23,15 @@ from host.config.schema import (
 )
 from host.errors import invalid_argument
 
+_WHOLE = 1e15
+"""Whole numbers below this limit are written without a fraction or an exponent."""
+
+# Also matches a string without its closing quote; otherwise a failed match would be retried from
+# every character, in quadratic time.
+_STRING = re.compile(r""" "(?:[^"\\]|\\.?)*(?:"|\Z) | '(?:[^'\\]|\\.?)*(?:'|\Z) """, re.X | re.S)
+_ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+_REQUOTED = {"\\'": "'", '"': '\\"'}
+
 # Triton prints these 64-bit fields as strings and all others as numbers
 # (docs/reference/configuration_and_scheduling.md, 2.8).
 _NUMBERS_AS_STRINGS = {
@@ -68,10 +77,6 @@ def _value(field: Field, value: Any) -> Any:
     if field_kind(field) in ("float", "double"):
         return _number(value, field_kind(field) == "float")
     return str(value) if field.full_name in _NUMBERS_AS_STRINGS else value
-
-
-_WHOLE = 1e15
-"""Whole numbers below this limit are written without a fraction or an exponent."""
 
 
 def _number(value: float, single: bool) -> float | str:
@@ -125,13 +130,6 @@ def _with_double_quotes(string: re.Match[str]) -> str:
         return string[0]
     inner = _ESCAPE_OR_QUOTE.sub(lambda found: _REQUOTED.get(found[0], found[0]), string[0][1:-1])
     return f'"{inner}"'
-
-
-# Also matches a string without its closing quote; otherwise a failed match would be retried from
-# every character, in quadratic time.
-_STRING = re.compile(r""" "(?:[^"\\]|\\.?)*(?:"|\Z) | '(?:[^'\\]|\\.?)*(?:'|\Z) """, re.X | re.S)
-_ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
-_REQUOTED = {"\\'": "'", '"': '\\"'}
 
 
 def _message(descriptor: Any, data: Any, path: str) -> Any:

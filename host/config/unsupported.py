@@ -30,7 +30,7 @@ _UNSUPPORTED = (
     ),
     _Unsupported(
         "batch_output",
-        "the responses of a decoupled model are not made of a batch",
+        "the responses of a decoupled model do not form a batch",
         lambda config: bool(config.batch_output and config.model_transaction_policy.decoupled),
     ),
 )

@@ -140,7 +140,7 @@ class RecoveringReader(PbtxtReader):
         else:
             if field_kind(field) == "string" and (left := _VARIABLE.search(value)):
                 text = f"template variable '{left[0]}' was not replaced"
-                hint = "replace it, unless the model itself does"
+                hint = "replace it, unless the model replaces it"
                 self.leftovers.append(PbtxtSyntaxError(start, text, path, hint))
             return value
         if field_kind(field) != "enum":

@@ -254,7 +254,7 @@ def _check_name(name: str) -> None:
         )
     if name in CATALOGUE:
         raise invalid_argument(
-            f"Metric name '{name}' is taken by the server's own metrics; choose another one"
+            f"Metric name '{name}' is reserved for a metric of the server; choose another one"
         )
 
 
@@ -271,7 +271,9 @@ def _checked_labels(labels: dict[str, str], kind: MetricKind) -> Labels:
                 f" {_LABEL.pattern.removeprefix('(?!__)')} and not begin with '__'"
             )
         if kind is MetricKind.HISTOGRAM and name == "le":
-            raise invalid_argument("Invalid label name 'le'; histograms name their buckets by it")
+            raise invalid_argument(
+                "Invalid label name 'le'; it is reserved for the buckets of histograms"
+            )
     return labels_of(labels)
 
 

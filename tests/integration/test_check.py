@@ -165,7 +165,7 @@ misspelt/config.pbtxt:4:46: error: output[0].dims[0]: expected int64, got '"1"'
 misspelt/config.pbtxt:5:25: error: instance_group[0].count: template variable '${COUNT}' was not
     replaced, expected int32
 misspelt/config.pbtxt:6:45: warning: parameters[].value.string_value: template variable
-    '${HOME_OF_A}' was not replaced (replace it, unless the model itself does)
+    '${HOME_OF_A}' was not replaced (replace it, unless the model replaces it)
 placed/config.pbtxt:4:1: error: parameters: Failed to get the canonical path for /no/where.
 renamed/config.pbtxt:1:1: error: name: unexpected directory name 'renamed' for model 'other',
     directory name must equal model name

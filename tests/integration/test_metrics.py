@@ -297,7 +297,7 @@ def test_errors_of_the_server_are_raised_in_the_model(scripted: Scripted) -> Non
     )
     assert name.startswith(f"Error when creating MetricFamily: {said}Invalid metric name")
     assert label.startswith(f"Error when creating Metric: {said}Invalid label name")
-    assert "is taken by the server's own metrics" in server
+    assert "is reserved for a metric of the server" in server
 
 
 def test_instances_share_a_label_set_and_a_killed_one_releases_it(

@@ -196,7 +196,7 @@ def test_an_unsupported_setting_is_refused(model: Path, text: str, field: str) -
 def test_a_model_cannot_complete_itself_with_an_unsupported_setting(model: Path) -> None:
     loaded = load_config(model, strict=False)
     loaded.config.batch_output.add(target_name=["o"], source_input=["i"])
-    with pytest.raises(HostError, match="the responses of a decoupled model are not made of"):
+    with pytest.raises(HostError, match="the responses of a decoupled model do not form a batch"):
         complete_config(
             loaded,
             {

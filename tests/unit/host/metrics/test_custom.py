@@ -81,7 +81,7 @@ def test_a_family_cannot_have_the_name_of_a_server_metric() -> None:
     with pytest.raises(HostError) as error:
         CustomMetrics().new_family("a", 1, "nv_inference_count", "", COUNTER)
     assert error_text(error) == (
-        "Metric name 'nv_inference_count' is taken by the server's own metrics; choose another one"
+        "Metric name 'nv_inference_count' is reserved for a metric of the server; choose another one"
     )
 
 
@@ -194,7 +194,9 @@ def test_a_histogram_cannot_have_a_label_named_le() -> None:
     metrics.new_family("a", 1, "name", "", HISTOGRAM)
     with pytest.raises(HostError) as error:
         metrics.new_metric("a", 1, 1, {"le": "1"}, [1.0])
-    assert error_text(error) == "Invalid label name 'le'; histograms name their buckets by it"
+    assert (
+        error_text(error) == "Invalid label name 'le'; it is reserved for the buckets of histograms"
+    )
 
 
 # Kinds
