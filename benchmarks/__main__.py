@@ -1,11 +1,11 @@
-"""Measures this host and other servers in one run, on the same models, and prints ratios.
+"""Measures this host and other servers in one run, with the same models, and prints ratios.
 
     python -m benchmarks [--peer FOLDER] [--rounds N] [--only NAME] [--engine grpcio] [--keep]
     python -m benchmarks --rivals FOLDER [--rounds N] [--only NAME] [--keep]
 
-The first compares with a real Triton, the second with MLServer and LitServe. Servers run all the
-time and are loaded in turns, so that what disturbs one disturbs all. `--keep` writes each row into
-docs/explanation/performance.md as it is measured, and draws docs/explanation/performance.svg anew.
+The first form compares with Triton, the second with MLServer and LitServe. All servers run for the
+whole time and are loaded in turns, so a disturbance affects all of them. `--keep` writes each row
+into docs/explanation/performance.md and draws docs/explanation/performance.svg again.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ def main() -> None:
     )
     scratch = Path(tempfile.gettempdir(), "triton-peer")
     parser.add_argument("--peer", type=Path, default=scratch, metavar="FOLDER")
-    parser.add_argument("--rivals", type=Path, metavar="FOLDER", help="where theirs are installed")
-    parser.add_argument("--rounds", type=int, default=3, help="the median round is reported")
-    parser.add_argument("--seconds", type=float, default=2, help="of each of a round's 3 windows")
-    parser.add_argument("--only", default="", help="only rows whose name contains this")
-    parser.add_argument("--engine", default="h2", help="the gRPC engine of our host")
+    parser.add_argument(
+        "--rivals", type=Path, metavar="FOLDER", help="folder with MLServer and LitServe"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median is reported")
+    parser.add_argument("--seconds", type=float, default=2, help="per window; a round has 3")
+    parser.add_argument("--only", default="", help="run only rows with this text in the name")
+    parser.add_argument("--engine", default="h2", help="the gRPC engine of this host")
     parser.add_argument(
         "--keep", action="store_true", help="write rows into docs/explanation/performance.md"
     )
@@ -73,7 +75,7 @@ def main() -> None:
 def compare(
     peer: Peer, engine: str, rows: dict[str, Load], rounds: int, seconds: float, report: Report
 ) -> None:
-    """The table of loads, and that of the sizes of batches."""
+    """Print the table of loads and the table of batch sizes."""
     batches = {}
     with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         for name, load in rows.items():
@@ -93,7 +95,7 @@ def compare(
 
 
 def cells(name: str, mine: Measurement, other: Measurement) -> list[str]:
-    """One row of the table."""
+    """Format one row of the table of loads."""
     row = [name, f"{mine.rate:,.0f}", f"{other.rate:,.0f}", f"**{mine.rate / other.rate:.2f}x**"]
     for what in ("p50", "p99", "host_cpu", "all_cpu"):
         row += [f"{getattr(mine, what):,.0f}", f"{getattr(other, what):,.0f}"]
@@ -106,7 +108,7 @@ def _median(pairs: list[list[Measurement]], side: int) -> Measurement:
 
 
 def compare_streams(peer: Peer, engine: str, rounds: int, report: Report) -> None:
-    """How fast the official Python client gets a decoupled model's responses."""
+    """Measure how fast the official Python client receives the responses of a decoupled model."""
     with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         long = [[one_stream(server, 20_000) for server in (host, rival)] for _ in range(rounds)]
         many = [many_streams(server, 500, 20) for server in (host, rival)]
@@ -129,7 +131,7 @@ def compare_streams(peer: Peer, engine: str, rounds: int, report: Report) -> Non
 
 
 def compare_start(peer: Peer, rounds: int, report: Report) -> None:
-    """How long 20 instances take to be ready, and what an idle stub weighs."""
+    """Measure the start-up of 20 instances and the memory of an idle stub."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "twenty")
         source = REPOSITORY / "identity_fp32"

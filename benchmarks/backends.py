@@ -1,10 +1,10 @@
-"""What serving a framework's model adds to calling the framework.
+"""Measures what a backend and the server add to the time of a framework's model.
 
     python -m benchmarks.backends [--seconds S] [--threads N]
 
-Each network runs in a plain loop in this process, through the backend alone, in this process too,
-and through a server that is asked in-process, whose instance is a process of its own. They take
-turns, call by call, so that what disturbs one disturbs all. Figures are medians.
+Each network runs in three ways: called directly in this process, through the backend in this
+process, and through an in-process server whose instance is a separate process. The three take turns
+at every call, so a disturbance affects all of them. Results are medians.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Residual(nn.Module):
 
 
 def mlp() -> nn.Module:
-    """Of 0.4 million weights."""
+    """A network with 0.4 million weights."""
     sizes = (256, 512, 512)
     hidden = [[nn.Linear(a, b), nn.ReLU()] for a, b in zip(sizes, sizes[1:], strict=False)]
     return nn.Sequential(*sum(hidden, []), nn.Linear(sizes[-1], 10))
 
 
 def resnet() -> nn.Module:
-    """Two stages of two residual blocks."""
+    """A network with two stages of two residual blocks."""
     return nn.Sequential(
         *(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), Residual(16), Residual(16)),
         *(nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), Residual(32), Residual(32)),
@@ -77,7 +77,7 @@ NETWORKS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def configuration(name: str, threads: int) -> dict[str, Any]:
-    """One instance, batches of one request."""
+    """A model configuration with one instance and without dynamic batching."""
     backend, _, shape = NETWORKS[name]
     return {
         "name": name,
@@ -92,7 +92,7 @@ def configuration(name: str, threads: int) -> dict[str, Any]:
 
 
 def protobuf(config: dict[str, Any]) -> str:
-    """The same as text."""
+    """The configuration in text form."""
     x, y = config["input"][0], config["output"][0]
     parameters = "".join(
         f"parameters {{ key: '{key}' value {{ string_value: '{value['string_value']}' }} }}\n"
@@ -107,7 +107,7 @@ def protobuf(config: dict[str, Any]) -> str:
 
 
 def write(repository: Path, name: str, threads: int) -> Path:
-    """The network's file, with a fixed seed, and its configuration."""
+    """Write the network's file, with a fixed seed, and its configuration; return the path."""
     backend, make, shape = NETWORKS[name]
     folder = repository / name
     path = folder / "1" / FILES[backend]
@@ -134,7 +134,7 @@ def write(repository: Path, name: str, threads: int) -> Path:
 
 
 def plain(backend: str, path: Path, threads: int) -> Callable[[np.ndarray], np.ndarray]:
-    """How one calls the library oneself."""
+    """A function that calls the framework directly."""
     if backend == "pytorch":
         torch.set_num_threads(threads)
         module = torch.jit.load(path)
@@ -153,7 +153,7 @@ def plain(backend: str, path: Path, threads: int) -> Callable[[np.ndarray], np.n
 async def measure(
     name: str, path: Path, server: Server, batch: int, seconds: float, threads: int
 ) -> tuple[float, float, float]:
-    """Median microseconds of the library, of the backend, and of the server."""
+    """Median microseconds of the framework, of the backend and of the server."""
     backend, _, shape = NETWORKS[name]
     library = plain(backend, path, threads)
     x = np.random.default_rng(7).random((batch, *shape), dtype=np.float32)
@@ -162,7 +162,7 @@ async def measure(
     with testing.load(path.parents[1], config, backend=BACKENDS / backend) as held:
         request = held.request({"X": x})
         end = time.monotonic() + seconds
-        warm = -20  # runs of each; TorchScript compiles in the first ones
+        warm = -20  # warm-up runs; TorchScript compiles during the first ones
         while time.monotonic() < end or warm < 50:
             began = time.perf_counter()
             expected = library(x)
@@ -184,7 +184,7 @@ async def measure(
 
 
 async def compare(repository: Path, seconds: float, threads: int) -> None:
-    """Print the table."""
+    """Measure all networks and print the table."""
     paths = {name: write(repository, name, threads) for name in NETWORKS}
     options = Options(
         model_repository=[str(repository)],
@@ -208,11 +208,11 @@ async def compare(repository: Path, seconds: float, threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=4, help="for each row")
-    parser.add_argument("--threads", type=int, default=1, help="of the library")
+    parser.add_argument("--seconds", type=float, default=4, help="measuring time of each row")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the framework")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        # The loop of `pbhost serve`; only it stays awake for a stub.
+        # `pbhost serve` uses uvloop, and busy-polling needs it.
         uvloop.run(compare(Path(folder), arguments.seconds, arguments.threads))
 
 

@@ -1,4 +1,4 @@
-"""h2load, of nghttp2: one request at a time on each of its connections, by HTTP/2 or HTTP/1.1."""
+"""Runs h2load (of nghttp2): one request at a time per connection, over HTTP/2 or HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pathlib import Path
 SERVICE = "inference.GRPCInferenceService"
 GRPC = {"content-type": "application/grpc", "te": "trailers"}
 JSON = {"content-type": "application/json"}
-WARM_UP = 1.0  # seconds, before those that count
+WARM_UP = 1.0  # seconds of warm-up before the measurement
 
 
 @dataclass(frozen=True)
-class Answered:
-    """Requests per second, and microseconds that one took."""
+class LoadResult:
+    """Requests per second, and the latency in microseconds."""
 
     rate: float
     p50: float
     p99: float
 
 
-def framed(message: bytes) -> bytes:
-    """A message as gRPC sends it, not compressed."""
+def grpc_frame(message: bytes) -> bytes:
+    """Frame a message for gRPC, without compression."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 def h2load(
     url: str, body: bytes, headers: Mapping[str, str], connections: int, seconds: float
-) -> Answered:
-    """Send the same body for so many seconds; by HTTP/2 if it is gRPC's.
+) -> LoadResult:
+    """Send the same body for `seconds`; over HTTP/2 if it is a gRPC message.
 
     Raises SystemExit if h2load fails, or if any status is not 2xx.
     """
@@ -55,10 +55,10 @@ def h2load(
     clean = re.search(r" (\d+) succeeded, 0 failed, 0 errored, 0 timeout", done.stdout)
     if done.returncode or not clean or not int(clean[1]):
         raise SystemExit(f"h2load failed at {url}:\n{done.stdout}\n{done.stderr}")
-    return answered([int(line.split("\t")[2]) for line in lines], seconds)
+    return summarize([int(line.split("\t")[2]) for line in lines], seconds)
 
 
-def answered(micros: list[int], seconds: float) -> Answered:
-    """What these latencies come to; there must be two of them."""
+def summarize(micros: list[int], seconds: float) -> LoadResult:
+    """Summarise latencies; there must be at least two of them."""
     percentiles = statistics.quantiles(micros, n=100, method="inclusive")
-    return Answered(len(micros) / seconds, percentiles[49], percentiles[98])
+    return LoadResult(len(micros) / seconds, percentiles[49], percentiles[98])

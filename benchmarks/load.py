@@ -1,4 +1,4 @@
-"""A load generator against one server, and what the server's processes used meanwhile."""
+"""Loads one server, and measures the CPU time that its processes use meanwhile."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import psutil
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
-from benchmarks.h2load import GRPC, SERVICE, Answered, framed, h2load
+from benchmarks.h2load import GRPC, SERVICE, LoadResult, grpc_frame, h2load
 from benchmarks.peer import Peer
 from benchmarks.servers import RunningServer
 
 
 @dataclass(frozen=True)
 class Load:
-    """What to ask: a model, the length of its input, and how many at a time.
+    """One load: a model, the number of input elements, and the concurrency.
 
-    The input is FP32, or BYTES if strings of it have a length. With `shared_memory`, inputs and
-    outputs lie in the client's system shared memory; with `http`, they come by the other door. With
-    `streaming`, all requests come on one stream; with `responses`, they do as well, and the model
-    is asked for so many of them by each. perf_analyzer asks, unless `by_h2load`.
+    The input is FP32, or BYTES if `string_length` is not 0. With `shared_memory`, all tensors
+    are in the client's system shared memory. With `http`, requests are sent over HTTP instead of
+    gRPC. With `streaming`, all requests are sent on one stream; with `responses`, too, and each
+    request gets that many responses. The client is perf_analyzer, or h2load with `by_h2load`.
     """
 
     model: str
@@ -41,11 +41,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Requests per second, and in microseconds: latencies, CPU time per request.
+    """Requests per second; latencies and CPU time per request in microseconds.
 
-    Of a stream, it is responses per second, and the latency is that of a request's first response.
-    `host_cpu` is that of the server's process alone, `all_cpu` includes its stubs. `batch` is the
-    mean number of requests that were executed together.
+    For a stream, the rate is responses per second and the latency is that of the first response.
+    `host_cpu` is the CPU time of the server process, `all_cpu` includes its stubs. `batch` is the
+    mean number of requests per executed batch.
     """
 
     rate: float
@@ -58,7 +58,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class _Counts:
-    """What a server has done so far: requests, those executed, batches; CPU seconds."""
+    """Counters of a server: requests, executed requests, batches and CPU seconds."""
 
     answered: int
     inferences: int
@@ -85,7 +85,7 @@ class _Counts:
 
 
 def measure(peer: Peer, load: Load, server: RunningServer, seconds: float = 2.0) -> Measurement:
-    """Load the server for three windows of so many seconds."""
+    """Load the server for three windows of `seconds` each."""
     before = _Counts.of(server, load.model)
     result = (
         _by_h2load(load, server, 3 * seconds)
@@ -95,7 +95,7 @@ def measure(peer: Peer, load: Load, server: RunningServer, seconds: float = 2.0)
     after = _Counts.of(server, load.model)
     answered = after.answered - before.answered
     if load.by_h2load and answered < result.rate * 3 * seconds:
-        # h2load sees HTTP's status, which is 200 for failed calls of gRPC as well.
+        # h2load sees only the HTTP status, which is 200 for failed gRPC calls, too.
         raise SystemExit(f"{load}: the server has answered {answered} requests only")
     count = max(1, answered)
     return Measurement(
@@ -108,23 +108,23 @@ def measure(peer: Peer, load: Load, server: RunningServer, seconds: float = 2.0)
     )
 
 
-def _by_h2load(load: Load, server: RunningServer, seconds: float) -> Answered:
+def _by_h2load(load: Load, server: RunningServer, seconds: float) -> LoadResult:
     message = pb.ModelInferRequest(model_name=load.model)
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[load.elements])
     message.raw_input_contents.append(bytes(4 * load.elements))
     url = f"http://127.0.0.1:{server.grpc_port}/{SERVICE}/ModelInfer"
-    body = framed(message.SerializeToString())
+    body = grpc_frame(message.SerializeToString())
     return h2load(url, body, GRPC, load.concurrency, seconds)
 
 
-def _by_perf_analyzer(peer: Peer, load: Load, server: RunningServer, seconds: float) -> Answered:
+def _by_perf_analyzer(peer: Peer, load: Load, server: RunningServer, seconds: float) -> LoadResult:
     with tempfile.TemporaryDirectory() as folder:
         report, data = Path(folder, "report.csv"), Path(folder, "data.json")
-        door = ("http", server.http_port) if load.http else ("grpc", server.grpc_port)
+        endpoint = ("http", server.http_port) if load.http else ("grpc", server.grpc_port)
         if load.responses:
             asked = {"COUNT": {"content": [load.responses], "shape": [1]}}
             data.write_text(json.dumps({"data": [asked]}))
-            # Windows of requests: one of time may end with none of these long ones over.
+            # Count requests: in a window of fixed time, none of these long requests may end.
             given = ["--streaming", "--input-data", str(data)]
             given += ["--measurement-mode", "count_windows", "--measurement-request-count", "10"]
         else:
@@ -139,10 +139,10 @@ def _by_perf_analyzer(peer: Peer, load: Load, server: RunningServer, seconds: fl
         done = subprocess.run(
             [
                 str(peer.perf_analyzer),
-                *("-m", load.model, "-i", door[0], "-u", f"127.0.0.1:{door[1]}"),
+                *("-m", load.model, "-i", endpoint[0], "-u", f"127.0.0.1:{endpoint[1]}"),
                 *("--concurrency-range", str(load.concurrency)),
                 *given,
-                # Three windows, whatever their spread: rounds and their median deal with noise.
+                # Three windows with no limit of their spread: the median of rounds removes noise.
                 *("-p", f"{seconds * 1000:.0f}", "-r", "4", "-s", "100", "-f", str(report)),
             ],
             env={"LD_LIBRARY_PATH": str(peer.folder / "libs"), "PATH": "/usr/bin:/bin"},
@@ -153,4 +153,4 @@ def _by_perf_analyzer(peer: Peer, load: Load, server: RunningServer, seconds: fl
             raise SystemExit(f"perf_analyzer failed:\n{done.stdout}\n{done.stderr}")
         (row,) = csv.DictReader(report.read_text().splitlines())
     rate = "Response Throughput" if load.responses else "Inferences/Second"
-    return Answered(float(row[rate]), float(row["p50 latency"]), float(row["p99 latency"]))
+    return LoadResult(float(row[rate]), float(row["p50 latency"]), float(row["p99 latency"]))

@@ -1,8 +1,8 @@
-"""Watches the memory and the descriptors of a host that is asked for a little of everything.
+"""Watches memory and file descriptors of a host under a mixed load.
 
     python -m benchmarks.memory [--minutes 10]
 
-Says what they were every ten seconds, and how they grew over the last two thirds of the time.
+Prints a sample every ten seconds, and the growth over the last two thirds of the time.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import numpy as np
 import psutil
 
 from benchmarks.mixture import MIXTURE, SECONDS
-from benchmarks.page import line
+from benchmarks.page import table_row
 from benchmarks.servers import RunningServer, ours
 
 REPOSITORY = Path(__file__).resolve().with_name("repository")
-EVERY = 10.0  # seconds
+EVERY = 10.0  # seconds between samples
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Minutes since the start, megabytes, and numbers of descriptors.
+    """Minutes since the start, megabytes, and numbers of file descriptors.
 
-    PSS is a process's share of all that it has mapped, RSS all of it.
+    PSS (proportional set size) is a process's share of all memory that it has mapped, RSS all of
+    it.
     """
 
     minutes: float
@@ -70,7 +71,7 @@ def slope(minutes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def summary(samples: Sequence[Sample]) -> list[list[str]]:
-    """Rows: what, at a third of the time, at its end, the most, growth per minute since a third."""
+    """Rows: name, value after a third of the time, last value, maximum, growth per minute."""
     minutes = [sample.minutes for sample in samples]
     third = next(index for index, minute in enumerate(minutes) if minute >= minutes[-1] / 3)
     rows = []
@@ -82,7 +83,7 @@ def summary(samples: Sequence[Sample]) -> list[list[str]]:
 
 
 class Clients:
-    """A thread for each load, until told to stop. What fails is counted, and done again."""
+    """Runs each load in a thread until `end`. Failures are counted, and the load continues."""
 
     def __init__(self, server: RunningServer) -> None:
         self.done: Counter[str] = Counter()
@@ -102,22 +103,22 @@ class Clients:
                     self.done[name] += 1
                     if self._stop.is_set():
                         break
-            except Exception as error:  # whatever it is, the run tells of it at its end
+            except Exception as error:  # every failure is reported at the end of the run
                 self.failures[f"{name}: {error or repr(error)}"] += 1
-                self._stop.wait(1)  # a server that is gone fails at once
+                self._stop.wait(1)  # a server that has ended fails at once
             finally:
                 steps.close()
 
     def end(self) -> None:
-        """Let each finish its step."""
+        """Stop each thread after its current step."""
         self._stop.set()
         for thread in self._threads:
             thread.join(2 * SECONDS)
 
 
 def watch(minutes: float) -> tuple[list[Sample], Clients]:
-    """Samples, printed as they are taken, and the clients, who have gone."""
-    print(f"{line(HEADINGS)}\n|{'---|' * len(HEADINGS)}")
+    """Take and print samples; return them and the clients, which have ended."""
+    print(f"{table_row(HEADINGS)}\n|{'---|' * len(HEADINGS)}")
     samples: list[Sample] = []
     with ours(REPOSITORY) as server:
         clients = Clients(server)
@@ -126,7 +127,7 @@ def watch(minutes: float) -> tuple[list[Sample], Clients]:
             due = begun + min(minutes * 60, (len(samples) + 1) * EVERY)
             pause.wait(max(0.0, due - time.monotonic()))
             samples.append(Sample.of(server, (time.monotonic() - begun) / 60))
-            print(line([f"{value:.1f}" for value in astuple(samples[-1])]), flush=True)
+            print(table_row([f"{value:.1f}" for value in astuple(samples[-1])]), flush=True)
         clients.end()
     return samples, clients
 
@@ -137,7 +138,7 @@ def main() -> None:
     samples, clients = watch(parser.parse_args().minutes)
     print("\n| what | after a third | at the end | most | per minute |\n|---|---|---|---|---|")
     for row in summary(samples):
-        print(line(row))
+        print(table_row(row))
     print()
     for name in MIXTURE:
         print(f"{clients.done[name]:9,} x {name}")

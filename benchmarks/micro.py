@@ -1,10 +1,10 @@
-"""What the parts of one request cost by themselves.
+"""Measures the parts of one request separately.
 
-    python -m benchmarks.micro [options of pyperf, as --fast or -o FILE]
+    python -m benchmarks.micro [options of pyperf, such as --fast or -o FILE]
     python -m benchmarks.micro --instructions
 
-Times are pyperf's. `--instructions` counts with `valgrind --tool=callgrind` instead, which gives
-the same for the same code whatever else the machine does: so two commits can be compared.
+Times are measured with pyperf. `--instructions` counts instructions with callgrind (valgrind). The
+count does not depend on what else the machine does, so two commits can be compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Operation = Callable[[], object]
 _NO_REGIONS = Regions(None)
 _SMALL = bytes(64)
 _LARGE = bytes(1 << 20)
-_COUNTED = 400  # operations whose instructions are counted, after as many that are not
+_COUNTED = 400  # operations whose instructions are counted, after a warm-up of as many
 
 
 def _message(data: bytes) -> bytes:
@@ -90,14 +90,14 @@ def _arena() -> Operation:
     return lambda: arena.write(data)
 
 
-class _Lane(SimpleNamespace):
-    """Answers its batch when it is told to."""
+class _FakeInstance(SimpleNamespace):
+    """An instance that answers its batch when `finish` is called."""
 
     def run(self, calls: Sequence[Call]) -> None:
         self.calls = calls
 
     def cancel(self, call: Call) -> None:
-        """Nobody does that here."""
+        """Not used here."""
 
     def accepts_prefetch(self, call: Call) -> bool:
         return False
@@ -110,26 +110,26 @@ class _Lane(SimpleNamespace):
 
 def _direct() -> Operation:
     scheduler = DirectScheduler()
-    lane = _Lane(scheduler=scheduler)
-    scheduler.lane_free(lane)
+    instance = _FakeInstance(scheduler=scheduler)
+    scheduler.lane_free(instance)
 
     def one() -> None:
         scheduler.submit(Call(InferRequest("m", [])))
-        lane.finish()
+        instance.finish()
 
     return one
 
 
 def _dynamic() -> Operation:
     scheduler = DynamicScheduler(16, 0, lambda first, other: True)
-    lane = _Lane(scheduler=scheduler)
-    scheduler.lane_free(lane)
+    instance = _FakeInstance(scheduler=scheduler)
+    scheduler.lane_free(instance)
 
     def seventeen() -> None:
-        for _ in range(17):  # the first one runs alone, the others together
+        for _ in range(17):  # the first one runs alone, the others as one batch
             scheduler.submit(Call(InferRequest("m", [], batch_size=1)))
-        lane.finish()
-        lane.finish()
+        instance.finish()
+        instance.finish()
 
     return seventeen
 
@@ -147,7 +147,7 @@ OPERATIONS: dict[str, Callable[[], Operation]] = {
 
 
 def instructions(name: str) -> float:
-    """Instructions of one operation: those of many, less those of half as many."""
+    """Instructions per operation: a long run minus a run of half its length."""
     return (_counted(name, 2 * _COUNTED) - _counted(name, _COUNTED)) / _COUNTED
 
 

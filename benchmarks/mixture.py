@@ -1,4 +1,4 @@
-"""The loads that keep a host busy while its memory is watched: a little of everything."""
+"""The loads of the memory benchmark: each kind of request that a host serves."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tritonclient.utils import shared_memory as shm
 from benchmarks.rows import IMAGE, MEGABYTES
 from benchmarks.servers import RunningServer
 
-SECONDS = 60.0  # that any answer may take
+SECONDS = 60.0  # timeout of a response
 
 Steps = Generator[None, None, None]
-"""Each step is a request, or a few, whose answers were as they should be. Close it at the end."""
+"""Each step sends a few requests and checks the responses. Close the generator at the end."""
 
 _STRINGS = np.array([b"%032d" % number for number in range(1000)], dtype=np.object_)
 
@@ -31,7 +31,7 @@ def _floats(elements: int) -> npt.NDArray[np.float32]:
 
 def _check(answer: Any, array: npt.NDArray[Any]) -> None:
     if not np.array_equal(answer, array):
-        raise SystemExit(f"a wrong answer to {array.dtype}{list(array.shape)}: {answer}")
+        raise SystemExit(f"wrong response to {array.dtype}{list(array.shape)}: {answer}")
 
 
 def _grpc(model: str, array: npt.NDArray[Any]) -> Callable[[RunningServer], Steps]:
@@ -64,7 +64,7 @@ def _http(model: str, array: npt.NDArray[Any], binary: bool) -> Callable[[Runnin
 
 
 def _shared_memory(model: str) -> Callable[[RunningServer], Steps]:
-    """Through regions that are registered anew for each step."""
+    """Send tensors in shared memory, in regions that are registered again for each step."""
 
     def steps(server: RunningServer) -> Steps:
         array, name = _floats(MEGABYTES), f"pbhost-benchmark-{uuid.uuid4().hex}"
@@ -92,7 +92,7 @@ def _shared_memory(model: str) -> Callable[[RunningServer], Steps]:
 
 
 def _stream(count: int, cancelled_after: int = 0) -> Callable[[RunningServer], Steps]:
-    """A stream for each step, which is left after some responses or read to its end."""
+    """Open a stream per step; read all responses, or cancel it after `cancelled_after`."""
 
     def steps(server: RunningServer) -> Steps:
         given = grpcclient.InferInput("COUNT", [1], "INT32")
@@ -113,7 +113,7 @@ def _stream(count: int, cancelled_after: int = 0) -> Callable[[RunningServer], S
 
 
 def _cancelled(server: RunningServer) -> Steps:
-    """Calls that are cancelled when they are on their way; some of them are answered before."""
+    """Send requests and cancel them at once. Some are answered before they are cancelled."""
     array = _floats(IMAGE)
     given = grpcclient.InferInput("INPUT0", array.shape, "FP32").set_data_from_numpy(array)
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
@@ -154,4 +154,4 @@ MIXTURE: dict[str, Callable[[RunningServer], Steps]] = {
     "streams of 1,000, left after ten": _stream(1000, cancelled_after=10),
     "602 kB to three models, cancelled": _cancelled,
 }
-"""By name, what one client does again and again."""
+"""The steps of each client, by the name of the load."""

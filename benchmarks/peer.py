@@ -1,6 +1,6 @@
-"""The peer: a real Triton 2.51 with its Python backend, and perf_analyzer, from PyPI.
+"""Installs and starts the peer: Triton 2.51 with its Python backend, and perf_analyzer, from PyPI.
 
-Everything goes into one scratch folder; only Python is needed.
+Everything is installed into one scratch folder; only Python is needed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import venv
 import zipfile
 from pathlib import Path
 
-SERVER = "nvidia-pytriton==0.7.0"  # its wheel carries the server, CPU and GPU
-LOAD_GENERATOR = "tritonclient==2.48.0"  # the last wheels that carry perf_analyzer
+SERVER = "nvidia-pytriton==0.7.0"  # this wheel contains the server for CPU and GPU
+LOAD_GENERATOR = "tritonclient==2.48.0"  # the last wheels that contain perf_analyzer
 
 
 class Peer:
-    """An installed peer in `folder`."""
+    """A Triton installation in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,7 +27,7 @@ class Peer:
         self.perf_analyzer = folder / "perf" / "perf_analyzer"
 
     def install(self) -> None:
-        """Install what is missing. Raises CalledProcessError if pip cannot."""
+        """Install what is missing. Raises CalledProcessError if pip fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.python.exists():
             venv.create(self.folder / "venv", with_pip=True)
@@ -63,7 +63,7 @@ class Peer:
         self.perf_analyzer.chmod(0o755)
 
     def _arrange(self) -> None:
-        """Put libraries, backend and stub where the server looks for them."""
+        """Copy libraries, backend and stub to the places where the server searches for them."""
         site = self._site()
         bundle = site / "pytriton" / "tritonserver"
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -78,13 +78,15 @@ class Peer:
             shutil.copytree(bundle / "backends" / "python", backend)
         stub = backend / "triton_python_backend_stub"
         source = bundle / "python_backend_stubs" / version / stub.name
-        if not filecmp.cmp(source, stub, shallow=False):  # one that runs cannot be written to
+        if not filecmp.cmp(
+            source, stub, shallow=False
+        ):  # a running executable cannot be overwritten
             shutil.copy(source, stub)
         stub.chmod(0o755)
         (bundle / "bin" / "tritonserver").chmod(0o755)
 
     def command(self, repository: Path, grpc_port: int, http_port: int) -> list[str]:
-        """The server on a repository."""
+        """The command that starts the server with a model repository."""
         return [
             str(self._site() / "pytriton" / "tritonserver" / "bin" / "tritonserver"),
             f"--model-repository={repository}",
@@ -96,7 +98,7 @@ class Peer:
         ]
 
     def environment(self) -> dict[str, str]:
-        """What the server and its stubs need to find their libraries and numpy."""
+        """The environment variables by which the server and its stubs find libraries and numpy."""
         site = self._site()
         libraries = self._run("-c", "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))")
         return {

@@ -1,4 +1,4 @@
-"""Draws docs/explanation/performance.svg: a bar for each rate in the page's tables, as a ratio to the peer's.
+"""Draws docs/explanation/performance.svg: a bar for the ratio to the peer of each measured rate.
 
 python -m benchmarks.plot
 """
@@ -15,16 +15,20 @@ PICTURE = PAGE.with_suffix(".svg")
 
 _RATES = re.compile(r"requests/s|responses/s")
 _RATIO = re.compile(r"\*\*([\d.]+)x\*\*")
-_WIDTH, _LEFT, _RIGHT = 1040, 510, 60  # of the picture, of the names, of the last figures
+_WIDTH, _LEFT, _RIGHT = (
+    1040,
+    510,
+    60,
+)  # widths of the picture, of the names, and of the figures at the right
 _ROW, _TOP, _BAR = 22, 60, 14
 _AHEAD, _BEHIND = "#2f7d5b", "#b5533c"
 TITLE = "Rates of pbhost, as multiples of the other server's"
 
 
 def ratios(text: str) -> dict[str, float]:
-    """Name and ratio of each row of a page that is a rate and has been measured.
+    """The name and the ratio of each measured rate in the tables of a page.
 
-    Rivals' rows begin with the rival, which their tables have in place of the peer.
+    In tables of rivals, the name begins with the rival, which stands in the heading.
     """
     found = {}
     for headings, *rows in tables(text):
@@ -52,7 +56,7 @@ def _bar(x: float, y: float, width: float, height: float, colour: str) -> str:
 
 
 def chart(values: dict[str, float]) -> str:
-    """The picture. Bars leave the line of equal rates to the right or left, as powers of two."""
+    """Draw the SVG. Bars extend right or left from the line of equal rates, on a log2 scale."""
     low = min(-1, *(math.floor(math.log2(ratio)) for ratio in values.values()))
     high = max(1, *(math.ceil(math.log2(ratio)) for ratio in values.values()))
     height = _TOP + _ROW * len(values)
@@ -84,7 +88,7 @@ def chart(values: dict[str, float]) -> str:
 
 
 def draw() -> None:
-    """Write the picture of the page as it is."""
+    """Write the picture of the current page."""
     PICTURE.write_text(chart(ratios(PAGE.read_text())))
 
 

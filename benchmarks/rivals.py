@@ -1,7 +1,7 @@
-"""MLServer and LitServe beside this host, on the same identity and the same ONNX network.
+"""Compares this host with MLServer and LitServe, on the same identity model and ONNX network.
 
-h2load asks all of them. Each has one process that computes for each model or for all, one thread
-of ONNX Runtime, and otherwise what it has by default.
+h2load is the client. Each server has one computing process per model, or one for all, with one
+thread of ONNX Runtime. All other settings are defaults.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.h2load import Answered
+from benchmarks.encoders import EncodedRequest, Model, RequestEncoder, plain_json, v2_grpc, v2_json
+from benchmarks.h2load import LoadResult
 from benchmarks.page import Report
-from benchmarks.questions import Ask, Model, Question, plain_json, v2_grpc, v2_json
 from benchmarks.servers import RunningServer, free_port, ours, running
 
 HERE = Path(__file__).resolve().parent
@@ -38,7 +38,7 @@ def _answers(url: str) -> Callable[[], bool]:
         try:
             with urllib.request.urlopen(url, timeout=5) as response:
                 return bool(response.status == 200)
-        except OSError:  # nobody listens yet, or whoever does is busy with its start
+        except OSError:  # it does not listen yet, or it is busy with its start
             return False
 
     return is_ready
@@ -46,7 +46,7 @@ def _answers(url: str) -> Callable[[], bool]:
 
 @contextmanager
 def mlserver(environment: Path, network: Path) -> Iterator[RunningServer]:
-    """With one worker process, as by default."""
+    """Run MLServer with one worker process, its default."""
     with tempfile.TemporaryDirectory() as folder:
         port, http_port = free_port(), free_port()
         settings = {"host": "127.0.0.1", "http_port": http_port, "grpc_port": port}
@@ -68,7 +68,7 @@ def mlserver(environment: Path, network: Path) -> Iterator[RunningServer]:
 
 @contextmanager
 def litserve(environment: Path, network: Path) -> Iterator[RunningServer]:
-    """With one worker process per model and one that speaks HTTP. It speaks no gRPC."""
+    """Run LitServe with one worker process per model and one HTTP process. It has no gRPC."""
     port = free_port()
     source = str(SOURCES / "litserve_server.py")
     command = [str(environment / "bin" / "python"), source, str(port), str(network)]
@@ -78,20 +78,20 @@ def litserve(environment: Path, network: Path) -> Iterator[RunningServer]:
 
 @dataclass(frozen=True)
 class Rival:
-    """How it is started, and by which doors it is asked: its way, and ours."""
+    """Another server: how to start it, and by endpoint, the encoders for its and our requests."""
 
     name: str
     start: Callable[[Path, Path], AbstractContextManager[RunningServer]]
-    doors: dict[str, tuple[Ask, Ask]]
+    endpoints: dict[str, tuple[RequestEncoder, RequestEncoder]]
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """Of its table."""
+        """The headings of its table."""
         rate, p99 = ("requests/s: ours", self.name, "ratio"), ("p99 µs: ours", self.name)
         return ("work", *rate, *p99)
 
     def install(self, folder: Path) -> Path:
-        """Its environment, made if it is not there. Raises CalledProcessError if pip cannot."""
+        """Create its environment unless it exists. Raises CalledProcessError if pip fails."""
         home = folder / self.name.lower()
         done = home / "installed"
         wanted = SOURCES / f"{self.name.lower()}.txt"
@@ -110,17 +110,17 @@ RIVALS = (
 
 
 def rows(rival: Rival) -> dict[str, tuple[Model, str, int]]:
-    """Name, model, door and connections of each row of its table."""
+    """Model, endpoint and number of connections of each row of its table, by the row's name."""
     return {
-        f"{door} {what}, {count} connection{'s'[: count > 1]}": (model, door, count)
-        for door in rival.doors
+        f"{endpoint} {what}, {count} connection{'s'[: count > 1]}": (model, endpoint, count)
+        for endpoint in rival.endpoints
         for what, model in MODELS.items()
         for count in (1, 16)
     }
 
 
 def compare_rivals(folder: Path, report: Report, only: str, rounds: int, seconds: float) -> None:
-    """A table for each rival that can be installed on this Python; of others, why they cannot."""
+    """Measure each rival that can be installed on this Python; print why the others cannot."""
     from benchmarks import backends  # PyTorch, which writes the network, takes seconds to import
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -137,21 +137,21 @@ def compare_rivals(folder: Path, report: Report, only: str, rounds: int, seconds
                 print(f"\n{rival.name} cannot be installed here:\n{error.stderr}")
                 continue
             with ours(repository) as host, rival.start(environment, network) as other:
-                for name, (model, door, connections) in chosen.items():
-                    theirs, mine = rival.doors[door]
+                for name, (model, endpoint, connections) in chosen.items():
+                    theirs, mine = rival.endpoints[endpoint]
                     pair = mine(host, model), theirs(other, model)
                     cells = _measured(pair, connections, rounds, 3 * seconds)
                     report.row(rival.headings, [name, *cells])
 
 
 def _measured(
-    pair: tuple[Question, Question], connections: int, rounds: int, seconds: float
+    pair: tuple[EncodedRequest, EncodedRequest], connections: int, rounds: int, seconds: float
 ) -> list[str]:
-    """Cells of a row: medians of rounds, in which the one or the other goes first."""
-    # Flat: MLServer gives a vector a dimension that it did not come with.
-    one, other = (question.answer().ravel() for question in pair)
+    """Measure a pair; return the cells of medians. The servers take turns in going first."""
+    # Flattened: MLServer adds a dimension to a vector.
+    one, other = (request.answer().ravel() for request in pair)
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-    found: tuple[list[Answered], list[Answered]] = ([], [])
+    found: tuple[list[LoadResult], list[LoadResult]] = ([], [])
     for turn in range(rounds):
         for side in (0, 1) if turn % 2 else (1, 0):
             found[side].append(pair[side].measure(connections, seconds))

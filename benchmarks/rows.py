@@ -1,4 +1,4 @@
-"""The rows of the table: what both servers are asked to do."""
+"""The loads of the table, which every server gets."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ for _door, _http in (("gRPC", False), ("HTTP", True)):
         LOADS[f"{_door} identity of 1,000 strings of 32 bytes, concurrency {_concurrency}"] = Load(
             "identity_bytes", 1000, _concurrency, http=_http, string_length=32
         )
-"""By the name that a row has in the table."""
+"""Loads by the name of their row in the table."""

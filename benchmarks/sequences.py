@@ -1,10 +1,10 @@
-"""What a request of a sequence costs the scheduler, with ever more sequences alive.
+"""Measures the sequence scheduler's cost per request for growing numbers of live sequences.
 
     python -m benchmarks.sequences [--instructions]
 
-Lanes that answer at once stand in for instances, so that nothing but the scheduler is measured.
-`--instructions` has valgrind's callgrind count, which gives the same whatever else the machine
-does; it takes two minutes.
+Fake instances answer at once, so only the scheduler is measured. `--instructions` counts
+instructions with callgrind (valgrind); the count does not depend on what else the machine does. It
+takes two minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.page import line
+from benchmarks.page import table_row
 from host.config.schema import pb
 from host.inference.request import Call, InferRequest, InferResponse
 from host.scheduling.sequences.call import END, START, SequenceCall
@@ -33,7 +33,7 @@ _TIMED = 20_000  # requests
 _COUNTED = 400
 
 
-class _Lane:
+class _FakeInstance:
     waiting_for: Sequence[Call] = ()
     may_wait_for: Sequence[Sequence[Call]] = ()
 
@@ -53,39 +53,40 @@ def _send(scheduler: SequenceScheduler, number: int, flags: int) -> None:
     scheduler.submit(call)
 
 
-def _serve(scheduler: SequenceScheduler, lane: _Lane) -> None:
-    while lane.batch:
-        batch, lane.batch = lane.batch, ()
-        scheduler.lane_free(lane)
+def _serve(scheduler: SequenceScheduler, instance: _FakeInstance) -> None:
+    while instance.batch:
+        batch, instance.batch = instance.batch, ()
+        scheduler.lane_free(instance)
         for call in batch:
             call.respond(InferResponse("m", 1))
 
 
 def requests(live: int, waiting: bool) -> Callable[[int], int]:
-    """With so many sequences alive, does so many steps, and tells how many requests that took.
+    """Return a function that runs a number of steps and returns the number of requests sent.
 
-    `waiting`: all but 64 of them have no slot. To be called in an event loop.
+    `live` sequences are alive. With `waiting`, all but 64 of them wait for a sequence slot. Must be
+    called in an event loop.
     """
     config = pb.ModelConfig(name="m", max_batch_size=64)
     config.sequence_batching.oldest.max_candidate_sequences = 64 if waiting else live
     config.sequence_batching.max_sequence_idle_microseconds = 3_600_000_000
     scheduler = sequence_scheduler(config, lambda first, other: True)
-    lane = _Lane()
-    scheduler.lane_free(lane)
+    instance = _FakeInstance()
+    scheduler.lane_free(instance)
     for number in range(1, live + 1):
         _send(scheduler, number, START)
-    _serve(scheduler, lane)
+    _serve(scheduler, instance)
     done = 0
 
     def steps(count: int) -> int:
         nonlocal done
         for index in range(done, done + count):
-            if waiting:  # one ends, the next one of the backlog moves in, and a new one comes
+            if waiting:  # one sequence ends, one of the backlog gets its slot, and a new one starts
                 _send(scheduler, index + 1, END)
                 _send(scheduler, live + index + 1, START)
             else:
                 _send(scheduler, index * 7919 % live + 1, 0)
-            _serve(scheduler, lane)
+            _serve(scheduler, instance)
         done += count
         return count * (2 if waiting else 1)
 
@@ -101,17 +102,17 @@ async def measure(live: int, waiting: bool) -> float:
 
 
 async def _counted(live: int, waiting: bool) -> None:
-    gc.disable()  # a collection would be counted with the few requests that it falls into
+    gc.disable()  # a garbage collection would be counted for the few requests during it
     steps = requests(live, waiting)
     steps(_COUNTED)
     print("ready", flush=True)
     sys.stdin.readline()
     steps(_COUNTED)
-    os._exit(0)  # what taking it all down costs is not asked
+    os._exit(0)  # do not count the shutdown
 
 
 def instructions(live: int, waiting: bool) -> float:
-    """Instructions per request, of some hundreds when all sequences are there."""
+    """Instructions per request, measured over some hundred requests after the start."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [
@@ -139,7 +140,7 @@ def main() -> None:
     counted = sys.argv[1:] == ["--instructions"]
     unit = "instructions" if counted else "µs"
     headings = (f"{unit}/request, all have slots", "all but 64 wait for one")
-    print(line(("live sequences", *headings, "logarithm of their number, to that of 100")))
+    print(table_row(("live sequences", *headings, "logarithm of their number, to that of 100")))
     print("|---|---|---|---|")
     for live in LIVE:
         figures = [
@@ -147,7 +148,10 @@ def main() -> None:
             for waiting in (False, True)
         ]
         growth = math.log(live) / math.log(LIVE[0])
-        print(line([f"{live:,}", *(f"{one:,.0f}" for one in figures), f"{growth:.1f}"]), flush=True)
+        print(
+            table_row([f"{live:,}", *(f"{one:,.0f}" for one in figures), f"{growth:.1f}"]),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

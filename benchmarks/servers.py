@@ -1,4 +1,4 @@
-"""The two servers that are compared: started on the same models, watched, stopped."""
+"""Starts and stops the two servers that are compared, with the same models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import tritonclient.grpc as grpcclient
 
 from benchmarks.peer import Peer
 
-DEADLINE = 180.0  # seconds for a server to become ready
+DEADLINE = 180.0  # timeout in seconds for a server to become ready
 
 
 class RunningServer:
-    """A server that is ready; `seconds` is how long that took from its start."""
+    """A running server that is ready; `seconds` is its start-up time."""
 
     def __init__(self, pid: int, grpc_port: int, http_port: int, seconds: float) -> None:
         self.pid = pid
@@ -31,14 +31,14 @@ class RunningServer:
         self.seconds = seconds
 
     def stub_megabytes(self) -> list[float]:
-        """Proportional set size of each stub: its share of all memory it has mapped."""
+        """Proportional set size (PSS) of each stub in MB: its share of all memory it has mapped."""
         children = psutil.Process(self.pid).children(recursive=True)
         return [child.memory_full_info().pss / 1e6 for child in children]
 
 
 @contextmanager
 def ours(repository: Path, engine: str = "h2") -> Iterator[RunningServer]:
-    """This project's host, with that engine behind its gRPC port."""
+    """Run this project's host with a gRPC engine."""
     port, http_port = free_port(), free_port()
     command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository}"]
     command += [f"--grpc-port={port}", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
@@ -50,7 +50,7 @@ def ours(repository: Path, engine: str = "h2") -> Iterator[RunningServer]:
 
 @contextmanager
 def theirs(repository: Path, peer: Peer) -> Iterator[RunningServer]:
-    """The peer."""
+    """Run the peer."""
     port, http_port = free_port(), free_port()
     command = peer.command(repository, port, http_port)
     with running(command, port, http_port, _grpc_ready(port), peer.environment()) as server:
@@ -58,7 +58,7 @@ def theirs(repository: Path, peer: Peer) -> Iterator[RunningServer]:
 
 
 def free_port() -> int:
-    """A port that nothing listens at just now."""
+    """A port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -72,11 +72,11 @@ def running(
     is_ready: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """Any server, from when it is ready on; what it prints is shown if something goes wrong.
+    """Run a server and yield it when it is ready. On a failure, print the server's output.
 
-    Raises SystemExit if it ends before, or is not ready in time.
+    Raises SystemExit if it ends early or is not ready in time.
     """
-    # Not in this folder: the peer's stubs would import our triton_python_backend_utils from it.
+    # Not this folder: the peer's stubs would import our triton_python_backend_utils from it.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         process = subprocess.Popen(
@@ -85,7 +85,7 @@ def running(
         try:
             _wait_ready(process, is_ready)
             yield RunningServer(process.pid, port, http_port, time.monotonic() - started)
-        except BaseException:  # Ctrl-C, too: what the server printed tells why; raised again
+        except BaseException:  # also Ctrl-C: print the server's output, then raise it again
             output.seek(0)
             sys.stderr.write(output.read().decode(errors="replace")[-4000:])
             raise
@@ -94,7 +94,7 @@ def running(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server, and those of its processes that it leaves behind."""
+    """Stop the server, and kill processes of it that are left."""
     try:
         children = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -124,7 +124,7 @@ def _wait_ready(process: subprocess.Popen[bytes], is_ready: Callable[[], bool]) 
 
 def _grpc_ready(port: int) -> Callable[[], bool]:
     def is_ready() -> bool:
-        # Asked over a bare socket first: a failed gRPC connection backs off for a second.
+        # Try a plain socket first: a failed gRPC connection waits a second before it tries again.
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
                 return False

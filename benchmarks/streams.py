@@ -1,4 +1,4 @@
-"""Streams of a decoupled model, read by the official Python client."""
+"""Measures streams of a decoupled model with the official Python client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import tritonclient.grpc as grpcclient
 
 from benchmarks.servers import RunningServer
 
-SECONDS = 120.0  # that any response may take
+SECONDS = 120.0  # timeout of a response
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """Responses per second, milliseconds to the first one, and the host's memory in MB.
+    """Responses per second, milliseconds to the first response, and the host's memory in MB.
 
-    `p99` is of the microseconds between a response and the next one.
+    `p99` is the 99th percentile of the microseconds between two responses.
     """
 
     rate: float
@@ -55,7 +55,7 @@ class _Reader:
 
 
 def one_stream(server: RunningServer, count: int) -> Streamed:
-    """One request with so many responses."""
+    """Send one request that gets `count` responses."""
     reader = _Reader(server)
     try:
         reader.ask(1)
@@ -78,7 +78,7 @@ def one_stream(server: RunningServer, count: int) -> Streamed:
 
 
 def many_streams(server: RunningServer, requests: int, responses: int) -> Streamed:
-    """So many requests at once, twice: the memory is that after the first and the second time."""
+    """Send `requests` requests at once, twice. The memory is measured after each time."""
     process = psutil.Process(server.pid)
     memory = []
     seconds = 0.0

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: links to files outside of docs/ lead to the repository, and comments for tests are not shown."""
+"""MkDocs hooks: link files outside docs/ to the repository, and remove the comments for tests."""
 
 from __future__ import annotations
 

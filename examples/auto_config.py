@@ -1,4 +1,4 @@
-"""Client of `auto_config`: asks a model without config.pbtxt what it takes, then asks it."""
+"""Client of `auto_config`: reads the inputs of a model without config.pbtxt, then calls it."""
 
 import argparse
 

@@ -1,6 +1,6 @@
-"""Serve functions of this program as models: no repository, no configuration. Ctrl-C ends it.
+"""Serves functions of this program as models, without repository or configuration. Ctrl-C stops it.
 
-`python examples/bind_function.py`, then `python examples/bind_client.py`.
+Run `python examples/bind_function.py`, then `python examples/bind_client.py`.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from host.bind import Host, TensorSpec, batch, fill_optionals, first_value, grou
 
 
 class Linear:
-    """A network of one layer. What is loaded here is there for every call."""
+    """A network with one layer. Its weights are created once and used by every call."""
 
     def __init__(self, features: int, classes: int) -> None:
         random = np.random.default_rng(0)
@@ -23,20 +23,20 @@ class Linear:
     @batch
     @first_value("temperature")
     def __call__(self, x: np.ndarray, temperature: np.float32) -> dict[str, np.ndarray]:
-        """Samples of all callers who wish the same temperature, in one go."""
+        """Compute a batch of samples; requests with the same temperature form a batch."""
         scores = np.exp(x @ self.weights / temperature)
         return {"probabilities": scores / scores.sum(axis=1, keepdims=True)}
 
 
 @batch
 def shout(text: np.ndarray) -> list[np.ndarray]:
-    """Texts are arrays of bytes."""
+    """Convert texts to capitals. Texts are arrays of bytes."""
     return [np.char.upper(np.char.decode(text.astype(np.bytes_), "utf-8"))]
 
 
 @batch
 def countdown(start: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-    """Any number of answers to a request."""
+    """Send any number of responses to a request."""
     for left in range(int(start.max()), -1, -1):
         yield {"left": np.full_like(start, left)}
 

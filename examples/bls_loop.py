@@ -1,4 +1,4 @@
-"""Client of `bls_loop`: a pipeline that asks another model until its condition holds."""
+"""Client of `bls_loop`: a model that calls another model until a condition is true."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Client of `cached_model`: asks the same thing three times; tells how often it was computed."""
+"""Client of `cached_model`: sends the same request three times; only the first is computed."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Client of `data_pipeline`: words, numbers, an image and a flag through two models."""
+"""Client of `data_pipeline`: sends text, numbers, an image and a flag through two models."""
 
 import argparse
 
@@ -18,7 +18,7 @@ def main() -> None:
         "LEVELS": np.array([0, 100, 255], dtype=np.uint8),
         "OFFSETS": np.array([-3, 0, 120], dtype=np.int8),
         "IMAGE": image,
-        "MIRROR": np.array([False]),  # data_first turns it over
+        "MIRROR": np.array([False]),  # data_first inverts it
     }
     inputs = []
     for name, array in given.items():

@@ -1,4 +1,4 @@
-"""The demo of `make demo`: a host of its own, real queries, the answers, a clean stop."""
+"""The demo of `make demo`: starts a host, runs clients against it, and stops it."""
 
 import re
 import signal
@@ -14,7 +14,7 @@ CLIENTS = ("add_sub.py", "bls_loop.py", "generate.py")
 
 
 def lines_until_started(host: subprocess.Popen[str]) -> Iterator[str]:
-    """What the host prints, up to the line that names its gRPC address."""
+    """Yield the output of the host up to the line with its gRPC address."""
     assert host.stdout is not None
     watchdog = threading.Timer(DEADLINE, host.kill)
     watchdog.start()

@@ -1,18 +1,18 @@
-"""Client of `digits` and `digits_bls`: draws digits of several sizes, and has them read."""
+"""Client of `digits` and `digits_bls`: draws digits of several sizes and has them recognised."""
 
 import argparse
 
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-LIT = {  # top, middle, bottom; left and right above; left and right below
+LIT = {  # segments: top, middle, bottom, upper left, upper right, lower left, lower right
     "0": "1011111", "1": "0000101", "2": "1110110", "3": "1110101", "4": "0101101",
     "5": "1111001", "6": "1111011", "7": "1000101", "8": "1111111", "9": "1111101",
 }  # fmt: skip
 
 
 def draw(digit: str, height: int) -> np.ndarray:
-    """One digit of seven segments, white on black."""
+    """Draw one digit with seven segments, white on black."""
     width, thick, half = height * 5 // 8, height // 8, height // 2
     places = [
         (slice(0, thick), slice(0, width)),
@@ -30,7 +30,7 @@ def draw(digit: str, height: int) -> np.ndarray:
 
 
 def scene(digits: str) -> np.ndarray:
-    """An image of 480 rows with all digits, each of another size and at another height."""
+    """An image with 480 rows that shows all digits, in different sizes and positions."""
     random = np.random.default_rng(len(digits))
     image = np.zeros((480, 40 + 180 * len(digits)), np.uint8)
     for index, digit in enumerate(digits):

@@ -1,4 +1,4 @@
-"""Client of `fan_out`: one question that three models answer together."""
+"""Client of `fan_out`: sends one request that three models answer together."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Client of `generate`: prints a text while it is written."""
+"""Client of `generate`: prints the tokens of a text as they arrive."""
 
 import argparse
 import queue

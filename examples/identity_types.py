@@ -1,4 +1,4 @@
-"""Client of `identity_types`: every data type there and back."""
+"""Client of `identity_types`: sends every data type and compares what comes back."""
 
 import argparse
 

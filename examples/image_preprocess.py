@@ -1,4 +1,4 @@
-"""Client of `image_preprocess`: an image file in, a network's input out. Needs Pillow."""
+"""Client of `image_preprocess`: sends an image file and gets a network's input. Needs Pillow."""
 
 import argparse
 import tempfile
@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 
 def draw(path: Path) -> None:
-    """A file to start with: a red disc on white."""
+    """A sample file: a red disc on white."""
     image = Image.new("RGB", (640, 480), "white")
     ImageDraw.Draw(image).ellipse((220, 140, 420, 340), fill="red")
     image.save(path)

@@ -1,4 +1,4 @@
-"""Client of `long_job`: gives up a job that takes too long, and finishes a shorter one."""
+"""Client of `long_job`: cancels a job that takes too long, and completes a shorter one."""
 
 import argparse
 import queue

@@ -1,4 +1,4 @@
-"""Client of `metered`: has texts turned round, then looks at the model's metrics."""
+"""Client of `metered`: has texts reversed, then prints the model's metrics."""
 
 import argparse
 from urllib.request import urlopen

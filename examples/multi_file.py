@@ -1,4 +1,4 @@
-"""Client of `multi_file`: temperatures in Celsius in, in Fahrenheit out."""
+"""Client of `multi_file`: converts temperatures from Celsius to Fahrenheit."""
 
 import argparse
 

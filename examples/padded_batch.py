@@ -1,4 +1,4 @@
-"""Client of `padded_batch`: sends sequences of different lengths, which run as one batch."""
+"""Client of `padded_batch`: sends sequences of different lengths that run as one batch."""
 
 import argparse
 import queue

@@ -1,4 +1,4 @@
-"""Client of `readable`: sizes in, texts out."""
+"""Client of `readable`: converts sizes to readable text."""
 
 import argparse
 

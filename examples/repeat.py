@@ -1,4 +1,4 @@
-"""Client of `repeat`: one request, many responses, each printed as it comes."""
+"""Client of `repeat`: sends one request and prints each of its responses as it arrives."""
 
 import argparse
 import queue

@@ -1,4 +1,4 @@
-"""Client of `sentence`: one answer, made of another model's stream."""
+"""Client of `sentence`: gets one response, which is made from another model's stream."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Client of `stateful_accumulator`: two sequences at a time, each with its own sum."""
+"""Client of `stateful_accumulator`: runs two sequences at the same time, each with its own sum."""
 
 import argparse
 

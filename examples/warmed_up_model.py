@@ -1,4 +1,4 @@
-"""Client of `warmed_up_model`: the first request that a client sends is not the first one."""
+"""Client of `warmed_up_model`: the model has answered a warm-up request before the first client."""
 
 import argparse
 

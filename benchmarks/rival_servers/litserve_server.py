@@ -1,4 +1,4 @@
-"""What is compared, served by LitServe: `litserve_server.py PORT NETWORK`. In its environment."""
+"""The measured models in LitServe: `litserve_server.py PORT NETWORK`, run in its environment."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What is compared, as models of MLServer. It runs in MLServer's environment."""
+"""The measured models as MLServer runtimes, run in MLServer's environment."""
 
 import onnxruntime
 from mlserver import MLModel

@@ -1,7 +1,7 @@
-"""Writes a model repository that makes pictures from words, in steps from noise.
+"""Writes a model repository that generates pictures from text by diffusion.
 
-The networks are made here, not trained. They know a few words only, and what those look like, so
-that the denoiser can tell exactly what is noise.
+The networks are constructed here, not trained. They know only a few words and the pictures of
+these, so the denoiser can compute the noise exactly.
 """
 
 import argparse
@@ -21,13 +21,13 @@ COLOURS = {
 }
 SHAPES = ("disc", "square", "stripes")
 WORDS = ("", *COLOURS, *SHAPES)
-"""The vocabulary; all other words mean nothing."""
+"""The vocabulary; all other words have no meaning."""
 SIZE = 16
-"""Rows and columns of what the denoiser works on."""
+"""Rows and columns of the latent picture."""
 
 
 class Encoder(nn.Module):
-    """Words as numbers, (1, words), to what they mean together: (1, 6), a colour and a shape."""
+    """Encodes words, as numbers of shape (1, words), to a colour and a shape: (1, 6)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,9 +44,9 @@ class Encoder(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """What of a noisy picture is noise, if it is to show what the words mean.
+    """Computes the noise in a noisy picture of what the words mean.
 
-    NOISY (1, 3, 16, 16), MEANING (1, 6), and LEVEL (1), which is how much of the picture is left.
+    NOISY is (1, 3, 16, 16), MEANING (1, 6), and LEVEL (1) the share of the picture in NOISY.
     """
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Denoiser(nn.Module):
 
     def forward(self, NOISY: Tensor, MEANING: Tensor, LEVEL: Tensor) -> Tensor:
         where = torch.einsum("ns,shw->nhw", MEANING[:, 3:], self.shapes).clamp(0, 1)[:, None]
-        meant = where * MEANING[:, :3, None, None] + where - 1  # black, where there is nothing
+        meant = where * MEANING[:, :3, None, None] + where - 1  # the background is black
         level = LEVEL.reshape(-1, 1, 1, 1)
         return (NOISY - level.sqrt() * meant.clamp(-1, 1)) / (1 - level).sqrt()
 
 
 class Decoder(nn.Module):
-    """A picture to look at: (1, 3, 16, 16) to (64, 64, 3), from 0 to 255."""
+    """Converts a latent picture (1, 3, 16, 16) to an image (64, 64, 3), values from 0 to 255."""
 
     def forward(self, LATENT: Tensor) -> Tensor:
         large = nn.functional.interpolate(LATENT, scale_factor=4.0, mode="nearest")
@@ -71,13 +71,13 @@ class Decoder(nn.Module):
 
 
 def write(repository: Path) -> None:
-    """All models; the one that has code is copied."""
+    """Write all models; the Python model is copied."""
     shutil.copytree(
         MODELS, repository, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )
     folders = {name: repository / f"picture_{name}" / "1" for name in ("encoder", "decoder")}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has newer formats, and says so
+        warnings.simplefilter("ignore")  # torch warns that there are newer formats
         for name, network, example, taken, given, sizes in (
             ("encoder", Encoder(), torch.zeros(1, 3, dtype=torch.int64), "TOKENS", "MEANING", [1]),
             ("decoder", Decoder(), torch.zeros(1, 3, SIZE, SIZE), "LATENT", "IMAGE", []),

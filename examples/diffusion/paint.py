@@ -1,4 +1,4 @@
-"""Client of `picture_maker`: has a text painted, shows it in letters, and can save it."""
+"""Client of `picture_maker`: sends a prompt, prints the picture in letters, and can save it."""
 
 import argparse
 from pathlib import Path
@@ -8,7 +8,7 @@ import tritonclient.grpc as grpcclient
 from PIL import Image
 
 LETTERS = " RGYBMCW"
-"""Of each mixture of red, green and blue."""
+"""One letter for each mixture of red, green and blue."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Writes a model repository with two models without code: one for ONNX Runtime, one for PyTorch.
+"""Writes a model repository with two models without code: for ONNX Runtime and for PyTorch.
 
-Both are the same logistic regression: how likely a flower is of each of three kinds.
+Both are the same logistic regression: the probabilities that a flower is of each of three kinds.
 """
 
 import argparse
@@ -20,7 +20,7 @@ BIAS = np.array([9.84, 2.22, -12.06], np.float32)
 
 
 def write_onnx(path: Path) -> None:
-    """No name of a framework, no configuration: the file says all."""
+    """Write an ONNX model. It needs no configuration: the file describes its inputs and outputs."""
     graph = helper.make_graph(
         [
             helper.make_node("Gemm", ["FLOWER", "weights", "bias"], ["scores"]),
@@ -47,7 +47,7 @@ class Iris(torch.nn.Module):
 
 
 def write_torch(path: Path) -> None:
-    """An exported program says what it takes and gives, except for the names of its results."""
+    """Write an exported program. It describes its inputs and outputs, but has no output names."""
     batch = torch.export.Dim("batch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Client of `iris_onnx` and `iris_torch`: three flowers, and what both make of them."""
+"""Client of `iris_onnx` and `iris_torch`: classifies three flowers with both models."""
 
 import argparse
 

@@ -1,6 +1,6 @@
-"""Writes a model repository with a classifier of images, once for each framework that is asked for.
+"""Writes a model repository with an image classifier for each framework that is requested.
 
-Its first layer is random, with a fixed seed; the other one is fitted to drawn shapes, in numpy.
+The first layer is random with a fixed seed; the second layer is fitted to drawn shapes in numpy.
 """
 
 import argparse
@@ -25,7 +25,7 @@ instance_group [ {{ count: 1, kind: KIND_CPU }} ]
 
 
 def draw(kind: str, random: np.random.Generator) -> np.ndarray:
-    """A shape of some size, somewhere, in noise; (1, 32, 32)."""
+    """Draw a shape of random size and position, with noise: (1, 32, 32)."""
     y, x = np.mgrid[:SIZE, :SIZE] - random.uniform(13, 19, 2)[:, None, None]
     radius = random.uniform(7, 12)
     away = {
@@ -39,7 +39,7 @@ def draw(kind: str, random: np.random.Generator) -> np.ndarray:
 
 
 class Weights:
-    """What all formats share."""
+    """The weights, which are the same in all formats."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(2024)
@@ -53,7 +53,7 @@ class Weights:
         self.matrix, self.bias = solved[:-1], solved[-1]
 
     def features(self, images: np.ndarray) -> np.ndarray:
-        """Convolution, ReLU, and the mean of each 4 by 4 places."""
+        """Apply convolution and ReLU, then average over blocks of 4 by 4."""
         view = np.lib.stride_tricks.sliding_window_view(images[:, 0], (KERNEL, KERNEL), (1, 2))
         view = view[:, ::STRIDE, ::STRIDE]
         maps = np.einsum("nhwij,fij->nfhw", view, self.filters[:, 0], optimize=True).clip(0)
@@ -102,7 +102,7 @@ def write_torchscript(weights: Weights, path: Path) -> None:
     network[4].weight.data = torch.from_numpy(weights.matrix.T.copy())
     network[4].bias.data = torch.from_numpy(weights.bias)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has newer formats, and says so
+        warnings.simplefilter("ignore")  # torch warns that there are newer formats
         torch.jit.save(torch.jit.trace(network, torch.zeros(1, 1, SIZE, SIZE)), path / "model.pt")
 
 
@@ -110,7 +110,9 @@ def write_savedmodel(weights: Weights, path: Path) -> None:
     import tensorflow as tf
 
     def run(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        last = tf.transpose(images, [0, 2, 3, 1])  # channels, as convolutions on CPUs need them
+        last = tf.transpose(
+            images, [0, 2, 3, 1]
+        )  # channels last, which convolutions on a CPU require
         filters = weights.filters.transpose(2, 3, 1, 0)
         maps = tf.nn.relu(tf.nn.conv2d(last, filters, STRIDE, "VALID"))
         means = tf.transpose(tf.nn.avg_pool2d(maps, POOL, POOL, "VALID"), [0, 3, 1, 2])

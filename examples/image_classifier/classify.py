@@ -1,4 +1,4 @@
-"""Client of the classifiers: one image of each shape, and the likeliest answers, over HTTP."""
+"""Client of the classifiers: sends one image of each shape over HTTP, prints the top classes."""
 
 import argparse
 

@@ -1,7 +1,7 @@
-"""Writes a model repository that reads text: five models, in three formats, and two pipelines.
+"""Writes a model repository that reads text: five models in three formats, and two pipelines.
 
-Both networks are made here, not trained: what a detector of edges and a comparison with letters
-need to weigh is known.
+Both networks are constructed here, not trained: the weights of an edge detector and of a comparison
+with letters are known.
 """
 
 import argparse
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 MODELS = Path(__file__).parent / "models"
 ALPHABET = "ABCDEFGHIJKLMNOPRSTUVWXYZ0123456789"
-"""Without Q, the only one of its letters that goes below the line. Class 0 is "no letter"."""
+"""All letters except Q, the only one that goes below the line. Class 0 is "no letter"."""
 HEIGHT = 24
-"""Rows of a cropped word, as in text_crop."""
+"""Height of a cropped word in rows, the same as in text_crop."""
 
 
 class Detector(nn.Module):
-    """Text is where grey values often go up and down: (1, 1, H, W) to (1, 1, H / 4, W / 4).
+    """Detects text, where grey values change often: (1, 1, H, W) to (1, 1, H / 4, W / 4).
 
-    Answers with the probability of each 4 by 4 pixels to be a part of a line of text. An edge or
-    two, as a frame has them, are no text.
+    The output is the probability that a block of 4 by 4 pixels is part of a line of text. One or
+    two edges, such as those of a frame, are not text.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,12 @@ class Detector(nn.Module):
         self.edges = nn.Conv2d(1, 2, (3, 5), padding=(1, 2))
         step = torch.tensor([[-1.0, 0.0, 0.0, 0.0, 1.0]]).repeat(3, 1) / 3
         self.edges.weight.data = torch.stack([step, -step])[:, None]
-        self.edges.bias.data = torch.full((2,), -0.4)  # noise and shades are less than that
+        self.edges.bias.data = torch.full((2,), -0.4)  # noise and shading are weaker than this
         self.count = nn.Conv2d(2, 1, (8, 36), stride=4, padding=(2, 16), bias=False)
         self.count.weight.data = torch.full((1, 2, 8, 36), 1 / (8 * 2.4))  # per row of pixels
-        self.reach = nn.MaxPool2d((5, 13), stride=1, padding=(2, 6))  # to the ends of each line
+        self.reach = nn.MaxPool2d(
+            (5, 13), stride=1, padding=(2, 6)
+        )  # extend to the ends of each line
 
     def forward(self, PICTURE: Tensor) -> Tensor:
         edges = self.count(torch.relu(self.edges(PICTURE)))
@@ -43,10 +45,10 @@ class Detector(nn.Module):
 
 
 class Recogniser(nn.Module):
-    """Lays every letter over every place of a word: (N, 1, HEIGHT, W) to (N, T, classes).
+    """Compares every letter with every position of a word: (N, 1, HEIGHT, W) to (N, T, classes).
 
-    Answers with logarithms of probabilities. Their agreement is 1 where all pixels are alike, and
-    "no letter" stands for the one that is just not enough.
+    The output has log probabilities. The agreement of a letter is 1 if all pixels are equal; "no
+    letter" has a fixed agreement just below that.
     """
 
     def __init__(self, enough: float = 0.65) -> None:
@@ -61,7 +63,7 @@ class Recogniser(nn.Module):
         self.width, self.enough = width, enough
 
     def forward(self, CROPS: Tensor) -> Tensor:
-        clear = torch.tanh(12 * (CROPS - 0.5))  # blurred edges decide for one side
+        clear = torch.tanh(12 * (CROPS - 0.5))  # round blurred edges to black or white
         room = nn.functional.pad(clear, (2, self.width), value=-1.0)
         agreement = self.compare(room).squeeze(2)
         none = torch.full_like(agreement[:, :1], self.enough)
@@ -69,7 +71,7 @@ class Recogniser(nn.Module):
 
 
 def glyph(character: str) -> Tensor:
-    """A letter in its cell of the font, as high as a crop: 1 is ink."""
+    """A letter of the font as an array of crop height; ink is 1."""
     cell = Image.new("L", (6, 11))
     ImageDraw.Draw(cell).text((0, 0), character, fill=255, font=ImageFont.load_default_imagefont())
     _, top, _, bottom = cell.getbbox()
@@ -79,17 +81,17 @@ def glyph(character: str) -> Tensor:
 
 
 def write(repository: Path) -> None:
-    """All models; those that have code are copied."""
+    """Write all models; the Python models are copied."""
     shutil.copytree(
         MODELS, repository, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )
     folders = [repository / f"text_{name}" / "1" for name in ("detector", "recogniser", "reader")]
-    for folder in folders:  # that of the ensemble stays empty
+    for folder in folders:  # the version folder of the ensemble stays empty
         folder.mkdir(exist_ok=True)
     detector, recogniser, _ = folders
     sizes = {2: "height", 3: "width"}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has newer formats, and says so
+        warnings.simplefilter("ignore")  # torch warns that there are newer formats
         torch.onnx.export(
             Detector().eval(),
             (torch.zeros(1, 1, 64, 64),),

@@ -1,4 +1,4 @@
-"""Client of `text_reader` and `text_reader_bls`: draws a sign, or takes a file, and has it read."""
+"""Client of `text_reader` and `text_reader_bls`: draws a sign, or takes a file, and reads it."""
 
 import argparse
 import io
@@ -12,7 +12,7 @@ SIGN = ("PLATFORM 9", "TRAIN TO YORK", "LEAVES AT 1045")
 
 
 def written(line: str, scale: int) -> Image.Image:
-    """A line in Pillow's bitmap font, enlarged."""
+    """A line of text in Pillow's bitmap font, enlarged."""
     picture = Image.new("L", (6 * len(line), 11))
     font = ImageFont.load_default_imagefont()
     ImageDraw.Draw(picture).text((0, 0), line, fill=255, font=font)
@@ -20,7 +20,7 @@ def written(line: str, scale: int) -> Image.Image:
 
 
 def sign(lines: tuple[str, ...], seed: int = 0) -> bytes:
-    """A JPEG file of light text on a dark board with a frame, photographed with noise."""
+    """A JPEG file of light text on a dark board with a frame and noise."""
     random = np.random.default_rng(seed)
     board = np.full((60 + 60 * len(lines), 520), 40.0)
     board[8:14, 8:-8] = board[-14:-8, 8:-8] = board[8:-8, 8:14] = board[8:-8, -14:-8] = 150

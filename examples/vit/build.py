@@ -1,6 +1,6 @@
 """Writes a model repository with a vision transformer of Hugging Face, in two forms.
 
-Its weights are random, with a fixed seed: nothing is downloaded. `--layers 12` is as deep as
+The weights are random with a fixed seed, so nothing is downloaded. `--layers 12` is the depth of
 ViT-Base; more layers take longer to write.
 """
 
@@ -17,7 +17,7 @@ MODELS = Path(__file__).parent / "models"
 
 
 class LastHidden(nn.Module):
-    """The network with one input and one output, as a file has them."""
+    """The network with one input and one output, for the export to ONNX."""
 
     def __init__(self, network: ViTModel) -> None:
         super().__init__()
@@ -28,17 +28,17 @@ class LastHidden(nn.Module):
 
 
 def write(repository: Path, layers: int) -> None:
-    """The weights for the model in Python, a graph with the same weights for ONNX Runtime."""
+    """Write the weights for the Python model, and an ONNX graph with the same weights."""
     shutil.copytree(
         MODELS, repository, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )
-    for name in ("onnx", "ensemble"):  # that of the ensemble stays empty
+    for name in ("onnx", "ensemble"):  # the version folder of the ensemble stays empty
         (repository / f"vit_{name}" / "1").mkdir(exist_ok=True)
     torch.manual_seed(2024)
     network = ViTModel(ViTConfig(num_hidden_layers=layers), add_pooling_layer=False).eval()
     network.save_pretrained(repository / "vit_python" / "1" / "weights")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has newer formats, and says so
+        warnings.simplefilter("ignore")  # torch warns that there are newer formats
         torch.onnx.export(
             LastHidden(network),
             (torch.zeros(1, 3, 224, 224),),

@@ -1,4 +1,4 @@
-"""Client of `vit_python` and `vit_ensemble`: the same image for both, and whether they agree."""
+"""Client of `vit_python` and `vit_ensemble`: sends the same image to both, compares the results."""
 
 import argparse
 
@@ -7,7 +7,7 @@ import tritonclient.grpc as grpcclient
 
 
 def image(height: int = 300, width: int = 400) -> np.ndarray:
-    """Waves of three colours."""
+    """An image of waves in three colours."""
     y, x = np.mgrid[:height, :width]
     waves = [np.sin(x / 20), np.sin(y / 30), np.sin((x + y) / 40)]
     return (np.stack(waves, axis=-1) * 127 + 128).astype(np.uint8)

@@ -1,1 +1,1 @@
-"""Responses that are kept, so that the same request need not be run again."""
+"""The response cache: its keys, its stores, and its use by models."""

@@ -1,4 +1,4 @@
-"""What makes two requests the same for the response cache (configuration spec 7.2)."""
+"""Computes the keys of the response cache (docs/reference/configuration_and_scheduling.md, 7.2)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from host.inference.shared_memory_bytes import read_bytes
 from host.repository.qualified_name import qualified_name
 
 KEY_SIZE = 16
-"""Bytes of a key: so many that no two requests ever share one by accident."""
+"""Length of a key in bytes: long enough that two requests never have the same key by chance."""
 
 
 def request_key(request: InferRequest, version: int, namespace: str = "") -> bytes:
-    """The key of a checked request to that version of its model.
+    """Compute the key of a validated request to a version of its model.
 
-    Over the model, its version, every input's name, data type, shape and bytes, and the names of
-    the requested outputs, in whatever order they came. Nothing else has a say: not the id, the
-    parameters, or the priority.
+    The key depends on the model, its version, the name, data type, shape and bytes of every input,
+    and the names of the requested outputs. It does not depend on the order of inputs and outputs,
+    nor on anything else, such as the request id, parameters or the priority.
     """
     digest = blake2b(digest_size=KEY_SIZE)
     for part in _parts(request, version, namespace):
-        # With its length before it, no part can pass for the end of another one.
+        # The length comes first, so different parts never give the same bytes when joined.
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
@@ -45,5 +45,5 @@ def _parts(request: InferRequest, version: int, namespace: str) -> Iterator[Buff
 
 
 def format_key(key: bytes) -> str:
-    """The key as the log shows it: a decimal number."""
+    """The key as a decimal number, for the log."""
     return str(int.from_bytes(key, "little"))

@@ -1,4 +1,4 @@
-"""The cache `local`: responses in the host's own memory, the least recently used leave first."""
+"""The cache `local`: an LRU cache in the memory of the host process."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from host.cache.store import CachedOutputs, InsertCallback, LookupCallback
 from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.metrics.catalogue import MetricsSnapshot
 
-_OVERHEAD_BYTES = 256  # bytes of a tensor besides its data: name, shape, places in indexes
+_OVERHEAD_BYTES = 256  # estimated bytes of a tensor besides its data
 
 
 class LocalStore:
-    """At most `size` bytes for all models together (configuration spec 7.2)."""
+    """Holds at most `size` bytes for all models together
+    (docs/reference/configuration_and_scheduling.md, 7.2)."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._used = 0
         self._entries: OrderedDict[bytes, tuple[CachedOutputs, int]] = (
             OrderedDict()
-        )  # oldest use first
+        )  # least recently used first
         self._lookups = self._hits = self._evictions = 0
         self._lookup_ns = self._insertion_ns = 0
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, str]) -> LocalStore:
-        """From `--cache-config=local,size=<bytes>`. Raises HostError INVALID_ARG."""
+        """Create a store from `--cache-config=local,size=<bytes>`. Raises HostError INVALID_ARG."""
         size = settings.get("size", "")
         if not size:
             raise _invalid_setting("config didn't contain a valid 'size' field.")
@@ -40,7 +41,7 @@ class LocalStore:
         return cls(int(size))
 
     def look_up(self, key: bytes, on_found: LookupCallback) -> None:
-        """Call `on_found` at once; what is found has been used just now."""
+        """Call `on_found` before returning. A hit becomes the most recently used entry."""
         started_ns = time.monotonic_ns()
         entry = self._entries.get(key)
         self._lookups += 1
@@ -51,7 +52,10 @@ class LocalStore:
         on_found(None if entry is None else entry[0])
 
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
-        """Make room for the outputs, keep them, and call `on_inserted` at once."""
+        """Evict entries until the outputs fit, and store them.
+
+        Calls `on_inserted` before returning.
+        """
         started_ns = time.monotonic_ns()
         error = self._insert(key, outputs)
         self._insertion_ns += time.monotonic_ns() - started_ns
@@ -59,7 +63,7 @@ class LocalStore:
 
     def _insert(self, key: bytes, outputs: CachedOutputs) -> HostError | None:
         if key in self._entries:
-            return HostError(ErrorCode.ALREADY_EXISTS, "the response is kept already")
+            return HostError(ErrorCode.ALREADY_EXISTS, "the key is already in the cache")
         size = sum(len(output.data) + _OVERHEAD_BYTES for output in outputs) + _OVERHEAD_BYTES
         if size > self._size:
             return internal(
@@ -74,7 +78,7 @@ class LocalStore:
         return None
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """Put what has happened to the whole cache on the snapshot."""
+        """Add the metrics of the whole cache to the snapshot."""
         for name, value in (
             ("nv_cache_util", self._used / self._size if self._size else 0.0),
             ("nv_cache_num_entries", len(self._entries)),
@@ -88,7 +92,7 @@ class LocalStore:
             snapshot[name].add((), value)
 
     async def close(self) -> None:
-        """Give the memory back."""
+        """Remove all entries."""
         self._entries.clear()
         self._used = 0
 

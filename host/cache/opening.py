@@ -1,4 +1,4 @@
-"""The cache that `--cache-config` asks for, opened by its name."""
+"""Opens the cache that `--cache-config` selects."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from host.errors import invalid_argument
 
 
 async def open_store(name: str, settings: Mapping[str, str], directory: str) -> ResponseStore:
-    """The cache of that name. Raises HostError.
+    """Open the cache `name`: `local` or `redis`.
 
-    `directory` is where a Triton would look for it.
+    `directory` is `--cache-directory`, which only the error for an unknown name shows. Raises
+    HostError INVALID_ARG for an unknown name or setting, UNAVAILABLE without a Redis server.
     """
     if name == "local":
         return LocalStore.from_settings(settings)

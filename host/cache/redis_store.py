@@ -1,4 +1,4 @@
-"""The cache `redis`: responses in a Redis server, which several hosts may share."""
+"""The cache `redis`: a Redis server, which several hosts may share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from host.metrics.catalogue import MetricsSnapshot
 _log = logging.getLogger("pbhost")
 
 _PREFIX = b"pbhost:response:"
-_BACK_OFF_SECONDS = 1.0  # seconds in which a server that has failed is not asked again
+_BACK_OFF_SECONDS = 1.0  # how long a server is not used after a failure
 _FAILURES = (RedisError, OSError, asyncio.TimeoutError)
 
 _EncodedOutputs = list[tuple[str, str, list[int], bytes]]
@@ -30,9 +30,9 @@ _EncodedOutputs = list[tuple[str, str, list[int], bytes]]
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """`--cache-config=redis,...`, named as Triton's cache of that name has them.
+    """The settings of `--cache-config=redis,...`, with the names of Triton's Redis cache.
 
-    Timeouts are in milliseconds. `pool_size` is how many connections there may be.
+    Timeouts are in milliseconds. `pool_size` is the maximum number of connections.
     """
 
     host: str
@@ -52,7 +52,7 @@ class RedisSettings:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, str]) -> RedisSettings:
-        """From the texts of the command line. Raises HostError INVALID_ARG."""
+        """Parse the settings of the command line. Raises HostError INVALID_ARG."""
         read: dict[str, Any] = {
             "user": os.environ.get("TRITONCACHE_REDIS_USERNAME", ""),
             "password": os.environ.get("TRITONCACHE_REDIS_PASSWORD", ""),
@@ -75,7 +75,7 @@ class RedisSettings:
         return cls(**read)
 
     def create_client(self) -> aioredis.Redis:
-        """A client of that server; it connects when it is used."""
+        """Create a client of the server. It connects when it is first used."""
         options: dict[str, Any] = {}
         if self.tls_enabled:
             options = {
@@ -101,8 +101,11 @@ class RedisSettings:
 
 
 class RedisStore:
-    """Never holds a request up for longer than its timeouts: a server that fails is left alone
-    for a second, in which nothing is found and nothing is kept."""
+    """Stores responses in a Redis server.
+
+    A request waits at most for the configured timeouts. After a failure, the server is not used for
+    one second; lookups find nothing and inserts fail in that time.
+    """
 
     def __init__(self, settings: RedisSettings) -> None:
         self._address = f"{settings.host}:{settings.port}"
@@ -112,7 +115,7 @@ class RedisStore:
         self._back_off_until = 0.0
 
     async def connect(self) -> RedisStore:
-        """Make sure that there is a server. Raises HostError."""
+        """Check the connection. Raises HostError UNAVAILABLE."""
         try:
             await self._client.ping()
         except _FAILURES as error:
@@ -123,7 +126,7 @@ class RedisStore:
         return self
 
     def look_up(self, key: bytes, on_found: LookupCallback) -> None:
-        """Ask the server, and call `on_found` with what it says."""
+        """Look up a key in the server, then call `on_found`."""
         if self._backing_off:
             on_found(None)
         else:
@@ -133,19 +136,21 @@ class RedisStore:
         outputs: CachedOutputs | None = None
         try:
             data = await self._client.get(_PREFIX + key)
-            if isinstance(data, bytes):  # as it is, for the client decodes nothing
+            if isinstance(data, bytes):  # the client is set up to return bytes
                 outputs = _decode(data)
         except msgspec.DecodeError as error:
-            _log.error("response cache: what is kept under [%s] is no response: %s",
+            _log.error("response cache: the entry of key [%s] is not a valid response: %s",
                        format_key(key), error)  # fmt: skip
         except _FAILURES as error:
             self._back_off("Failed to look up", key, error)
         on_found(outputs)
 
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
-        """Send the outputs, and call `on_inserted` once the server has them."""
+        """Send the outputs to the server, then call `on_inserted`."""
         if self._backing_off:
-            on_inserted(unavailable(f"the Redis server at {self._address} has failed lately"))
+            on_inserted(
+                unavailable(f"the Redis server at {self._address} failed less than a second ago")
+            )
         else:
             self._create_task(self._insert(key, _encode(outputs), on_inserted))
 
@@ -153,7 +158,7 @@ class RedisStore:
         error: HostError | None = None
         try:
             if not await self._client.set(_PREFIX + key, data, nx=True):
-                error = HostError(ErrorCode.ALREADY_EXISTS, "the response is kept already")
+                error = HostError(ErrorCode.ALREADY_EXISTS, "the key is already in the cache")
         except _FAILURES as failure:
             self._back_off("Failed to insert", key, failure)
             error = unavailable(str(failure))
@@ -177,10 +182,10 @@ class RedisStore:
         task.add_done_callback(self._tasks.discard)
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """The server has numbers of its own."""
+        """Do nothing: a Redis server exports its own metrics."""
 
     async def close(self) -> None:
-        """Let go of the server; what is kept there stays."""
+        """Disconnect. The entries stay in the server."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

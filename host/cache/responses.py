@@ -1,4 +1,4 @@
-"""The response cache as one model version sees it: looked at before a request is queued."""
+"""The response cache of one model version, which is looked up before a request is queued."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _log = logging.getLogger("pbhost")
 
 
 WriteToClientMemory = Callable[[Mapping[str, object], list[Tensor]], HostError | None]
-"""Writes outputs to where the client wants them; what stands against it."""
+"""Writes outputs to the client's shared memory; returns the error if that fails."""
 
 
 class ResponseCache:
-    """Answers calls from a store, and has the store keep what the model answers to the others.
+    """Answers requests from a store, and inserts the model's responses to all others.
 
-    `version` and `namespace` are the model's; its `counters` learn of hits and misses
-    (configuration spec 7.2).
+    `version` and `namespace` identify the model. Hits and misses are counted in `counters`
+    (docs/reference/configuration_and_scheduling.md, 7.2).
     """
 
     def __init__(
@@ -43,7 +43,10 @@ class ResponseCache:
         self._write_to_client_memory = deliver
 
     def serve(self, call: Call, run: Callable[[Call], None]) -> None:
-        """Answer the call, at once or later, or have it `run`; no client can change its inputs."""
+        """Look the call up; answer it from the store or `run` it, at once or later.
+
+        The inputs must not be in memory that the client can change.
+        """
         started_ns = time.monotonic_ns()
         request = call.request
         output_placement, request.output_placement = request.output_placement, None
@@ -66,7 +69,7 @@ class ResponseCache:
             run(call)
             return
         request = call.request
-        # New ones: those who pass tensors on put them into memory of their own.
+        # The store keeps its tensors: users of a response may replace the data of a tensor.
         fresh = [Tensor(o.name, o.datatype, list(o.shape), o.data) for o in outputs]
         response = InferResponse(request.model_name, self._version, request.id, fresh)
         response.error = self._write_outputs(cached, response)
@@ -78,7 +81,7 @@ class ResponseCache:
         call.respond(response)
 
     def _on_response(self, cached: _CachedCall, response: InferResponse) -> None:
-        """The model has answered. A failure is not kept."""
+        """Insert the model's response into the store, unless it is an error."""
         if response.error is None:
             outputs = [
                 Tensor(o.name, o.datatype, list(o.shape), bytes(o.data)) for o in response.outputs
@@ -91,7 +94,7 @@ class ResponseCache:
     def _on_inserted(self, cached: _CachedCall, started_ns: int, error: HostError | None) -> None:
         if error is not None:
             if error.code is ErrorCode.ALREADY_EXISTS:
-                return  # the same request had been under way
+                return  # another request with the same key finished first
             _log.error(
                 "Failed to insert key [%s] into response cache: %s",
                 format_key(cached.key), error.message,
@@ -106,7 +109,7 @@ class ResponseCache:
 
 @dataclass(slots=True)
 class _CachedCall:
-    """One call that came by the cache, at a time of CLOCK_MONOTONIC in nanoseconds."""
+    """A call that uses the cache. `started_ns` is a CLOCK_MONOTONIC time."""
 
     call: Call
     started_ns: int

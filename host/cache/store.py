@@ -1,4 +1,4 @@
-"""The contract of whatever keeps responses, local or far away."""
+"""The interface of response cache stores."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from host.inference.request import Tensor
 from host.metrics.catalogue import MetricsSnapshot
 
 CachedOutputs = Sequence[Tensor]
-"""What is kept of a response; the tensors' `data` are bytes of their own."""
+"""The outputs of a response; the `data` of the tensors are `bytes`."""
 
 LookupCallback = Callable[[CachedOutputs | None], None]
 InsertCallback = Callable[[HostError | None], None]
 
 
 class ResponseStore(Protocol):
-    """Keeps outputs by key. All methods belong to the event loop; none of them waits."""
+    """Stores outputs by key. All methods must be called on the event loop; none blocks."""
 
     def look_up(self, key: bytes, on_found: LookupCallback) -> None:
-        """Call `on_found`, at once or later, with the outputs of that key, None if there are none.
+        """Call `on_found`, at once or later, with the outputs of the key, or None.
 
-        What goes wrong is logged, and nothing is found.
+        A failure is logged and counts as not found.
         """
 
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
-        """Keep outputs that will not change, unless the key has some already.
+        """Store outputs, which must not change any more, unless the key exists.
 
-        Calls `on_inserted`, at once or later: with None, ALREADY_EXISTS, or what went wrong.
+        Calls `on_inserted`, at once or later, with None or the error: ALREADY_EXISTS if the key
+        exists.
         """
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """Put the store's own series on the snapshot."""
+        """Add the metrics of the store to the snapshot."""
 
     async def close(self) -> None:
-        """Forget what is under way."""
+        """Cancel pending operations and release resources."""

@@ -1,1 +1,1 @@
-"""What a model's configuration says: parsed, resolved, normalised, validated and printed."""
+"""Model configurations: parses, completes, validates and prints them."""

@@ -1,12 +1,12 @@
-"""What a configuration takes over from the one that a model completed."""
+"""Merges the result of a model's `auto_complete_config` into its configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from host.config.defaults import normalise_config
 from host.config.json_form import from_json
-from host.config.normalise import normalise_config
 from host.config.schema import ModelConfig, new_config, pb
 from host.errors import internal
 
@@ -16,10 +16,12 @@ _REPLACED_LISTS = ("input", "output")
 def merge_completed(
     config: ModelConfig, completed: str | Mapping[str, Any] | ModelConfig
 ) -> ModelConfig:
-    """`config` with what auto-completion may change; `completed` is a whole one, perhaps in JSON.
+    """Return a copy of `config` with the completed fields; `completed` may be JSON.
 
-    Tensors and batch size are replaced, a scheduler is taken over where there is none, and so is
-    the transaction policy (configuration spec 2.4). Everything else in `completed` is ignored.
+    Takes the inputs, the outputs, the maximum batch size and the transaction policy of `completed`,
+    and its scheduler if `config` has none (docs/reference/configuration_and_scheduling.md, 2.4).
+    All other fields of `completed` are ignored. Raises HostError for invalid JSON or another
+    scheduler.
     """
     if not isinstance(completed, pb.ModelConfig):
         completed = from_json(completed)
@@ -29,21 +31,21 @@ def merge_completed(
     for name in _REPLACED_LISTS:
         merged.ClearField(name)
         getattr(merged, name).extend(getattr(completed, name))
-    _take_scheduler(merged, completed)
+    _merge_scheduler(merged, completed)
     if completed.HasField("model_transaction_policy"):
         merged.model_transaction_policy.decoupled = completed.model_transaction_policy.decoupled
     normalise_config(merged)
     return merged
 
 
-def _take_scheduler(merged: ModelConfig, completed: ModelConfig) -> None:
+def _merge_scheduler(merged: ModelConfig, completed: ModelConfig) -> None:
     present = merged.WhichOneof("scheduling_choice")
     offered = completed.WhichOneof("scheduling_choice")
     if present is None and offered is not None:
         getattr(merged, offered).CopyFrom(getattr(completed, offered))
     elif offered not in (None, present):
         number = merged.DESCRIPTOR.fields_by_name[present].number
-        # Both numbers name the old choice: the text is known in this form.
+        # Triton's text has the number of the old choice twice.
         raise internal(
             f"Cannot update scheduling choice from {number} to {number} when auto-completing."
         )

@@ -1,4 +1,4 @@
-"""What a check reports, and how the first report becomes an error that says where to look."""
+"""The result of configuration checks, and the error made from the first finding."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from host.errors import ErrorCode, HostError
 
 
 class Finding(NamedTuple):
-    """Something wrong with a configuration: the exact text, and the field it is about.
+    """One problem of a configuration: its error text, and the path of the field.
 
-    `advice` says what to do where the text, which is a documented one, does not.
+    `advice` says what to do, if the text, which may be Triton's, does not.
     """
 
     text: str
@@ -25,14 +25,14 @@ Findings: TypeAlias = Iterator[Finding]
 
 
 def raise_first(findings: Iterable[Finding], source: ConfigSource | None) -> None:
-    """Raise the first finding, if there is one, followed by its place in the source if known."""
+    """Raise the first finding, if any, as HostError. The text ends with its place in `source`."""
     error = first_error(findings, source)
     if error is not None:
         raise error
 
 
 def first_error(findings: Iterable[Finding], source: ConfigSource | None) -> HostError | None:
-    """What `raise_first` would raise."""
+    """The error that `raise_first` would raise."""
     for finding in findings:
         place = source.format_location(finding.field) if source is not None else ""
         advice = f"; {finding.advice}" if finding.advice else ""

@@ -1,4 +1,4 @@
-"""Instance groups: the default ones, the checks, and the instances that they ask for."""
+"""Instance groups: fills in defaults, checks them, and lists the instances to create."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ _KINDS: dict[int, Kind] = {
     _Group.KIND_GPU: "GPU",
     _Group.KIND_MODEL: "MODEL",
 }
-_CPU_DEFAULT_COUNT = ("tensorflow", "onnxruntime")
-_LEAST_CAPABILITY = 6.0
+_TWO_ON_CPU = ("tensorflow", "onnxruntime")
+_MIN_CAPABILITY = 6.0
 _ADVICE = (
-    "set KIND_CPU, or KIND_AUTO for a GPU where there is one; or start the server where NVIDIA's"
-    " driver shows it a GPU that is good enough"
+    "set KIND_CPU, or KIND_AUTO to use a GPU only if there is one; or start the server on a machine"
+    " with a GPU of the required compute capability and NVIDIA's driver"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One instance to create. `device_id` is 0 unless it runs on a GPU.
+    """A model instance to create.
 
-    `group` is the index of its instance group. All GPUs of a group share the same instance names.
+    `device_id` is the GPU, or 0 if the instance does not run on a GPU. `group` is the index of its
+    instance group. Instances of a group on different GPUs have the same names.
     """
 
     name: str
@@ -42,7 +43,10 @@ class InstanceSpec:
 
 
 def normalise_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> None:
-    """Give every group a name, a kind and a count (configuration spec 3); `gpus` are the usable."""
+    """Fill in name, kind and count of every group; `gpus` are the usable GPU ids.
+
+    The rules are in docs/reference/configuration_and_scheduling.md, 3.
+    """
     if is_ensemble(config):
         return
     if not config.instance_group:
@@ -53,18 +57,18 @@ def normalise_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> 
             on_gpu = bool(gpus) and set(group.gpus) <= set(gpus)
             group.kind = _Group.KIND_GPU if on_gpu else _Group.KIND_CPU
         if group.count < 1:
-            two = group.kind == _Group.KIND_CPU and config.backend in _CPU_DEFAULT_COUNT
-            group.count = 2 if two else 1
+            on_cpu = group.kind == _Group.KIND_CPU
+            group.count = 2 if on_cpu and config.backend in _TWO_ON_CPU else 1
         if group.kind == _Group.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)
 
 
 def check_instance_groups(
-    config: ModelConfig, gpus: Sequence[int] = (), least_capability: float = _LEAST_CAPABILITY
+    config: ModelConfig, gpus: Sequence[int] = (), least_capability: float = _MIN_CAPABILITY
 ) -> Findings:
-    """What is wrong with the normalised groups (configuration spec 3).
+    """Check normalised instance groups (docs/reference/configuration_and_scheduling.md, 3).
 
-    `gpus` are the usable ones: those of at least that compute capability.
+    `gpus` are the ids of GPUs that have at least the compute capability `least_capability`.
     """
     if is_ensemble(config):
         return
@@ -109,7 +113,7 @@ def _check_kind(
 def _check_profiles(group: ConfigPart, platform: str, owner: str, path: str) -> Findings:
     prefix = f"{owner} and platform {platform}"
     if group.profile and platform != "tensorrt_plan":
-        # The missing space is part of the text that clients may match.
+        # Triton's text has no space here.
         yield Finding(
             f"{prefix}specifies profile field which is only supported for TensorRT models",
             f"{path}.profile",
@@ -124,7 +128,7 @@ def _check_profiles(group: ConfigPart, platform: str, owner: str, path: str) -> 
 
 
 def instance_specs(config: ModelConfig) -> list[InstanceSpec]:
-    """The instances that the normalised groups ask for, in the order of their creation."""
+    """The instances of the normalised groups, in the order of creation."""
     return [
         InstanceSpec(f"{group.name}_{number}", kind, device, index, group.passive)
         for index, group in enumerate(config.instance_group)

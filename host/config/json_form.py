@@ -1,4 +1,4 @@
-"""The JSON form of a configuration: what the config endpoint answers and what models receive."""
+"""Converts configurations to and from JSON, the form for clients and for models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,17 @@ from host.config.schema import (
 )
 from host.errors import invalid_argument
 
-# Clients know these 64-bit fields as strings, and all others as numbers (spec 2.8).
+_WHOLE = 1e15
+"""Whole numbers below this limit are written without a fraction or an exponent."""
+
+# Also matches a string without its closing quote; otherwise a failed match would be retried from
+# every character, in quadratic time.
+_STRING = re.compile(r""" "(?:[^"\\]|\\.?)*(?:"|\Z) | '(?:[^'\\]|\\.?)*(?:'|\Z) """, re.X | re.S)
+_ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+_REQUOTED = {"\\'": "'", '"': '\\"'}
+
+# Triton prints these 64-bit fields as strings and all others as numbers
+# (docs/reference/configuration_and_scheduling.md, 2.8).
 _NUMBERS_AS_STRINGS = {
     "inference.ModelInstanceGroup.SecondaryDevice.device_id",
     "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
@@ -32,14 +42,15 @@ _NUMBERS_AS_STRINGS = {
 
 
 def to_json(config: ModelConfig) -> str:
-    """The configuration as compact JSON."""
+    """Convert a configuration to compact JSON text."""
     return json.dumps(to_dict(config), separators=(",", ":"), ensure_ascii=False)
 
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as JSON-ready data, fields in the order of their declaration.
+    """Convert a configuration to JSON-ready data, with the fields in declaration order.
 
-    Messages and members of a choice are there only when set, everything else always.
+    Message fields and members of a oneof are left out if they are not set. All other fields are
+    always present.
     """
     return {
         field.name: _field_value(field, getattr(config, field.name))
@@ -68,12 +79,8 @@ def _value(field: Field, value: Any) -> Any:
     return str(value) if field.full_name in _NUMBERS_AS_STRINGS else value
 
 
-_WHOLE = 1e15
-"""Whole numbers below this are written without a fraction or an exponent."""
-
-
 def _number(value: float, single: bool) -> float | str:
-    """The shortest number that means this value; JSON has no others than finite ones."""
+    """The shortest number with this value, or protobuf's word for NaN and infinities."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if value.is_integer() and abs(value) < _WHOLE and str(value) != "-0.0":
@@ -86,11 +93,11 @@ def _number(value: float, single: bool) -> float | str:
 
 
 def from_json(form: str | Mapping[str, Any]) -> ModelConfig:
-    """The configuration in JSON text or JSON-ready data.
+    """Convert JSON text or JSON-ready data to a configuration.
 
-    Strings in the text may have single quotes, as those of `str(dict)` have: Triton takes them.
-    Field names may be snake_case or camelCase, enum values have any case, 64-bit numbers may be
-    strings. Raises INVALID_ARG for anything else that is not exactly the schema's.
+    Strings in the text may have single quotes, as in `str(dict)`: Triton accepts them. Field names
+    may be snake_case or camelCase, enum values have any case, 64-bit numbers may be strings.
+    Raises HostError INVALID_ARG for everything else that the schema does not allow.
     """
     try:
         data = _loads(form) if isinstance(form, str) else form
@@ -108,11 +115,11 @@ def _loads(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        usual = _STRING.sub(_with_double_quotes, text)
-        if usual == text:
+        requoted = _STRING.sub(_with_double_quotes, text)
+        if requoted == text:
             raise
     try:
-        return json.loads(usual)
+        return json.loads(requoted)
     except json.JSONDecodeError as error:
         text = f"{error}; json.dumps writes a Python dict as JSON, str does not"
         raise ValueError(text) from None
@@ -125,14 +132,8 @@ def _with_double_quotes(string: re.Match[str]) -> str:
     return f'"{inner}"'
 
 
-# An open end is matched as well: what fails to match would be looked at again and again.
-_STRING = re.compile(r""" "(?:[^"\\]|\\.?)*(?:"|\Z) | '(?:[^'\\]|\\.?)*(?:'|\Z) """, re.X | re.S)
-_ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
-_REQUOTED = {"\\'": "'", '"': '\\"'}
-
-
 def _message(descriptor: Any, data: Any, path: str) -> Any:
-    """`data` with the schema's own names for fields and enum values."""
+    """Check a JSON object and rename its fields and enum values to the names in the schema."""
     if data is None:
         return None
     if not isinstance(data, Mapping):

@@ -1,4 +1,4 @@
-"""The way from a model directory to the configuration that the model is served with."""
+"""Loads the configuration of a model directory: reads, completes and checks it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from host.config.auto_complete import merge_completed
-from host.config.execution import max_concurrent_batches
+from host.config.defaults import first_version_dir, normalise_config, resolve_backend
 from host.config.findings import Finding, Findings, first_error, raise_first
-from host.config.input_memory import input_memory_message
 from host.config.instance_groups import (
     InstanceSpec,
     check_instance_groups,
@@ -20,9 +19,8 @@ from host.config.instance_groups import (
 )
 from host.config.json_form import from_json
 from host.config.names import check_directory_name, check_names_for_stub
-from host.config.normalise import normalise_config
+from host.config.parameters import input_memory_message, max_concurrent_batches
 from host.config.pbtxt import parse_pbtxt_with_source
-from host.config.resolve import first_version_dir, resolve_backend
 from host.config.schema import ModelConfig, new_config
 from host.config.source import ConfigSource
 from host.config.unsupported import check_supported
@@ -47,12 +45,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration as far as it is known without running the model.
+    """A configuration before the model's `auto_complete_config` has run.
 
-    `source` is None when no file was read. `instance_error`: why it cannot be served or its
-    instances not be made here, which fails a version, where other errors keep the model from being
-    looked at.
-    `namespace`: the repository, if several models may have that name (spec 8.9).
+    `source` is None if no file was read. `instance_error` is the reason why the model's versions
+    cannot be loaded on this server; other errors are raised by `load_config`. `namespace` is the
+    repository's path if model names are local to repositories
+    (docs/reference/configuration_and_scheduling.md, 8.9).
     """
 
     config: ModelConfig
@@ -61,7 +59,7 @@ class LoadedConfig:
     namespace: str = ""
 
     def check_instances(self) -> None:
-        """Raises HostError if they cannot be made."""
+        """Raise `instance_error` if there is one."""
         if self.instance_error is not None:
             raise self.instance_error
 
@@ -76,18 +74,21 @@ def load_config(
     least_capability: float = 6.0,
     name: str | None = None,
 ) -> LoadedConfig:
-    """Everything that happens to a configuration before its model is asked to complete it.
+    """Read, complete and check the configuration of a model that does not run yet.
 
-    `strict` demands a complete configuration, `config_name` chooses among `configs/`, `override`
-    is JSON that replaces the file, and `name` stands in for the directory's name where that
-    directory is a temporary one (configuration spec 2.4, steps 2 to 8; of steps 10 and 11 the
-    error is kept). `gpus` are those of at least the `least_capability`.
+    `strict` requires a complete configuration. `config_name` selects a file in `configs/`.
+    `override` is JSON that replaces the file. `name` replaces the directory's name if the directory
+    is temporary. `gpus` are the ids of GPUs with at least the compute capability
+    `least_capability`.
+
+    These are steps 2 to 8 of docs/reference/configuration_and_scheduling.md, 2.4. Raises HostError,
+    but keeps an error of steps 10 and 11 as `instance_error`.
     """
     directory = name if name is not None else model_dir.name
     config, source = _read_config(model_dir, strict, config_name, override)
     raise_first(_resolve_and_check(config, model_dir, directory, strict, gpus), source)
-    unplaced = first_error(_check_servable(config, gpus, least_capability), source)
-    return LoadedConfig(config, source, unplaced)
+    instance_error = first_error(_check_servable(config, gpus, least_capability), source)
+    return LoadedConfig(config, source, instance_error)
 
 
 def iterate_findings(
@@ -98,7 +99,7 @@ def iterate_findings(
     gpus: Sequence[int],
     least_capability: float,
 ) -> Findings:
-    """Fill in what is left out, as `load_config` does, and yield everything that is wrong."""
+    """Complete the configuration like `load_config`, and yield all findings, not only the first."""
     yield from _resolve_and_check(config, model_dir, directory, strict, gpus)
     yield from _check_servable(config, gpus, least_capability)
 
@@ -106,9 +107,8 @@ def iterate_findings(
 def _resolve_and_check(
     config: ModelConfig, model_dir: Path, directory: str, strict: bool, gpus: Sequence[int]
 ) -> Findings:
-    # What is not UTF-8 cannot be told, and is no name: it gets characters that none may have.
-    directory = directory.encode(errors="backslashreplace").decode()
-    # What is not UTF-8 cannot be told, and is no name: it gets characters that none may have.
+    # Bytes that are not UTF-8 become backslash escapes, which can be printed and are not valid in
+    # a name: check_names_for_stub rejects them.
     directory = directory.encode(errors="backslashreplace").decode()
     config.name = config.name or directory
     unresolved = None
@@ -118,7 +118,7 @@ def _resolve_and_check(
         unresolved = Finding(error.message, "backend", error.code)
         yield unresolved
     normalise_config(config)
-    # What is not resolved has no platform either, which needs no saying.
+    # A configuration without a backend has no platform; a second finding would not help.
     yield from (one for one in check_config(config) if not (unresolved and one.field == "platform"))
     if strict:
         yield from check_tensors(config)
@@ -127,7 +127,7 @@ def _resolve_and_check(
 
 
 def _check_servable(config: ModelConfig, gpus: Sequence[int], least_capability: float) -> Findings:
-    """What a backend says of a model that it is to serve: its version fails, with a reason."""
+    """Check what this server can serve. A finding makes every version of the model fail to load."""
     yield from check_supported(config)
     yield from check_names_for_stub(config)
     yield from check_instance_groups(config, gpus, least_capability)
@@ -136,7 +136,10 @@ def _check_servable(config: ModelConfig, gpus: Sequence[int], least_capability: 
 def complete_config(
     loaded: LoadedConfig, completed: str | Mapping[str, Any] | ModelConfig | None = None
 ) -> ModelConfig:
-    """The final configuration: with what the model completed, if it did, and checked again."""
+    """Merge the result of `auto_complete_config`, if any, and check the configuration again.
+
+    Raises HostError.
+    """
     loaded.check_instances()
     config = new_config()
     config.CopyFrom(loaded.config)
@@ -150,13 +153,14 @@ def complete_config(
 
 
 def _changed_fields(before: ModelConfig, after: ModelConfig) -> list[str]:
-    """Top-level fields whose content no longer is what the file says."""
+    """The top-level fields whose values differ."""
     names = [field.name for field in before.DESCRIPTOR.fields]
     return [name for name in names if getattr(before, name) != getattr(after, name)]
 
 
 def config_file(model_dir: Path, config_name: str | None = None) -> Path:
-    """The file that configures the model, which need not exist (configuration spec 1.8)."""
+    """The path of the configuration file, which may be missing
+    (docs/reference/configuration_and_scheduling.md, 1.8)."""
     if config_name is not None:
         custom = model_dir / "configs" / f"{config_name}.pbtxt"
         if custom.exists():
@@ -178,9 +182,9 @@ def _read_config(
 
 
 def read_config_text(path: Path, strict: bool) -> str | None:
-    """What a file of a configuration says; None if there is none, unless `strict` asks for it.
+    """Read a configuration file. Returns None if it does not exist and `strict` is False.
 
-    Raises HostError INTERNAL if it cannot be read.
+    Raises HostError INTERNAL if the file cannot be read.
     """
     try:
         return read_file(path).decode()

@@ -1,4 +1,4 @@
-"""Which names a model may have, depending on where the name comes from."""
+"""Checks model names: in a configuration, for a stub process, and in a load request."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from host.config.findings import Finding, Findings
 from host.config.schema import ModelConfig
 from host.errors import invalid_argument
 
-# Names end up in the command line and the environment of a stub (pb_utils specification 1.5).
+# Names are passed to stub processes on the command line (docs/reference/model_api.md, 1.5).
 _FORBIDDEN_CHARACTERS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 
 def check_directory_name(config: ModelConfig, directory: str) -> Findings:
-    """A model is called like its directory (configuration spec 1.4)."""
+    """Check that the model is named like its directory
+    (docs/reference/configuration_and_scheduling.md, 1.4)."""
     if config.name != directory:
         yield Finding(
             f"unexpected directory name '{directory}' for model '{config.name}', "
@@ -21,7 +22,7 @@ def check_directory_name(config: ModelConfig, directory: str) -> Findings:
 
 
 def check_names_for_stub(config: ModelConfig) -> Findings:
-    """A stub is called like its model or its instance, so neither may hold shell characters."""
+    """Check that the names of the model and its instance groups have no shell characters."""
     named = [(config.name, "name")]
     named += [(g.name, f"instance_group[{i}].name") for i, g in enumerate(config.instance_group)]
     for name, field in named:
@@ -30,7 +31,7 @@ def check_names_for_stub(config: ModelConfig) -> Findings:
 
 
 def checked_load_name(name: str) -> str:
-    """The model name that a load request means. Raises INVALID_ARG if it cannot be one."""
+    """The model name in a load request, without outer spaces. Raises HostError INVALID_ARG."""
     trimmed = name.strip()
     if not trimmed:
         raise invalid_argument("Model name cannot be empty. Please enter a valid name to deploy.")

@@ -1,4 +1,4 @@
-"""The text form of a configuration: reading it with precise complaints, and writing it."""
+"""Parses and prints configurations in text form (`config.pbtxt`)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from host.errors import internal
 
 
 def parse_pbtxt(text: str, path: str) -> ModelConfig:
-    """The configuration written in `text`; `path` is only named in errors.
+    """Parse a configuration in text form; `path` is only for error messages.
 
-    Raises HostError INTERNAL unless it is one.
+    Raises HostError INTERNAL if the text is invalid.
     """
     return parse_pbtxt_with_source(text, path)[0]
 
 
 def parse_pbtxt_with_source(text: str, path: str) -> tuple[ModelConfig, ConfigSource]:
-    """The configuration written in `text`, and where each of its fields stands.
+    """Parse a configuration in text form, and find the position of each field.
 
-    The reader goes first because its complaints are the better ones; protobuf's own parser then
-    decides what the text means. Raises HostError INTERNAL, as `parse_pbtxt` does.
+    `PbtxtReader` checks the text first because it has better error messages; protobuf's own parser
+    then makes the message. Raises HostError INTERNAL, like `parse_pbtxt`.
     """
     reader = PbtxtReader(text)
     try:
@@ -39,5 +39,5 @@ def parse_pbtxt_with_source(text: str, path: str) -> tuple[ModelConfig, ConfigSo
 
 
 def to_pbtxt(config: ModelConfig) -> str:
-    """The configuration in text form, fields in the order of their declaration."""
+    """Convert a configuration to text form, with the fields in declaration order."""
     return text_format.MessageToString(config, use_index_order=True)

@@ -1,4 +1,4 @@
-"""A walk over the text of a configuration along its schema: positions, and what is wrong."""
+"""Reads a configuration in text form: checks it against the schema, records field positions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _CLOSING = {"{": "}", "<": ">"}
 
 
 class PbtxtSyntaxError(Exception):
-    """The text breaks a rule at `position`.
+    """A syntax error at `position`.
 
-    `text` is what is wrong with `field`, and `hint` what may have been meant. The message may have
-    more words around them, as it stands alone.
+    `text` is the problem of `field`, and `hint` a suggestion. The exception's message has both, and
+    the words `before` and `after` them that a reader needs without the position.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PbtxtSyntaxError(Exception):
 
 
 class PbtxtReader:
-    """Reads one text once. Afterwards `positions` holds where each field was written."""
+    """Reads one text, once. Afterwards, `positions` has the position of each field by its path."""
 
     def __init__(self, text: str) -> None:
         self.positions: dict[str, Position] = {}
@@ -57,18 +57,18 @@ class PbtxtReader:
         self._lengths: dict[str, int] = {}
 
     def read_message(self, descriptor: Any) -> None:
-        """Walk the whole text as one message."""
+        """Read the whole text as one message. Raises PbtxtSyntaxError."""
         self._fields(descriptor)
 
     def _here(self) -> Position:
-        """Where the current token starts. Only the tokenizer's errors say so in public."""
+        """The start of the current token. The tokenizer's public API has it only in errors."""
         error = self._tokens.ParseError("")
         return error.GetLine(), error.GetColumn()
 
     def _fields(
         self, descriptor: Any, path: str = "", closing: str = "", opened: Position = (1, 1)
     ) -> str:
-        """The fields of a message up to its closing bracket; returns the key of a map entry."""
+        """Read the fields of a message up to its closing bracket; return the key of a map entry."""
         seen: dict[str, Position] = {}
         key = ""
         while not (closing and self._tokens.TryConsume(closing)):
@@ -83,7 +83,7 @@ class PbtxtReader:
         return key
 
     def _entry(self, descriptor: Any, path: str, seen: dict[str, Position]) -> str:
-        """One field of a message; its value if it is a map entry's key."""
+        """Read one field of a message; return its value if it is the key of a map entry."""
         field = self._field_name(descriptor, path)
         self._check_once(field, seen, path)
         value = self._field(field, f"{path}.{field.name}" if path else field.name)
@@ -102,10 +102,10 @@ class PbtxtReader:
         self._reject(f"a field of {descriptor.name}{within}")
 
     def _check_once(self, field: Field, seen: dict[str, Position], path: str) -> None:
-        """A singular field may stand once, and only one member of a choice."""
+        """Reject a second value of a field that is not repeated, or a second member of a oneof."""
         choice = field.containing_oneof
-        rivals = [member.name for member in choice.fields] if choice is not None else [field.name]
-        earlier = [name for name in rivals if name in seen]
+        members = [member.name for member in choice.fields] if choice is not None else [field.name]
+        earlier = [name for name in members if name in seen]
         seen.setdefault(field.name, self._here())
         if not earlier or field.is_repeated:
             return
@@ -122,7 +122,7 @@ class PbtxtReader:
         raise PbtxtSyntaxError(self._here(), problem + first, own)
 
     def _field(self, field: Field, path: str) -> str:
-        """A field from its name to the end of its value; returns a singular scalar as text."""
+        """Read a field from its name to the end of its value; return a singular scalar as text."""
         position = self._here()
         self.positions.setdefault(path, position)
         self._tokens.NextToken()
@@ -141,11 +141,11 @@ class PbtxtReader:
         return ""
 
     def _element(self, field: Field, path: str, position: Position) -> None:
-        """One value of a list, filed under its index, or under its key when the list is a map."""
+        """Read one element. Its path has the index in the list, or the key in the map."""
         if is_map(field):
             self.positions[f"{path}[{self._value(field, f'{path}[]')}]"] = position
             return
-        # A list may go on wherever the field is named again.
+        # A list continues where the field is repeated later in the text.
         index = self._lengths.get(path, 0)
         self._lengths[path] = index + 1
         self.positions[f"{path}[{index}]"] = position
@@ -162,11 +162,11 @@ class PbtxtReader:
         return self._fields(field.message_type, path, closing, opened)
 
     def _missing(self, sign: str, expected: str, field: Field, path: str) -> None:
-        """A sign is not where it has to be."""
+        """Report a missing punctuation mark; `expected` names it."""
         self._reject(expected, field, path)
 
     def _no_message(self, field: Field, path: str) -> str:
-        """A value stands where a message has to be."""
+        """Report a value that is not a message where a message is required."""
         self._reject("'{'", field, path)
 
     def _scalar(self, field: Field, path: str) -> str:
@@ -181,7 +181,7 @@ class PbtxtReader:
         return str(value)
 
     def _consume(self, field: Field) -> Any:
-        """The value, by the tokenizer's own lexical rules."""
+        """Read a value by the tokenizer's lexical rules. Raises text_format.ParseError."""
         name = field_kind(field)
         if name in INTEGER_RANGES:
             return self._tokens.ConsumeInteger()
@@ -198,7 +198,7 @@ class PbtxtReader:
         path: str = "",
         at: tuple[str, Position] | None = None,
     ) -> NoReturn:
-        """What stands here, or stood `at` another place, is not what has to be there."""
+        """Report that the current token, or the one `at` a position, is not the expected one."""
         token, position = at or (self._tokens.token, self._here())
         line, column = position
         rest = self._lines[line - 1][column - 1 :] if token else ""

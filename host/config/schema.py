@@ -1,4 +1,4 @@
-"""The ModelConfig schema under one name for type checkers, and words about its fields."""
+"""The ModelConfig schema: type names, and helpers for fields and error messages."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import model_config_pb2
 
 pb: Any = model_config_pb2
-"""The generated module, which carries no types."""
+"""The generated protobuf module, which has no type information."""
 
 ModelConfig: TypeAlias = Any
 """An `inference.ModelConfig` message."""
 
 ConfigPart: TypeAlias = Any
-"""A message inside of a ModelConfig."""
+"""A message inside a ModelConfig."""
 
 Field: TypeAlias = Any
-"""A protobuf field descriptor; the published types of this one miss half of its attributes."""
+"""A protobuf field descriptor; its published types lack many attributes."""
 
 ENSEMBLE = "ensemble"
 
@@ -56,7 +56,7 @@ _ALIASES = {
     "int": "type_int32",
     "long": "type_int64",
 }
-"""What others call our data types, without `type_`: no spelling distance would tell."""
+"""Other names of data types, without `type_`. They are too different for a similarity search."""
 
 
 def new_config() -> ModelConfig:
@@ -65,12 +65,12 @@ def new_config() -> ModelConfig:
 
 
 def is_ensemble(config: ModelConfig) -> bool:
-    """Whether the configuration describes a graph of other models."""
+    """Whether the configuration is that of an ensemble."""
     return bool(config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"))
 
 
 def is_map(field: Field) -> bool:
-    """Whether a field is a map, which descriptors present as a list of entry messages."""
+    """Whether a field is a map; its descriptor says that it is a list of entry messages."""
     return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
 
 
@@ -80,12 +80,12 @@ def field_kind(field: Field) -> str:
 
 
 def enum_names(field: Field) -> list[str]:
-    """The values an enum field may take."""
+    """The names of the values of an enum field."""
     return [value.name for value in field.enum_type.values]
 
 
 def expected_value(field: Field) -> str:
-    """What a single value of the field has to be, in words for an error message."""
+    """The words for a valid value of the field, for error messages."""
     if field_kind(field) == "enum":
         return f"one of {', '.join(enum_names(field))}"
     return {"bool": "true or false", "string": "a quoted string"}.get(
@@ -94,7 +94,7 @@ def expected_value(field: Field) -> str:
 
 
 def range_problem(field: Field, value: Any) -> str:
-    """What an integer or enum value has to be, when this one is beyond it; empty when fine."""
+    """The words for the valid range, if an integer or enum value is out of range; else ""."""
     if field_kind(field) == "enum" and value not in field.enum_type.values_by_number:
         return expected_value(field)
     low, high = INTEGER_RANGES.get(field_kind(field), (None, None))
@@ -104,23 +104,23 @@ def range_problem(field: Field, value: Any) -> str:
 
 
 def unknown_field(name: str, descriptor: Any) -> tuple[str, str]:
-    """A complaint about a field name, and what the writer may have meant."""
+    """The error text for an unknown field name, and a suggestion."""
     names = [field.name for field in descriptor.fields]
     hint = suggestion(name, names) or f", expected one of {', '.join(names)}"
     return f"unknown field '{name}' in {descriptor.name}", hint
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:
-    """`, did you mean '<choice>'?` for the closest choice, or nothing when none is close."""
+    """`, did you mean '<choice>'?` for the closest choice, "" if none is close."""
     choice = closest_choice(word, choices)
     return f", did you mean '{choice}'?" if choice else ""
 
 
 def closest_choice(word: str, choices: Iterable[str]) -> str:
-    """The choice that a writer of the word most likely meant, "" when none is close."""
+    """The choice that is most similar to the word, "" if none is close."""
     names = {name.lower(): name for name in choices}
     lower = word.lower()
-    # FP32 for TYPE_FP32, GPU for KIND_GPU: too short to be near by spelling alone.
+    # Short forms such as FP32 for TYPE_FP32 and GPU for KIND_GPU need their own rule.
     alias = _ALIASES.get(lower.removeprefix("type_"))
     close = [name for name in names if name == alias or name.endswith(f"_{lower}")]
     close = close or difflib.get_close_matches(lower, names, n=1)

@@ -1,4 +1,4 @@
-"""Where each field of a configuration was written, for errors found after parsing."""
+"""The file and position of each field of a configuration, for error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 Position = tuple[int, int]
-"""Line and column, both from 1."""
+"""Line and column, both counted from 1."""
 
 _LAST_PART = re.compile(r"(\.[^.\[\]]+|\[[^\]]*\])$")
 _FIRST_PART = re.compile(r"[^.\[]+")
@@ -15,16 +15,16 @@ _FIRST_PART = re.compile(r"[^.\[]+")
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """One configuration file: its path, and the position of every field by its path.
+    """A configuration file: its path, and the positions of its fields by field path.
 
-    A field path reads `input[1].dims`; a map entry is addressed by its key, `parameters[KEY]`.
+    Examples of field paths: `input[1].dims`, and `parameters[KEY]` for a map entry.
     """
 
     path: str
     positions: Mapping[str, Position] = field(default_factory=dict)
 
     def position(self, field_path: str) -> Position | None:
-        """Where the field is, or what it is part of when the field itself was left out."""
+        """The position of the field, or of its nearest parent if the field is not in the file."""
         while field_path:
             if field_path in self.positions:
                 return self.positions[field_path]
@@ -35,13 +35,13 @@ class ConfigSource:
         return None
 
     def format_location(self, field_path: str) -> str:
-        """The suffix that leads a reader of an error message to the field."""
+        """The end of an error message that names the file, the position and the field."""
         position = self.position(field_path)
         place = self.path if position is None else "{}:{}:{}".format(self.path, *position)
         return f" ({place}, field '{field_path}')"
 
     def without_fields(self, names: Iterable[str]) -> ConfigSource:
-        """The same file, with the given top-level fields no longer answering for their content."""
+        """The same file without the positions of the given top-level fields."""
         gone = set(names)
         kept = {
             path: position

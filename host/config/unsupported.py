@@ -1,4 +1,4 @@
-"""What a configuration may ask for and this host does not do, refused instead of ignored."""
+"""Rejects configurations that ask for features that this host does not have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from host.config.findings import Finding, Findings
-from host.config.input_memory import check_input_memory
+from host.config.parameters import check_input_memory
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode
 
@@ -14,37 +14,36 @@ _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
-    """A field that is refused when `asked` says that it has an effect."""
+class _Unsupported:
+    """An unsupported field. `requested` tells whether a configuration uses it."""
 
     field: str
     reason: str
-    asked: Callable[[ModelConfig], bool]
+    requested: Callable[[ModelConfig], bool]
 
 
-# A feature that arrives deletes its line here.
-_REFUSALS = (
-    _Refusal(
+_UNSUPPORTED = (
+    _Unsupported(
         f"parameters[{_STRATEGY}]",
         "batching strategies from shared libraries are not supported",
         lambda config: _STRATEGY in config.parameters,
     ),
-    _Refusal(
+    _Unsupported(
         "batch_output",
-        "the responses of a decoupled model are not made of a batch",
+        "the responses of a decoupled model do not form a batch",
         lambda config: bool(config.batch_output and config.model_transaction_policy.decoupled),
     ),
 )
 
 
 def check_supported(config: ModelConfig) -> Findings:
-    """Every field that asks for something this host cannot honour."""
+    """Check that the configuration uses only supported features."""
     yield from check_input_memory(config)
-    for refusal in _REFUSALS:
-        if refusal.asked(config):
+    for unsupported in _UNSUPPORTED:
+        if unsupported.requested(config):
             yield Finding(
-                f"model '{config.name}' cannot be loaded: {refusal.reason}, "
-                f"remove '{refusal.field}' from its configuration",
-                refusal.field,
+                f"model '{config.name}' cannot be loaded: {unsupported.reason}, "
+                f"remove '{unsupported.field}' from its configuration",
+                unsupported.field,
                 ErrorCode.UNSUPPORTED,
             )

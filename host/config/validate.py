@@ -1,13 +1,13 @@
-"""The checks that every configuration has to pass, in their documented order."""
+"""Validates configurations, with the checks in the order of the reference documentation."""
 
 from __future__ import annotations
 
 import logging
 from itertools import chain
 
-from host.config.execution import check_max_concurrent_batches
+from host.config.defaults import PLATFORMS_OF_BACKEND
 from host.config.findings import Finding, Findings
-from host.config.resolve import PLATFORMS_OF_BACKEND
+from host.config.parameters import check_max_concurrent_batches
 from host.config.schema import ENSEMBLE, ModelConfig
 from host.config.validate_ensemble import check_ensemble
 from host.config.validate_schedulers import check_dynamic_batching, check_sequence_batching
@@ -19,7 +19,7 @@ _CUSTOMISABLE_FAMILY = "nv_inference_first_response_histogram_ms"
 
 
 def check_config(config: ModelConfig) -> Findings:
-    """All that is wrong with anything but the tensors (configuration spec 2.6)."""
+    """Check everything except the tensors (docs/reference/configuration_and_scheduling.md, 2.6)."""
     return chain(
         _check_identity(config),
         check_dynamic_batching(config),
@@ -32,7 +32,8 @@ def check_config(config: ModelConfig) -> Findings:
 
 
 def check_tensors(config: ModelConfig) -> Findings:
-    """All that is wrong with inputs, outputs and batch tensors (configuration spec 2.7)."""
+    """Check the inputs, outputs and batch tensors
+    (docs/reference/configuration_and_scheduling.md, 2.7)."""
     findings = chain(check_inputs(config), check_outputs(config), check_batch_tensors(config))
     suffix = f" for {config.name}"
     return (found._replace(text=found.text + suffix) for found in findings)

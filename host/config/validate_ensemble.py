@@ -1,4 +1,4 @@
-"""The checks of an ensemble that need no other model: its settings, and its flow of tensors."""
+"""Validates the configuration of an ensemble without its models: settings and tensor flow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from host.config.schema import ENSEMBLE, ModelConfig
 
 @dataclass(slots=True, eq=False)
 class _Tensor:
-    """A node of the flow: what it is made from, what is made from it, and whether it ever is."""
+    """A node of the data flow graph.
+
+    `sources` are the inputs of the step that writes the tensor, `uses` the tensors that are made
+    from it. `ready` says whether the tensor can be computed from the ensemble's inputs.
+    """
 
     name: str
     sources: list[_Tensor] = field(default_factory=list)
@@ -20,7 +24,7 @@ class _Tensor:
 
 
 def check_ensemble(config: ModelConfig) -> Findings:
-    """What is wrong with the ensemble section, or with an ensemble that has none (spec 6.1)."""
+    """Check `ensemble_scheduling` (docs/reference/configuration_and_scheduling.md, 6.1)."""
     name = config.name
     if config.HasField("ensemble_scheduling"):
         yield from _check_settings(config)
@@ -68,7 +72,7 @@ def _check_steps(config: ModelConfig) -> Findings:
 
 
 def _build_graph(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
-    """Fill `tensors` with the flow: every output of a step is made from all its inputs."""
+    """Add the nodes to `tensors`: every output of a step depends on all inputs of the step."""
     written: set[str] = set()
     for index, step in enumerate(config.ensemble_scheduling.step):
         made = _nodes(step.output_map.values(), tensors)
@@ -94,7 +98,7 @@ def _check_data_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findin
     name = config.name
     for index, tensor in enumerate(config.input):
         if tensor.name not in tensors:
-            # The quotes of these two texts are unbalanced upstream as well.
+            # Triton's texts have the unbalanced quotes here and below.
             yield Finding(
                 f"ensemble input '{tensor.name}' for ensemble {name}' is not used",
                 f"input[{index}].name",
@@ -119,7 +123,7 @@ def _check_data_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findin
 
 
 def _mark_ready(ready: list[_Tensor]) -> None:
-    """Mark everything that can be made, starting from the given tensors."""
+    """Mark every tensor that can be computed from the given ones."""
     for tensor in ready:
         tensor.ready = True
     while ready:

@@ -1,4 +1,4 @@
-"""The checks of inputs, outputs and batch tensors; texts lack the ` for <model>` they end in."""
+"""Validates inputs, outputs and batch tensors. The caller adds ` for <model>` to the texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
 def check_inputs(config: ModelConfig) -> Findings:
-    """What is wrong with the inputs, one by one."""
+    """Check each input."""
     for index, tensor in enumerate(config.input):
         path = f"input[{index}]"
         yield from _check_shape(tensor, "model input ", path, config.max_batch_size)
@@ -23,7 +23,7 @@ def check_inputs(config: ModelConfig) -> Findings:
 
 
 def check_outputs(config: ModelConfig) -> Findings:
-    """What is wrong with the outputs, one by one."""
+    """Check each output."""
     for index, tensor in enumerate(config.output):
         path = f"output[{index}]"
         yield from _check_shape(tensor, "model output ", path, config.max_batch_size)
@@ -64,13 +64,13 @@ def _check_reshape(tensor: ConfigPart, subject: str, path: str) -> Findings:
             f"{subject}has different number of variable-size dimensions for dims and reshape",
             path,
         )
-    # An empty reshape is one empty run, and so fits dims of a single element.
+    # An empty reshape has one run with one element: it fits dims of one element.
     if dims != shape:
         yield Finding(f"{subject}has different size for dims and reshape", path)
 
 
 def _contiguous_runs(shape: Sequence[int]) -> list[int]:
-    """The element counts of the fixed runs before, between and after variable dimensions."""
+    """Element counts of the runs of fixed dimensions between variable dimensions."""
     runs = [1]
     for size in shape:
         if size == -1:
@@ -81,7 +81,7 @@ def _contiguous_runs(shape: Sequence[int]) -> list[int]:
 
 
 def _check_special(tensor: ConfigPart, what: str, path: str, platform: str) -> Findings:
-    """Settings for one platform only, and how many elements there may be at all."""
+    """Check settings that only TensorRT has, and the maximum number of elements."""
     if tensor.is_shape_tensor and platform != "tensorrt_plan":
         yield Finding(
             "shape tensors are only supported for TensorRT platform", f"{path}.is_shape_tensor"
@@ -101,7 +101,7 @@ def _check_special(tensor: ConfigPart, what: str, path: str, platform: str) -> F
 
 
 def check_batch_tensors(config: ModelConfig) -> Findings:
-    """What is wrong with the batch inputs and outputs."""
+    """Check the batch inputs and outputs."""
     inputs = {tensor.name for tensor in config.input}
     outputs = {tensor.name for tensor in config.output}
     for index, batch in enumerate(config.batch_input):

@@ -1,1 +1,1 @@
-"""The Pythons that models run on if not on the host's: found, unpacked, built, looked at."""
+"""Python environments of models: finds, unpacks, builds and checks them."""

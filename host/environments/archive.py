@@ -1,7 +1,8 @@
-"""Unpacks the archive of an environment; a program of its own, so that the server goes on.
+"""A program that unpacks the archive of an environment: `archive.py ARCHIVE FOLDER`.
 
-`archive.py ARCHIVE FOLDER` prints what is wrong and exits with 1 if the archive cannot be trusted
-or read. It imports nothing of this project: it is run by its path.
+If the archive is unsafe or cannot be read, it prints the reason and exits with status 1. It is a
+separate process, so that the server does not wait for it, and is started by its path, so it imports
+no other module of this project.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ import tarfile
 from collections.abc import Iterator
 
 MAX_BYTES = 128 << 30
-"""What the files of one archive may take together."""
+"""The maximum size of all files of an archive, in bytes."""
 MAX_MEMBERS = 4_000_000
 
 _DIRECTORY, _FILE, _LINK = "folder", "file", "link"
 
 
 class BadArchive(Exception):
-    """It would write outside its folder, holds what no environment has, or cannot be read."""
+    """The archive cannot be read, would write outside its folder, or has devices or pipes."""
 
 
 class ArchiveExtractor:
-    """Puts members below `folder`, which must exist and be empty.
+    """Unpacks archives into `folder`, which must exist and be empty.
 
-    Nothing is written but through folders that it has made itself, and every name is made anew.
-    A symbolic link may lead anywhere (an interpreter is often one), but is never followed.
+    Files are written only into folders that the extractor has created. Symbolic links may point
+    anywhere (a venv's interpreter is often a link), but the extractor never follows them.
     """
 
     def __init__(
@@ -40,13 +41,13 @@ class ArchiveExtractor:
         self._kinds: dict[str, str] = {"": _DIRECTORY}
 
     def extract(self, path: str) -> None:
-        """Unpack a tar file, compressed by gzip, bzip2, xz or not. Raises BadArchive or OSError."""
+        """Unpack a tar file (plain, gzip, bzip2 or xz). Raises BadArchive or OSError."""
         try:
             with tarfile.open(path, "r|*") as archive:
                 for member in archive:
                     self.extract_member(archive, member)
         except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
-            raise BadArchive(f"it is no readable tar file: {error}") from error
+            raise BadArchive(f"it is not a readable tar file: {error}") from error
 
     def extract_member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         """Unpack one member. Raises BadArchive."""
@@ -56,7 +57,7 @@ class ArchiveExtractor:
             self._make_directories(name)
             return
         if not name:
-            raise BadArchive(f"'{member.name}' is no name of a file")
+            raise BadArchive(f"'{member.name}' is not a valid file name")
         parent, _, _ = name.rpartition("/")
         self._make_directories(parent)
         target = os.path.join(self._folder, name)
@@ -77,10 +78,10 @@ class ArchiveExtractor:
         self._members_left -= 1
         self._bytes_left -= max(0, member.size) if member.isreg() else 0
         if self._members_left < 0 or self._bytes_left < 0:
-            raise BadArchive(f"it holds more than {self._limits}")
+            raise BadArchive(f"it has more than {self._limits}")
 
     def _make_directories(self, name: str) -> None:
-        """Make a folder and those above it, unless they have been made."""
+        """Create a folder and its parents, unless they exist."""
         for path in _ancestors(name):
             kind = self._kinds.get(path)
             if kind is None:
@@ -92,7 +93,7 @@ class ArchiveExtractor:
                 raise BadArchive(f"'{path}' is a file and a folder")
 
     def _remove_existing(self, name: str, target: str) -> None:
-        """A later member of the same name replaces the earlier one."""
+        """Remove an earlier member of the same name, which this one replaces."""
         kind = self._kinds.get(name)
         if kind == _DIRECTORY:
             raise BadArchive(f"'{name}' is a folder and a file")
@@ -102,23 +103,25 @@ class ArchiveExtractor:
     def _link_target(self, member: tarfile.TarInfo) -> str:
         name = _checked_name(member.linkname)
         if self._kinds.get(name) not in (_FILE, _LINK):
-            raise BadArchive(f"'{member.name}' links to '{member.linkname}', which it lacks")
+            raise BadArchive(
+                f"'{member.name}' links to '{member.linkname}', which is not in the archive"
+            )
         return os.path.join(self._folder, name)
 
     def _write_file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, target: str) -> None:
         source = archive.extractfile(member)
-        assert source is not None  # as of any regular file
+        assert source is not None  # because it is a regular file
         mode = 0o755 if member.mode & 0o111 else 0o644
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with source, open(descriptor, "wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)
             if file.tell() != member.size:
-                raise BadArchive(f"'{member.name}' is cut off")
+                raise BadArchive(f"'{member.name}' is truncated")
         os.utime(target, (member.mtime, member.mtime))
 
 
 def _checked_name(name: str) -> str:
-    """A member's name as folders below one another. Raises BadArchive, in libarchive's words."""
+    """Normalise a member's path. Raises BadArchive with the texts of libarchive, as in Triton."""
     if name.startswith("/"):
         raise BadArchive(f"Path is absolute: {name}")
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -128,14 +131,14 @@ def _checked_name(name: str) -> str:
 
 
 def _ancestors(name: str) -> Iterator[str]:
-    """`a`, `a/b`, `a/b/c`; nothing for the top."""
+    """Yield `a`, `a/b` and `a/b/c` for `a/b/c`; nothing for an empty name."""
     parts = name.split("/") if name else []
     for count in range(1, len(parts) + 1):
         yield "/".join(parts[:count])
 
 
 def main(archive: str, folder: str) -> int:
-    """Unpack; the exit status."""
+    """Unpack the archive and return the exit status."""
     try:
         ArchiveExtractor(folder).extract(archive)
     except BadArchive as error:

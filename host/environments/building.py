@@ -1,4 +1,4 @@
-"""Environments built from what models want installed, once, and kept for later servers."""
+"""Builds environments from the requirements of models, and caches them for later servers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from host.environments.environment import Environment
+from host.environments.environment import Environment, StubSources
 from host.environments.program import ProgramError, command_dying_with_host, run_program
 from host.environments.requirements import Requirements
 from host.environments.single_flight import SingleFlight
-from host.environments.sources import StubSources
 from host.errors import internal, invalid_argument
 
 _log = logging.getLogger("pbhost")
 
 _COMPLETION_FILE = "pbhost.json"
-"""Written last: an environment without it was never finished."""
+"""The file that marks an environment as complete; it is written last."""
 
 _PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
-_LOCK_POLL_SECONDS = 0.2  # between looks whether another server has built what we want
+_LOCK_POLL_SECONDS = 0.2  # between attempts to lock an environment that another server builds
 _WRONG_PYTHON_STATUS = 3
 
 _CHECK_PYTHON_SCRIPT = f"""\
@@ -40,7 +39,10 @@ sys.exit(0 if allowed else {_WRONG_PYTHON_STATUS})
 
 
 class EnvironmentBuilder:
-    """Builds below `cache`, which servers may share; `seconds` bound one build."""
+    """Builds environments in `cache`, a folder that several servers may share.
+
+    `seconds` is the time limit of each build step.
+    """
 
     def __init__(self, cache: Path, sources: StubSources, seconds: float) -> None:
         self._cache = cache
@@ -49,9 +51,9 @@ class EnvironmentBuilder:
         self._single_flight: SingleFlight[Environment] = SingleFlight()
 
     async def get_environment(self, requirements: Requirements, model: str) -> Environment:
-        """The environment that has what is required. Raises HostError.
+        """Find or build the environment for the requirements. Raises HostError.
 
-        `model` is for whom it is built, should it not be there yet.
+        `model` is the name of the model, for the log and for errors.
         """
         key = requirements.key
         return await self._single_flight.run_once(
@@ -63,13 +65,16 @@ class EnvironmentBuilder:
         if _is_complete(environment):
             return environment
         async with self._lock(key) as lock:
-            if not _is_complete(environment):  # else another server was faster
+            if not _is_complete(environment):  # another server may have built it meanwhile
                 await self._build(environment, requirements, model, lock)
         return environment
 
     @asynccontextmanager
     async def _lock(self, key: str) -> AsyncIterator[int]:
-        """Be the only one who builds this; the descriptor of the lock. Raises HostError."""
+        """Lock the environment of a key against other servers; yields the lock's file descriptor.
+
+        Raises HostError INTERNAL if the lock cannot be taken within the time limit.
+        """
         deadline = asyncio.get_running_loop().time() + self._seconds
         try:
             self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +84,7 @@ class EnvironmentBuilder:
         except OSError as error:
             raise internal(
                 f"cannot build environments in {self._cache}: {error.strerror};"
-                " --environment-cache-dir chooses another folder"
+                " set another folder with --environment-cache-dir"
             ) from error
         try:
             while not _try_lock(lock):
@@ -107,9 +112,9 @@ class EnvironmentBuilder:
                 name=name,
                 timeout_s=self._seconds,
                 variables=variables,
-                cwd=source.parent,  # relative paths in the file are meant from there
+                cwd=source.parent,  # relative paths in the file refer to its folder
                 on_line=lambda line: _log.info("%s", line, extra={"instance": model}),
-                inherited_fds=[lock],  # as long as one of them runs, nobody else builds
+                inherited_fds=[lock],  # the lock is held until the last of these processes ends
             )
 
         try:
@@ -120,7 +125,7 @@ class EnvironmentBuilder:
             pip = ["pip", "install", *_PIP_OPTIONS, *requirements.arguments]
             await step("pip install", command_dying_with_host(environment.python, *pip))
             await asyncio.to_thread(_mark_complete, environment, requirements)
-        except BaseException as error:  # also if cancelled: half of one must not stay
+        except BaseException as error:  # also if cancelled: remove an incomplete environment
             await asyncio.to_thread(shutil.rmtree, root, True)
             if not isinstance(error, (ProgramError, OSError)):
                 raise
@@ -130,7 +135,7 @@ class EnvironmentBuilder:
             ) from error
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the running builds."""
         await self._single_flight.close()
 
 
@@ -147,11 +152,11 @@ def _try_lock(lock: int) -> bool:
 
 
 def _mark_complete(environment: Environment, requirements: Requirements) -> None:
-    """Say what was built, which makes it a whole one. Raises OSError."""
+    """Write the completion file, which records the requirements. Raises OSError."""
     files = {name: data.decode(errors="replace") for name, data in requirements.files.items()}
-    told = json.dumps({"source": str(requirements.path), "files": files}, indent=1)
+    content = json.dumps({"source": str(requirements.path), "files": files}, indent=1)
     fresh = environment.root / f"{_COMPLETION_FILE}.new"
-    fresh.write_text(told)
+    fresh.write_text(content)
     fresh.rename(environment.root / _COMPLETION_FILE)
 
 
@@ -160,11 +165,11 @@ async def _check_python(
     environment: Environment,
     requirements: Requirements,
 ) -> None:
-    """Raise HostError INVALID_ARG if a project does not want the Python that it would get."""
+    """Raise HostError INVALID_ARG if `requires-python` excludes the Python of the environment."""
     allowed = requirements.python
     try:
-        look = [str(environment.python), "-I", "-c", _CHECK_PYTHON_SCRIPT, allowed]
-        await step("the look at requires-python", look)
+        command = [str(environment.python), "-I", "-c", _CHECK_PYTHON_SCRIPT, allowed]
+        await step("the check of requires-python", command)
     except ProgramError as failure:
         if failure.status != _WRONG_PYTHON_STATUS:
             raise

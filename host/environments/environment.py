@@ -1,4 +1,4 @@
-"""A Python environment: what a process in it is started with."""
+"""A Python environment, and the command and variables that start a stub process in it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from host.environments.sources import StubSources
+import pb_utils
+import stub.wire
+
+_STUB = Path(stub.wire.__file__).parents[1]
+_SHIMS = ("triton_python_backend_utils", "c_python_backend_utils")
+
+
+class StubSources:
+    """Creates symbolic links to the stub's packages in `folder`, which must exist and be empty.
+
+    Interpreters of environments import the stub from there and not from the folder where it is
+    installed: the host's packages beside it may be for another Python version. Raises OSError.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.entry = folder / "stub" / "__main__.py"
+        (folder / "stub").symlink_to(_STUB.resolve())
+        api = Path(pb_utils.__file__).resolve().parent
+        (folder / "pb_utils").symlink_to(api)
+        for name in _SHIMS:
+            (folder / name).symlink_to(api.parent / name)
 
 
 @dataclass(frozen=True)
 class Environment:
     """A venv or an unpacked conda environment in the folder `root`.
 
-    Its stubs import this project from `sources`. Whoever has got this calls `release` once, when no
-    stub is to start here any more.
+    Its stubs import the stub's code from `sources`. The owner calls `release` once, when it starts
+    no more stubs in this environment.
     """
 
     root: Path
@@ -23,16 +43,19 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The path of its interpreter."""
         return self.root / "bin" / "python"
 
     @property
     def stub(self) -> list[str]:
-        """The command that starts a stub, without arguments."""
+        """The command that starts a stub, without the stub's arguments."""
         return [str(self.python), str(self.sources.entry)]
 
     def variables(self, host: Mapping[str, str]) -> dict[str, str]:
-        """The environment variables of its processes, made from the host's (pb_utils spec 1.6)."""
+        """The environment variables of its processes, made from those of the host.
+
+        The rules are in docs/reference/model_api.md, 1.6.
+        """
         variables = dict(host)
         variables.pop("PYTHONHOME", None)
         variables["VIRTUAL_ENV"] = str(self.root)
@@ -43,5 +66,5 @@ class Environment:
 
 
 def _prepend_path(first: Path, paths: str | None) -> str:
-    """An empty entry would mean the working directory."""
+    """Prepend to a search path. An empty entry would mean the working directory."""
     return f"{first}:{paths}" if paths else str(first)

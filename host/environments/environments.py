@@ -1,4 +1,4 @@
-"""From what a model's configuration asks for to the environment that its stubs run in."""
+"""Prepares the environment that a model's configuration selects."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from host.config.schema import ModelConfig
 from host.environments import interpreter
 from host.environments import requirements as required
 from host.environments.building import EnvironmentBuilder
-from host.environments.environment import Environment
+from host.environments.environment import Environment, StubSources
 from host.environments.extraction import ArchiveCache
-from host.environments.sources import StubSources
 from host.errors import internal, invalid_argument
 from host.system.private_directory import PrivateDirectory
 
 _log = logging.getLogger("pbhost")
 
 PATH_PARAMETER = "EXECUTION_ENV_PATH"
-"""The parameter that names an environment."""
+"""The config parameter with the path of an environment."""
 
 _REQUIREMENTS = "PYTHON_REQUIREMENTS"
 _MODEL_DIRECTORY_KEYWORD = "$$TRITON_MODEL_DIRECTORY"
@@ -29,10 +28,10 @@ _CUSTOM_STUB = "triton_python_backend_stub"
 
 
 class Environments:
-    """All environments of one server.
+    """Prepares and holds the environments of one server.
 
-    `cache` is where they are built and kept, and found by later servers; `seconds` bound each step
-    of preparing one. Raises OSError.
+    `cache` is the folder for built environments, which later servers reuse. `seconds` is the time
+    limit of each step. Raises OSError.
     """
 
     def __init__(self, cache: Path, seconds: float) -> None:
@@ -45,9 +44,9 @@ class Environments:
         self._builder = EnvironmentBuilder(cache, self._sources, seconds)
 
     async def prepare(self, config: ModelConfig, directory: Path) -> Environment | None:
-        """The environment of the model in `directory`; None for the host's own Python.
+        """Find, unpack or build the environment of the model in `directory`.
 
-        It is unpacked or built first if need be. Raises HostError.
+        Returns None if the model runs on the host's Python. Raises HostError.
         """
         _warn_about_custom_stub(config, directory)
         path, file = _environment_parameters(config, directory)
@@ -67,16 +66,16 @@ class Environments:
                 canonical,
             )
             environment = Environment(canonical, self._sources)
-            advice = "Install it there: {pip}"
+            advice = "Install the missing packages: {pip}"
         elif not stat.S_ISREG(status.st_mode):
             raise internal(f"Cannot unpack {canonical}: it is not a regular file")
         else:
             environment = await self._extractions.get_environment(canonical, status.st_mtime_ns)
-            advice = f"Install it before packing {canonical}: pip install {{packages}}"
+            advice = f"Install before packing {canonical}: pip install {{packages}}"
         try:
             await asyncio.to_thread(_check_activate, environment.root)
             await interpreter.check_interpreter(environment, self._seconds, advice)
-        except BaseException:  # also if cancelled: nobody else would let go of it
+        except BaseException:  # also if cancelled: the caller does not get it
             environment.release()
             raise
         return environment
@@ -85,26 +84,26 @@ class Environments:
         path = _path_in_model(model, value, directory)
         requirements = await asyncio.to_thread(required.read_requirements, path)
         environment = await self._builder.get_environment(requirements, model)
-        advice = f"Remove {environment.root} to have it built anew, or: {{pip}}"
+        advice = f"Remove {environment.root} to build it again, or run: {{pip}}"
         await interpreter.check_interpreter(environment, self._seconds, advice)
         return environment
 
     async def close(self) -> None:
-        """All stubs have ended: give up what is under way, and remove what was unpacked."""
+        """Cancel running preparations and remove unpacked archives. All stubs must have ended."""
         await self._builder.close()
         await self._extractions.close()
         await asyncio.to_thread(self._private_directory.close)
 
 
 def needs_environment(config: ModelConfig) -> bool:
-    """Whether a model asks for another Python than the host's own."""
+    """Whether a model runs on another Python than the host's."""
     return any(_parameter(config, name) for name in (PATH_PARAMETER, _REQUIREMENTS))
 
 
 def check_environment(config: ModelConfig, directory: Path) -> None:
-    """See whether what a configuration says of its environment is there. Prepares nothing.
+    """Check that the environment or requirements file of a configuration exists.
 
-    Raises HostError.
+    Prepares nothing. Raises HostError.
     """
     path, file = _environment_parameters(config, directory)
     if path:
@@ -116,12 +115,12 @@ def check_environment(config: ModelConfig, directory: Path) -> None:
 
 
 def _environment_parameters(config: ModelConfig, directory: Path) -> tuple[str, str]:
-    """The environment that is meant, or else the file that says what to install in one."""
+    """The path of the environment or of the requirements file; at least one is empty."""
     path, file = _parameter(config, PATH_PARAMETER), _parameter(config, _REQUIREMENTS)
     if path and file:
         raise invalid_argument(
             f"model '{config.name}' has both parameters {PATH_PARAMETER} and {_REQUIREMENTS};"
-            " an environment is either there or built, remove one of them"
+            " remove one of them: an environment is either given or built"
         )
     return path.replace(_MODEL_DIRECTORY_KEYWORD, str(directory)), file
 
@@ -145,7 +144,7 @@ def _check_activate(root: Path) -> None:
 
 
 def _resolve_path(path: str, directory: Path) -> tuple[Path, os.stat_result]:
-    """Where a path leads, seen from the working directory, and what is there."""
+    """Resolve a path, relative to the working directory; return it with its file status."""
     try:
         canonical = Path(path).resolve(strict=True)
         return canonical, canonical.stat()
@@ -157,7 +156,7 @@ def _resolve_path(path: str, directory: Path) -> tuple[Path, os.stat_result]:
 
 
 def _path_in_model(model: str, value: str, directory: Path) -> Path:
-    """The file that is meant; its name may not lead out of the model's directory. Links may."""
+    """The path of a file in the model's directory. Symbolic links may lead out of it, `..` not."""
     top = os.path.abspath(directory)
     path = Path(os.path.normpath(os.path.join(top, value.replace(_MODEL_DIRECTORY_KEYWORD, top))))
     if not path.is_relative_to(top) or path == Path(top):
@@ -172,8 +171,8 @@ def _warn_about_custom_stub(config: ModelConfig, directory: Path) -> None:
     custom = directory / _CUSTOM_STUB
     if custom.exists():
         _log.warning(
-            "model '%s': %s is not used. Stubs are no executables here: they run on the Python of"
-            " %s, or else on the host's",
+            "model '%s': %s is not used. Custom stub executables are not supported; the model runs"
+            " on the Python of %s or on the host's Python",
             config.name,
             custom,
             PATH_PARAMETER,

@@ -1,4 +1,4 @@
-"""Archives of environments, unpacked once for all models that name them."""
+"""Unpacks archives of environments, once for all models that use the same archive."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from functools import partial
 from pathlib import Path
 
 from host.environments import archive as unpacker
-from host.environments.environment import Environment
+from host.environments.environment import Environment, StubSources
 from host.environments.program import ProgramError, command_dying_with_host, run_program
 from host.environments.single_flight import SingleFlight
-from host.environments.sources import StubSources
 from host.errors import internal
 
 _log = logging.getLogger("pbhost")
 
 
 class Extraction:
-    """An unpacked archive. `changed` is when the archive was, in nanoseconds."""
+    """An unpacked archive. `changed` is the archive's modification time in nanoseconds."""
 
     def __init__(self, archive: Path, changed: int, root: Path) -> None:
         self.archive = archive
@@ -31,7 +30,10 @@ class Extraction:
 
 
 class ArchiveCache:
-    """Unpacks below `folder`, which is its own; `seconds` bound each step."""
+    """Unpacks archives into subfolders of `folder`, which nothing else uses.
+
+    `seconds` is the time limit of each step.
+    """
 
     def __init__(self, folder: Path, sources: StubSources, seconds: float) -> None:
         self._folder = folder
@@ -43,11 +45,10 @@ class ArchiveCache:
         self._removals: set[asyncio.Future[None]] = set()
 
     async def get_environment(self, archive: Path, changed: int) -> Environment:
-        """The environment in an archive, given by its canonical path. Raises HostError.
+        """Unpack the archive at a canonical path, unless this has been done. Raises HostError.
 
-        `changed` is when the archive was, in nanoseconds.
-        It is unpacked again if the archive has changed. What was unpacked earlier stays as long as
-        models run there.
+        `changed` is the archive's modification time in nanoseconds. An archive that has changed is
+        unpacked again; the old folder is removed when no model uses it any more.
         """
         extraction = self._current.get(archive)
         if extraction is None or extraction.changed != changed:
@@ -72,7 +73,7 @@ class ArchiveCache:
             raise internal(
                 f"Failed to extract the Python execution env {archive}: {failure.details}"
             ) from failure
-        except BaseException:  # also if cancelled: nobody else would remove it
+        except BaseException:  # also if cancelled: remove an incomplete folder
             await asyncio.to_thread(shutil.rmtree, root, True)
             raise
         before = self._current.get(archive)
@@ -84,14 +85,14 @@ class ArchiveCache:
     async def _extract_archive(self, archive: Path, root: Path) -> None:
         command = command_dying_with_host(sys.executable, unpacker.__file__, archive, root)
         try:
-            await run_program(command, name="the unpacking", timeout_s=self._seconds)
+            await run_program(command, name="unpacking", timeout_s=self._seconds)
         except ProgramError as failure:
             if failure.status == 1 and len(failure.output) == 1:
-                raise ProgramError(failure.output[0]) from None  # it says it best itself
+                raise ProgramError(failure.output[0]) from None  # the only line is the reason
             raise
 
     async def _relocate(self, environment: Environment) -> None:
-        """Have what conda-pack packed get used to its new place."""
+        """Run `conda-unpack`, if there is one: it rewrites the paths in the environment."""
         script = environment.root / "bin" / "conda-unpack"
         if script.is_file():
             await run_program(
@@ -106,7 +107,7 @@ class ArchiveCache:
         self._remove_if_unused(extraction)
 
     def _remove_if_unused(self, extraction: Extraction) -> None:
-        """The newest one is kept for models to come."""
+        """Remove an old, unused folder. The newest one is kept for later models."""
         if extraction.users or self._current[extraction.archive] is extraction:
             return
         removal = asyncio.ensure_future(asyncio.to_thread(shutil.rmtree, extraction.root, True))
@@ -114,7 +115,7 @@ class ArchiveCache:
         removal.add_done_callback(self._removals.discard)
 
     async def close(self) -> None:
-        """Give up what is under way; the folder is its owner's to remove."""
+        """Cancel running extractions. The caller removes the folder."""
         await self._single_flight.close()
         if self._removals:
             await asyncio.wait(self._removals)

@@ -1,4 +1,4 @@
-"""What the Python of an environment is, and whether it can run a stub."""
+"""Checks whether the Python interpreter of an environment can run a stub."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from host.environments.program import ProgramError, run_program
 from host.errors import internal
 
 MIN_PYTHON = (3, 8)
-"""The oldest CPython that runs stubs."""
+"""The oldest CPython version that can run stubs."""
 
 REQUIRED_PACKAGES = {"numpy": "numpy", "zmq": "pyzmq", "msgspec": "msgspec"}
-"""What a stub imports, and what pip calls it."""
+"""The packages that a stub imports: import names and names for pip."""
 
-# Any Python must be able to read this, to be told that it is too old.
+# Valid syntax in every Python version, so that an old version can be reported.
 _PROBE_SCRIPT = """\
 import sys
 sys.path[:] = [path for path in sys.path if path]
@@ -34,10 +34,10 @@ print("pbhost " + json.dumps(found))
 
 
 async def check_interpreter(environment: Environment, seconds: float, advice: str) -> None:
-    """Raise HostError INTERNAL unless stubs can run there.
+    """Raise HostError INTERNAL if stubs cannot run in the environment.
 
-    `seconds` bound the look at it. `advice` says what to do about missing `{packages}`; `{pip}` is
-    the command that installs them there.
+    `seconds` is the time limit. `advice` is the end of the error about missing packages; it may
+    have the fields `{packages}`, and `{pip}` for the command that installs them.
     """
     root = environment.root
     if not environment.python.exists():
@@ -79,4 +79,4 @@ def _parse_output(output: list[str]) -> tuple[str, list[int], dict[str, str | No
         if line.startswith("pbhost "):
             implementation, version, broken = json.loads(line.removeprefix("pbhost "))
             return implementation, version, broken
-    raise ProgramError("its Python did not answer", output)
+    raise ProgramError("its Python printed no result", output)

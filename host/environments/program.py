@@ -1,4 +1,4 @@
-"""Programs that prepare environments: bounded in time, heard, ended with all that they start."""
+"""Runs programs with a time limit, reads their output, and kills their process groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _MAX_LINES = 20
-_MAX_LINE_LENGTH = 4096  # characters of a line that are kept for an error
+_MAX_LINE_LENGTH = 4096  # characters per line in an error message
 
 _DIE_WITH_HOST_SCRIPT = """\
 import ctypes, runpy, signal, sys
@@ -26,9 +26,10 @@ else:
 
 
 class ProgramError(Exception):
-    """A program could not be started, took too long, or ended with another status than 0.
+    """A program could not be started, ran too long, or ended with a status other than 0.
 
-    `str()` says so; `output` are the last lines that it printed; `status` is None unless it ended.
+    `output` has the last lines that it printed. `status` is its exit status, None if it did not
+    end by itself.
     """
 
     def __init__(self, message: str, output: Sequence[str] = (), status: int | None = None) -> None:
@@ -38,7 +39,7 @@ class ProgramError(Exception):
 
     @property
     def details(self) -> str:
-        """The message, and the output on lines of its own."""
+        """The message, followed by the lines of output."""
         return "\n".join([f"{self}; it printed:" if self.output else str(self), *self.output])
 
 
@@ -53,12 +54,12 @@ async def run_program(
     inherited_fds: Sequence[int] = (),
     timeout_source: str = "the limit of --environment-timeout-secs",
 ) -> list[str]:
-    """Run a program to its end; its last lines of output.
+    """Run a program until it ends; return its last lines of output.
 
-    `name` is what a failure calls it, if not by its first word.
-    `on_line` gets every line as it comes; `inherited_fds` are descriptors that it keeps open;
-    `timeout_source` says what sets `timeout_s`. Raises ProgramError. Cancelling the wait
-    kills the program.
+    `name` is the program's name in errors (default: the first word of the command). `on_line` is
+    called with every line of output. `inherited_fds` are file descriptors that the program
+    inherits. `timeout_source` says in errors what sets `timeout_s`. Raises ProgramError. If the
+    caller is cancelled, the program is killed.
     """
     name = name or str(command[0])
     output: deque[str] = deque(maxlen=_MAX_LINES)
@@ -78,7 +79,7 @@ async def run_program(
         if not in_time:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        process.wait()  # it has ended, or has just been killed
+        process.wait()  # returns at once: it has ended or has been killed
     if not in_time:
         raise ProgramError(f"'{name}' was killed after {timeout_s:g} s, {timeout_source}", output)
     status = process.returncode
@@ -93,7 +94,11 @@ def _start(
     cwd: Path | None,
     inherited_fds: Sequence[int],
 ) -> subprocess.Popen[bytes]:
-    """Not as the event loop does it: uvloop forks, and gRPC's hooks can crash a forked child."""
+    """Start a program in a new session.
+
+    This does not use the event loop's way to start processes: uvloop forks, and gRPC's fork
+    handlers can crash the child.
+    """
     return subprocess.Popen(
         [*map(str, command)],
         stdin=subprocess.DEVNULL,
@@ -102,14 +107,14 @@ def _start(
         env=variables,
         cwd=cwd,
         pass_fds=inherited_fds,
-        start_new_session=True,  # a group, to be killed as one
+        start_new_session=True,  # a process group, which can be killed together
     )
 
 
 async def _wait_for_exit(
     process: subprocess.Popen[bytes], on_line: Callable[[str], None], seconds: float
 ) -> bool:
-    """Listen to a program; whether it ended, and all that could print, within that time."""
+    """Wait until the program has ended and its output is closed; False after `seconds`."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     pidfd = os.pidfd_open(process.pid)
@@ -126,11 +131,11 @@ async def _wait_for_exit(
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
-        transport.close()  # should one have left the group, nobody listens to it
+        transport.close()  # a process that has left the group may still hold the other end
 
 
 class _OutputReader(asyncio.Protocol):
-    """Cuts output into lines; `closed` is when nobody can print more."""
+    """Splits output into lines. `closed` is done when no process can write any more."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -153,9 +158,9 @@ class _OutputReader(asyncio.Protocol):
 def command_dying_with_host(
     python: Path | str, program: Path | str, *arguments: Path | str
 ) -> list[str]:
-    """The command that runs a module, or a script by its path, as a program that ends with us.
+    """A command that runs a module, or a script by its path, until this process ends.
 
-    The kernel kills it when the thread that starts it ends. Nothing but what is installed for
-    that Python can be imported.
+    The kernel kills the program when the thread that has started it ends. The program can import
+    only packages that are installed for its Python.
     """
     return [str(part) for part in (python, "-I", "-c", _DIE_WITH_HOST_SCRIPT, program, *arguments)]

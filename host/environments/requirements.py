@@ -1,4 +1,4 @@
-"""What a model wants installed: read from its `requirements.txt` or `pyproject.toml`."""
+"""Reads the requirements of a model from its `requirements.txt` or `pyproject.toml`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ else:
 PYPROJECT = "pyproject.toml"
 
 STUB_REQUIREMENTS = ("numpy>=1.19", "pyzmq>=22", "msgspec>=0.18", "setproctitle>=1.2")
-"""Installed alongside, for the process of a model instance."""
+"""The packages that every stub needs, installed in addition."""
 
 _INCLUDED = re.compile(r"\s*(?:-[rc]|--requirement|--constraint)[\s=]*([^\s=]+)")
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """`path` is the model's file, `files` what it consists of: itself, and what it includes.
+    """The packages that a model needs.
 
-    `dependencies` are those of a `pyproject.toml`, and `python` the versions that it allows.
+    `path` is the model's file. `files` has the contents of this file and of the files that it
+    includes. `dependencies` and `python` are `dependencies` and `requires-python` of a
+    `pyproject.toml`.
     """
 
     path: Path
@@ -42,7 +44,7 @@ class Requirements:
 
     @property
     def key(self) -> str:
-        """The same for the same content on the same Python, and only then."""
+        """A hash of the contents and of the host's Python: the name of the environment's folder."""
         parts = [
             sys.implementation.cache_tag,
             sys.version,
@@ -55,13 +57,13 @@ class Requirements:
 
     @property
     def arguments(self) -> list[str]:
-        """What to tell `pip install`."""
+        """The arguments of `pip install`."""
         file = [] if self.path.name == PYPROJECT else ["--requirement", str(self.path)]
         return [*file, "--", *self.dependencies, *STUB_REQUIREMENTS]
 
 
 def read_requirements(path: Path) -> Requirements:
-    """The requirements in a file. Raises HostError."""
+    """Read a requirements file. Raises HostError INVALID_ARG."""
     if path.name == PYPROJECT:
         return _read_project(path)
     files: dict[str, bytes] = {}
@@ -70,7 +72,7 @@ def read_requirements(path: Path) -> Requirements:
 
 
 def _collect(path: Path, base: Path, files: dict[str, bytes]) -> None:
-    """A requirements file and those that it includes, as pip finds them. Raises HostError."""
+    """Read a requirements file and the files that it includes, by the rules of pip."""
     name = str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
     if name in files:
         return
@@ -94,7 +96,7 @@ def _read_project(path: Path) -> Requirements:
         project: dict[str, Any] = tomllib.loads(data.decode())["project"]
         listed = project["dependencies"]
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-            raise _unusable_error(path, "[project] dependencies is not a list of texts")
+            raise _unusable_error(path, "[project] dependencies is not a list of strings")
         return Requirements(
             path, {PYPROJECT: data}, listed, str(project.get("requires-python", ""))
         )

@@ -1,4 +1,4 @@
-"""Work that several ask for at the same time and that is done once."""
+"""Runs work once for all callers that request it at the same time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _Result = TypeVar("_Result")
 
 
 class SingleFlight(Generic[_Result]):
-    """Whoever asks for a key while its work is under way gets the same result, or error."""
+    """Callers with the same key share one run of the work, and its result or error."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Future[_Result]] = {}
         self._closed = False
 
     async def run_once(self, key: Hashable, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """The result. One who asks may be cancelled without harm to the others.
+        """Run the work, or wait for a run with the same key that has not ended.
 
-        Raises what the work raises, and HostError UNAVAILABLE once this is closed.
+        Cancelling one caller does not cancel the work. Raises the work's exception, and HostError
+        UNAVAILABLE after `close`.
         """
         if self._closed:
             raise unavailable(_STOPPING)
@@ -39,10 +40,10 @@ class SingleFlight(Generic[_Result]):
     def _on_done(self, key: Hashable, task: asyncio.Future[_Result]) -> None:
         del self._running[key]
         if not task.cancelled():
-            task.exception()  # whoever waits gets it; nobody need wait
+            task.exception()  # marks the exception as retrieved: the callers may be cancelled
 
     async def close(self) -> None:
-        """Cancel what is under way, and wait until it has ended."""
+        """Cancel all running work and wait for its end."""
         self._closed = True
         running = list(self._running.values())
         for task in running:

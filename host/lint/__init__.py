@@ -1,1 +1,1 @@
-"""What would keep models from being served, found without serving them: `pbhost check`."""
+"""`pbhost check`: finds problems of models without starting them."""

@@ -1,4 +1,4 @@
-"""The ensembles of a repository, held against the models that they are made of."""
+"""Checks the ensembles of a repository against the models of their steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _check(name: str, config: ModelConfig, models: Mapping[str, CheckedModel]) -
         path = f"ensemble_scheduling.step[{index}]"
         member = models.get(step.model_name)
         if member is None:
-            if step.model_name:  # else that is what is wrong
+            if step.model_name:  # an empty name is reported elsewhere
                 near = closest_choice(step.model_name, models)
                 yield Finding(
                     models_unavailable_error(name, [step.model_name]).message,
@@ -53,12 +53,12 @@ def _check(name: str, config: ModelConfig, models: Mapping[str, CheckedModel]) -
                     advice=f"did you mean '{near}'?" if near else "",
                 )
         elif member.versions and step.model_version not in (-1, *member.versions):
-            unset = "" if step.model_version else "left out it is 0; "
+            unset = "" if step.model_version else "the default is 0; "
             served = ", ".join(map(str, member.versions))
             yield Finding(
                 version_not_loaded_error(name, member.name, step.model_version).message,
                 f"{path}.model_version",
-                advice=f"{unset}-1 is the latest one, and there are: {served}",
+                advice=f"{unset}-1 selects the latest version; available versions: {served}",
             )
         members.append(member.config if member is not None and member.complete else None)
     misfits = list(iterate_findings(config, members))

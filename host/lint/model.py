@@ -1,4 +1,4 @@
-"""One model looked at with the loader's own eyes: its configuration, its versions, its files."""
+"""Checks one model with the functions of the loader: configuration, versions and files."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from host.scheduling.sequences.states import states_of
 
 _LOG = logging.getLogger("pbhost")
 _OPTIONS = Options()
-_HEAD_BYTES = re.compile(r"\w*(\[\d+\])?")
+_FIRST_PART = re.compile(r"\w*(\[\d+\])?")
 
 
 @dataclass(frozen=True)
 class LintSettings:
-    """What the server will be told, as far as it matters here."""
+    """The server options that the check depends on."""
 
     backends: Backends
     strict: bool = False
@@ -56,10 +56,11 @@ class LintSettings:
 
 @dataclass
 class CheckedModel:
-    """`config` is None if nothing can be made of it; `source` says where its fields stand.
+    """A model and the problems found so far.
 
-    `complete`: whether its tensors are all known without running it. `guessed`: the fields whose
-    values are not known.
+    `config` is None if the file cannot be parsed. `source` has the positions of its fields.
+    `complete` says whether all tensors are known without running the model. `guessed` has the
+    fields whose values could not be read.
     """
 
     name: str
@@ -79,16 +80,16 @@ class CheckedModel:
         at: Position | None = None,
         warning: bool = False,
     ) -> None:
-        """A problem of the configuration, unless it is about what is not known."""
+        """Add a problem of the configuration, unless it is about a guessed field."""
         path = Path(self.source.path)
         path = path if path.exists() else self.directory
         at = at or self.source.position(field)
-        if _read_head(field) not in self.guessed:
+        if _first_part(field) not in self.guessed:
             self.problems.append(Problem(path, text, field, advice, at, warning))
 
     @contextmanager
     def report_to(self, field: str, advice: str = "") -> Iterator[None]:
-        """What is raised is a problem of that field."""
+        """Report a HostError raised in the block as a problem of that field."""
         try:
             yield
         except HostError as error:
@@ -96,7 +97,7 @@ class CheckedModel:
 
 
 def check_model(directory: ModelDirectory, settings: LintSettings) -> CheckedModel:
-    """All that can be said of a model without running it or reading others. Blocks."""
+    """Check a model without running it or reading other models. Reads files, so it blocks."""
     path = config_file(directory.path, settings.config_name)
     model = CheckedModel(directory.name, directory.path, ConfigSource(str(path)))
     handler = _Warnings(model)
@@ -113,7 +114,7 @@ def check_model(directory: ModelDirectory, settings: LintSettings) -> CheckedMod
 
 
 def _read(model: CheckedModel, settings: LintSettings) -> ModelConfig | None:
-    """What the file says, as far as it can be guessed."""
+    """Parse the configuration file, repaired where possible. Returns None if it is unusable."""
     path = model.source.path
     config = None
     with model.report_to(""):
@@ -127,15 +128,15 @@ def _read(model: CheckedModel, settings: LintSettings) -> ModelConfig | None:
         for left in reader.leftovers:
             model.add(left.text, left.field, left.hint, left.position, warning=True)
         model.source = ConfigSource(path, reader.positions)
-        # Without what is about the whole model, further complaints would be guesswork.
+        # If a top-level field had to be guessed, further findings would be unreliable.
         if reader.repaired is not None and not any(map(str.isidentifier, reader.guessed)):
             config = parse_pbtxt(reader.repaired, path)
-            model.guessed = frozenset(map(_read_head, reader.guessed))
+            model.guessed = frozenset(map(_first_part, reader.guessed))
     return config
 
 
 def _check_unconfigured(model: CheckedModel) -> None:
-    """What can be said without a configuration."""
+    """Check the Python files of a model whose configuration is unusable."""
     with model.report_to(""):
         files = (model.directory / str(v) / "model.py" for v in list_versions(model.directory))
         for path in filter(Path.is_file, files):
@@ -143,11 +144,11 @@ def _check_unconfigured(model: CheckedModel) -> None:
 
 
 def _check_config(model: CheckedModel, config: ModelConfig, settings: LintSettings) -> None:
-    # Which GPUs the server will have is open: those that are named, and one for who names none.
+    # The GPUs of the server are not known: assume those in the configuration, or else one.
     gpus = {gpu for group in config.instance_group for gpu in group.gpus} or {0}
     least = _OPTIONS.min_supported_compute_capability
     for one in iterate_findings(config, model.directory, model.name, False, sorted(gpus), least):
-        code = f"put its code into {model.directory / '1' / 'model.py'}, or name a backend"
+        code = f"create {model.directory / '1' / 'model.py'}, or set 'backend'"
         unknown = one.field == "backend" and not config.backend
         model.add(one.text, one.field, one.advice or (code if unknown else ""))
     may_complete = _check_versions(model, config, settings) and not settings.strict
@@ -156,9 +157,9 @@ def _check_config(model: CheckedModel, config: ModelConfig, settings: LintSettin
 
 
 def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSettings) -> bool:
-    """Whether the code of a version may complete the configuration."""
+    """Check the versions; return whether the code of one may complete the configuration."""
     completes = False
-    advice = f"make a folder {model.directory / '1'}, even an empty one for an ensemble"
+    advice = f"create the folder {model.directory / '1'}; an ensemble needs it too, but empty"
     with model.report_to("version_policy", advice):
         model.versions = select_versions(config, list_versions(model.directory))
     for version in model.versions if config.backend else ():
@@ -171,7 +172,7 @@ def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSett
 def _check_code(
     model: CheckedModel, config: ModelConfig, version: int, path: Path, settings: LintSettings
 ) -> bool:
-    """Whether it may complete the configuration."""
+    """Check the code of one version; return whether it may complete the configuration."""
     with model.report_to("backend"):
         source, _ = settings.backends.find_backend(
             model.directory, version, LoadedConfig(config, None)
@@ -183,17 +184,17 @@ def _check_code(
             model.add(text, "default_model_filename")
         elif not path.is_file():
             text = f"Python model file not found in '{path}'"
-            model.add(text, "default_model_filename", "put the model's code there")
+            model.add(text, "default_model_filename", "create this file with the model's code")
         else:
             file = PythonFile(path)
-            elsewhere = needs_environment(config)  # another Python may have another syntax
+            elsewhere = needs_environment(config)  # another Python version may accept it
             model.problems += [replace(problem, warning=elsewhere) for problem in file.problems]
             return file.may_complete
     return False
 
 
 def _check_tensors(model: CheckedModel, config: ModelConfig, may_complete: bool) -> None:
-    """What a model may still say of itself is left open."""
+    """Check the tensors, except those that the model itself may still complete."""
     model.complete = not may_complete and not model.guessed
     unsaid = {
         f"{kind}[{index}]"
@@ -202,16 +203,16 @@ def _check_tensors(model: CheckedModel, config: ModelConfig, may_complete: bool)
         if not (tensor.name and tensor.data_type and tensor.dims)
     }
     for one in check_tensors(config):
-        unsure = _read_head(one.field) in unsaid or one.field.startswith("batch_")
+        unsure = _first_part(one.field) in unsaid or one.field.startswith("batch_")
         if not (may_complete and unsure):
             model.add(one.text, one.field, one.advice)
 
 
 def _check_files(model: CheckedModel, config: ModelConfig) -> None:
-    for path, one in _findings_one_by_one(config, "output"):
+    for path, one in _with_single_entries(config, "output"):
         with model.report_to(f"{path}.label_filename"):
             read_labels(model.directory, one)
-    for path, one in _findings_one_by_one(config, "model_repository_agents.agents"):
+    for path, one in _with_single_entries(config, "model_repository_agents.agents"):
         with model.report_to(path):
             run_agents(one, model.directory, _OPTIONS.repoagent_directory)
     if is_ensemble(config):
@@ -222,14 +223,14 @@ def _check_files(model: CheckedModel, config: ModelConfig) -> None:
         states_of(config, model.directory)
     sound = not any(problem.field.startswith(("input", "output")) for problem in model.problems)
     for path, one in (
-        _findings_one_by_one(config, "model_warmup") if model.complete and sound else ()
+        _with_single_entries(config, "model_warmup") if model.complete and sound else ()
     ):
         with model.report_to(path):
             Warmup(one, model.directory, Signature(one))
 
 
-def _findings_one_by_one(config: ModelConfig, path: str) -> Iterator[tuple[str, ModelConfig]]:
-    """The configuration with each entry of a list in turn, as if it was the only one."""
+def _with_single_entries(config: ModelConfig, path: str) -> Iterator[tuple[str, ModelConfig]]:
+    """Yield a copy of the configuration for each entry of a list, with only this entry in it."""
     for index, _ in enumerate(reduce(getattr, path.split("."), config)):
         one = new_config()
         one.CopyFrom(config)
@@ -238,14 +239,14 @@ def _findings_one_by_one(config: ModelConfig, path: str) -> Iterator[tuple[str, 
         yield f"{path}[{index}]", one
 
 
-def _read_head(path: str) -> str:
-    """The element of a list, or the whole field, that a path leads into."""
-    found = _HEAD_BYTES.match(path)
+def _first_part(path: str) -> str:
+    """The first part of a field path: a field, or an element of a list."""
+    found = _FIRST_PART.match(path)
     return found[0] if found else ""
 
 
 class _Warnings(logging.Handler):
-    """What the loader warns of is a warning here."""
+    """A log handler that reports warnings of the loader as warnings about the model."""
 
     def __init__(self, model: CheckedModel) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What is wrong with a model, and where: a line for people, an object for programs."""
+"""A problem of a model, as a line of text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from host.config.source import Position
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`field` is what it is about, "" if that is the file; `advice` says what to do about it.
+    """A problem in a file.
 
-    A `warning` does not keep the model from being served. `position` is None for what stands
-    nowhere, as what is missing.
+    `field` is the path of the configuration field, "" for the whole file. `advice` says what to do.
+    `position` is None if there is no line to point at, for example for a missing field. A
+    `warning` does not prevent loading the model.
     """
 
     path: Path
@@ -27,17 +28,17 @@ class Problem:
 
     @property
     def severity(self) -> str:
-        """In a word."""
+        """`warning` or `error`."""
         return "warning" if self.warning else "error"
 
     @property
     def sort_key(self) -> tuple[str, Position, str, str, str]:
-        """Sorts by place."""
+        """The key that sorts problems by file and position."""
         return str(self.path), self.position or (0, 0), self.field, self.text, self.advice
 
     @property
     def format_line(self) -> str:
-        """`path:line:column: error: field: text (suggestion)`, as editors and CI read it."""
+        """`path:line:column: error: field: text (advice)`, which editors and CI can parse."""
         place = ":".join(map(str, (self.path, *(self.position or ()))))
         said = f"{self.text} ({self.advice})" if self.advice else self.text
         parts = (place, self.severity, self.field, said)
@@ -45,7 +46,7 @@ class Problem:
 
     @property
     def to_dict(self) -> Mapping[str, Any]:
-        """Ready for JSON; line and column are null where there are none."""
+        """JSON-ready data; line and column are None without a position."""
         line, column = self.position or (None, None)
         return {
             "severity": self.severity,

@@ -1,4 +1,4 @@
-"""A model's Python file, compiled and never run: its syntax, and the class that it must have."""
+"""Checks a model's Python file without running it: syntax, and class `TritonPythonModel`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _COMPLETES = "auto_complete_config"
 
 
 class PythonFile:
-    """One file that is there.
+    """An existing Python file.
 
-    `problems` are what is wrong with it. `may_complete`: whether it may complete configurations,
-    which is open where it cannot be read, or has its class or a part of it from elsewhere.
+    `problems` are the findings. `may_complete` says whether the model may have
+    `auto_complete_config`. It is True if that is unknown: the file cannot be read, or the class is
+    imported, decorated or has base classes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +37,7 @@ class PythonFile:
             text = f"{type(error).__name__}: {error.msg}"
             self.problems.append(Problem(path, text, position=at))
         except (ValueError, RecursionError, MemoryError) as error:
-            text = f"it cannot be read as Python: {error or type(error).__name__}"
+            text = f"it cannot be parsed as Python: {error or type(error).__name__}"
             self.problems.append(Problem(path, text))
         else:
             self._inspect(path, tree)
@@ -44,7 +45,7 @@ class PythonFile:
     def _inspect(self, path: Path, tree: ast.Module) -> None:
         places = [node for node in ast.walk(tree) if _may_bind(node, _CLASS)]
         if not places:
-            text, advice = f"it has no class {_CLASS}", "a model is a class of that name"
+            text, advice = f"it has no class {_CLASS}", "a model must define this class"
             self.problems.append(Problem(path, text, advice=advice))
         own = places[0] if len(places) == 1 else None
         if isinstance(own, ast.ClassDef) and not (own.bases or own.decorator_list or own.keywords):
@@ -53,7 +54,7 @@ class PythonFile:
 
 
 def _may_bind(node: ast.AST, name: str) -> bool:
-    """Whether a name may get its meaning there."""
+    """Whether a syntax node may define the name."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return node.name == name
     if isinstance(node, ast.alias):

@@ -1,4 +1,4 @@
-"""A reader of configurations that goes on after a mistake, to find the others as well."""
+"""A configuration reader that continues after a syntax error, to find all errors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _VARIABLE = re.compile(r"(?<!\$)\$\{\w[^{}\n]*\}")
 
 
 class _UnrecoverableSyntax(Exception):
-    """The brackets do not say any more what belongs where."""
+    """The brackets do not match, so the reader cannot continue."""
 
 
 class RecoveringReader(PbtxtReader):
-    """Reads one text once, by `read_all`. Then there are
+    """Reads one text, once. Call `read_all`, then read:
 
-    * `problems`: every mistake, in their order in the text;
-    * `leftovers`: values that are texts with a `${variable}` in them, which is no mistake here;
-    * `repaired`: the text without them, as the writer may have meant it; None if that is open;
-    * `guessed`: paths of fields whose values are not known, and have neutral ones there.
+    * `problems`: all errors, in the order of the text;
+    * `leftovers`: strings that contain a `${variable}`, which is valid but may be a mistake;
+    * `repaired`: the text with the errors corrected or removed, None if that is not possible;
+    * `guessed`: the paths of fields whose values are unknown and were replaced by neutral ones.
     """
 
     def __init__(self, text: str) -> None:
@@ -41,7 +41,7 @@ class RecoveringReader(PbtxtReader):
         self._doubled: set[Position] = set()
 
     def read_all(self, descriptor: Any) -> None:
-        """Walk the whole text, mistakes included."""
+        """Read the whole text and continue after errors."""
         try:
             self._fields(descriptor)
         except _UnrecoverableSyntax:
@@ -50,10 +50,10 @@ class RecoveringReader(PbtxtReader):
             self.problems.append(problem)
             return
         parts, done = [], 0
-        # Where several begin: first what is put in between, then the one that has the others.
+        # At the same start: insertions first, then the longest edit, which contains the others.
         self._edits.sort(key=lambda edit: (edit[0], edit[0] != edit[1], -edit[1]))
         for start, end, replacement in self._edits:
-            if start >= done:  # else it is in a part that is gone
+            if start >= done:  # otherwise it is inside text that is already replaced
                 parts += [self._text[done:start], replacement]
                 done = end
         self.repaired = "".join(parts) + self._text[done:]
@@ -70,7 +70,7 @@ class RecoveringReader(PbtxtReader):
             self.problems.append(problem)
             if self._here() != start:
                 raise _UnrecoverableSyntax from None
-        # It is about the name, behind which the tokenizer still stands.
+        # The error is about the field name, which is still the current token.
         if re.fullmatch(r"\w+", name):
             self._tokens.NextToken()
             self._tokens.TryConsume(":")
@@ -83,7 +83,7 @@ class RecoveringReader(PbtxtReader):
         return ""
 
     def _drop_text(self, start: Position) -> None:
-        """Have nothing of the entry that ends here, nor what parts it from the next one."""
+        """Remove the entry that ends here, with the separator after it."""
         if not self._tokens.TryConsume(","):
             self._tokens.TryConsume(";")
         self._replace(start, "")
@@ -140,7 +140,7 @@ class RecoveringReader(PbtxtReader):
         else:
             if field_kind(field) == "string" and (left := _VARIABLE.search(value)):
                 text = f"template variable '{left[0]}' was not replaced"
-                hint = "replace it, unless the model itself does"
+                hint = "replace it, unless the model replaces it"
                 self.leftovers.append(PbtxtSyntaxError(start, text, path, hint))
             return value
         if field_kind(field) != "enum":
@@ -156,14 +156,14 @@ class RecoveringReader(PbtxtReader):
         return ""
 
     def _guess_value(self, start: Position, path: str, value: str) -> None:
-        """Put a neutral value in place of the one that starts there, if it is not read yet."""
+        """Replace the value at `start` by a neutral one; skip it if it has not been read."""
         if self._here() == start:
             self._skip_value()
         self._replace(start, value)
         self.guessed.add(path)
 
     def _skip_value(self) -> None:
-        """Move on to what comes after a value, whatever it is."""
+        """Skip a value of any type."""
         if self._skip_template():
             return
         closing = [_BRACKETS.get(self._tokens.token, "")]
@@ -183,7 +183,7 @@ class RecoveringReader(PbtxtReader):
             self._tokens.NextToken()
 
     def _skip_template(self) -> bool:
-        """Move on to what comes after a `${variable}`, if here is one."""
+        """Skip a `${variable}`; return whether there was one."""
         start = self._offset(self._here())
         template = TEMPLATE.match(self._text, start)
         if template is None:
@@ -193,9 +193,9 @@ class RecoveringReader(PbtxtReader):
         return True
 
     def _replace(self, start: Position, replacement: str) -> None:
-        """Have other text from there to the current token."""
+        """Replace the text from `start` to the current token."""
         end = len(self._text) if self._tokens.AtEnd() else self._offset(self._here())
-        # What stands apart must not grow together.
+        # The spaces keep adjacent tokens apart.
         self._edits.append((self._offset(start), end, f" {replacement} "))
 
     def _offset(self, position: Position) -> int:

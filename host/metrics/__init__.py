@@ -1,1 +1,1 @@
-"""Numbers for Prometheus: the server's own, and those that models make."""
+"""Prometheus metrics: those of the server, and custom metrics of models."""

@@ -1,4 +1,4 @@
-"""Every family that the server itself exposes: its name, kind and help text."""
+"""The metric families of the server: names, kinds and help texts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _COUNTERS = {
     "nv_cache_miss_duration_per_model": (
         "Total cache miss (insert+lookup) duration per model, in microseconds"
     ),
-    "pbhost_instance_busy_us_total": "Time that the instance worked on batches, in microseconds",
-    "pbhost_batches_closed_total": "Batches that were made of waiting requests, by why they were",
-    "pbhost_stub_restarts_total": "Stub processes that were started in place of one that died",
+    "pbhost_instance_busy_us_total": "Time that the instance executed batches, in microseconds",
+    "pbhost_batches_closed_total": "Batches formed, by closing reason",
+    "pbhost_stub_restarts_total": "Stub processes that were restarted after they died",
 }
 _GAUGES = {
     "nv_inference_pending_request_count": (
@@ -55,15 +55,15 @@ _GAUGES = {
     "nv_cache_num_evictions": "Number of cache evictions in response cache",
     "nv_cache_lookup_duration": ("Total cache lookup duration (hit and miss), in microseconds"),
     "nv_cache_insertion_duration": "Total cache insertion duration, in microseconds",
-    "pbhost_stub_up": "Whether the instance has a stub process that takes requests",
-    "pbhost_arena_used_bytes": "Shared memory that the tensors of the stubs and the host take",
-    "pbhost_arena_limit_bytes": "Shared memory that the tensors of one process may take",
+    "pbhost_stub_up": "Whether the instance has a stub process that accepts requests",
+    "pbhost_arena_used_bytes": "Shared memory used by tensors of the stubs and the host, in bytes",
+    "pbhost_arena_limit_bytes": "Limit of shared memory for tensors of one process, in bytes",
 }
 _HISTOGRAMS = {
     "nv_inference_first_response_histogram_ms": (
         "Duration from request to first response in milliseconds"
     ),
-    "pbhost_batch_size": "Elements per batch that the model executed",
+    "pbhost_batch_size": "Batch sizes of the batches that the model executed",
 }
 _SUMMARIES = {
     "nv_inference_request_summary_us": (
@@ -95,11 +95,11 @@ CATALOGUE = {
     )
     for name, help in families.items()
 }
-"""Kinds and help texts by name, in the order in which a scrape shows them."""
+"""Kinds and help texts by name, in the order of a scrape."""
 
 
 class MetricsSnapshot:
-    """The server's families while a scrape is made up."""
+    """The server's metric families, filled for one scrape."""
 
     def __init__(self) -> None:
         self._families: dict[str, MetricFamily] = {}
@@ -112,5 +112,5 @@ class MetricsSnapshot:
         return family
 
     def families(self) -> list[MetricFamily]:
-        """Those that have something to say, in their order."""
+        """The families that have samples, in the order of the catalogue."""
         return [self._families[name] for name in CATALOGUE if name in self._families]

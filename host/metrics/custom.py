@@ -1,10 +1,10 @@
-"""Metrics that models make: shared by name, counted over all stubs that hold them."""
+"""Custom metrics of models: families shared by name, values shared by labels, across all stubs."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from host.metrics.catalogue import CATALOGUE
 from host.metrics.family import Histogram, Labels, MetricFamily, MetricKind, labels_of
 
 _KINDS = (MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM)
-"""Kinds by their numbers (pb_utils spec 3.13)."""
+"""Kinds by their numbers (docs/reference/model_api.md, 3.13)."""
 
 _SUPPORTED_KINDS = {
     "increment": (MetricKind.COUNTER, MetricKind.GAUGE),
@@ -37,19 +37,19 @@ _DECREMENT = (
 
 
 class _Series:
-    """One label set of a family."""
+    """The value of one label set of a family, with the number of `_FamilyObject`s that hold it."""
 
     __slots__ = ("value", "histogram", "reference_count")
 
     def __init__(self, bounds: Sequence[float] | None) -> None:
         self.value = 0.0
         self.histogram = None if bounds is None else Histogram(bounds)
-        self.reference_count = 0  # family objects, in all stubs, that hold it
+        self.reference_count = 0
 
 
 @dataclass(slots=True)
 class _SharedFamily:
-    """What all families of one name share. It stays when nobody holds anything of it any more."""
+    """A family by its name: all family objects of this name share it. It is never removed."""
 
     name: str
     help: str
@@ -59,27 +59,69 @@ class _SharedFamily:
 
 @dataclass(slots=True)
 class _FamilyObject:
-    """One family object in a stub, and the label sets that it holds."""
+    """One `pb_utils.MetricFamily` object in a stub.
+
+    It holds every label set that a metric object of it has used, until it is released itself.
+    """
 
     shared: _SharedFamily
-    labels_held: set[Labels] = field(default_factory=set)
-    metrics: set[int] = field(default_factory=set)
+    labels: set[Labels] = field(default_factory=set)
+    metrics: set[int] = field(default_factory=set)  # its metric objects that are not released
+
+    def hold_series(self, labels: Labels, bounds: Sequence[float] | None) -> _Series:
+        """The series of a label set, created if no family object holds it."""
+        series = self.shared.series.get(labels)
+        if series is None:
+            series = self.shared.series[labels] = _Series(bounds)
+        if labels not in self.labels:
+            self.labels.add(labels)
+            series.reference_count += 1
+        return series
+
+    def release_series(self) -> None:
+        """Remove every series that no other family object holds."""
+        for labels in self.labels:
+            series = self.shared.series[labels]
+            series.reference_count -= 1
+            if not series.reference_count:
+                del self.shared.series[labels]
+
+
+@dataclass(slots=True)
+class _MetricObject:
+    """One `pb_utils.Metric` object in a stub. Several may write to the same series."""
+
+    family: _FamilyObject
+    series: _Series
+
+    def check_supported(self, operation: str, error: Callable[[str], Exception]) -> None:
+        """Raise `error` unless metrics of this kind have the operation."""
+        kind = self.family.shared.kind
+        if kind not in _SUPPORTED_KINDS[operation]:
+            name = operation.capitalize()
+            raise error(f"TRITONSERVER_METRIC_KIND_{kind.name} does not support {name}")
 
 
 @dataclass(slots=True)
 class _OwnerObjects:
-    """What one stub has, by the numbers it chose."""
+    """The objects of one stub, by the numbers that the stub chose for them."""
 
     families: dict[int, _FamilyObject] = field(default_factory=dict)
-    metrics: dict[int, tuple[_FamilyObject, _SharedFamily, _Series]] = field(default_factory=dict)
+    metrics: dict[int, _MetricObject] = field(default_factory=dict)
 
 
 class CustomMetrics:
-    """The metrics of all models (pb_utils spec 3.13). Belongs to the event loop.
+    """The custom metrics of all models. All methods must be called on the event loop.
 
-    A family object keeps its metrics alive; a label set is there as long as any family object in
-    any stub holds it. Owners are told apart by being equal or not. Errors are HostErrors with the
-    texts of the core; whoever asked puts them into words for the model.
+    The rules are in docs/reference/model_api.md, 3.13:
+
+    * Family objects with the same name share one family, in all stubs.
+    * Metric objects with the same family name and labels share one value.
+    * The value lives as long as any family object that has used its labels. Releasing a metric
+      object alone keeps it.
+
+    An `owner` is a stub; any hashable object can stand for one. Errors are HostErrors with the
+    texts of Triton's core; the caller adds what the model API puts around them.
     """
 
     def __init__(self) -> None:
@@ -89,9 +131,9 @@ class CustomMetrics:
     def new_family(
         self, owner: object, family: int, name: str, description: str, kind: int
     ) -> None:
-        """Register a family, or share the one of that name, whose description stays.
+        """Register a family object. A family of the same name keeps its description.
 
-        Raises HostError: the kind is another one, or the name is no good.
+        Raises HostError INVALID_ARG if the name is invalid or the family has another kind.
         """
         if not 0 <= kind < len(_KINDS):
             raise invalid_argument(
@@ -115,90 +157,85 @@ class CustomMetrics:
         labels: dict[str, str],
         buckets: list[float] | None,
     ) -> None:
-        """Create a metric in a family of the owner, or share the value of those labels.
+        """Register a metric object in a family object of the same owner.
 
-        `buckets` are the bounds of a histogram; +Inf may be left out, and a label set that is
-        there keeps the bounds that it has. Raises HostError.
+        `buckets` are the upper bounds of a histogram; +Inf may be left out. If the series exists,
+        it keeps its bounds. Raises HostError NOT_FOUND without the family object, INVALID_ARG for
+        invalid labels or buckets.
         """
-        known = self._owners.get(owner)
-        family_object = known.families.get(family) if known is not None else None
-        if known is None or family_object is None:
+        objects = self._owners.get(owner)
+        family_object = None if objects is None else objects.families.get(family)
+        if objects is None or family_object is None:
             raise not_found(DELETED)
-        shared = family_object.shared
-        key = _checked_labels(labels, shared.kind)
-        bounds = _checked_buckets(buckets, shared.kind)
-        _check_unused(metric, known.metrics)
-        series = shared.series.get(key)
-        if series is None:
-            series = shared.series[key] = _Series(bounds)
-        if key not in family_object.labels_held:
-            family_object.labels_held.add(key)
-            series.reference_count += 1
+        kind = family_object.shared.kind
+        key = _checked_labels(labels, kind)
+        bounds = _checked_buckets(buckets, kind)
+        _check_unused(metric, objects.metrics)
+        series = family_object.hold_series(key, bounds)
         family_object.metrics.add(metric)
-        known.metrics[metric] = (family_object, shared, series)
+        objects.metrics[metric] = _MetricObject(family_object, series)
 
     def update_metric(self, owner: object, metric: int, change: str, value: float) -> None:
-        """`increment`, `set` or `observe`; one that has gone is left alone.
+        """Apply `increment`, `set` or `observe`. A released metric is ignored.
 
-        Raises ValueError for what the metric cannot do: no sound stub asks for that.
+        Raises ValueError if the kind does not have the change; stubs check this before they send.
         """
-        known = self._owners.get(owner)
-        found = known.metrics.get(metric) if known is not None else None
+        found = self._find_metric(owner, metric)
         if found is None:
             return
-        _, shared, series = found
-        if shared.kind not in _SUPPORTED_KINDS[change]:
-            raise ValueError(_unsupported_text(shared.kind, change))
+        found.check_supported(change, ValueError)
+        series = found.series
         if series.histogram is not None:
             series.histogram.observe(value)
         elif change == "set":
             series.value = value
-        elif shared.kind is MetricKind.COUNTER and value < 0:
+        elif found.family.shared.kind is MetricKind.COUNTER and value < 0:
             raise ValueError(_DECREMENT)
         else:
             series.value += value
 
     def read_metric(self, owner: object, metric: int) -> float:
-        """The value. Raises HostError."""
-        known = self._owners.get(owner)
-        found = known.metrics.get(metric) if known is not None else None
+        """The value. Raises HostError NOT_FOUND, or INVALID_ARG for a histogram."""
+        found = self._find_metric(owner, metric)
         if found is None:
             raise not_found(DELETED)
-        _, shared, series = found
-        if shared.kind not in _SUPPORTED_KINDS["value"]:
-            raise invalid_argument(_unsupported_text(shared.kind, "value"))
-        return series.value
+        found.check_supported("value", invalid_argument)
+        return found.series.value
+
+    def _find_metric(self, owner: object, metric: int) -> _MetricObject | None:
+        objects = self._owners.get(owner)
+        return None if objects is None else objects.metrics.get(metric)
 
     def release_objects(self, owner: object, families: list[int], metrics: list[int]) -> None:
-        """The owner has let go of these; what it does not have is left alone.
+        """Release objects that the model has deleted. Unknown numbers are ignored.
 
-        A metric of which only the family object is left keeps its value and is still shown.
+        Releasing a family object also releases its metric objects.
         """
-        known = self._owners.get(owner)
-        if known is None:
+        objects = self._owners.get(owner)
+        if objects is None:
             return
         for number in metrics:
-            found = known.metrics.pop(number, None)
-            if found is not None:
-                found[0].metrics.discard(number)
+            metric = objects.metrics.pop(number, None)
+            if metric is not None:
+                metric.family.metrics.discard(number)
         for number in families:
-            family_object = known.families.pop(number, None)
+            family_object = objects.families.pop(number, None)
             if family_object is not None:
-                for metric in family_object.metrics:
-                    del known.metrics[metric]
-                _release_labels(family_object)
-        if not known.families:
+                for metric_number in family_object.metrics:
+                    del objects.metrics[metric_number]
+                family_object.release_series()
+        if not objects.families:
             del self._owners[owner]
 
     def remove_owner(self, owner: object) -> None:
-        """The owner is gone, and with it everything it held."""
-        known = self._owners.pop(owner, None)
-        if known is not None:
-            for family_object in known.families.values():
-                _release_labels(family_object)
+        """Release all objects of a stub that has ended."""
+        objects = self._owners.pop(owner, None)
+        if objects is not None:
+            for family_object in objects.families.values():
+                family_object.release_series()
 
     def collect(self) -> Iterator[MetricFamily]:
-        """Every family that there ever was, in the order of their first registration."""
+        """Yield every family that was ever registered, in the order of first registration."""
         for shared in self._families.values():
             family = MetricFamily(shared.name, shared.help, shared.kind)
             for labels, series in sorted(shared.series.items()):
@@ -209,14 +246,6 @@ class CustomMetrics:
             yield family
 
 
-def _release_labels(family_object: _FamilyObject) -> None:
-    for labels in family_object.labels_held:
-        series = family_object.shared.series[labels]
-        series.reference_count -= 1
-        if not series.reference_count:
-            del family_object.shared.series[labels]
-
-
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise invalid_argument(
@@ -225,7 +254,7 @@ def _check_name(name: str) -> None:
         )
     if name in CATALOGUE:
         raise invalid_argument(
-            f"Metric name '{name}' is taken by the server's own metrics; choose another one"
+            f"Metric name '{name}' is reserved for a metric of the server; choose another one"
         )
 
 
@@ -242,7 +271,9 @@ def _checked_labels(labels: dict[str, str], kind: MetricKind) -> Labels:
                 f" {_LABEL.pattern.removeprefix('(?!__)')} and not begin with '__'"
             )
         if kind is MetricKind.HISTOGRAM and name == "le":
-            raise invalid_argument("Invalid label name 'le'; histograms name their buckets by it")
+            raise invalid_argument(
+                "Invalid label name 'le'; it is reserved for the buckets of histograms"
+            )
     return labels_of(labels)
 
 
@@ -256,7 +287,3 @@ def _checked_buckets(buckets: list[float] | None, kind: MetricKind) -> list[floa
     if any(map(math.isnan, buckets)) or any(low >= high for low, high in pairwise(buckets)):
         raise invalid_argument("Bucket Boundaries must be strictly sorted")
     return buckets[:-1] if buckets and buckets[-1] == math.inf else buckets
-
-
-def _unsupported_text(kind: MetricKind, operation: str) -> str:
-    return f"TRITONSERVER_METRIC_KIND_{kind.name} does not support {operation.capitalize()}"

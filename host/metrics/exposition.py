@@ -1,4 +1,4 @@
-"""Families as text: the Prometheus format as Triton writes it, and OpenMetrics."""
+"""Writes metric families in the Prometheus text format (as Triton does) and in OpenMetrics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _OPEN_METRICS = "application/openmetrics-text"
 
 
 def render_exposition(families: Iterable[MetricFamily], accept: str) -> tuple[str, bytes]:
-    """The content type and body of a scrape by a client with this Accept header.
+    """The content type and the body of a scrape; `accept` is the client's Accept header.
 
-    Families without series are left out (protocol spec 6).
+    Families without series are left out (docs/reference/protocol.md, 6).
     """
     shown = [family for family in families if family.samples]
     if _prefers_open_metrics(accept):
@@ -27,7 +27,7 @@ def render_exposition(families: Iterable[MetricFamily], accept: str) -> tuple[st
 
 
 def _prefers_open_metrics(accept: str) -> bool:
-    wish: dict[str, float] = {}
+    qualities: dict[str, float] = {}
     for part in accept.split(","):
         media, *parameters = (piece.strip() for piece in part.split(";"))
         quality = 1.0
@@ -37,9 +37,9 @@ def _prefers_open_metrics(accept: str) -> bool:
                     quality = float(parameter[2:])
                 except ValueError:
                     quality = 0.0
-        wish[media] = max(quality, wish.get(media, 0.0))
-    offered = wish.get(_OPEN_METRICS, 0.0)
-    return offered > 0.0 and offered >= wish.get("text/plain", 0.0)
+        qualities[media] = max(quality, qualities.get(media, 0.0))
+    quality = qualities.get(_OPEN_METRICS, 0.0)
+    return quality > 0.0 and quality >= qualities.get("text/plain", 0.0)
 
 
 # The text format
@@ -62,7 +62,7 @@ def _labels(sample: Sample) -> str:
 
 
 def number(value: float) -> str:
-    """A value as Triton writes it: `0`, `7.55`, `1e+16`, `+Inf`, `Nan`."""
+    """Format a value like Triton: `0`, `7.55`, `1e+16`, `+Inf`, `Nan`."""
     if isinstance(value, int):
         return str(value)
     if math.isnan(value):
@@ -84,7 +84,7 @@ def _escape(text: str) -> str:
 
 
 class _FamilyCollector:
-    """What prometheus_client calls a registry."""
+    """Passes metrics to prometheus_client, which expects a registry with `collect`."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics
@@ -102,11 +102,11 @@ def _open_metrics(families: Sequence[MetricFamily]) -> bytes:
 
 
 def _open_metrics_family(family: MetricFamily, names: set[str]) -> Metric:
-    """A family in OpenMetrics, where every series has the name that it has in the text format.
+    """Convert a family to OpenMetrics; every series keeps its name of the text format.
 
-    The names of counters end in `_total` there. A counter that is not called so is a family of
-    unknown type: Prometheus asks for OpenMetrics where it can, and dashboards made for Triton are
-    to find `nv_inference_count`.
+    OpenMetrics requires that names of counters end in `_total`. A counter with another name gets
+    the type `unknown`: Prometheus prefers OpenMetrics, and dashboards for Triton must still find
+    `nv_inference_count`.
     """
     name, kind = family.name, family.kind.value
     if family.kind is MetricKind.COUNTER:
@@ -116,13 +116,13 @@ def _open_metrics_family(family: MetricFamily, names: set[str]) -> Metric:
         else:
             name = base
     metric = Metric(name, family.help, kind)
-    # A sum that may fall is not to be there, nor then the count; buckets say that as well.
-    falls = any(
+    # With a negative bucket bound the sum may decrease: OpenMetrics then forbids _sum and _count.
+    sum_may_decrease = any(
         s.numeric_label is not None and s.numeric_label[0] == "le" and s.numeric_label[1] < 0
         for s in family.samples
     )
     for sample in family.samples:
-        if not falls or sample.suffix not in ("_sum", "_count"):
+        if not sum_may_decrease or sample.suffix not in ("_sum", "_count"):
             metric.add_sample(
                 family.name + sample.suffix, _open_metrics_labels(sample), sample.value
             )

@@ -1,4 +1,4 @@
-"""Metric families as a scrape shows them: plain data between who counts and who writes it down."""
+"""Plain data types for metric families: samples, labels and histograms."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, sorted by name."""
+"""Label names and values, sorted by name."""
 
 
 class MetricKind(enum.Enum):
-    """What the numbers of a family mean. The value is the word of the TYPE line."""
+    """The kind of a family. The value is the word in the TYPE line."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -23,9 +23,9 @@ class MetricKind(enum.Enum):
 
 @dataclass(slots=True)
 class Sample:
-    """One line: the family's name and `suffix`, `labels`, and the value.
+    """One line of a scrape: `suffix` of the metric name, labels and value.
 
-    `mark` is the last label of a bucket (`le`) or a quantile; what it says is a number.
+    `numeric_label` is the last label of a histogram bucket (`le`) or of a summary (`quantile`).
     """
 
     suffix: str
@@ -35,7 +35,7 @@ class Sample:
 
 
 class Histogram:
-    """Counts observations up to each bound, which are in strictly ascending order."""
+    """Counts observations per bucket. `bounds` are in strictly ascending order."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -45,7 +45,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value; a bound belongs to its bucket, and no bucket but the last has NaN."""
+        """Count a value. Bounds are inclusive, and NaN is counted only in the last bucket."""
         place = len(self.bounds) if math.isnan(value) else bisect_left(self.bounds, value)
         self.counts[place] += times
         self.total += value * times
@@ -53,7 +53,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class MetricFamily:
-    """All that a scrape says about one name."""
+    """A metric name with its help text, kind and samples."""
 
     name: str
     help: str
@@ -61,11 +61,11 @@ class MetricFamily:
     samples: list[Sample] = field(default_factory=list)
 
     def add(self, labels: Labels, value: float) -> None:
-        """The value of a counter or gauge."""
+        """Add the value of a counter or gauge."""
         self.samples.append(Sample("", labels, value))
 
     def add_histogram(self, labels: Labels, histogram: Histogram) -> None:
-        """Count, sum and cumulative buckets, the last one for +Inf."""
+        """Add count, sum and cumulative buckets; the last bucket is +Inf."""
         self._add_head(labels, sum(histogram.counts), histogram.total)
         below = 0
         bounds = (*histogram.bounds, math.inf)
@@ -76,7 +76,7 @@ class MetricFamily:
     def add_summary(
         self, labels: Labels, count: int, total: float, quantiles: Iterable[tuple[float, float]]
     ) -> None:
-        """Count, sum, and (quantile, value) pairs."""
+        """Add count, sum, and (quantile, value) pairs."""
         self._add_head(labels, count, total)
         for quantile, value in quantiles:
             self.samples.append(Sample("", labels, value, ("quantile", quantile)))
@@ -87,5 +87,5 @@ class MetricFamily:
 
 
 def labels_of(texts: Mapping[str, str]) -> Labels:
-    """The labels in their order."""
+    """Convert a mapping to labels."""
     return tuple(sorted(texts.items()))

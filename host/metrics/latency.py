@@ -1,4 +1,4 @@
-"""How long the requests of a model took: quantiles of the last minute, and a histogram."""
+"""Latencies of a model's requests: quantiles of the last minute, and a histogram."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _log = logging.getLogger("pbhost")
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 _FIRST_RESPONSE_BOUNDS = (100.0, 500.0, 2000.0, 5000.0)  # milliseconds
 
-_SLICES, _SLICE_SECONDS = 5, 12.0  # what the quantiles of a summary are about
-_MAX_SLICE_VALUES = 10_000  # values of a slice that are kept
+_SLICES, _SLICE_SECONDS = 5, 12.0  # the time window of quantiles
+_MAX_SLICE_VALUES = 10_000  # values stored per slice
 
 
 class _Slice:
-    """The values of some seconds: all of them, or a random sample if there are too many."""
+    """The values of one part of the time window; a random sample if there are too many."""
 
     __slots__ = ("values", "count")
 
@@ -44,10 +44,10 @@ class _Slice:
 
 
 class Summary:
-    """Count and sum of all observations, and quantiles of those of the last minute.
+    """Count and sum of all observations, and quantiles over the last minute.
 
-    Quantiles are exact as long as no more than 10,000 values come in 12 seconds. Beyond that they
-    are those of a sample: their rank is off by some thousandths.
+    Quantiles are exact up to 10,000 values in 12 seconds. Above that they are estimated from a
+    random sample, and their rank is off by a few thousandths.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Summary:
         self._slice_end = clock() + _SLICE_SECONDS
 
     def observe(self, value: int) -> None:
-        """Take a value in."""
+        """Add a value."""
         self._rotate_slices()
         self.count += 1
         self.total += value
         self._slices[-1].add(value)
 
     def quantiles(self) -> list[tuple[float, float]]:
-        """Each quantile with its value, NaN if nothing was observed lately."""
+        """(quantile, value) pairs; the values are NaN without observations in the last minute."""
         self._rotate_slices()
         slices = [part for part in self._slices if part.count]
         if not slices:
@@ -81,13 +81,13 @@ class Summary:
         order = np.argsort(values)
         ranks = np.cumsum(weights[order])
         wanted = np.asarray(self._quantiles) * ranks[-1]
-        # Sums of weights are rounded; half an observation is more than that.
+        # Half an observation is subtracted because sums of weights have rounding errors.
         places = np.searchsorted(ranks, np.maximum(wanted - 0.5, 0.0))
         found = values[order][np.minimum(places, len(values) - 1)]
         return list(zip(self._quantiles, map(float, found), strict=True))
 
     def _rotate_slices(self) -> None:
-        """Begin the slices that are due."""
+        """Start new slices if the time of the current one is over."""
         now = self._clock()
         if now < self._slice_end:
             return
@@ -97,7 +97,7 @@ class Summary:
 
 
 class Latencies:
-    """What `--metrics-config` asks for beyond sums, for one version of a model.
+    """The summaries and the histogram of one model version that `--metrics-config` enables.
 
     Summaries are in microseconds, the histogram of first responses is in milliseconds.
     """
@@ -117,7 +117,7 @@ class Latencies:
     def record_success(
         self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
-        """A request has succeeded."""
+        """Record a request that the model answered."""
         for summary, ns in (
             (self.request, total_ns),
             (self.queue, queue_ns),
@@ -129,18 +129,18 @@ class Latencies:
                 summary.observe(max(0, ns) // 1000)
 
     def record_cache_hit(self, queue_ns: int, lookup_ns: int) -> None:
-        """The response cache has answered a request."""
+        """Record a request that was answered from the response cache."""
         for summary, ns in ((self.queue, queue_ns), (self.cache_hit, lookup_ns)):
             if summary is not None:
                 summary.observe(max(0, ns) // 1000)
 
     def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
-        """The response cache has not answered a request that then succeeded."""
+        """Record a successful request that was not in the response cache."""
         if self.cache_miss is not None:
             self.cache_miss.observe(lookup_and_insert_ns // 1000)
 
     def inherit_from(self, predecessor: Latencies) -> None:
-        """Go on with what another one has, as far as both have it."""
+        """Continue the summaries and the histogram of the version that this one replaces."""
         for name in (
             *("request", "queue", "compute_input", "compute_infer", "compute_output"),
             *("cache_hit", "cache_miss"),
@@ -152,13 +152,13 @@ class Latencies:
             self.first_response = other
 
     def record_first_response(self, call: Call) -> None:
-        """A request has got its first response."""
+        """Record the first response of a request."""
         if self.first_response is not None and not call.failed:
             self.first_response.observe((time.monotonic_ns() - call.received_ns) // 1_000_000)
 
 
 def first_response_bounds(config: ModelConfig) -> tuple[float, ...]:
-    """The buckets of the first response's histogram, which a model may choose itself."""
+    """The bucket bounds of the first-response histogram, from `model_metrics` if it is set."""
     bounds = _FIRST_RESPONSE_BOUNDS
     for control in config.model_metrics.metric_control:
         family = control.metric_identifier.family

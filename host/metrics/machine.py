@@ -1,4 +1,4 @@
-"""How busy the machine's processors and its memory are."""
+"""Gauges of CPU utilization and memory of the machine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _IDLE = (3, 4)  # idle, iowait
 
 
 class MachineMetrics:
-    """Polled gauges (protocol spec 6). The first utilization is that since the machine started.
+    """Polls `/proc/stat` and `/proc/meminfo` (docs/reference/protocol.md, 6).
 
-    `stat` and `memory` are read as `/proc/stat` and `/proc/meminfo`; what cannot be read, or does
-    not say what it should, is left out of the scrape.
+    The first utilization is the average since the machine started. If a file cannot be read or
+    parsed, the gauges are left out of the scrape.
     """
 
     def __init__(self, stat: Path = _STAT, memory: Path = _MEMORY) -> None:
         self._stat = stat
         self._memory = memory
-        self._ticks = (0, 0)  # busy ones, all
+        self._ticks = (0, 0)  # busy ticks, all ticks
         self._gauges: dict[str, float] = {}
 
     def sample(self) -> None:
-        """Measure."""
+        """Read the files and compute the gauges."""
         self._gauges = {}
         try:
             ticks = _ticks(self._stat.read_text())
@@ -43,20 +43,20 @@ class MachineMetrics:
         }
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """What was measured last."""
+        """Add the gauges of the last `sample` to the snapshot."""
         for name, value in self._gauges.items():
             snapshot[name].add((), value)
 
 
 def _ticks(text: str) -> tuple[int, int]:
-    """Busy ticks and all ticks of all processors together."""
+    """Busy ticks and all ticks, summed over all processors."""
     fields = [int(field) for field in text.splitlines()[0].split()[1:]]
     busy = sum(fields[place] for place in _BUSY)
     return busy, busy + sum(fields[place] for place in _IDLE)
 
 
 def _memory(text: str) -> tuple[int, int]:
-    """Bytes: all, and those that can be had."""
+    """Total and available memory in bytes."""
     lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return _bytes(lines["MemTotal"]), _bytes(lines["MemAvailable"])
 

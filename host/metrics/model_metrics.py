@@ -1,4 +1,4 @@
-"""What a scrape says about one version of a model (protocol spec 6)."""
+"""The metrics of one model version (docs/reference/protocol.md, 6)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CACHE_LATENCIES = {
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the life of a series; times in nanoseconds, batches by their size."""
+    """Sums over the lifetime of a series. Times are in nanoseconds; `batches` counts by size."""
 
     success: int = 0
     inferences: int = 0
@@ -58,7 +58,7 @@ class Totals:
 
     @classmethod
     def from_counters(cls, counters: InferenceCounters) -> Totals:
-        """What has been counted since the version was loaded."""
+        """The sums since the version was loaded."""
         seen = counters.snapshot()
         spent = seen.inference_stats
         return cls(
@@ -83,10 +83,10 @@ class Totals:
 
 
 class ModelMetrics:
-    """The series of one loaded version: fed by its `counters`, read by scrapes.
+    """Exports the `counters` of one loaded model version as metrics.
 
-    `pending` says how many of its requests have not started. A version that is loaded in place of
-    one with the same labels goes on where that one is.
+    `pending` returns the number of requests that wait for execution. When a version is reloaded,
+    the new one continues the series of the old one, so counters never decrease.
     """
 
     def __init__(
@@ -108,17 +108,17 @@ class ModelMetrics:
         self._settings = settings
         self._cache_enabled = bool(config.response_cache.enable)
         self._max_batch_size: int = config.max_batch_size
-        self._inherited = Totals()  # of those before that have ended
-        self._predecessors: list[ModelMetrics] = []  # those before that still finish their work
+        self._inherited = Totals()  # of predecessors that have ended
+        self._predecessors: list[ModelMetrics] = []  # old versions that still finish requests
         self._successor: ModelMetrics | None = None
 
     def set_namespace(self, namespace: str) -> None:
-        """The model is one of several that may share a name, if `namespace` is not empty."""
+        """Add the label `namespace`, unless it is empty: model names are local to it."""
         if namespace:
             self.labels = labels_of({**dict(self.labels), "namespace": namespace})
 
     def inherit_from(self, predecessor: ModelMetrics) -> None:
-        """Take the series of a version over that is being replaced by this one."""
+        """Continue the series of a version that this one replaces, if the labels are the same."""
         if predecessor.labels != self.labels:
             return
         predecessor._successor = self
@@ -127,7 +127,7 @@ class ModelMetrics:
             self.latencies.inherit_from(predecessor.latencies)
 
     def merge_into_successor(self) -> None:
-        """Add what was counted here to the successor, if there is one."""
+        """Add the totals to the successor, if any. Called when this version has ended."""
         successor, self._successor = self._successor, None
         if successor is None:
             return
@@ -139,14 +139,14 @@ class ModelMetrics:
         self._predecessors = []
 
     def totals(self) -> Totals:
-        """All that was counted under these labels."""
+        """The totals of this version and of the versions that it replaces."""
         total = self._inherited + Totals.from_counters(self._counters)
         for predecessor in self._predecessors:
             total += predecessor.totals()
         return total
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """Put every series of this version on the snapshot."""
+        """Add every series of this version to the snapshot."""
         labels, totals = self.labels, self.totals()
         snapshot["nv_inference_request_success"].add(labels, totals.success)
         for reason in FailureReason:
@@ -197,7 +197,7 @@ def _collect_durations(
 
 
 def _batch_size_histogram(batches: Counter[int], largest: int) -> Histogram:
-    """Buckets up to each power of two, as far as batches of that model go."""
+    """A histogram of batch sizes with buckets at powers of two, up to the maximum batch size."""
     bounds = [1.0]
     while bounds[-1] < largest:
         bounds.append(bounds[-1] * 2)
@@ -208,11 +208,16 @@ def _batch_size_histogram(batches: Counter[int], largest: int) -> Histogram:
 
 
 def model_labels(config: ModelConfig, version: int) -> Labels:
-    """Name, version and `metric_tags`, whose keys may have to be changed to be labels."""
+    """The labels of a model version: name, version and `metric_tags`.
+
+    Characters of tag names that Prometheus does not allow become underscores.
+    """
     tags: dict[str, str] = {}
     for key, value in config.metric_tags.items():
         name = "_" + _INVALID_LABEL_CHARACTER.sub("_", key)
         if name != f"_{key}":
-            _log.warning("metric tag '%s' of model '%s' becomes '%s'", key, config.name, name)
+            _log.warning(
+                "metric tag '%s' of model '%s' is exported as label '%s'", key, config.name, name
+            )
         tags[name] = value
     return labels_of({**tags, "model": config.name, "version": str(version)})

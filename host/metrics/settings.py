@@ -1,4 +1,4 @@
-"""What `--metrics-config` says."""
+"""The settings of `--metrics-config`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Which latencies are shown, and the quantiles of summaries (protocol spec 6).
+    """Which latency metrics are shown, and the quantiles of summaries
+    (docs/reference/protocol.md, 6).
 
-    `warnings` says what was given and has no effect.
+    `warnings` are log lines about settings that have no effect.
     """
 
     counter_latencies: bool = True
@@ -30,7 +31,7 @@ class MetricsSettings:
 
     @classmethod
     def from_texts(cls, texts: Sequence[str]) -> MetricsSettings:
-        """From `<setting>=<value>` each; the last one of a name counts."""
+        """Parse texts `<setting>=<value>`. The last value of a repeated setting is used."""
         given = dict(text.split("=", 1) for text in texts)
         quantiles, warnings = _quantiles(given.pop("summary_quantiles", ""))
         made: dict[str, bool] = {}
@@ -39,7 +40,7 @@ class MetricsSettings:
             made[name] = (text if text in _BOOLS else default) == "true"
             if text not in _BOOLS:
                 warnings.append(
-                    f"--metrics-config: {name} is true or false, not '{text}'; it is {default}"
+                    f"--metrics-config: {name} must be true or false, got '{text}'; using {default}"
                 )
         warnings += [
             f"--metrics-config: setting '{name}' is not used by this version" for name in given
@@ -48,9 +49,9 @@ class MetricsSettings:
 
 
 def _quantiles(text: str) -> tuple[tuple[float, ...], list[str]]:
-    """The quantiles of `<quantile>:<allowed error>,...`, and complaints about those left out.
+    """Parse `<quantile>:<error>,...`; returns the valid quantiles, and warnings for the others.
 
-    The error is only what Triton would allow itself; summaries here need not ask for it.
+    The error is the tolerance of Triton's estimate. It is not used here.
     """
     quantiles: list[float] = []
     warnings: list[str] = []
@@ -63,7 +64,7 @@ def _quantiles(text: str) -> tuple[tuple[float, ...], list[str]]:
             quantiles.append(quantile)
         else:
             warnings.append(
-                f"--metrics-config: summary_quantiles has no use for '{part}'; expected"
+                f"--metrics-config: ignoring '{part}' in summary_quantiles; expected"
                 " <quantile>:<error>, both from 0 to 1"
             )
     return tuple(dict.fromkeys(quantiles)), warnings

@@ -1,4 +1,4 @@
-"""Counts what one model version does, cheaply enough to do it on every request."""
+"""The inference statistics of one model version, updated on every request."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from host.inference.request import Call, ExecutionTimes, FailureReason
 
 
 class LatencyRecorder(Protocol):
-    """Whoever wants to know of each request how long it took."""
+    """Receives the latency of every request."""
 
     def record_success(
         self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
-        """A request was answered by the model."""
+        """Record a request that the model answered."""
 
     def record_cache_hit(self, queue_ns: int, lookup_ns: int) -> None:
-        """A request was answered from the response cache."""
+        """Record a request that was answered from the response cache."""
 
     def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
-        """An answered request was not in the response cache."""
+        """Record a successful request that was not in the response cache."""
 
 
 class InferenceCounters:
-    """The statistics of one model version since it was loaded (protocol spec 5.1, 5.2).
+    """Counts the requests and executions of one model version since it was loaded.
 
-    All methods belong to the event loop's thread. Requests that were refused before they were
-    queued are not to be reported at all.
+    All methods must be called on the event loop. Requests that are rejected before they are queued
+    are not counted (docs/reference/protocol.md, 5.1 and 5.2).
     """
 
     __slots__ = (
@@ -70,11 +70,11 @@ class InferenceCounters:
         self._batches: dict[int, list[int]] = {}  # size: count, input, infer and output ns
 
     def record_batch(self, calls: Sequence[Call], times: ExecutionTimes, late: int = 0) -> None:
-        """One execution has ended: count it, and those of its calls that did not fail.
+        """Record an execution that has ended, and its calls that did not fail.
 
-        Each of them bears the full times of the batch. Calls that failed are reported one by one,
-        with `record_failure`; those that are answered later, of `late` batch elements, with
-        `record_late_success`.
+        Each of these calls is charged with the full times of the batch. Failed calls are recorded
+        with `record_failure`. Calls that are answered later are recorded with
+        `record_late_success`; `late` is the number of their batch elements.
         """
         started = times.started
         input_ns = times.inputs_ready - started
@@ -110,7 +110,7 @@ class InferenceCounters:
     def record_execution(
         self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
-        """One execution of so many batch elements; it does not count its requests."""
+        """Record an execution with `batch_size` elements, without its requests."""
         self._executions += 1
         self._last_inference = time.time_ns() // 1_000_000
         batch = self._batches.get(batch_size)
@@ -130,7 +130,7 @@ class InferenceCounters:
         infer_ns: int,
         output_ns: int,
     ) -> None:
-        """A request was answered by the model."""
+        """Record a request that the model answered."""
         self._inferences += batch_size
         self._success += 1
         self._success_ns += total_ns
@@ -144,13 +144,13 @@ class InferenceCounters:
             self.latencies.record_success(total_ns, queue_ns, input_ns, infer_ns, output_ns)
 
     def add_compute_times(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """A request that has been counted took this much more."""
+        """Add compute times to a request that is already recorded."""
         self._input_ns += input_ns
         self._infer_ns += infer_ns
         self._output_ns += output_ns
 
     def record_late_success(self, call: Call, times: ExecutionTimes) -> None:
-        """A call has got its last answer after its execution had ended."""
+        """Record a call whose last response came after the end of its execution."""
         self.record_success(
             call.request.batch_size,
             time.monotonic_ns() - call.received_ns,
@@ -161,13 +161,13 @@ class InferenceCounters:
         )
 
     def record_failure(self, total_ns: int, reason: FailureReason = FailureReason.OTHER) -> None:
-        """A request that had been queued ended with an error."""
+        """Record a queued request that ended with an error."""
         self.failures[reason] += 1
         self._fail += 1
         self._fail_ns += total_ns
 
     def record_cache_hit(self, total_ns: int, queue_ns: int, lookup_ns: int) -> None:
-        """A request was answered from the response cache: a success without an inference."""
+        """Record a request that was answered from the response cache, without an inference."""
         self._success += 1
         self._success_ns += total_ns
         self._queue_ns += queue_ns
@@ -177,7 +177,7 @@ class InferenceCounters:
             self.latencies.record_cache_hit(queue_ns, lookup_ns)
 
     def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
-        """A successful request was not in the cache: what looking and keeping took on top."""
+        """Record a successful request that was not in the cache: time of lookup and insertion."""
         self._misses += 1
         self._miss_ns += lookup_and_insert_ns
         self._success_ns += lookup_and_insert_ns
@@ -185,7 +185,7 @@ class InferenceCounters:
             self.latencies.record_cache_miss(lookup_and_insert_ns)
 
     def snapshot(self) -> ModelStatistics:
-        """The statistics as they are now; batch sizes in ascending order."""
+        """The current statistics, with batch sizes in ascending order."""
         computed = self._computed
         return ModelStatistics(
             name=self._name,

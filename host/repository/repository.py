@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from host.config.resolve import is_version
+from host.config.defaults import is_version
 from host.config.schema import ModelConfig
 from host.errors import HostError, internal, invalid_argument, unsupported
 from host.repository.qualified_name import is_valid_model_name, qualified_name, split_qualified_name

@@ -1,1 +1,1 @@
-"""Traces of requests: which are taken, what is noted of them, and where they go (protocol 7)."""
+"""Request tracing: sampling, events, and export to files or to OpenTelemetry."""

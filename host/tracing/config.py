@@ -1,4 +1,4 @@
-"""What `--trace-config` says."""
+"""The settings of `--trace-config`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS: dict[str, frozenset[str]] = {
     "tensors": frozenset([TENSORS]),
     **dict.fromkeys(("true", "on", "min", "max", "timestamps"), frozenset([TIMESTAMPS])),
 }
-"""What the words for a level mean, on a command line."""
+"""Trace levels by the words that `--trace-config=level=` accepts."""
 
 _BATCHING = {
     "bsp_max_queue_size": ("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
@@ -25,7 +25,7 @@ _BATCHING = {
     "bsp_max_export_batch_size": ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512),
 }
 BATCHING = tuple(_BATCHING)
-"""Settings of OpenTelemetry's batch processor; the delay is in milliseconds."""
+"""Settings of OpenTelemetry's `BatchSpanProcessor`; the delay is in milliseconds."""
 
 _GLOBAL = ("rate", "level", "count", "mode")
 _OF_MODE = {TRITON: ("file", "log-frequency"), OPENTELEMETRY: ("url", "resource", *BATCHING)}
@@ -33,10 +33,12 @@ _OF_MODE = {TRITON: ("file", "log-frequency"), OPENTELEMETRY: ("url", "resource"
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """Where a server's traces go, and the settings that it starts with.
+    """Where a server's traces go, and the initial trace settings.
 
-    `level` is a set of TIMESTAMPS and TENSORS, empty for OFF; `count` -1 is no limit; `batching`
-    has the values of BATCHING; `warnings` says what was given and has no effect.
+    `level` is a set of TIMESTAMPS and TENSORS, empty for OFF. Every `rate`th request is traced, at
+    most `count` of them (-1: no limit). `log_frequency` is the number of traces per file (0: all in
+    one file). `batching` has a value for each name in `BATCHING`. `warnings` are log lines about
+    settings that have no effect.
     """
 
     level: frozenset[str] = frozenset()
@@ -54,9 +56,10 @@ class TraceConfig:
     def from_settings(
         cls, settings: Iterable[tuple[str, str, str]], environment: Mapping[str, str] = os.environ
     ) -> TraceConfig:
-        """From (mode or "", setting, value) each; of one given again, the last counts.
+        """Build the configuration from tuples (mode or "", setting, value).
 
-        Levels and resource attributes add up. The values have been checked.
+        The last value of a repeated setting is used; levels and resource attributes accumulate.
+        The caller has validated the values.
         """
         level: frozenset[str] = frozenset()
         resource: dict[str, str] = {}
@@ -75,24 +78,24 @@ class TraceConfig:
                 resource[name] = text
             else:
                 last[mode, setting] = value
-        usual = cls()
-        made = cls(
+        default = cls()
+        config = cls(
             level=level,
-            rate=int(last.get(("", "rate"), usual.rate)),
-            count=int(last.get(("", "count"), usual.count)),
-            log_frequency=int(last.get((TRITON, "log-frequency"), usual.log_frequency)),
-            mode=last.get(("", "mode"), usual.mode),
-            file=last.get((TRITON, "file"), usual.file),
-            url=last.get((OPENTELEMETRY, "url"), usual.url),
+            rate=int(last.get(("", "rate"), default.rate)),
+            count=int(last.get(("", "count"), default.count)),
+            log_frequency=int(last.get((TRITON, "log-frequency"), default.log_frequency)),
+            mode=last.get(("", "mode"), default.mode),
+            file=last.get((TRITON, "file"), default.file),
+            url=last.get((OPENTELEMETRY, "url"), default.url),
             resource=resource,
             batching={
-                setting: _positive(
+                setting: _positive_number(
                     last.get((OPENTELEMETRY, setting)) or environment.get(variable, ""), number
                 )
                 for setting, (variable, number) in _BATCHING.items()
             },
         )
-        return replace(made, warnings=(*warnings, *made._contradiction_warnings()))
+        return replace(config, warnings=(*warnings, *config._contradiction_warnings()))
 
     def _contradiction_warnings(self) -> list[str]:
         if not self.level:
@@ -106,16 +109,18 @@ class TraceConfig:
         return []
 
     def describe(self) -> dict[str, str]:
-        """The options of the mode, as clients see them behind the settings."""
+        """The options of mode opentelemetry, as clients read them after the trace settings."""
         if self.mode == TRITON:
             return {}
-        shown = {"url": self.url}
+        described = {"url": self.url}
         if self.resource:
-            shown["resource"] = ",".join(f"{name}={text}" for name, text in self.resource.items())
-        return shown | {name: str(number) for name, number in self.batching.items()}
+            described["resource"] = ",".join(
+                f"{name}={text}" for name, text in self.resource.items()
+            )
+        return described | {name: str(number) for name, number in self.batching.items()}
 
 
-def _positive(text: str, usual: int) -> int:
-    """The number that a text is; a variable that holds none is left alone, as the SDK does."""
+def _positive_number(text: str, default: int) -> int:
+    """A positive number as text, or the default for any other text, as OpenTelemetry's SDK does."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    return number or usual
+    return number or default

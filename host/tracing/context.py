@@ -1,4 +1,4 @@
-"""W3C trace context: what comes with a request from outside, and what is handed on."""
+"""W3C trace context: reads it from request headers, and writes it for child requests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Header = Callable[[str], str | None]
-"""The value of a header (or of metadata) that a client sent, by its lowercase name."""
+"""Returns the value of a request header or metadata key, by its lowercase name."""
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSpan:
-    """The span outside of the server that a request is part of; `state` is its `tracestate`."""
+    """The span of the client that a request belongs to; `state` is its `tracestate` header."""
 
     trace: int
     span: int
@@ -24,7 +24,7 @@ class RemoteSpan:
 
 
 def parse_trace_context(header: Header) -> RemoteSpan | None:
-    """What the headers `traceparent` and `tracestate` say; None if they say nothing valid."""
+    """Parse the headers `traceparent` and `tracestate`; None without a valid `traceparent`."""
     text = header("traceparent")
     found = None if text is None else _TRACEPARENT.fullmatch(text.strip())
     if found is None:
@@ -37,10 +37,11 @@ def parse_trace_context(header: Header) -> RemoteSpan | None:
 
 @dataclass(frozen=True, slots=True)
 class SpanIds:
-    """The ids of the spans of one request in one model, in OpenTelemetry's sense.
+    """The OpenTelemetry span ids of one request to one model.
 
-    `parent` is what is above all of them, 0 for nothing; `root` is the request's own span at the
-    door, 0 for a request of a model; `state` is the `tracestate` that came from outside.
+    `parent` is the span above the request, 0 if there is none. `root` is the span of the endpoint
+    that received the request, 0 for a BLS request or an ensemble step. `model` and `compute` are
+    the spans of the model and of its `execute`. `state` is the `tracestate` of the client.
     """
 
     trace_id: int
@@ -52,18 +53,18 @@ class SpanIds:
 
     @classmethod
     def for_client_request(cls, remote: RemoteSpan | None) -> SpanIds:
-        """Of a request of a client."""
+        """New span ids for a request of a client, in its trace if it has sent one."""
         if remote is None:
             return cls(_random_id(128), 0, _random_id(64), _random_id(64), _random_id(64))
         new_ids = _random_id(64), _random_id(64), _random_id(64)
         return cls(remote.trace, remote.span, *new_ids, state=remote.state)
 
     def for_child_request(self, parent: int) -> SpanIds:
-        """Of a request that is made on behalf of this one."""
+        """New span ids for a BLS request or an ensemble step of this request."""
         return SpanIds(self.trace_id, parent, 0, _random_id(64), _random_id(64), self.state)
 
     def trace_headers(self, span: int) -> str:
-        """The W3C headers that make what follows a child of one of the spans, as JSON."""
+        """The W3C headers that name `span` as the parent, as JSON."""
         headers = {"traceparent": f"00-{self.trace_id:032x}-{span:016x}-01"}
         if self.state:
             headers["tracestate"] = self.state

@@ -1,4 +1,4 @@
-"""Traces as JSON, and the files that they are written to (protocol spec 7.2)."""
+"""Writes traces to JSON files (docs/reference/protocol.md, 7.2)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from host.tracing.setting import TraceSetting
 from host.tracing.trace import Trace, TraceTree
+from host.tracing.trace_setting import TraceSetting
 
 _log = logging.getLogger("pbhost")
 
-_MAX_BUFFERED = 100  # traces to one write, where nothing says when
+_MAX_BUFFERED = 100  # traces per write if neither log_frequency nor a count is set
 
 
 def tree_json(tree: TraceTree, timestamps: bool) -> str:
-    """The elements of a trace and its children, with commas between them."""
+    """The JSON elements of a trace and of its child traces, joined by commas."""
     return ",".join(
         json.dumps(element, separators=(",", ":"))
         for trace in tree.traces
@@ -50,43 +50,47 @@ def _elements(trace: Trace, timestamps: bool) -> list[dict[str, object]]:
 
 
 class FileSink:
-    """Collects the traces of a setting until it is time to write them."""
+    """Buffers the traces of each setting and writes them to trace files.
+
+    `on_complete` is called with every complete trace.
+    """
 
     def __init__(self, file: TraceFile, on_complete: Callable[[TraceTree], None]) -> None:
         self._file = file
         self._on_complete = on_complete
 
     def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
-        """Write when the setting's frequency says so, and when its last trace has come.
+        """Buffer a trace; write the buffer every `log_frequency` traces and at the end of `count`.
 
-        Without either, it is the same when they are written to the file that has no number.
+        Without a frequency and a count, the traces go to the file without a number in its name, so
+        the buffer only saves writes.
         """
-        values, collected = setting.values, setting.buffer
-        collected.append(tree_json(tree, setting.timestamps))
+        values, buffer = setting.values, setting.buffer
+        buffer.append(tree_json(tree, setting.timestamps))
         self._on_complete(tree)
-        if values.log_frequency and len(collected) >= values.log_frequency:
+        if values.log_frequency and len(buffer) >= values.log_frequency:
             self._write_file(setting, self._file.write_next)
         elif not setting.remaining and not setting.pending_traces:
             self._write_file(setting, self._file.write_next)
-        elif not values.log_frequency and values.count < 0 and len(collected) >= _MAX_BUFFERED:
+        elif not values.log_frequency and values.count < 0 and len(buffer) >= _MAX_BUFFERED:
             self._write_file(setting, self._file.append)
 
     def flush_setting(self, setting: TraceSetting) -> None:
-        """Write what is left."""
+        """Write the traces that are still in the buffer."""
         file = self._file
         self._write_file(setting, file.write_next if setting.values.log_frequency else file.append)
 
     def _write_file(self, setting: TraceSetting, write: Callable[[list[str]], None]) -> None:
-        collected, setting.buffer = setting.buffer, []
-        if collected:
-            write(collected)
+        buffer, setting.buffer = setting.buffer, []
+        if buffer:
+            write(buffer)
 
 
 class TraceFile:
-    """The file of that path, and those that are called like it with `.0`, `.1`, ... behind.
+    """Writes the trace file `path` and the numbered files `path.0`, `path.1`, ...
 
-    A thread of its own writes them, so that nothing else waits for a disk. What cannot be written
-    is logged and lost.
+    A thread writes the files, so the event loop never waits for the disk. A failed write is logged
+    and its traces are lost.
     """
 
     def __init__(self, path: str) -> None:
@@ -96,24 +100,24 @@ class TraceFile:
         self._thread = ThreadPoolExecutor(1, "pbhost-traces")
 
     def append(self, traces: Sequence[str]) -> None:
-        """Add to the file itself."""
+        """Append traces to the file without a number; the first call replaces an old file."""
         write = _append_to_file if self._created else _write_file
         self._created = True
         self._thread.submit(write, self.path, ",".join(traces))
 
     def write_next(self, traces: Sequence[str]) -> None:
-        """Write the next file with a number."""
+        """Write traces to the next numbered file."""
         path = f"{self.path}.{self._index}"
         self._index += 1
         self._thread.submit(_write_file, path, ",".join(traces))
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Wait until everything is written."""
         self._thread.shutdown()
 
 
 def _write_file(path: str, elements: str) -> None:
-    """Write a file of these elements."""
+    """Create or replace a file that is a JSON array of these elements."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(f"[{elements}]")
@@ -122,7 +126,7 @@ def _write_file(path: str, elements: str) -> None:
 
 
 def _append_to_file(path: str, elements: str) -> None:
-    """Add elements to a file that is complete, and leave it so."""
+    """Append elements to the JSON array in a file."""
     try:
         with open(path, "r+b") as file:
             file.seek(-1, os.SEEK_END)

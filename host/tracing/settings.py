@@ -1,4 +1,7 @@
-"""The trace settings of a server: one for all models, and those of single ones (protocol 7.1)."""
+"""The trace settings of a server: the global setting, and those of single models.
+
+The rules are in docs/reference/protocol.md, 7.1.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,51 @@ from typing import Any
 
 from host.errors import invalid_argument
 from host.tracing.config import TENSORS, TIMESTAMPS, TRITON, TraceConfig
-from host.tracing.setting import TraceSetting, TraceSettingValues, TraceSink
+from host.tracing.trace_setting import TraceSetting, TraceSettingValues, TraceSink
 
 DescribedSettings = dict[str, str | list[str]]
-"""Settings as clients see them."""
+"""Settings in the form in which clients read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a scope says itself; None is what it takes from the scope around it."""
+    """The values that one scope sets itself. None means: use the default of the scope."""
 
     level: frozenset[str] | None = None
     rate: int | None = None
     count: int | None = None
     log_frequency: int | None = None
 
+    def apply_to(self, defaults: TraceSettingValues) -> TraceSettingValues:
+        """The defaults, with the values of this scope in their place."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(defaults, **{name: v for name, v in given.items() if v is not None})
+
 
 SettingChanges = Mapping[str, Any]
 """New values by field of `Overrides`; None clears a field."""
 
 
+class _Scope:
+    """The overrides of one scope, and the setting that follows from them and from defaults."""
+
+    def __init__(self, overrides: Overrides, defaults: TraceSettingValues, sink: TraceSink) -> None:
+        self.overrides = overrides
+        self.setting = TraceSetting(overrides.apply_to(defaults), sink)
+
+    def remaining_overrides(self) -> Overrides:
+        """The overrides for a new setting: an overridden count continues with what is left."""
+        if self.overrides.count is None:
+            return self.overrides
+        return replace(self.overrides, count=self.setting.remaining)
+
+
 class TraceSettings:
-    """Found on every request while any is on, changed by clients."""
+    """Holds the global setting and the settings of models, and applies changes by clients.
+
+    Defaults of the global setting are the values of `--trace-config`; defaults of a model are the
+    current values of the global setting.
+    """
 
     def __init__(self, config: TraceConfig, sink: TraceSink) -> None:
         self._config = config
@@ -37,109 +63,87 @@ class TraceSettings:
         self._initial_values = TraceSettingValues(
             config.level, config.rate, config.count, config.log_frequency
         )
-        self._global_overrides = Overrides()
-        self._model_overrides: dict[str, Overrides] = {}
-        self._global = TraceSetting(self._initial_values, sink)
-        self._model_settings: dict[str, TraceSetting] = {}
+        self._global = _Scope(Overrides(), self._initial_values, sink)
+        self._models: dict[str, _Scope] = {}  # models with overrides
         self.enabled = self._any_enabled()
-        """Whether any requests might be traced."""
+        """Whether requests of any scope may be traced."""
 
     def find(self, model: str) -> TraceSetting:
-        """The setting for requests to a model."""
-        return self._model_settings.get(model, self._global)
+        """The setting that applies to requests to a model."""
+        return self._models.get(model, self._global).setting
 
     def update(self, model: str, change: SettingChanges) -> None:
-        """Change the setting of a model, or with "" that of all that have none of their own.
+        """Change the setting of a model, or the global setting if `model` is "".
 
-        Raises HostError, and has then changed nothing.
+        Raises HostError INVALID_ARG if no request could be traced then; nothing is changed.
         """
         if model:
-            overrides = replace(self._model_overrides.get(model, Overrides()), **change)
-            values = _with_defaults(
-                self._keep_remaining_count(overrides, self._model_settings.get(model), change),
-                self._global_values(),
-            )
-            self._check_values(values)
-            self._set_model(model, overrides, values)
+            self._update_model(model, change)
         else:
-            overrides = replace(self._global_overrides, **change)
-            values = _with_defaults(
-                self._keep_remaining_count(overrides, self._global, change), self._initial_values
-            )
-            self._check_values(values)
-            self._global_overrides = overrides
-            before, self._global = self._global, TraceSetting(values, self._sink)
-            before.retire()
-            for name, of_model in self._model_overrides.items():
-                kept = self._keep_remaining_count(of_model, self._model_settings[name], {})
-                self._set_model(name, of_model, _with_defaults(kept, values))
+            self._update_global(change)
         self.enabled = self._any_enabled()
 
-    def _global_values(self) -> TraceSettingValues:
-        return self._global.remaining_values()
+    def _update_model(self, model: str, change: SettingChanges) -> None:
+        scope = self._models.get(model)
+        current = Overrides() if scope is None else scope.remaining_overrides()
+        overrides = replace(current, **change)
+        defaults = self._global.setting.remaining_values()
+        self._check_values(overrides.apply_to(defaults))
+        self._replace_model(model, overrides, defaults)
 
-    @staticmethod
-    def _keep_remaining_count(
-        overrides: Overrides, setting: TraceSetting | None, change: SettingChanges
-    ) -> Overrides:
-        """With what is left of the scope's own count, unless that is changed."""
-        if setting is None or overrides.count is None or "count" in change:
-            return overrides
-        return replace(overrides, count=setting.remaining)
+    def _update_global(self, change: SettingChanges) -> None:
+        overrides = replace(self._global.remaining_overrides(), **change)
+        values = overrides.apply_to(self._initial_values)
+        self._check_values(values)
+        self._global.setting.retire()
+        self._global = _Scope(overrides, self._initial_values, self._sink)
+        for name, scope in list(self._models.items()):
+            self._replace_model(name, scope.remaining_overrides(), values)
+
+    def _replace_model(
+        self, model: str, overrides: Overrides, defaults: TraceSettingValues
+    ) -> None:
+        """Retire the setting of a model. Without overrides, the model has none of its own."""
+        scope = self._models.pop(model, None)
+        if scope is not None:
+            scope.setting.retire()
+        if overrides != Overrides():
+            self._models[model] = _Scope(overrides, defaults, self._sink)
 
     def _check_values(self, values: TraceSettingValues) -> None:
-        if not values.level:
+        # In mode opentelemetry, a rate of 0 still traces requests that carry a trace context.
+        if not values.level or self._config.mode != TRITON:
             return
-        reason = ""
-        if self._config.mode != TRITON:
-            pass  # a rate of 0 leaves those requests that are part of a trace already
-        elif not values.rate:
+        if not values.rate:
             reason = "sample rate must be non-zero"
         elif not self._config.file:
             reason = "trace file name is not given"
-        if reason:
-            raise invalid_argument(f"Attempting to set invalid trace setting :{reason}")
-
-    def _set_model(self, model: str, overrides: Overrides, values: TraceSettingValues) -> None:
-        before = self._model_settings.pop(model, None)
-        if before is not None:
-            before.retire()
-        if overrides == Overrides():
-            self._model_overrides.pop(model, None)
+        else:
             return
-        self._model_overrides = {**self._model_overrides, model: overrides}
-        self._model_settings[model] = TraceSetting(values, self._sink)
+        raise invalid_argument(f"Attempting to set invalid trace setting :{reason}")
 
     def _any_enabled(self) -> bool:
         config = self._config
         if config.mode == TRITON and not config.file:
             return False
-        return self._global.enabled or any(
-            setting.enabled for setting in self._model_settings.values()
-        )
+        return any(scope.setting.enabled for scope in (self._global, *self._models.values()))
 
     def describe(self, model: str) -> DescribedSettings:
-        """The setting of a model, or with "" the global one, in the order it is shown in."""
+        """The setting of a model, or the global one if `model` is "", in the order of the docs."""
         values = self.find(model).remaining_values()
         level = [name for name in (TIMESTAMPS, TENSORS) if name in values.level]
-        shown: DescribedSettings = {
+        described: DescribedSettings = {
             "trace_level": level or ["OFF"],
             "trace_rate": str(values.rate),
             "trace_count": str(values.count),
         }
         config = self._config
         if config.mode == TRITON:
-            shown |= {"log_frequency": str(values.log_frequency), "trace_file": config.file}
-        return shown | {"trace_mode": config.mode} | config.describe()
+            described |= {"log_frequency": str(values.log_frequency), "trace_file": config.file}
+        return described | {"trace_mode": config.mode} | config.describe()
 
     def retire_all(self) -> None:
-        """No more requests are traced, and what has been collected is written."""
+        """Stop tracing requests, and have the sink write every trace that is complete."""
         self.enabled = False
-        for setting in (*self._model_settings.values(), self._global):
-            setting.retire()
-
-
-def _with_defaults(overrides: Overrides, defaults: TraceSettingValues) -> TraceSettingValues:
-    """The values of a scope within another."""
-    given = {f.name: getattr(overrides, f.name) for f in fields(overrides)}
-    return replace(defaults, **{name: value for name, value in given.items() if value is not None})
+        for scope in (*self._models.values(), self._global):
+            scope.setting.retire()

@@ -1,6 +1,6 @@
-"""Traces as OpenTelemetry spans, sent by OTLP over HTTP (protocol spec 7.3).
+"""Exports traces as OpenTelemetry spans by OTLP over HTTP (docs/reference/protocol.md, 7.3).
 
-The only module of the host that knows OpenTelemetry, which need not be installed.
+OpenTelemetry is an optional dependency, and only this module of the host imports it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from host.errors import HostError, unavailable
 from host.tracing.config import TraceConfig
-from host.tracing.setting import TraceSetting
 from host.tracing.trace import Trace, TraceEvent, TraceTree
+from host.tracing.trace_setting import TraceSetting
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -34,7 +34,7 @@ _SERVICE = "triton-inference-server"
 
 
 def not_installed(missing: ImportError) -> HostError:
-    """What is to be done about it."""
+    """The error that says how to install OpenTelemetry."""
     return unavailable(
         "--trace-config: mode opentelemetry needs the OpenTelemetry SDK, which is not installed"
         f" ({missing}); install it by: pip install 'pbhost[otel]'"
@@ -42,9 +42,10 @@ def not_installed(missing: ImportError) -> HostError:
 
 
 class SpanSink:
-    """Sends each trace as spans. `on_complete` is called with every tree that is complete.
+    """Exports each trace as spans, in batches, from a thread of OpenTelemetry.
 
-    Spans are sent by a thread of OpenTelemetry's own, in batches. Raises HostError.
+    `on_complete` is called with every complete trace. Raises HostError UNAVAILABLE if OpenTelemetry
+    is not installed.
     """
 
     def __init__(self, config: TraceConfig, on_complete: Callable[[TraceTree], None]) -> None:
@@ -66,19 +67,19 @@ class SpanSink:
         )
 
     def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
-        """A trace is complete."""
+        """Pass the spans of a complete trace to the exporter."""
         self._on_complete(tree)
-        # Of one clock's time there is only now to say what it is in the other's.
+        # Events have monotonic times and spans need wall-clock times.
         offset = time.time_ns() - time.monotonic_ns()
         for trace in tree.traces:
             for span in self._spans(trace, offset):
                 self._processor.on_end(span)
 
     def flush_setting(self, setting: TraceSetting) -> None:
-        """Nothing is kept by setting."""
+        """Do nothing: the exporter has no buffer per setting."""
 
     def close(self) -> None:
-        """Send what is left; waits until it has arrived, or cannot."""
+        """Send the remaining spans; block until they have arrived or failed."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
     def _spans(self, trace: Trace, offset: int) -> Iterator[ReadableSpan]:
@@ -146,17 +147,17 @@ def _attributes(trace: Trace) -> dict[str, str | int]:
 
 
 class _HostLog(logging.Handler):
-    """Takes what OpenTelemetry has to say, mostly that nobody listens, to the host's log."""
+    """Copies log records of OpenTelemetry, such as a failed export, to the host's log."""
 
     @classmethod
     def install(cls) -> None:
-        theirs = logging.getLogger("opentelemetry")
-        if not any(isinstance(handler, cls) for handler in theirs.handlers):
-            theirs.addHandler(cls())
-            theirs.propagate = False
+        logger = logging.getLogger("opentelemetry")
+        if not any(isinstance(handler, cls) for handler in logger.handlers):
+            logger.addHandler(cls())
+            logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; an exception is told in its last line."""
+        """Log one record, followed by the message of its exception."""
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f": {record.exc_info[1]}"

@@ -1,4 +1,4 @@
-"""The elements of a tensor as text, as trace files show them (protocol spec 7.2)."""
+"""Formats tensors as text for trace files (docs/reference/protocol.md, 7.2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES = {
 
 
 def tensor_json(tensor: Tensor) -> dict[str, str]:
-    """A tensor with all its elements; those of FP16 and BF16 are left out, as Triton does."""
+    """A tensor as JSON-ready data. The elements of FP16 and BF16 are omitted, as Triton does."""
     return {
         "name": tensor.name,
         "data": elements(tensor.datatype, read_bytes(tensor.data)),
@@ -35,10 +35,10 @@ def tensor_json(tensor: Tensor) -> dict[str, str]:
 
 
 def elements(datatype: str, data: Buffer) -> str:
-    """Elements of a wire type, with commas between them.
+    """Format the elements of a tensor of a wire datatype, joined by commas.
 
-    Floats have six significant digits. Strings are in quotation marks, and what is no UTF-8 in
-    them is shown as escapes.
+    Floats have six significant digits. Strings are in quotation marks, and bytes in them that are
+    not UTF-8 are written as backslash escapes.
     """
     if datatype == "BYTES":
         return ",".join(f'"{text.decode(errors="backslashreplace")}"' for text in _strings(data))
@@ -47,7 +47,7 @@ def elements(datatype: str, data: Buffer) -> str:
         return ""
     values = np.frombuffer(data, dtype=kind).tolist()
     if kind[1:2] == "f":
-        return ",".join("%g" % value for value in values)  # noqa: UP031  (as C++ streams do)
+        return ",".join("%g" % value for value in values)  # noqa: UP031  (same digits as a C++ stream)
     return ",".join(map(str, values))
 
 

@@ -1,4 +1,4 @@
-"""A request that is traced: how far it has come when, and with what tensors."""
+"""The trace of one request: its events with their times, and its tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from host.tracing.tensors import tensor_json
 from stub.wire.payload import TraceLink
 
 TraceEvent = tuple[str, int]
-"""What has happened, and when: CLOCK_MONOTONIC nanoseconds."""
+"""The name of an event and its time in CLOCK_MONOTONIC nanoseconds."""
 
 
 class TraceTree:
-    """A trace and those of what models asked on its behalf, which are told of together.
+    """The trace of a client's request, with the traces of its BLS requests and ensemble steps.
 
-    `on_complete` is called once, when nothing is to come of any of them.
+    All of them are exported together. `on_complete` is called once, when no more events can come
+    for any of them.
     """
 
     __slots__ = ("_pending", "_on_complete", "ended", "tensors", "traces")
@@ -30,11 +31,11 @@ class TraceTree:
         self._on_complete = on_complete
 
     def add_pending(self) -> None:
-        """Something is to come."""
+        """Register work that will still record events."""
         self._pending += 1
 
     def remove_pending(self) -> None:
-        """It has come."""
+        """Unregister work that is finished. The last one completes the tree."""
         self._pending -= 1
         if not self._pending and not self.ended:
             self.ended = True
@@ -42,12 +43,11 @@ class TraceTree:
 
 
 class Trace:
-    """One request. All methods belong to the event loop's thread.
+    """The trace of one request. All methods must be called on the event loop.
 
-    `number` is the trace's id, `parent` that of the trace whose request made this one, 0 without
-    one. An endpoint says by `start_response` and `finish_response` that it waits for the responses,
-    and records what it does; the model says by `start_inference` that it has
-    accepted the request.
+    `number` is the id of the trace. `parent` is the id of the trace whose request made this one, 0
+    if a client made it. An endpoint calls `start_response`, `record_event` and `finish_response`; a
+    model calls `start_inference`, `start_compute` and `finish_compute`.
     """
 
     __slots__ = (
@@ -81,15 +81,15 @@ class Trace:
         self.number = next_number(self)
         self.parent = parent
         self.span_ids = spans
-        self.model = ""  # not known before a model has accepted the request
+        self.model = ""  # set when a model accepts the request
         self.version = 0
         self.request_id = ""
         self.endpoint_events: list[TraceEvent] = []
-        """At the door."""
+        """Events of the endpoint."""
         self.model_events: list[TraceEvent] = []
-        """At the model."""
+        """Events of the model."""
         self.compute_events: list[TraceEvent] = []
-        """In `execute`."""
+        """Events of `execute`."""
         self.tensors: list[tuple[str, int, dict[str, str]]] = []
         self.error = ""
         self._awaits_response = self._inference_started = self._compute_started = False
@@ -97,47 +97,47 @@ class Trace:
 
     @property
     def trace_id(self) -> str:
-        """The trace's id as it is looked for: that of the spans if there are any."""
+        """The id as users search for it: the OpenTelemetry trace id, if there is one."""
         return str(self.number) if self.span_ids is None else f"{self.span_ids.trace_id:032x}"
 
     @property
     def includes_tensors(self) -> bool:
-        """Whether the content of tensors is part of it."""
+        """Whether the contents of tensors are recorded."""
         return self.tree.tensors
 
     def create_child(self) -> Trace:
-        """The trace of a request that is made on behalf of this one, for its `InferRequest.trace`.
+        """Create the trace of a BLS request or an ensemble step, for its `InferRequest.trace`.
 
-        It is part of the same file elements, or spans; the model that takes the request begins it.
+        It is exported together with this trace. The model that accepts the request starts it.
         """
         spans = self.span_ids
         if spans is not None:
             spans = spans.for_child_request(spans.compute if self._compute_started else spans.model)
         return Trace(self._next_number, self.tree, self.number, spans)
 
-    # The door
+    # Called by the endpoint
 
     def start_response(self) -> None:
-        """A door waits for the responses."""
+        """Record that an endpoint waits for the responses."""
         self._awaits_response = True
         self.tree.add_pending()
 
     def record_event(self, name: str, ns: int = 0) -> None:
-        """Something happens at the door, now unless another time is given."""
+        """Record an event of the endpoint, at the time `ns` (0: now)."""
         self.endpoint_events.append((name, ns or time.monotonic_ns()))
 
     def finish_response(self) -> None:
-        """The door has nothing more to do. A second call does nothing."""
+        """Record that the endpoint has finished the request. A second call does nothing."""
         if self._awaits_response:
             self._awaits_response = False
             self.tree.remove_pending()
 
-    # The model
+    # Called by the model
 
     def start_inference(self, request: InferRequest, model: str, version: int, ns: int) -> None:
-        """The model takes the request, which was received at this time."""
+        """Record that a model has accepted the request, which was received at the time `ns`."""
         if self.tree.ended:
-            return  # it is asked on behalf of a request that has long been answered
+            return  # a BLS request that outlives the request it was made for
         self._inference_started = True
         self.tree.add_pending()
         self.model, self.version, self.request_id = model, version, request.id
@@ -145,11 +145,14 @@ class Trace:
         self._record_tensors("TENSOR_QUEUE_INPUT", request.inputs)
 
     def reject_inference(self) -> None:
-        """It does not take it after all."""
+        """Record that the model has rejected the request after `start_inference`."""
         self._finish_inference()
 
     def start_compute(self) -> TraceLink:
-        """The request goes to an instance: what that may know. `finish_compute` follows."""
+        """Record that a batch with the request is sent; return the trace context for the stub.
+
+        `finish_compute` must follow.
+        """
         if self._inference_started and not self._compute_started:
             self._compute_started = True
             self.tree.add_pending()
@@ -157,10 +160,10 @@ class Trace:
         return TraceLink(self.number, None if spans is None else spans.trace_headers(spans.compute))
 
     def finish_compute(self, times: ExecutionTimes | None) -> None:
-        """Its batch has ended; without times, because the stub died."""
+        """Record that the batch has ended. `times` is None if the stub process died."""
         if not self._compute_started:
             return
-        self._compute_started = False  # it may be queued and sent again
+        self._compute_started = False  # the request may be queued and sent again
         if times is not None:
             self.compute_events += (
                 ("COMPUTE_START", times.started),
@@ -171,7 +174,7 @@ class Trace:
         self.tree.remove_pending()
 
     def record_response(self, response: InferResponse | None, final: bool) -> None:
-        """A response is there, or with None only the end."""
+        """Record a response, or with None only the end of the responses."""
         if response is not None:
             if response.error is not None:
                 self.error = response.error.status_string

@@ -1,4 +1,4 @@
-"""Decides which requests are traced, and tells where their traces go once they are complete."""
+"""The tracer of a server: starts traces, and holds the trace settings and the exporter."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING
 from host.tracing.config import OPENTELEMETRY, TraceConfig
 from host.tracing.context import Header, SpanIds, parse_trace_context
 from host.tracing.files import FileSink, TraceFile
-from host.tracing.setting import TraceSink
 from host.tracing.settings import DescribedSettings, SettingChanges, TraceSettings
 from host.tracing.trace import Trace, TraceTree
+from host.tracing.trace_setting import TraceSink
 
 if TYPE_CHECKING:
     from host.tracing.spans import SpanSink
 
 
 class Tracer:
-    """The traces of one server. Belongs to the event loop.
+    """Traces the requests of one server. All methods must be called on the event loop.
 
-    In mode opentelemetry, construction raises HostError if what it needs is not installed.
+    In mode opentelemetry, raises HostError UNAVAILABLE if OpenTelemetry is not installed.
     """
 
     def __init__(self, config: TraceConfig) -> None:
         self._numbers = itertools.count(1)
-        self._live_traces: dict[int, Trace] = {}  # those that may still get children
+        self._live_traces: dict[int, Trace] = {}  # traces that may still get child traces
         self._file: TraceFile | None = None
         self._spans: SpanSink | None = None
         sink: TraceSink
         if config.mode == OPENTELEMETRY:
-            from host.tracing.spans import SpanSink  # it needs libraries of an extra
+            from host.tracing.spans import SpanSink  # imports optional dependencies
 
             sink = self._spans = SpanSink(config, self._remove_tree)
         else:
@@ -39,13 +39,13 @@ class Tracer:
 
     @property
     def enabled(self) -> bool:
-        """Whether any requests might be traced."""
+        """Whether requests of any model may be traced."""
         return self._settings.enabled
 
     # Requests
 
     def start_trace(self, model: str, header: Header) -> Trace | None:
-        """The trace of a request to a model, open at its door; None if it is not to be traced."""
+        """Start the trace of a request to a model; None if the request is not traced."""
         setting = self._settings.find(model)
         if not setting.enabled:
             return None
@@ -59,12 +59,12 @@ class Tracer:
         return trace
 
     def find_trace(self, number: int) -> Trace | None:
-        """A trace that may still get children."""
+        """The trace with this id, if it may still get child traces."""
         return self._live_traces.get(number)
 
     def _assign_number(self, trace: Trace) -> int:
         number = next(self._numbers)
-        if not trace.tree.ended:  # otherwise nobody would ever forget it
+        if not trace.tree.ended:  # `_remove_tree` has run already and would not remove it
             self._live_traces[number] = trace
         return number
 
@@ -75,18 +75,18 @@ class Tracer:
     # Settings
 
     def describe_settings(self, model: str = "") -> DescribedSettings:
-        """The settings of a model, or with "" those of all that have none of their own."""
+        """The trace settings of a model, or the global ones if `model` is ""."""
         return self._settings.describe(model)
 
     def update_settings(self, model: str, change: SettingChanges) -> DescribedSettings:
-        """Change settings, and return them all. Raises HostError, and has then changed nothing."""
+        """Change settings and return them. Raises HostError, and changes nothing then."""
         self._settings.update(model, change)
         return self._settings.describe(model)
 
-    # The end
+    # Shutdown
 
     def close(self) -> None:
-        """Write down, or send, all that is complete; waits for disks and for the network."""
+        """Write or send all complete traces. Blocks on the disk or the network."""
         self._settings.retire_all()
         if self._file is not None:
             self._file.close()

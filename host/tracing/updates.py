@@ -1,4 +1,4 @@
-"""Changes of trace settings as doors receive them, checked (protocol spec 7.1)."""
+"""Parses and checks changes of trace settings by clients (docs/reference/protocol.md, 7.1)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NUMBERS = {
     "log_frequency": ("log_frequency", 0, 2**32 - 1),
 }
 NUMBERS = tuple(_NUMBERS)
-"""Settings that are numbers, written as strings."""
+"""Settings whose values are numbers; clients send them as strings."""
 
 _LEVELS = ("OFF", TIMESTAMPS, TENSORS)
-_SHOWN = 200  # characters of what clients wrote, in the log
+_MAX_LOGGED = 200  # characters of a client's text in a log line
 
 _log = logging.getLogger("pbhost")
 
@@ -29,12 +29,12 @@ _INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
 def to_change(
     levels: Sequence[str] | None, numbers: Mapping[str, str | None], *, file: bool, space: str
 ) -> dict[str, Any]:
-    """A change for `TraceSettings.update`.
+    """Convert a client's request to a change for `TraceSettings.update`.
 
-    `levels` are the names that were given; none: nothing was said of the level, an empty list:
-    clear it. A number that is None is to be cleared. `file` is whether the file was named at all;
-    `space` stands before the value in one of the texts, which doors do not agree on. Raises
-    HostError.
+    `levels` are the level names, None if the request has none; an empty list clears the level.
+    A number that is None clears that setting. `file` says whether the request has a trace file.
+    `space` is what precedes the value in the error text for `trace_count`: HTTP and gRPC differ.
+    Raises HostError INVALID_ARG for invalid values and UNSUPPORTED for a trace file.
     """
     change: dict[str, Any] = {}
     if file:
@@ -60,7 +60,7 @@ def _add_level(change: dict[str, Any], levels: Sequence[str]) -> None:
     if unknown := [level for level in levels if level not in _LEVELS]:
         _log.warning(
             "trace_level: %.*s is ignored; the levels are %s",
-            _SHOWN,
+            _MAX_LOGGED,
             ", ".join(f"'{level}'" for level in unknown),
             ", ".join(_LEVELS),
         )
@@ -71,7 +71,7 @@ def _number(name: str, text: str, space: str) -> int:
     found = _INTEGER.fullmatch(text)
     if found is None:
         raise invalid_argument(f"Unable to parse '{name}', got: {text}")
-    # Python refuses to read the longest numbers, and all such are out of range.
+    # int() refuses very long texts; they are out of range anyway.
     value = int(found[1]) if len(found[1]) < 40 else high + 1
     if name == "trace_count" and value < low:
         raise invalid_argument(

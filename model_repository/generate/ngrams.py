@@ -1,10 +1,12 @@
-"""A language model of the smallest kind: which token followed the last two, and how often."""
+"""A minimal language model: counts which token follows the last two."""
 
 import random
 import re
 from collections import Counter, defaultdict
 
-TOKEN = re.compile(r"\s*(?:[\w'-]+|[^\w\s])")  # a word or a mark, with the space before it
+TOKEN = re.compile(
+    r"\s*(?:[\w'-]+|[^\w\s])"
+)  # a word or a punctuation mark, with the space before it
 LONGEST = 2
 
 
@@ -13,7 +15,7 @@ def tokens_of(text):
 
 
 class NGrams:
-    """Trained on a text; the same seed gives the same continuation."""
+    """An n-gram model, trained on a text. The same seed gives the same continuation."""
 
     def __init__(self, text):
         self.following = defaultdict(Counter)
@@ -23,7 +25,7 @@ class NGrams:
                 self.following[tuple(tokens[end - length : end])][token] += 1
 
     def next_token(self, tokens, generator):
-        """What may follow: by the longest context that occurs in the text."""
+        """Choose the next token by the longest context that occurs in the text."""
         for length in range(min(LONGEST, len(tokens)), -1, -1):
             found = self.following.get(tuple(tokens[len(tokens) - length :]))
             if found:
@@ -31,7 +33,7 @@ class NGrams:
         return ""
 
     def generate(self, prompt, seed):
-        """Tokens without an end, one by one."""
+        """Yield tokens without end."""
         generator = random.Random(seed)
         tokens = tokens_of(" " + prompt)
         while True:

@@ -35,8 +35,8 @@ input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
 ADVICE = (
-    "; set KIND_CPU, or KIND_AUTO for a GPU where there is one; or start the server where NVIDIA's"
-    " driver shows it a GPU that is good enough"
+    "; set KIND_CPU, or KIND_AUTO to use a GPU only if there is one; or start the server on a"
+    " machine with a GPU of the required compute capability and NVIDIA's driver"
 )
 REFUSED = "has kind KIND_GPU but server does not support GPUs"
 

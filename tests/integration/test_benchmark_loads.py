@@ -1,4 +1,4 @@
-"""What benchmarks ask is answered, and they look at the answers."""
+"""The loads of the benchmarks get valid responses, and detect failures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import REPOSITORY
+from benchmarks.encoders import EncodedRequest, Model, v2_grpc, v2_json
 from benchmarks.load import Load, measure
 from benchmarks.memory import Sample
 from benchmarks.mixture import MIXTURE
 from benchmarks.peer import Peer
-from benchmarks.questions import Model, Question, v2_grpc, v2_json
 from benchmarks.servers import RunningServer
 from tests.conftest import Serve
 
@@ -27,14 +27,14 @@ def server(module_serve: Serve) -> RunningServer:
 
 
 @pytest.mark.parametrize("name", MIXTURE)
-def test_a_load_of_the_mixture_can_be_repeated(server: RunningServer, name: str) -> None:
+def test_every_load_of_the_mixture_can_be_repeated(server: RunningServer, name: str) -> None:
     steps = MIXTURE[name](server)
     for _ in range(3):
         next(steps)
     steps.close()
 
 
-def test_a_sample_tells_the_host_from_its_stubs(server: RunningServer) -> None:
+def test_a_sample_separates_the_host_from_its_stubs(server: RunningServer) -> None:
     sample = Sample.of(server, 1.0)
     assert 5 < sample.host_pss < sample.host_rss
     assert 5 < sample.stubs_pss < sample.stubs_rss
@@ -43,8 +43,8 @@ def test_a_sample_tells_the_host_from_its_stubs(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("protocol", [v2_json, v2_grpc])
-def test_a_question_has_the_same_answer_in_both_protocols(
-    server: RunningServer, protocol: Callable[[RunningServer, Model], Question]
+def test_a_request_gets_the_same_response_in_both_protocols(
+    server: RunningServer, protocol: Callable[[RunningServer, Model], EncodedRequest]
 ) -> None:
     np.testing.assert_array_equal(protocol(server, IDENTITY).answer(), IDENTITY.array())
 
@@ -52,19 +52,21 @@ def test_a_question_has_the_same_answer_in_both_protocols(
 @pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed")
 class TestH2load:
     @pytest.mark.parametrize("protocol", [v2_json, v2_grpc])
-    def test_it_has_the_same_question_answered(
-        self, server: RunningServer, protocol: Callable[[RunningServer, Model], Question]
+    def test_it_measures_a_load(
+        self, server: RunningServer, protocol: Callable[[RunningServer, Model], EncodedRequest]
     ) -> None:
         found = protocol(server, IDENTITY).measure(2, 1)
         assert found.rate > 0
         assert 0 < found.p50 <= found.p99
 
-    def test_a_status_that_is_no_success_ends_it(self, server: RunningServer) -> None:
+    def test_an_error_status_stops_the_benchmark(self, server: RunningServer) -> None:
         nobody = Model("nobody", "INPUT0", "OUTPUT0", (16,))
         with pytest.raises(SystemExit, match="h2load failed at http://127"):
             v2_json(server, nobody).measure(1, 0.1)
 
-    def test_calls_that_fail_with_a_good_status_of_http_end_it(self, server: RunningServer) -> None:
+    def test_failed_grpc_calls_with_http_status_200_stop_the_benchmark(
+        self, server: RunningServer
+    ) -> None:
         wrong = Load("identity_batched", 16, 1, by_h2load=True)  # a dimension is missing
         with pytest.raises(SystemExit, match="has answered 0 requests only"):
             measure(Peer(REPOSITORY), wrong, server, 0.1)

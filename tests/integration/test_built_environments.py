@@ -1,4 +1,4 @@
-"""Environments that the host builds from what a model wants installed."""
+"""Environments that the host builds from the requirements of models."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ EXPLICIT = "--model-control-mode=explicit"
 WANTS = config(PYTHON_REQUIREMENTS="requirements.txt")
 BUILDING = "building the Python environment "
 BUILD_SECONDS = 300.0
-"""What a build may take here: an index far away, a machine under load."""
+"""Time limit of a build here: the package index may be far away and the machine busy."""
 
 pytestmark = pytest.mark.timeout(3 * BUILD_SECONDS)
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Somewhere to get packages from."""
+    """The index from which packages are installed."""
     need_index(tmp_path_factory.mktemp("downloads"))
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that has been used before; what the tests of this module want is built once."""
+    """A cache for this module, so that each environment is built once."""
     return tmp_path_factory.mktemp("cache") / "environments"
 
 
@@ -42,13 +42,13 @@ def add(repository: RepositoryBuilder, name: str, requirements: str) -> Path:
 
 
 def started(host: RunningHost) -> RunningHost:
-    """The host, once it has built what it needs."""
+    """Wait until the host has built its environments."""
     host.wait_for("Started GRPCInferenceService", BUILD_SECONDS)
     return host.wait_started()
 
 
 def built(cache: Path) -> list[Path]:
-    """The environments that were finished."""
+    """The environments that are complete."""
     return sorted(path.parent for path in cache.glob("*/pbhost.json"))
 
 
@@ -56,7 +56,7 @@ SIX = "__import__('six').__version__"
 
 
 @pytest.mark.usefixtures("index")
-def test_what_models_require_is_installed_once_even_by_two_servers_and_found_by_later_ones(
+def test_requirements_are_installed_once_for_concurrent_and_later_servers(
     repository: RepositoryBuilder, serve: Serve, cache: Path
 ) -> None:
     for name in ("m", "n"):
@@ -88,7 +88,7 @@ def test_what_models_require_is_installed_once_even_by_two_servers_and_found_by_
 
 
 @pytest.mark.usefixtures("index")
-def test_other_requirements_lead_to_another_environment(
+def test_different_requirements_get_different_environments(
     repository: RepositoryBuilder, serve: Serve, cache: Path
 ) -> None:
     folder = add(repository, "m", "six==1.16.0\n")
@@ -108,7 +108,7 @@ def test_other_requirements_lead_to_another_environment(
 
 
 @pytest.mark.usefixtures("index")
-def test_a_build_that_was_killed_is_begun_again(
+def test_a_killed_build_is_started_again(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     add(repository, "m", "six\n")
@@ -124,7 +124,7 @@ def test_a_build_that_was_killed_is_begun_again(
         assert run_command(client, "sys.prefix", "m") == str(built(tmp_path / "cache")[0])
 
 
-def test_a_stop_ends_a_build_and_leaves_no_half_of_it(
+def test_a_server_stop_ends_a_build_and_removes_its_folder(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     add(repository, "m", "--no-index\nsix\n")
@@ -138,14 +138,14 @@ def test_a_stop_ends_a_build_and_leaves_no_half_of_it(
 
 
 class Refusals:
-    """One host that is asked to load one bad model after the other."""
+    """One host that loads invalid models one after the other."""
 
     def __init__(self, host: RunningHost, repository: RepositoryBuilder) -> None:
         self._host = host
         self._repository = repository
 
     def of(self, config: str, code: str = "Invalid argument", **files: str) -> tuple[Path, str]:
-        """The model's folder, and why it does not load."""
+        """The model's folder, and the reason why it does not load."""
         name = f"bad{len(list(self._repository.path.iterdir()))}"
         texts = {file.replace("_", "."): text for file, text in files.items()}
         folder = self._repository.add(name, EVALUATES, config, files=texts)
@@ -162,7 +162,7 @@ def refusals(module_repository: RepositoryBuilder, module_serve: Serve, cache: P
     return Refusals(module_serve(module_repository, *flags).wait_started(), module_repository)
 
 
-def test_what_cannot_be_installed_is_told_with_pips_last_lines(
+def test_a_failed_installation_is_reported_with_the_last_lines_of_pip(
     refusals: Refusals, cache: Path
 ) -> None:
     before = built(cache)
@@ -178,7 +178,7 @@ def test_what_cannot_be_installed_is_told_with_pips_last_lines(
     assert len(list(cache.glob("*/bin"))) == len(before)
 
 
-def test_a_missing_file_is_named(refusals: Refusals) -> None:
+def test_a_missing_file_is_named_in_the_error(refusals: Refusals) -> None:
     folder, text = refusals.of(WANTS)
     assert text == (
         f"cannot read the requirements {folder}/requirements.txt: No such file or directory"
@@ -196,7 +196,7 @@ def test_a_file_outside_the_models_folder_is_refused(refusals: Refusals, value: 
     )
 
 
-def test_a_project_that_cannot_be_understood_is_refused(refusals: Refusals) -> None:
+def test_an_invalid_pyproject_file_is_refused(refusals: Refusals) -> None:
     wants = config(PYTHON_REQUIREMENTS="pyproject.toml")
     folder, text = refusals.of(wants, pyproject_toml="[tool]\n")
     assert text == (
@@ -205,7 +205,7 @@ def test_a_project_that_cannot_be_understood_is_refused(refusals: Refusals) -> N
     )
 
 
-def test_a_project_for_another_python_is_refused(refusals: Refusals) -> None:
+def test_a_pyproject_file_for_another_python_is_refused(refusals: Refusals) -> None:
     wants = config(PYTHON_REQUIREMENTS="pyproject.toml")
     project = "[project]\ndependencies = []\nrequires-python = '<3.9'\n"
     folder, text = refusals.of(wants, pyproject_toml=project)
@@ -216,16 +216,16 @@ def test_a_project_for_another_python_is_refused(refusals: Refusals) -> None:
     )
 
 
-def test_one_model_has_one_environment(refusals: Refusals) -> None:
+def test_a_model_cannot_have_both_environment_parameters(refusals: Refusals) -> None:
     both = config(PYTHON_REQUIREMENTS="requirements.txt", EXECUTION_ENV_PATH="/env")
     folder, text = refusals.of(both, requirements_txt="")
     assert text == (
-        f"model '{folder.name}' has both parameters EXECUTION_ENV_PATH and PYTHON_REQUIREMENTS; an"
-        " environment is either there or built, remove one of them"
+        f"model '{folder.name}' has both parameters EXECUTION_ENV_PATH and PYTHON_REQUIREMENTS;"
+        " remove one of them: an environment is either given or built"
     )
 
 
-def test_a_cache_that_cannot_be_written_to_is_named(
+def test_a_cache_folder_that_cannot_be_written_is_reported(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -235,11 +235,11 @@ def test_a_cache_that_cannot_be_written_to_is_named(
     )
     host.wait_for(
         f"cannot build environments in {tmp_path}/file/cache: Not a directory;"
-        " --environment-cache-dir chooses another folder"
+        " set another folder with --environment-cache-dir"
     )
 
 
-def test_a_build_that_takes_too_long_is_ended(
+def test_a_build_over_its_time_limit_is_killed(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     add(repository, "m", "six\n")
@@ -251,7 +251,7 @@ def test_a_build_that_takes_too_long_is_ended(
     assert not built(tmp_path / "cache")
 
 
-def test_the_wait_for_another_server_that_builds_is_bounded(
+def test_the_wait_for_another_servers_build_has_a_time_limit(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     add(repository, "m", "--no-index\nsix\n")
@@ -261,7 +261,7 @@ def test_the_wait_for_another_server_that_builds_is_bounded(
     wait_until(lambda: bool(list(tmp_path.glob("cache/*/bin/python"))), "a half-made environment")
     builders = psutil.Process(first.process.pid).children(recursive=True)
     assert builders
-    for process in builders:  # each before those that it has started
+    for process in builders:  # each process before those that it has started
         with suppress(psutil.NoSuchProcess):
             process.suspend()
     second = serve(repository, flag, "--environment-timeout-secs=0.5", "--exit-on-error=false")
@@ -273,7 +273,7 @@ def test_the_wait_for_another_server_that_builds_is_bounded(
             process.resume()
 
 
-def test_without_a_flag_the_cache_is_the_users(
+def test_the_default_cache_folder_is_in_the_users_home(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     add(repository, "m", "--no-index\nsix\n")

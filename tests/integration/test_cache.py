@@ -1,4 +1,4 @@
-"""The response cache of a real host: what is answered without being run, and what is not."""
+"""The response cache of a real host: what is answered without execution, and what is not."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def numbers(*values: int) -> list[grpcclient.InferInput]:
 
 
 def count(client: Client, *values: int, model: str = "counter", **options: Any) -> int:
-    """Which execution of the model it is that has answered."""
+    """Which execution of the model has made this response."""
     result = client.infer(model, numbers(*values), **options)
     return int(result.as_numpy("COUNT").flat[0])
 
@@ -105,7 +105,7 @@ def statistics(client: Client, model: str) -> Any:
     return found
 
 
-def test_the_same_request_is_not_run_again(client: Client) -> None:
+def test_an_equal_request_is_answered_from_the_cache(client: Client) -> None:
     first = count(client, 1, 2, 3)
     assert count(client, 1, 2, 3) == first
     assert count(client, 1, 2, 4) != first
@@ -119,7 +119,7 @@ def test_a_request_keeps_its_own_id(client: Client) -> None:
     assert result.get_response().model_version == "1"
 
 
-def test_a_shape_is_part_of_the_question(client: Client) -> None:
+def test_the_shape_is_part_of_the_key(client: Client) -> None:
     def asked(shape: tuple[int, int]) -> Any:
         array = np.arange(6, dtype=np.int32).reshape(shape)
         return client.infer("deep", [tensor("X", array)]).as_numpy("COUNT")
@@ -129,7 +129,7 @@ def test_a_shape_is_part_of_the_question(client: Client) -> None:
     assert flat.flat[0] != tall.flat[0]
 
 
-def test_the_requested_outputs_are_part_of_the_question(client: Client) -> None:
+def test_the_requested_outputs_are_part_of_the_key(client: Client) -> None:
     def asked(*names: str) -> list[str]:
         wanted = [grpcclient.InferRequestedOutput(name) for name in names]
         response = client.infer("counter", numbers(5), outputs=wanted).get_response()
@@ -140,7 +140,7 @@ def test_the_requested_outputs_are_part_of_the_question(client: Client) -> None:
         assert asked("SAME") == ["SAME"]
 
 
-def test_versions_have_answers_of_their_own(client: Client) -> None:
+def test_each_version_has_its_own_entries(client: Client) -> None:
     for _ in range(2):
         assert count(client, 7, model="versions", model_version="1") == 1
     count(client, 8, model="versions", model_version="2")
@@ -148,11 +148,11 @@ def test_versions_have_answers_of_their_own(client: Client) -> None:
     assert count(client, 7, model="versions") == 2, "the latest one, by whatever name"
 
 
-def test_a_model_that_does_not_ask_for_it_is_always_run(client: Client) -> None:
+def test_a_model_without_the_cache_enabled_is_always_executed(client: Client) -> None:
     assert [count(client, 1, model="plain") for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_failure_is_not_kept(client: Client) -> None:
+def test_a_failure_is_not_cached(client: Client) -> None:
     before = statistics(client, "counter").inference_stats
     for _ in range(2):
         assert infer_error(client.infer, "counter", numbers(-1))[1] == "no negative numbers"
@@ -162,7 +162,7 @@ def test_a_failure_is_not_kept(client: Client) -> None:
     assert after.cache_hit.count == before.cache_hit.count
 
 
-def test_a_hit_needs_no_stub(host: RunningHost, client: Client) -> None:
+def test_a_hit_does_not_need_a_stub(host: RunningHost, client: Client) -> None:
     first = count(client, 1, model="stopped")
     (stub,) = host.stubs("stopped_0")
     stub.send_signal(signal.SIGSTOP)
@@ -172,9 +172,7 @@ def test_a_hit_needs_no_stub(host: RunningHost, client: Client) -> None:
         stub.send_signal(signal.SIGCONT)
 
 
-def test_hits_and_misses_are_counted_apart_from_inferences(
-    host: RunningHost, client: Client
-) -> None:
+def test_hits_and_misses_are_not_counted_as_inferences(host: RunningHost, client: Client) -> None:
     for value in (1, 1, 1, 2):
         count(client, value, model="counted")
     seen = statistics(client, "counted")
@@ -216,7 +214,9 @@ def scrape(host: RunningHost) -> str:
     return text
 
 
-def test_what_is_too_large_is_logged_and_answered(host: RunningHost, client: Client) -> None:
+def test_a_response_too_large_for_the_cache_is_sent_and_logged(
+    host: RunningHost, client: Client
+) -> None:
     large = [9] * (SIZE // 4)
     assert count(client, *large) != count(client, *large)
     host.wait_for(
@@ -225,7 +225,7 @@ def test_what_is_too_large_is_logged_and_answered(host: RunningHost, client: Cli
     )
 
 
-def test_hits_and_misses_leave_in_the_order_of_their_requests(host: RunningHost) -> None:
+def test_hits_and_misses_keep_the_order_of_their_requests(host: RunningHost) -> None:
     answers: queue.Queue[str] = queue.Queue()
     with host.client() as client:
         rows = [tensor("X", np.full((1, 3), value, dtype=np.int32)) for value in (1, 2)]
@@ -236,7 +236,7 @@ def test_hits_and_misses_leave_in_the_order_of_their_requests(host: RunningHost)
         try:
             client.async_stream_infer("ordered", [rows[1]], request_id="run")
             client.async_stream_infer("ordered", [rows[0]], request_id="kept")
-            # The host has taken both once it answers the next request on the same connection.
+            # When the host answers the next request on the same connection, it has accepted both.
             wait_until(lambda: pending(host, "ordered") or hits(client, "ordered") > 0, "the two")
         finally:
             stub.send_signal(signal.SIGCONT)
@@ -253,7 +253,7 @@ def pending(host: RunningHost, model: str) -> bool:
     return f'nv_inference_pending_request_count{{model="{model}",version="1"}} 1' in scrape(host)
 
 
-def test_models_that_ask_others_get_what_is_kept(client: Client) -> None:
+def test_bls_requests_and_ensemble_steps_use_the_cache(client: Client) -> None:
     source = """
         asked = ask("counter", tensor("X", np.array([6, 6], dtype=np.int32)), outputs=["COUNT"])
         found = [pb_utils.get_output_tensor_by_name(asked.exec(), "COUNT") for _ in range(2)]
@@ -263,7 +263,7 @@ def test_models_that_ask_others_get_what_is_kept(client: Client) -> None:
     assert first == second
 
 
-def test_clients_memory_is_read_and_written_by_hits_too(client: Client) -> None:
+def test_hits_work_with_tensors_in_client_shared_memory(client: Client) -> None:
     memory = Memory(client)
     try:
         found = []
@@ -349,7 +349,7 @@ def test_models_that_cannot_be_cached_do_not_load(
     ],
     ids=["no size", "no number", "nothing", "no such cache", "no port"],
 )
-def test_a_cache_that_cannot_be_opened_ends_the_start(
+def test_a_cache_that_cannot_be_opened_stops_the_start(
     repository: RepositoryBuilder, serve: Serve, setting: str, text: str
 ) -> None:
     host = serve(repository, f"--cache-config={setting}", "--cache-directory=/some/where")
@@ -361,20 +361,21 @@ def test_a_cache_that_cannot_be_opened_ends_the_start(
 # Redis
 
 
-def port_that_nobody_is_given() -> int:
-    """A free port that no other program gets by asking for any: a server can come back to it."""
+def port_outside_the_ephemeral_range() -> int:
+    """A free port outside the ephemeral range, so that a server can use it again."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in range(first - 1 - os.getpid() % 2000, 1024, -1):  # of each worker another one
+    # Test workers start at different ports.
+    for port in range(first - 1 - os.getpid() % 2000, 1024, -1):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     pytest.fail("no port is free")
 
 
 class RedisServer:
-    """A server of its own folder; `flags` are further settings."""
+    """A Redis server with its own folder; `flags` are further settings."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        self.port = port_that_nobody_is_given()
+        self.port = port_outside_the_ephemeral_range()
         self.folder = folder
         self._flags = flags
         self.start()
@@ -403,9 +404,9 @@ class RedisServer:
 
     @property
     def flag(self) -> str:
-        """However slow the server is, it is waited for: what it keeps is found."""
-        patient = [f"{name}_timeout=60000" for name in ("connect", "socket", "wait")]
-        settings = ["host=127.0.0.1", f"port={self.port}", *patient]
+        """The flags of a host, with long timeouts: a slow Redis server must not cause misses."""
+        timeouts = [f"{name}_timeout=60000" for name in ("connect", "socket", "wait")]
+        settings = ["host=127.0.0.1", f"port={self.port}", *timeouts]
         return " ".join(f"--cache-config=redis,{setting}" for setting in settings)
 
 
@@ -418,7 +419,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     server.stop()
 
 
-def test_hosts_share_what_a_redis_server_keeps(
+def test_hosts_share_the_entries_of_a_redis_server(
     repository: RepositoryBuilder, serve: Serve, server: RedisServer
 ) -> None:
     add_counter(repository, "counter")
@@ -433,14 +434,14 @@ def test_hosts_share_what_a_redis_server_keeps(
             assert count(client, 5) == 1
             seen = statistics(second, "counter")
             assert (seen.execution_count, seen.inference_stats.cache_hit.count) == (0, 2)
-            # What somebody else has put there is no response.
+            # Entries that another program has written are not valid responses.
             for key in keeper.keys():
                 keeper.set(key, b"nonsense")
         assert count(second, 5) == 1, "its first execution"
-        other.wait_for(r"what is kept under \[\d+\] is no response")
+        other.wait_for(r"the entry of key \[\d+\] is not a valid response")
 
 
-def test_requests_are_run_when_the_redis_server_has_gone(
+def test_requests_are_executed_while_the_redis_server_is_down(
     repository: RepositoryBuilder, serve: Serve, server: RedisServer
 ) -> None:
     add_counter(repository, "counter")
@@ -462,11 +463,11 @@ def test_requests_are_run_when_the_redis_server_has_gone(
     assert host.stop() == 0
 
 
-def test_a_redis_server_that_hangs_holds_nobody_up_for_long(
+def test_a_hanging_redis_server_delays_requests_only_for_its_timeout(
     repository: RepositoryBuilder, serve: Serve, server: RedisServer
 ) -> None:
     add_counter(repository, "counter")
-    timeout = "--cache-config=redis,socket_timeout=1000"  # the start has to keep to it, too
+    timeout = "--cache-config=redis,socket_timeout=1000"  # the start must respect the timeout, too
     host = serve(repository, *server.flag.split(), timeout).wait_started()
     server.process.send_signal(signal.SIGSTOP)
     try:
@@ -476,12 +477,12 @@ def test_a_redis_server_that_hangs_holds_nobody_up_for_long(
         server.process.send_signal(signal.SIGCONT)
 
 
-def test_a_redis_server_that_is_not_there_ends_the_start(
+def test_a_missing_redis_server_stops_the_start(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
-        port = nobody.getsockname()[1]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and is not listening
+        port = closed.getsockname()[1]
         host = serve(
             repository,
             "--cache-config=redis,host=127.0.0.1",

@@ -1,4 +1,4 @@
-"""`pbhost check`: all that is wrong with a repository, in one go, and no process for it."""
+"""`pbhost check`: reports all problems of a repository without starting a process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN = 'backend: "python"' + TENSORS
 
 
 def check(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """`folder` is where it runs: paths in its output are what it was given."""
+    """Run `pbhost check` in `folder`."""
     called = [PBHOST, "check", *arguments]
     return subprocess.run(called, cwd=folder, capture_output=True, text=True, timeout=DEADLINE)
 
@@ -39,7 +39,7 @@ def checked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Checked:
-    """Exit status and lines of a check in the repository's folder: as `check`, but in no time."""
+    """Exit status and lines of a check in the repository's folder, run in this process."""
     monkeypatch.chdir(repository.path)
 
     def run(*arguments: str) -> tuple[object, list[str]]:
@@ -57,7 +57,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def faulty(module_repository: RepositoryBuilder) -> RepositoryBuilder:
-    """Many models, each with mistakes of its own."""
+    """Many models, each with different errors."""
     add = module_repository.add
     add("sound", SOUND, PLAIN)
     add(
@@ -120,10 +120,10 @@ def faulty(module_repository: RepositoryBuilder) -> RepositoryBuilder:
 
 EXPECTED = """\
 broken/1/model.py:1:7: error: SyntaxError: invalid syntax
-classless/1/model.py: error: it has no class TritonPythonModel (a model is a class of that name)
+classless/1/model.py: error: it has no class TritonPythonModel (a model must define this class)
 classless/config.pbtxt:1:10: error: backend: expected a quoted string, got '"python'
 codeless/config.pbtxt: error: default_model_filename: Python model file not found in
-    'codeless/1/model.py' (put the model's code there)
+    'codeless/1/model.py' (create this file with the model's code)
 cold/config.pbtxt:4:1: error: model_warmup[0]: [request id: <id_unknown>] expected 1 inputs but
     got 0 inputs for model 'cold'. Got input(s) [], but missing required input(s) ['x']. Please
     provide all required input(s).
@@ -144,8 +144,8 @@ impossible/config.pbtxt:8:41: error: instance_group[0].gpus: instance group impo
 joined/config.pbtxt:5:5: error: ensemble_scheduling.step[0].model_name: ensemble joined contains
     models that are not available or ambiguous: soun (did you mean 'sound'?)
 joined/config.pbtxt:7:3: error: ensemble_scheduling.step[1].model_version: ensemble 'joined'
-    depends on 'sound' whose required version 0 is not loaded. (left out it is 0; -1 is the
-    latest one, and there are: 1)
+    depends on 'sound' whose required version 0 is not loaded. (the default is 0; -1 selects
+    the latest version; available versions: 1)
 joined/config.pbtxt:8:5: error: ensemble_scheduling.step[1].input_map: in ensemble joined, input
     x in model sound is not mapped to any ensemble tensors
 joined/config.pbtxt:8:5: error: ensemble_scheduling.step[1].input_map[z]: in ensemble joined,
@@ -165,7 +165,7 @@ misspelt/config.pbtxt:4:46: error: output[0].dims[0]: expected int64, got '"1"'
 misspelt/config.pbtxt:5:25: error: instance_group[0].count: template variable '${COUNT}' was not
     replaced, expected int32
 misspelt/config.pbtxt:6:45: warning: parameters[].value.string_value: template variable
-    '${HOME_OF_A}' was not replaced (replace it, unless the model itself does)
+    '${HOME_OF_A}' was not replaced (replace it, unless the model replaces it)
 placed/config.pbtxt:4:1: error: parameters: Failed to get the canonical path for /no/where.
 renamed/config.pbtxt:1:1: error: name: unexpected directory name 'renamed' for model 'other',
     directory name must equal model name
@@ -176,14 +176,16 @@ unlabelled/config.pbtxt:3:10: error: output[0].label_filename: failed to open te
 versionless/config.pbtxt: warning: ignore version directory '01' which contains leading zeros in
     its directory name
 versionless/config.pbtxt: error: version_policy: at least one version must be available under
-    the version policy of model 'versionless' (make a folder versionless/1, even an empty one
-    for an ensemble)
+    the version policy of model 'versionless' (create the folder versionless/1; an ensemble
+    needs it too, but empty)
 14 models: 26 errors, 2 warnings
 """
-"""Lines that are indented go on the line before."""
+"""Indented lines continue the line before."""
 
 
-def test_all_mistakes_of_all_models_are_printed_sorted_by_place(faulty: RepositoryBuilder) -> None:
+def test_all_problems_of_all_models_are_printed_sorted_by_position(
+    faulty: RepositoryBuilder,
+) -> None:
     done = check(faulty.path, ".")
     assert lines(done) == EXPECTED.replace("\n    ", " ").splitlines()
     assert done.returncode == 1
@@ -191,13 +193,13 @@ def test_all_mistakes_of_all_models_are_printed_sorted_by_place(faulty: Reposito
 
 @pytest.fixture(scope="module")
 def found(faulty: RepositoryBuilder) -> Any:
-    """What tools get to know."""
+    """The output in JSON format."""
     done = check(faulty.path, ".", "--format=json")
     assert done.returncode == 1
     return json.loads(done.stdout)
 
 
-def test_tools_get_the_same_as_json(found: Any) -> None:
+def test_the_json_format_has_the_same_problems(found: Any) -> None:
     assert (found["models"], found["errors"], found["warnings"]) == (14, 26, 2)
     assert len(found["problems"]) == 28
     assert found["problems"][0] == {
@@ -214,7 +216,7 @@ def test_tools_get_the_same_as_json(found: Any) -> None:
     assert misspelt["suggestion"] == "did you mean 'max_batch_size'?"
 
 
-def test_a_server_refuses_exactly_the_models_that_have_errors(
+def test_a_server_refuses_exactly_the_models_with_errors(
     faulty: RepositoryBuilder, found: Any, module_serve: Serve
 ) -> None:
     errors: dict[str, list[str]] = {}
@@ -229,13 +231,13 @@ def test_a_server_refuses_exactly_the_models_that_have_errors(
         model.name for model in index.models if model.state == "READY"
     }
     assert refused == errors.keys()
-    said = host.output.replace(f"{faulty.path}/", "")  # here, paths are what the check was given
+    said = host.output.replace(f"{faulty.path}/", "")  # the check prints paths as they were given
     for name in refused:
         known = [text for text in errors[name] if text.removeprefix("SyntaxError: ") in said]
         assert known, f"{name} is refused for none of {errors[name]}"
 
 
-def test_what_cannot_be_read_is_a_problem_and_no_crash(repository: RepositoryBuilder) -> None:
+def test_an_unreadable_file_is_a_problem_and_not_a_crash(repository: RepositoryBuilder) -> None:
     for name in ("latin", "deep", "folder", "loop", "fifo", "locked"):
         repository.add(name, SOUND)
     files = {name: repository.path / name / "config.pbtxt" for name in os.listdir(repository.path)}
@@ -245,7 +247,7 @@ def test_what_cannot_be_read_is_a_problem_and_no_crash(repository: RepositoryBui
     files["loop"].symlink_to("config.pbtxt")
     os.mkfifo(files["fifo"])
     files["locked"].symlink_to("/proc/self/mem")  # unreadable even for root
-    (repository.path / "round").symlink_to(".")  # a folder in itself
+    (repository.path / "round").symlink_to(".")  # a folder that contains itself
     os.mkdir(os.fsencode(repository.path) + b"/odd\xff")
     done = check(repository.path, ".")
     assert done.returncode == 1
@@ -253,7 +255,7 @@ def test_what_cannot_be_read_is_a_problem_and_no_crash(repository: RepositoryBui
     assert {path.split("/")[0] for path in found} == {*files, "round", r"odd\udcff"}
 
 
-def test_a_link_to_nowhere_in_a_repository_is_a_problem_as_for_servers(
+def test_a_dangling_link_in_a_repository_is_a_problem_as_for_servers(
     repository: RepositoryBuilder, checked: Checked
 ) -> None:
     (repository.path / "gone").symlink_to("nowhere")
@@ -266,7 +268,7 @@ def test_a_link_to_nowhere_in_a_repository_is_a_problem_as_for_servers(
     )
 
 
-def test_warnings_alone_are_no_failure_unless_that_is_asked_for(
+def test_warnings_fail_the_check_only_with_strict(
     repository: RepositoryBuilder, checked: Checked
 ) -> None:
     repository.add("m", SOUND, PLAIN + 'parameters { key: "A" value { string_value: "${B}" } }')
@@ -278,7 +280,7 @@ def test_warnings_alone_are_no_failure_unless_that_is_asked_for(
     assert status == 1
 
 
-def test_what_a_model_may_say_itself_is_left_open_unless_it_is_not_asked(
+def test_fields_that_a_model_may_complete_are_checked_only_in_strict_mode(
     repository: RepositoryBuilder, checked: Checked
 ) -> None:
     completing = SOUND + "    @staticmethod\n    def auto_complete_config(config): return config\n"
@@ -294,13 +296,13 @@ def test_what_a_model_may_say_itself_is_left_open_unless_it_is_not_asked(
     ]
 
 
-def test_models_of_this_project_are_clean() -> None:
+def test_models_of_this_project_have_no_problems() -> None:
     done = check(ROOT, "model_repository", "tests/models")
     assert lines(done) == [lines(done)[-1]]
     assert done.returncode == 0
 
 
-def test_a_custom_configuration_is_checked_in_place_of_the_usual_one(
+def test_a_custom_configuration_is_checked_in_place_of_config_pbtxt(
     repository: RepositoryBuilder, checked: Checked
 ) -> None:
     repository.add("m", SOUND, "nonsense", files={"configs/good.pbtxt": PLAIN})
@@ -318,13 +320,11 @@ def test_a_model_in_two_repositories_is_a_problem(
     assert status == 1
 
 
-def test_a_folder_without_code_is_told_what_it_lacks(
-    repository: RepositoryBuilder, checked: Checked
-) -> None:
+def test_a_folder_without_code_gets_advice(repository: RepositoryBuilder, checked: Checked) -> None:
     (repository.path / "hollow" / "1").mkdir(parents=True)
     status, said = checked(".")
     assert said[0].startswith("hollow: error: backend: Invalid model name: Could not determine")
-    assert said[0].endswith("(put its code into hollow/1/model.py, or name a backend)")
+    assert said[0].endswith("(create hollow/1/model.py, or set 'backend')")
     assert status == 1
 
 

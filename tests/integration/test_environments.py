@@ -1,4 +1,4 @@
-"""Models in Python environments that are there: folders and archives, of this Python or another."""
+"""Models in existing Python environments: folders and archives, of this Python and of others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same as an archive."""
+    """The same environment as an archive."""
     return pack(venv, tmp_path_factory.mktemp("packed") / "env.tar.gz")
 
 
@@ -86,7 +86,7 @@ def test_a_model_runs_in_a_folders_environment(
     )
 
 
-def test_the_keyword_stands_for_the_models_folder_wherever_it_is(
+def test_the_model_directory_keyword_is_replaced(
     repository: RepositoryBuilder, serve: Serve, venv: Path
 ) -> None:
     folder = repository.add(
@@ -169,7 +169,7 @@ with open(sys.prefix + "/unpacked-by", "w") as file:
 
 @pytest.fixture
 def conda(packed: Path, tmp_path: Path) -> Path:
-    """The environment with a `conda-unpack` that works; see `failing`."""
+    """The archive with a working `conda-unpack`."""
     return _with_conda_unpack(packed, tmp_path / "conda.tar", fails=False)
 
 
@@ -183,7 +183,7 @@ def _with_conda_unpack(packed: Path, archive: Path, fails: bool) -> Path:
     return archive
 
 
-def test_what_conda_pack_packed_is_moved_to_its_new_place(
+def test_conda_unpack_is_run_after_unpacking(
     repository: RepositoryBuilder, serve: Serve, conda: Path
 ) -> None:
     repository.add("m", EVALUATES, config(EXECUTION_ENV_PATH=str(conda)))
@@ -193,20 +193,21 @@ def test_what_conda_pack_packed_is_moved_to_its_new_place(
         assert says(client, "open(sys.prefix + '/unpacked-by').read()") == f"{prefix}/bin/python"
 
 
-def test_a_stub_executable_of_ones_own_is_not_used_and_that_is_said(
+def test_a_custom_stub_executable_is_not_used_and_gives_a_warning(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     folder = repository.add("m", EVALUATES)
     (folder / "triton_python_backend_stub").write_text("#!/bin/false\n")
     host = serve(repository).wait_started()
     host.wait_for(
-        f"model 'm': {folder}/triton_python_backend_stub is not used. Stubs are no executables"
-        " here: they run on the Python of EXECUTION_ENV_PATH, or else on the host's"
+        f"model 'm': {folder}/triton_python_backend_stub is not used. Custom stub executables"
+        " are not supported; the model runs on the Python of EXECUTION_ENV_PATH or on the host's"
+        " Python"
     )
 
 
 class Refusals:
-    """One host that is asked to load one bad model after the other."""
+    """One host that loads invalid models one after the other."""
 
     def __init__(self, host: RunningHost, repository: RepositoryBuilder) -> None:
         self._host = host
@@ -214,7 +215,7 @@ class Refusals:
         self._count = 0
 
     def of(self, path: object, name: str = "EXECUTION_ENV_PATH", **more: str) -> str:
-        """Why a model with this parameter does not load."""
+        """The reason why a model with this parameter does not load."""
         self._count += 1
         model = f"bad{self._count}"
         self.folder = self._repository.add(model, EVALUATES, config(**{name: str(path)}, **more))
@@ -232,13 +233,11 @@ def refusals(module_repository: RepositoryBuilder, module_serve: Serve) -> Refus
     return Refusals(host, module_repository)
 
 
-def test_a_missing_environment_is_named(refusals: Refusals) -> None:
+def test_a_missing_environment_is_named_in_the_error(refusals: Refusals) -> None:
     assert refusals.of("/no/env") == "Failed to get the canonical path for /no/env."
 
 
-def test_a_bare_name_of_a_file_in_the_models_folder_gets_a_hint(
-    refusals: Refusals, packed: Path
-) -> None:
+def test_a_relative_path_in_the_models_folder_gets_a_hint(refusals: Refusals, packed: Path) -> None:
     text = refusals.of("config.pbtxt")
     assert text == (
         "Failed to get the canonical path for config.pbtxt. It is in the model's directory: write"
@@ -246,7 +245,7 @@ def test_a_bare_name_of_a_file_in_the_models_folder_gets_a_hint(
     )
 
 
-def test_a_folder_that_is_no_environment_is_refused(refusals: Refusals, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_an_environment_is_refused(refusals: Refusals, tmp_path: Path) -> None:
     assert refusals.of(tmp_path) == (
         f"Path {tmp_path}/bin/activate does not exist. The Python environment should contain an"
         " 'activate' script."
@@ -264,7 +263,7 @@ def _members(archive: Path, *names: str) -> Path:
     ("member", "reason"),
     [("../evil", "Path contains '..': ../evil"), ("/evil", "Path is absolute: /evil")],
 )
-def test_an_archive_that_reaches_outside_is_refused(
+def test_an_archive_that_writes_outside_its_folder_is_refused(
     refusals: Refusals, tmp_path: Path, member: str, reason: str
 ) -> None:
     archive = _members(tmp_path / "evil.tar.gz", "bin/activate", member)
@@ -274,11 +273,13 @@ def test_an_archive_that_reaches_outside_is_refused(
     assert set(Path(tempfile.gettempdir()).glob("pbhost-*/python_env/*")) == before
 
 
-def test_a_file_that_is_no_archive_is_refused(refusals: Refusals, tmp_path: Path) -> None:
+def test_a_placeholder_file_in_place_of_an_archive_is_refused(
+    refusals: Refusals, tmp_path: Path
+) -> None:
     archive = tmp_path / "env.tar.gz"
     archive.write_text("a placeholder of git-lfs")
     assert refusals.of(archive).startswith(
-        f"Failed to extract the Python execution env {archive}: it is no readable tar file: "
+        f"Failed to extract the Python execution env {archive}: it is not a readable tar file: "
     )
 
 
@@ -287,7 +288,9 @@ def test_an_archive_without_an_environment_is_refused(refusals: Refusals, tmp_pa
     assert "/bin/activate does not exist. The Python environment should contain an" in text
 
 
-def test_a_failing_conda_unpack_is_told(refusals: Refusals, packed: Path, tmp_path: Path) -> None:
+def test_a_failing_conda_unpack_is_reported(
+    refusals: Refusals, packed: Path, tmp_path: Path
+) -> None:
     archive = _with_conda_unpack(packed, tmp_path / "bad.tar", fails=True)
     text = refusals.of(archive)
     assert text.startswith(f"Failed to extract the Python execution env {archive}: '")
@@ -304,7 +307,7 @@ def test_an_environment_without_an_interpreter_is_refused(
     )
 
 
-def test_an_interpreter_that_does_not_run_is_told(refusals: Refusals, tmp_path: Path) -> None:
+def test_an_interpreter_that_does_not_run_is_reported(refusals: Refusals, tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     (tmp_path / "bin" / "activate").touch()
@@ -316,7 +319,7 @@ def test_an_interpreter_that_does_not_run_is_told(refusals: Refusals, tmp_path: 
     )
     python.write_text("#!/bin/sh\necho hello\n")
     assert refusals.of(tmp_path) == (
-        f"The Python environment {tmp_path} does not work: its Python did not answer;"
+        f"The Python environment {tmp_path} does not work: its Python printed no result;"
         " it printed:\nhello"
     )
     python.write_text("#!/no/interpreter\n")
@@ -326,22 +329,22 @@ def test_an_interpreter_that_does_not_run_is_told(refusals: Refusals, tmp_path: 
     )
 
 
-def test_missing_packages_are_named_with_the_command_that_installs_them(
+def test_missing_packages_are_reported_with_the_install_command(
     refusals: Refusals, tmp_path: Path
 ) -> None:
     env = empty_venv(tmp_path / "env")
     text = refusals.of(env)
     assert text.startswith(f"The Python environment {env} (CPython ")
     assert text.endswith(
-        " lacks numpy, pyzmq, msgspec, which a model's process needs. Install it there:"
-        f" {env}/bin/python -m pip install numpy pyzmq msgspec"
+        " lacks numpy, pyzmq, msgspec, which a model's process needs. Install the missing"
+        f" packages: {env}/bin/python -m pip install numpy pyzmq msgspec"
     )
     archive = pack(env, tmp_path / "env.tar.gz")
     text = refusals.of(archive)
-    assert text.endswith(f" Install it before packing {archive}: pip install numpy pyzmq msgspec")
+    assert text.endswith(f" Install before packing {archive}: pip install numpy pyzmq msgspec")
 
 
-def test_a_package_that_cannot_be_imported_is_told(refusals: Refusals, tmp_path: Path) -> None:
+def test_a_package_that_cannot_be_imported_is_reported(refusals: Refusals, tmp_path: Path) -> None:
     env = own_venv(tmp_path / "env")
     (site_packages(env) / "msgspec.py").write_text("raise ImportError('undefined symbol: PyX')")
     assert refusals.of(env).endswith(
@@ -350,7 +353,9 @@ def test_a_package_that_cannot_be_imported_is_told(refusals: Refusals, tmp_path:
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.7"])
-def test_a_python_that_is_too_old_is_told(refusals: Refusals, tmp_path: Path, version: str) -> None:
+def test_a_python_version_that_is_too_old_is_reported(
+    refusals: Refusals, tmp_path: Path, version: str
+) -> None:
     python = interpreter(version)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
@@ -365,7 +370,7 @@ def test_a_python_that_is_too_old_is_told(refusals: Refusals, tmp_path: Path, ve
     ["import signal\nsignal.pause()", "import os, signal\nif os.fork():\n    signal.pause()"],
     ids=["alone", "with a child"],
 )
-def test_a_step_that_takes_too_long_is_ended(
+def test_a_step_over_its_time_limit_is_killed(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path, packed: Path, body: str
 ) -> None:
     env = own_venv(tmp_path / "env")
@@ -380,7 +385,7 @@ def test_a_step_that_takes_too_long_is_ended(
     )
 
 
-def test_a_stop_while_an_environment_is_prepared_ends_that_too(
+def test_a_server_stop_ends_the_preparation_of_an_environment(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     env = own_venv(tmp_path / "env")
@@ -416,13 +421,13 @@ MEASURES = """
 
 @pytest.fixture(scope="module", params=["3.8", "3.10", "3.13"])
 def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of another Python."""
+    """An environment of another Python version."""
     python = interpreter(request.param)
     return full_venv(tmp_path_factory.mktemp(f"foreign{request.param}") / "env", python)
 
 
 @pytest.mark.timeout(900)  # pip downloads numpy
-def test_all_that_models_do_is_done_on_another_python(
+def test_all_features_of_models_work_on_another_python_version(
     repository: RepositoryBuilder, serve: Serve, foreign: Path
 ) -> None:
     names = ("identity", "ask", "misbehave", "script", "stream")
@@ -452,7 +457,7 @@ def test_all_that_models_do_is_done_on_another_python(
     assert host.stop() == 0, host.output
 
 
-def test_a_server_in_a_thread_has_environments_too(
+def test_a_server_in_a_thread_can_use_environments(
     repository: RepositoryBuilder, packed: Path
 ) -> None:
     repository.add("m", EVALUATES, config(EXECUTION_ENV_PATH=str(packed)))
@@ -471,7 +476,7 @@ def test_a_server_in_a_thread_has_environments_too(
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_signal_shows_what_every_thread_of_a_model_is_doing(
+def test_a_signal_prints_the_stack_of_every_thread_of_a_model(
     repository: RepositoryBuilder, serve: Serve, start: str
 ) -> None:
     repository.copy("misbehave")
@@ -479,7 +484,7 @@ def test_a_signal_shows_what_every_thread_of_a_model_is_doing(
     (stub,) = host.stubs("misbehave_0")
 
     def at_rest() -> bool:
-        """It may still be telling the host that it is ready."""
+        """The model may still be reporting that it is ready."""
         stub.send_signal(signal.SIGUSR1)
         return "in receive_work" in host.output
 

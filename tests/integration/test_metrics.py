@@ -1,4 +1,4 @@
-"""The metrics port of a real host, and models that put metrics there."""
+"""The metrics port of a real host, and custom metrics of models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scrape(host: RunningHost, accept: str = "") -> str:
 
 
 def value(host: RunningHost, series: str) -> float | None:
-    """The value of `name{labels}`, None if it is not there."""
+    """The value of `name{labels}`, None if it is not in the scrape."""
     found = re.search(rf"^{re.escape(series)} (\S+)$", scrape(host), re.MULTILINE)
     return None if found is None else float(found.group(1))
 
@@ -61,7 +61,7 @@ F = pb_utils.MetricFamily
 
 
 class Scripted:
-    """Runs scripts in a model that can scrape the host it runs in."""
+    """Runs scripts in a model that can scrape its own host."""
 
     def __init__(self, host: RunningHost, client: Client) -> None:
         self.host = host
@@ -94,10 +94,10 @@ def scripted(host: RunningHost, client: Client) -> Scripted:
     return Scripted(host, client)
 
 
-# Metrics of models
+# Custom metrics of models
 
 
-def test_a_model_sees_its_metrics_in_a_scrape_as_soon_as_they_have_changed(
+def test_a_scrape_by_the_model_has_its_latest_changes(
     scripted: Scripted,
 ) -> None:
     first, second = scripted.run(
@@ -116,7 +116,7 @@ def test_a_model_sees_its_metrics_in_a_scrape_as_soon_as_they_have_changed(
     assert 'at_once{a="2",z="1"} 501\n' in second
 
 
-def test_a_burst_of_changes_larger_than_any_queue_is_in_the_next_scrape(
+def test_the_next_scrape_has_a_burst_of_changes_larger_than_any_queue(
     scripted: Scripted,
 ) -> None:
     text = scripted.run(
@@ -131,7 +131,7 @@ def test_a_burst_of_changes_larger_than_any_queue_is_in_the_next_scrape(
     assert "\nburst 50000\n" in text
 
 
-def test_changes_of_other_threads_are_seen_too(scripted: Scripted) -> None:
+def test_the_next_scrape_has_changes_of_other_threads(scripted: Scripted) -> None:
     text = scripted.run(
         """
         import threading
@@ -151,7 +151,7 @@ def test_changes_of_other_threads_are_seen_too(scripted: Scripted) -> None:
     assert "\nthreads_family 2000\n" in text
 
 
-def test_every_kind_is_shown_in_tritons_form(scripted: Scripted) -> None:
+def test_every_kind_is_exported_in_tritons_format(scripted: Scripted) -> None:
     text, read = scripted.run(
         """
         self.kinds = [
@@ -188,7 +188,7 @@ def test_every_kind_is_shown_in_tritons_form(scripted: Scripted) -> None:
         assert block in text
 
 
-def test_duplicates_share_their_family_and_their_value(scripted: Scripted) -> None:
+def test_equal_families_and_metrics_share_their_value(scripted: Scripted) -> None:
     before, values, after = scripted.run(
         """
         name = "test_dup_metric_family"
@@ -210,7 +210,7 @@ def test_duplicates_share_their_family_and_their_value(scripted: Scripted) -> No
     assert 'test_dup_metric_family{custom_metric_key="label1"} 3' in after
 
 
-def test_dropping_one_of_two_families_leaves_what_the_other_holds(scripted: Scripted) -> None:
+def test_deleting_one_of_two_families_keeps_the_series_of_the_other(scripted: Scripted) -> None:
     series = 'held_twice{k="v"}'
     scripted.run(
         """
@@ -229,7 +229,7 @@ def test_dropping_one_of_two_families_leaves_what_the_other_holds(scripted: Scri
     assert "held_twice" not in scrape(scripted.host)
 
 
-def test_a_metric_outlives_its_object_and_dies_with_its_family(scripted: Scripted) -> None:
+def test_a_metric_outlives_its_object_and_is_removed_with_its_family(scripted: Scripted) -> None:
     kept, deleted = scripted.run(
         """
         family = F("lifetime", "", F.GAUGE)
@@ -253,7 +253,7 @@ def test_a_metric_outlives_its_object_and_dies_with_its_family(scripted: Scripte
     wait_until(lambda: value(scripted.host, "lifetime") is None, "the metric")
 
 
-def test_a_label_set_that_is_made_again_starts_from_zero(scripted: Scripted) -> None:
+def test_a_label_set_that_is_created_again_starts_at_zero(scripted: Scripted) -> None:
     values = scripted.run(
         """
         values = []
@@ -269,7 +269,7 @@ def test_a_label_set_that_is_made_again_starts_from_zero(scripted: Scripted) -> 
     assert values == [0] * 50
 
 
-def test_the_servers_refusals_reach_the_model(scripted: Scripted) -> None:
+def test_errors_of_the_server_are_raised_in_the_model(scripted: Scripted) -> None:
     counter, family, sorted_, name, label, server = scripted.run(
         """
         self.refused = F("refused", "", F.COUNTER)
@@ -297,10 +297,10 @@ def test_the_servers_refusals_reach_the_model(scripted: Scripted) -> None:
     )
     assert name.startswith(f"Error when creating MetricFamily: {said}Invalid metric name")
     assert label.startswith(f"Error when creating Metric: {said}Invalid label name")
-    assert "is taken by the server's own metrics" in server
+    assert "is reserved for a metric of the server" in server
 
 
-def test_instances_of_different_models_share_a_label_set_and_a_killed_one_lets_go(
+def test_instances_share_a_label_set_and_a_killed_one_releases_it(
     scripted: Scripted,
 ) -> None:
     host = scripted.host
@@ -323,7 +323,7 @@ def test_instances_of_different_models_share_a_label_set_and_a_killed_one_lets_g
     wait_until(lambda: value(host, restarts) == 1, "the restart")
 
 
-# The server's own
+# Metrics of the server
 
 
 def test_requests_are_counted(host: RunningHost, client: Client) -> None:
@@ -360,9 +360,7 @@ def test_instances_and_their_memory_are_measured(host: RunningHost, client: Clie
         assert used is not None and limit is not None and 0 <= used < limit
 
 
-def test_an_error_of_a_model_counts_as_one_of_the_backend(
-    host: RunningHost, client: Client
-) -> None:
+def test_an_error_of_a_model_counts_as_backend_failure(host: RunningHost, client: Client) -> None:
     before = failures(host, "script", "BACKEND")
     infer_error(run_script, client, "raise ValueError('no')")
     assert failures(host, "script", "BACKEND") == before + 1
@@ -375,7 +373,7 @@ def test_a_request_that_is_not_valid_is_not_counted(host: RunningHost, client: C
     assert (scrape(host).count("nv_"), failures(host, "identity", "OTHER")) == before
 
 
-def test_a_call_that_is_broken_off_counts_as_cancelled(host: RunningHost) -> None:
+def test_a_cancelled_call_counts_as_cancelled(host: RunningHost) -> None:
     with InferStream(host) as stream:
         stream.send("thread:respond cancelled last")
         stream.next()
@@ -392,7 +390,7 @@ until(lambda: os.path.exists({path!r}), "the gate to be opened")
 
 @contextmanager
 def busy(host: RunningHost, model: str, gate: Path) -> Iterator[None]:
-    """One request of that model runs until the block ends."""
+    """A request to that model runs until the block ends."""
     with ThreadPoolExecutor(1) as pool, host.client() as client:
         running = pool.submit(run_script, client, WAIT_FOR_FILE.format(path=str(gate)), model)
         try:
@@ -403,7 +401,7 @@ def busy(host: RunningHost, model: str, gate: Path) -> Iterator[None]:
         running.result(DEADLINE)
 
 
-def test_requests_that_have_not_started_are_pending(host: RunningHost, tmp_path: Path) -> None:
+def test_requests_that_wait_for_execution_are_pending(host: RunningHost, tmp_path: Path) -> None:
     pending = 'nv_inference_pending_request_count{model="other",version="1"}'
     with ThreadPoolExecutor(2) as pool, host.client() as client:
         with busy(host, "other", tmp_path / "gate"):
@@ -414,7 +412,7 @@ def test_requests_that_have_not_started_are_pending(host: RunningHost, tmp_path:
     assert value(host, pending) == 0
 
 
-def test_tags_of_a_model_are_labels_of_its_series(host: RunningHost) -> None:
+def test_metric_tags_become_labels_of_the_models_series(host: RunningHost) -> None:
     assert (
         value(host, 'nv_inference_request_success{_team="vision",model="tagged",version="1"}') == 0
     )
@@ -428,9 +426,9 @@ def test_the_machine_is_measured(host: RunningHost) -> None:
     assert value(host, "nv_pinned_memory_pool_total_bytes") == 268435456
 
 
-def test_a_whole_scrape_is_read_by_other_libraries(host: RunningHost) -> None:
+def test_other_libraries_can_read_a_whole_scrape(host: RunningHost) -> None:
     def series(families: Any) -> set[str]:
-        """Names and labels; the reader of the text format gives counters another suffix."""
+        """Names and labels. The parser of the text format gives counters another suffix."""
         return {
             f"{sample.name.removesuffix('_total')} {sorted(sample.labels.items())}"
             for family in families
@@ -442,10 +440,10 @@ def test_a_whole_scrape_is_read_by_other_libraries(host: RunningHost) -> None:
     assert {name.replace(".0'", "'") for name in series(read_open(written))} == text
 
 
-# Other hosts
+# With other hosts
 
 
-def test_a_scrape_takes_in_what_stubs_have_said_before_anything_else_does(
+def test_a_scrape_first_reads_pending_messages_of_stubs(
     repository: RepositoryBuilder, tmp_path: Path
 ) -> None:
     repository.copy("script")
@@ -474,7 +472,7 @@ def test_a_scrape_takes_in_what_stubs_have_said_before_anything_else_does(
             running = asyncio.create_task(server.infer("script", inputs))
             await asyncio.to_thread(wait_until, started.exists, "the start")
             go.touch()
-            wait_until(done.exists, "the change")  # meanwhile the loop reads nothing
+            wait_until(done.exists, "the change")  # the event loop reads nothing meanwhile
             assert server._metrics_collector is not None
             families = {family.name: family for family in server._metrics_collector.collect()}
             await running
@@ -525,7 +523,7 @@ class TritonPythonModel:
 """
 
 
-def test_instances_of_a_model_share_a_label_set_that_outlives_one_of_them(
+def test_a_label_set_shared_by_instances_outlives_one_of_them(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.add("counting", COUNTING, BATCHING + "instance_group [ { count: 2 } ]")
@@ -543,7 +541,7 @@ def test_instances_of_a_model_share_a_label_set_that_outlives_one_of_them(
     wait_until(lambda: "starts" not in scrape(host), "the end of both")
 
 
-def test_a_request_whose_time_in_the_queue_is_over_counts_as_rejected(
+def test_a_request_that_times_out_in_the_queue_counts_as_rejected(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     policy = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 300000 } }"
@@ -560,7 +558,7 @@ def test_a_request_whose_time_in_the_queue_is_over_counts_as_rejected(
     assert failures(host, "gated", "REJECTED") == 1
 
 
-def test_a_killed_stub_counts_as_a_failure_of_the_backend(
+def test_a_killed_stub_counts_as_backend_failure(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("misbehave")
@@ -588,7 +586,7 @@ def test_batches_are_counted_by_their_size(
     assert closed == [0, 0, 0, 1]
 
 
-def test_a_reload_goes_on_counting_and_an_unload_ends_the_series(
+def test_a_reload_continues_the_series_and_an_unload_removes_them(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("identity")
@@ -611,7 +609,7 @@ def test_a_reload_goes_on_counting_and_an_unload_ends_the_series(
         assert value(host, success) == 0
 
 
-def test_what_runs_at_an_unload_is_counted_if_the_model_is_loaded_again_meanwhile(
+def test_requests_that_finish_after_a_reload_are_counted(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     repository.copy("script")
@@ -627,7 +625,7 @@ def test_what_runs_at_an_unload_is_counted_if_the_model_is_loaded_again_meanwhil
         assert value(host, success) == 1
 
 
-def test_flags_choose_what_is_shown(repository: RepositoryBuilder, serve: Serve) -> None:
+def test_flags_select_the_exported_metrics(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.copy("identity")
     host = serve(
         repository,
@@ -650,12 +648,10 @@ def test_flags_choose_what_is_shown(repository: RepositoryBuilder, serve: Serve)
     first = "nv_inference_first_response_histogram_ms"
     assert value(host, f"{first}_count{{{labels}}}") == 1
     assert re.findall(rf'{first}_bucket\{{.*le="(.+)"', text) == "100 500 2000 5000 +Inf".split()
-    host.wait_for("summary_quantiles has no use for 'nonsense'")
+    host.wait_for("ignoring 'nonsense' in summary_quantiles")
 
 
-def test_no_metrics_are_served_if_they_are_not_allowed(
-    repository: RepositoryBuilder, serve: Serve
-) -> None:
+def test_metrics_can_be_disabled(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.copy("script")
     host = serve(repository, "--allow-metrics=false").wait_started()
     with host.client() as client:
@@ -665,7 +661,7 @@ def test_no_metrics_are_served_if_they_are_not_allowed(
     assert "Metrics Service" not in host.output
 
 
-def test_a_taken_metrics_port_ends_the_start(repository: RepositoryBuilder, serve: Serve) -> None:
+def test_a_metrics_port_in_use_stops_the_start(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.copy("identity")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -679,7 +675,7 @@ def test_a_taken_metrics_port_ends_the_start(repository: RepositoryBuilder, serv
     assert not host.stubs()
 
 
-def test_the_metrics_port_is_known_to_the_program_that_serves(
+def test_an_embedding_program_can_read_the_metrics_port(
     repository: RepositoryBuilder,
 ) -> None:
     repository.copy("identity")
@@ -688,7 +684,7 @@ def test_the_metrics_port_is_known_to_the_program_that_serves(
         allow_grpc=False,
         allow_http=False,
         metrics_port=0,
-        http_address="127.0.0.1",  # the metrics' too, as they have none of their own
+        http_address="127.0.0.1",  # also the address of the metrics port
         log_info=False,
     )
     with host_package.BlockingServer(options) as server:
@@ -697,7 +693,7 @@ def test_the_metrics_port_is_known_to_the_program_that_serves(
             assert b"nv_inference_count" in response.read()
 
 
-def test_metrics_are_served_until_the_last_model_has_gone(
+def test_metrics_are_served_until_the_last_model_is_unloaded(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.add(

@@ -153,7 +153,7 @@ def test_a_decoupled_model_has_no_outputs_of_a_batch(
     repository.add("m", DOUBLES, HEAD + SCATTER + "model_transaction_policy { decoupled: true }")
     host = serve(repository)
     assert host.process.wait(DEADLINE) == 1
-    host.wait_for("the responses of a decoupled model are not made of a batch")
+    host.wait_for("the responses of a decoupled model do not form a batch")
 
 
 def test_optional_inputs_may_be_left_out(client: Client) -> None:

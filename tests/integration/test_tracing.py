@@ -1,4 +1,4 @@
-"""Traces of requests in files, and the settings that say which are taken, over both doors."""
+"""Traces in files, and trace settings over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def host(models: RepositoryBuilder, module_serve: Serve, folder: Path) -> Iterat
     assert "Traceback" not in host.output.replace("no luck", "")
 
 
-class Door:
-    """Trace settings over one protocol: as JSON has them, and errors as (status, text)."""
+class SettingsApi:
+    """Trace settings over one protocol: values as in JSON, errors as (status, text)."""
 
     def __init__(self, host: RunningHost, protocol: str) -> None:
         self._protocol = protocol
@@ -124,12 +124,12 @@ class Door:
 
 
 @pytest.fixture(params=["grpc", "http"])
-def door(request: pytest.FixtureRequest, host: RunningHost) -> Iterator[Door]:
-    door = Door(host, request.param)
-    yield door
+def api(request: pytest.FixtureRequest, host: RunningHost) -> Iterator[SettingsApi]:
+    api = SettingsApi(host, request.param)
+    yield api
     clear = dict.fromkeys(DEFAULTS)
     for model in ("", "identity", "asker"):
-        door.set(clear, model)
+        api.set(clear, model)
 
 
 def ask(host: RunningHost, model: str, request_id: str = "", http: bool = False) -> None:
@@ -145,14 +145,14 @@ def ask(host: RunningHost, model: str, request_id: str = "", http: bool = False)
 
 
 class Files:
-    """The numbered files of a host, from the one that comes next."""
+    """The numbered trace files of a host, starting with the next one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._next = len(list(folder.glob("traces.*")))
 
     def read(self) -> list[dict[str, Any]]:
-        """The elements of the next file, once it is there."""
+        """Wait for the next file and return its elements."""
         path = self._folder / f"traces.{self._next}"
         self._next += 1
         wait_until(lambda: path.exists() and path.read_text().endswith("]"), f"{path}")
@@ -166,7 +166,7 @@ def files(folder: Path) -> Files:
 
 
 def stamps(elements: list[dict[str, Any]], number: int) -> dict[str, int]:
-    """The times of one trace."""
+    """The events of one trace with their times."""
     return {
         stamp["name"]: stamp["ns"]
         for element in elements
@@ -185,59 +185,59 @@ ONE = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"}
 # Settings
 
 
-def test_settings_at_start(door: Door, folder: Path) -> None:
+def test_the_initial_settings_are_those_of_the_command_line(api: SettingsApi, folder: Path) -> None:
     expected = {**DEFAULTS, "trace_file": f"{folder}/traces", "trace_mode": "triton"}
-    assert door.get() == expected
-    assert door.get("identity") == expected
+    assert api.get() == expected
+    assert api.get("identity") == expected
 
 
-def test_a_models_settings_take_what_they_do_not_say_from_the_global_ones(door: Door) -> None:
-    assert door.set({"trace_rate": "7"}, "identity")["trace_rate"] == "7"
-    door.set({"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "9"})
-    assert door.get("identity")["trace_level"] == ["TIMESTAMPS", "TENSORS"]
-    assert door.get("identity")["trace_rate"] == "7"
-    assert door.get("asker")["trace_rate"] == "9"
+def test_a_model_follows_the_global_settings_that_it_does_not_override(api: SettingsApi) -> None:
+    assert api.set({"trace_rate": "7"}, "identity")["trace_rate"] == "7"
+    api.set({"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "9"})
+    assert api.get("identity")["trace_level"] == ["TIMESTAMPS", "TENSORS"]
+    assert api.get("identity")["trace_rate"] == "7"
+    assert api.get("asker")["trace_rate"] == "9"
 
 
-def test_clearing_a_models_setting_has_it_follow_the_global_one_again(door: Door) -> None:
-    door.set({"trace_rate": "7", "log_frequency": "3"}, "identity")
-    door.set({"trace_rate": "9"})
-    assert door.set({"trace_rate": None}, "identity")["trace_rate"] == "9"
-    assert door.get("identity")["log_frequency"] == "3"
-    door.set({"log_frequency": None}, "identity")
-    door.set({"log_frequency": "5"})
-    assert door.get("identity")["log_frequency"] == "5"
+def test_a_cleared_model_setting_follows_the_global_one_again(api: SettingsApi) -> None:
+    api.set({"trace_rate": "7", "log_frequency": "3"}, "identity")
+    api.set({"trace_rate": "9"})
+    assert api.set({"trace_rate": None}, "identity")["trace_rate"] == "9"
+    assert api.get("identity")["log_frequency"] == "3"
+    api.set({"log_frequency": None}, "identity")
+    api.set({"log_frequency": "5"})
+    assert api.get("identity")["log_frequency"] == "5"
 
 
-def test_clearing_a_global_setting_brings_back_that_of_the_start(door: Door) -> None:
-    changed = door.set({"trace_level": ["TENSORS"], "trace_rate": "1", "trace_count": "4"})
+def test_a_cleared_global_setting_returns_to_its_initial_value(api: SettingsApi) -> None:
+    changed = api.set({"trace_level": ["TENSORS"], "trace_rate": "1", "trace_count": "4"})
     assert (changed["trace_level"], changed["trace_count"]) == (["TENSORS"], "4")
-    cleared = door.set({"trace_level": None, "trace_rate": None, "trace_count": None})
+    cleared = api.set({"trace_level": None, "trace_rate": None, "trace_count": None})
     assert {name: cleared[name] for name in DEFAULTS} == DEFAULTS
 
 
-def test_what_is_not_known_is_ignored(door: Door) -> None:
-    assert door.set({"trace_colour": "red", "trace_level": ["LOUD"]})["trace_level"] == ["OFF"]
+def test_unknown_settings_are_ignored(api: SettingsApi) -> None:
+    assert api.set({"trace_colour": "red", "trace_level": ["LOUD"]})["trace_level"] == ["OFF"]
 
 
-def test_a_level_that_is_not_known_is_named_in_the_log(
-    door: Door, host: RunningHost, request: pytest.FixtureRequest
+def test_an_unknown_level_is_logged(
+    api: SettingsApi, host: RunningHost, request: pytest.FixtureRequest
 ) -> None:
     level = f"LOUD of {request.node.callspec.id}"
-    assert door.set({"trace_level": ["TENSORS", level]})["trace_level"] == ["TENSORS"]
+    assert api.set({"trace_level": ["TENSORS", level]})["trace_level"] == ["TENSORS"]
     text = f"trace_level: '{level}' is ignored; the levels are OFF, TIMESTAMPS, TENSORS"
     wait_until(lambda: text in host.output, "the warning")
 
 
 def test_over_http_only_null_clears_the_level(host: RunningHost) -> None:
-    door = Door(host, "http")
-    assert door.set({"trace_level": ["TIMESTAMPS"]})["trace_level"] == ["TIMESTAMPS"]
-    assert door.set({"trace_level": []})["trace_level"] == ["TIMESTAMPS"]
-    assert door.set({"trace_level": None})["trace_level"] == ["OFF"]
+    api = SettingsApi(host, "http")
+    assert api.set({"trace_level": ["TIMESTAMPS"]})["trace_level"] == ["TIMESTAMPS"]
+    assert api.set({"trace_level": []})["trace_level"] == ["TIMESTAMPS"]
+    assert api.set({"trace_level": None})["trace_level"] == ["OFF"]
 
 
 def test_null_changes_nothing_over_http(host: RunningHost) -> None:
-    before = Door(host, "http").get()
+    before = SettingsApi(host, "http").get()
     with httpclient.InferenceServerClient(host.http_url) as client:
         assert client.update_trace_settings("", None) == before
         assert client.update_trace_settings("identity", None) == before
@@ -266,36 +266,38 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "text"), REFUSED, ids=[str(n) for n in range(len(REFUSED))])
-def test_what_is_no_good_changes_nothing(door: Door, settings: dict[str, Any], text: str) -> None:
-    before = door.get()
-    assert door.fails({"log_frequency": "2", **settings}).split(" ", 1) in (
+def test_an_invalid_change_is_refused_and_changes_nothing(
+    api: SettingsApi, settings: dict[str, Any], text: str
+) -> None:
+    before = api.get()
+    assert api.fails({"log_frequency": "2", **settings}).split(" ", 1) in (
         ["400", text],
         ["INVALID_ARGUMENT", text],
     )
-    assert door.get() == before
+    assert api.get() == before
 
 
-def test_counts_below_no_limit_have_a_text_of_each_door(host: RunningHost) -> None:
+def test_a_count_below_minus_one_has_the_error_text_of_each_protocol(host: RunningHost) -> None:
     text = "Unable to parse 'trace_count'. Expecting value >= -1, got:"
-    assert Door(host, "http").fails({"trace_count": "-2"}) == f"400 {text}-2"
-    assert Door(host, "grpc").fails({"trace_count": "-2"}) == f"INVALID_ARGUMENT {text} -2"
+    assert SettingsApi(host, "http").fails({"trace_count": "-2"}) == f"400 {text}-2"
+    assert SettingsApi(host, "grpc").fails({"trace_count": "-2"}) == f"INVALID_ARGUMENT {text} -2"
 
 
 def test_the_file_cannot_be_changed(host: RunningHost) -> None:
     text = "trace file location can not be updated through network protocol"
-    assert Door(host, "http").fails({"trace_file": "x"}) == f"501 {text}"
-    assert Door(host, "grpc").fails({"trace_file": "x"}) == f"UNIMPLEMENTED {text}"
+    assert SettingsApi(host, "http").fails({"trace_file": "x"}) == f"501 {text}"
+    assert SettingsApi(host, "grpc").fails({"trace_file": "x"}) == f"UNIMPLEMENTED {text}"
 
 
-def test_values_of_a_wrong_form(host: RunningHost) -> None:
-    several = Door(host, "grpc").fails({"trace_rate": ["1", "2"]})
+def test_values_of_the_wrong_type_are_refused(host: RunningHost) -> None:
+    several = SettingsApi(host, "grpc").fails({"trace_rate": ["1", "2"]})
     assert several == "INVALID_ARGUMENT expect only 1 value for 'trace_rate'"
-    http = Door(host, "http")
+    http = SettingsApi(host, "http")
     assert http.fails({"trace_rate": 1}) == "500 attempt to access JSON non-string as string"
     assert http.fails({"trace_level": "OFF"}) == "500 attempt to access JSON non-array as array"
 
 
-def test_changes_need_a_body(host: RunningHost) -> None:
+def test_a_change_over_http_requires_a_body(host: RunningHost) -> None:
     url = f"http://{host.http_url}/v2/trace/setting"
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, b"", DEADLINE)
@@ -305,8 +307,8 @@ def test_changes_need_a_body(host: RunningHost) -> None:
         assert json.load(error) == {"error": text}
 
 
-def test_settings_of_models_that_are_not_there(host: RunningHost) -> None:
-    http, grpc = Door(host, "http"), Door(host, "grpc")
+def test_settings_of_unknown_models_are_refused(host: RunningHost) -> None:
+    http, grpc = SettingsApi(host, "http"), SettingsApi(host, "grpc")
     unknown = "Request for unknown model: 'nobody' is not found"
     assert http.fails({}, "nobody") == f"404 {unknown}"
     assert grpc.fails({}, "nobody") == f"NOT_FOUND {unknown}"
@@ -325,11 +327,11 @@ def test_settings_of_models_that_are_not_there(host: RunningHost) -> None:
 
 
 @pytest.mark.parametrize("http", [False, True], ids=["grpc", "http"])
-def test_a_request_is_stamped_from_its_arrival_to_its_answer(
+def test_a_trace_has_timestamps_from_arrival_to_response(
     host: RunningHost, files: Files, http: bool
 ) -> None:
-    door = Door(host, "grpc")
-    assert door.set(ONE)["trace_count"] == "1"
+    api = SettingsApi(host, "grpc")
+    assert api.set(ONE)["trace_count"] == "1"
     ask(host, "identity", "my id", http)
     elements = files.read()
     number = elements[0]["id"]
@@ -342,26 +344,26 @@ def test_a_request_is_stamped_from_its_arrival_to_its_answer(
     assert set(times) == {*outside, *CORE_STAMPS, "INFER_RESPONSE_COMPLETE"}
     order = [*outside[:2], *CORE_STAMPS, *outside[2:]]
     assert [times[name] for name in order] == sorted(times[name] for name in order)
-    assert door.get()["trace_count"] == "0"
-    door.set(dict.fromkeys(ONE))
+    assert api.get()["trace_count"] == "0"
+    api.set(dict.fromkeys(ONE))
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-def test_generation_is_stamped_too(host: RunningHost, files: Files, verb: str) -> None:
-    door = Door(host, "grpc")
-    door.set(ONE)
+def test_a_trace_of_generate_has_timestamps(host: RunningHost, files: Files, verb: str) -> None:
+    api = SettingsApi(host, "grpc")
+    api.set(ONE)
     url = f"http://{host.http_url}/v2/models/identity/{verb}"
     with urllib.request.urlopen(url, b'{"INPUT0": [1, 2]}', DEADLINE) as answer:
         assert answer.read()
     elements = files.read()
     expected = {*HTTP_STAMPS, *CORE_STAMPS, "INFER_RESPONSE_COMPLETE"}
     assert set(stamps(elements, elements[0]["id"])) == expected
-    door.set(dict.fromkeys(ONE))
+    api.set(dict.fromkeys(ONE))
 
 
-def test_each_response_of_a_stream_is_stamped(host: RunningHost, files: Files) -> None:
-    door = Door(host, "grpc")
-    door.set(ONE)
+def test_each_response_of_a_stream_has_a_timestamp(host: RunningHost, files: Files) -> None:
+    api = SettingsApi(host, "grpc")
+    api.set(ONE)
     with InferStream(host) as stream:
         stream.send("thread:many=3 final", enable_empty_final_response=True)
         assert stream.read_numbers() == [0, 1, 2]
@@ -369,35 +371,35 @@ def test_each_response_of_a_stream_is_stamped(host: RunningHost, files: Files) -
     names = [s["name"] for element in elements for s in element.get("timestamps", ())]
     assert names.count("GRPC_SEND_START") == names.count("GRPC_SEND_END") == 4
     assert set(names) == {*GRPC_STAMPS, *CORE_STAMPS, "INFER_RESPONSE_COMPLETE"}
-    door.set(dict.fromkeys(ONE))
+    api.set(dict.fromkeys(ONE))
 
 
-def test_every_so_many_requests_are_traced(host: RunningHost, files: Files) -> None:
-    door = Door(host, "grpc")
-    door.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "3", "trace_count": "2"}, "identity")
+def test_every_nth_request_is_traced(host: RunningHost, files: Files) -> None:
+    api = SettingsApi(host, "grpc")
+    api.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "3", "trace_count": "2"}, "identity")
     for number in range(1, 8):
         ask(host, "identity", str(number))
     assert [head["request_id"] for head in heads(files.read())] == ["3", "6"]
-    door.set(dict.fromkeys(ONE), "identity")
+    api.set(dict.fromkeys(ONE), "identity")
 
 
-def test_a_file_is_written_whenever_so_many_traces_are_complete(
+def test_a_file_is_written_after_every_log_frequency_traces(
     host: RunningHost, files: Files
 ) -> None:
-    door = Door(host, "grpc")
+    api = SettingsApi(host, "grpc")
     setting = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "log_frequency": "2"}
-    door.set(setting)
+    api.set(setting)
     for number in range(5):
         ask(host, "identity", str(number + 1))
     assert [head["request_id"] for head in heads(files.read())] == ["1", "2"]
     assert [head["request_id"] for head in heads(files.read())] == ["3", "4"]
-    door.set(dict.fromkeys(setting))
+    api.set(dict.fromkeys(setting))
     assert [head["request_id"] for head in heads(files.read())] == ["5"]
 
 
-def test_tensors_are_shown_with_their_elements(host: RunningHost, files: Files) -> None:
-    door = Door(host, "grpc")
-    door.set({**ONE, "trace_level": ["TENSORS"]})
+def test_traced_tensors_have_their_elements(host: RunningHost, files: Files) -> None:
+    api = SettingsApi(host, "grpc")
+    api.set({**ONE, "trace_level": ["TENSORS"]})
     ask(host, "identity")
     head, *rest = files.read()
     shown = {"data": "1.5,-2", "shape": "2", "dtype": "FP32"}
@@ -406,15 +408,15 @@ def test_tensors_are_shown_with_their_elements(host: RunningHost, files: Files) 
         {"id": number, "activity": "TENSOR_QUEUE_INPUT", "tensor": {"name": "INPUT0", **shown}},
         {"id": number, "activity": "TENSOR_BACKEND_OUTPUT", "tensor": {"name": "OUTPUT0", **shown}},
     ]
-    door.set(dict.fromkeys(ONE))
+    api.set(dict.fromkeys(ONE))
 
 
 @pytest.mark.parametrize("model", ["asker", "chain"])
-def test_what_is_asked_on_behalf_of_a_request_is_a_child(
+def test_bls_requests_and_ensemble_steps_are_child_traces(
     host: RunningHost, files: Files, model: str
 ) -> None:
-    door = Door(host, "grpc")
-    door.set(ONE)
+    api = SettingsApi(host, "grpc")
+    api.set(ONE)
     ask(host, model, "outer")
     elements = files.read()
     outer, inner = heads(elements)
@@ -428,41 +430,39 @@ def test_what_is_asked_on_behalf_of_a_request_is_a_child(
     }
     assert [element["id"] for element in elements] == sorted(e["id"] for e in elements)
     assert set(stamps(elements, inner["id"])) == set(CORE_STAMPS)
-    door.set(dict.fromkeys(ONE))
+    api.set(dict.fromkeys(ONE))
 
 
 def test_a_request_that_fails_is_traced_to_its_end(host: RunningHost, files: Files) -> None:
-    door = Door(host, "grpc")
-    door.set(ONE)
+    api = SettingsApi(host, "grpc")
+    api.set(ONE)
     assert "no luck" in infer_error(ask, host, "unlucky")[1]
     times = stamps(elements := files.read(), elements[0]["id"])
     assert {"REQUEST_START", "COMPUTE_END", "REQUEST_END", "GRPC_SEND_END"} <= set(times)
-    door.set(dict.fromkeys(ONE))
+    api.set(dict.fromkeys(ONE))
 
 
-def test_a_request_that_is_refused_leaves_what_the_door_did(
-    host: RunningHost, files: Files
-) -> None:
-    door = Door(host, "grpc")
-    door.set(ONE, "identity")
+def test_a_rejected_request_has_the_events_of_the_endpoint(host: RunningHost, files: Files) -> None:
+    api = SettingsApi(host, "grpc")
+    api.set(ONE, "identity")
     with host.client() as client:
         wrong = [tensor("OTHER", np.zeros(2, np.float32))]
         infer_error(client.infer, "identity", wrong)
     elements = files.read()
     assert not heads(elements)
     assert set(stamps(elements, elements[0]["id"])) == set(GRPC_STAMPS[:2])
-    door.set(dict.fromkeys(ONE), "identity")
+    api.set(dict.fromkeys(ONE), "identity")
 
 
-def test_traces_are_in_the_file_itself_once_their_setting_has_gone(
+def test_buffered_traces_are_written_when_their_setting_is_replaced(
     host: RunningHost, folder: Path
 ) -> None:
-    door = Door(host, "grpc")
+    api = SettingsApi(host, "grpc")
     path = folder / "traces"
     for request_id in ("first", "second"):
-        door.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "1"})
+        api.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "1"})
         ask(host, "identity", request_id)
-        door.set(dict.fromkeys(ONE))
+        api.set(dict.fromkeys(ONE))
         text = f'"request_id":"{request_id}"'
         wait_until(lambda text=text: path.exists() and text in path.read_text(), "traces")  # type: ignore[misc]
     assert [head["request_id"] for head in heads(json.loads(path.read_text()))] == [
@@ -489,7 +489,7 @@ def test_requests_are_traced_from_the_start_and_written_at_the_end(
     assert [head["id"] for head in heads(elements)] == [1, 2]
 
 
-def test_a_level_without_a_file_is_refused_and_traces_nothing(
+def test_a_level_without_a_file_gives_a_warning_and_traces_nothing(
     models: RepositoryBuilder, serve: Serve
 ) -> None:
     host = serve(
@@ -497,4 +497,4 @@ def test_a_level_without_a_file_is_refused_and_traces_nothing(
     ).wait_started()  # fmt: skip
     host.wait_for("requests are not traced: trace file name is not given")
     text = "Attempting to set invalid trace setting :trace file name is not given"
-    assert Door(host, "http").fails({"trace_level": ["TENSORS"]}) == f"400 {text}"
+    assert SettingsApi(host, "http").fails({"trace_level": ["TENSORS"]}) == f"400 {text}"

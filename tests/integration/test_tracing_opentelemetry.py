@@ -1,4 +1,4 @@
-"""Traces as OpenTelemetry spans: at a collector, from a client's span, and inside of models."""
+"""Traces as OpenTelemetry spans: at a collector, below a client's span, and inside models."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def host(models: RepositoryBuilder, module_serve: Serve, collector: Collector) -
 
 
 def ask(host: RunningHost, model: str, request_id: str, **headers: str) -> dict[str, Any]:
-    """What the spy behind a model has seen."""
+    """What the observing model has recorded."""
     with host.client() as client:
         given = [tensor("INPUT0", np.zeros(1, np.float32))]
         result = client.infer(model, given, request_id=request_id, headers=headers)
@@ -121,7 +121,7 @@ def ask(host: RunningHost, model: str, request_id: str, **headers: str) -> dict[
         return seen
 
 
-def test_a_request_is_a_tree_of_spans(host: RunningHost, collector: Collector) -> None:
+def test_a_request_is_exported_as_a_tree_of_spans(host: RunningHost, collector: Collector) -> None:
     ask(host, "spy", "tree")
     spans = collector.wait_for_request("tree", 3)
     root, model, compute = spans["InferRequest"], spans["spy"], spans["compute"]
@@ -151,7 +151,7 @@ def test_a_request_is_a_tree_of_spans(host: RunningHost, collector: Collector) -
     assert collector.types == {"application/x-protobuf"}
 
 
-def test_requests_over_http_have_stamps_of_that_door(
+def test_requests_over_http_have_events_of_the_http_endpoint(
     host: RunningHost, collector: Collector
 ) -> None:
     traceparent = f"00-{TRACE[::-1]}-{SPAN}-01"
@@ -177,7 +177,7 @@ def test_requests_over_http_have_stamps_of_that_door(
 
 
 @pytest.mark.parametrize("model", ["spy", "async_spy"])
-def test_inside_of_execute_the_compute_span_is_the_current_one(
+def test_the_compute_span_is_current_inside_execute(
     host: RunningHost, collector: Collector, model: str
 ) -> None:
     seen = ask(host, model, f"inside {model}")
@@ -199,7 +199,7 @@ def test_a_clients_span_is_the_parent(host: RunningHost, collector: Collector) -
     [f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"ff-{TRACE}-{SPAN}-01", "nonsense"],
     ids=["no trace", "no span", "no version", "nonsense"],
 )
-def test_a_context_that_is_none_starts_a_new_trace(
+def test_an_invalid_trace_context_starts_a_new_trace(
     host: RunningHost, collector: Collector, traceparent: str
 ) -> None:
     request_id = f"none {traceparent}"
@@ -208,7 +208,7 @@ def test_a_context_that_is_none_starts_a_new_trace(
 
 
 @pytest.mark.parametrize(("model", "above"), [("asker", "compute"), ("chain", "chain")])
-def test_what_is_asked_on_behalf_of_a_request_nests(
+def test_spans_of_bls_requests_and_ensemble_steps_are_nested(
     host: RunningHost, collector: Collector, model: str, above: str
 ) -> None:
     seen = ask(host, model, f"outer {model}")
@@ -233,7 +233,7 @@ def test_a_failure_is_the_status_of_its_spans(host: RunningHost, collector: Coll
     assert "no luck" in spans["unlucky"].failure
 
 
-def test_settings_show_the_options_of_the_mode(host: RunningHost, collector: Collector) -> None:
+def test_settings_include_the_options_of_the_mode(host: RunningHost, collector: Collector) -> None:
     with urllib.request.urlopen(f"http://{host.http_url}/v2/trace/setting", None, DEADLINE) as got:
         assert json.load(got) == {
             "trace_level": ["TIMESTAMPS"],
@@ -248,7 +248,7 @@ def test_settings_show_the_options_of_the_mode(host: RunningHost, collector: Col
         }
 
 
-def test_at_rate_0_only_parts_of_a_trace_are_traced_and_all_is_sent_at_the_end(
+def test_at_rate_0_only_requests_with_a_trace_context_are_traced(
     models: RepositoryBuilder, serve: Serve, collector: Collector
 ) -> None:
     settings = ["rate=0", "level=TENSORS", "opentelemetry,bsp_schedule_delay=3600000"]
@@ -265,9 +265,7 @@ def test_at_rate_0_only_parts_of_a_trace_are_traced_and_all_is_sent_at_the_end(
     assert not [s for s in collector.spans if s.attributes.get("triton.request_id") == "alone"]
 
 
-def test_a_collector_that_is_not_there_is_a_line_in_the_log(
-    models: RepositoryBuilder, serve: Serve
-) -> None:
+def test_an_unreachable_collector_is_logged(models: RepositoryBuilder, serve: Serve) -> None:
     host = serve(
         models, "--trace-config=mode=opentelemetry", "--trace-config=level=TIMESTAMPS",
         "--trace-config=rate=1", "--trace-config=opentelemetry,url=http://127.0.0.1:9/v1/traces",
@@ -279,7 +277,7 @@ def test_a_collector_that_is_not_there_is_a_line_in_the_log(
     assert host.stop() == 0
 
 
-def test_without_the_libraries_the_start_says_how_to_install_them(
+def test_the_error_without_opentelemetry_says_how_to_install_it(
     models: RepositoryBuilder, serve: Serve, tmp_path: Any
 ) -> None:
     hidden = tmp_path / "opentelemetry"

@@ -1,7 +1,7 @@
-"""Serves a model from an installed wheel, as a user would: run it with the Python of that environment.
+"""Serves a model from an installed wheel, like a user. Run it with the Python of that environment.
 
-`python serve_wheel.py` in an empty folder. It writes a model, starts `pbhost serve`, asks the model over gRPC,
-and stops the server. Exits with 0 if everything was as expected.
+`python serve_wheel.py` in an empty folder writes a model, starts `pbhost serve`, sends a request
+over gRPC and stops the server. It exits with 0 if everything was as expected.
 """
 
 from __future__ import annotations

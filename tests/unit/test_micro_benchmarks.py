@@ -1,4 +1,4 @@
-"""The parts that are measured by themselves do something."""
+"""The operations of the micro benchmarks can run."""
 
 from __future__ import annotations
 

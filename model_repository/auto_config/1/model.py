@@ -1,4 +1,4 @@
-"""Counts words. There is no config.pbtxt: the model itself says what it takes and gives."""
+"""Counts words. There is no config.pbtxt: the model declares its inputs and outputs itself."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
-"""Doubles an array through `add_sub` until its largest element reaches a limit.
+"""Doubles an array with `add_sub` until its largest element reaches a limit.
 
-A negative largest element is first turned positive, with the model's other output: a condition
-and a loop around another model, in plain Python.
+If the largest element is negative, the signs are changed first, with the model's other output. This
+shows a condition and a loop around another model in plain Python.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ MOST_STEPS = 100
 
 
 def ask(output, a, b):
-    """One output of add_sub for two arrays of shape [4]."""
+    """Call add_sub with two arrays of shape [4] and return one output."""
     request = pb_utils.InferenceRequest(
         model_name="add_sub",
         requested_output_names=[output],

@@ -1,4 +1,4 @@
-"""Finds the largest prime factor of a number: slowly, but the same every time."""
+"""Finds the largest prime factor of a number. It is slow, and the result is always the same."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Words in capitals, levels inverted, offsets negated, an image in grey, a flag turned over."""
+"""Converts words to capitals, inverts levels and a flag, negates offsets, makes an image grey."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Words joined, levels and offsets sorted, an image mirrored if a flag says so and judged."""
+"""Joins words, sorts levels and offsets, mirrors an image if a flag is set, and judges it."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The pipeline of `digits` as a program: it may stop early, and look at what is between steps."""
+"""The pipeline of `digits` as Python code: it may stop early and use the results of each step."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 
 def ask(model, output, *inputs):
-    """One output of a model."""
+    """Call a model and return one output."""
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=[output], inputs=list(inputs)
     )

@@ -1,4 +1,4 @@
-"""Cuts boxes out of an image. A slim one keeps its shape: there is room on its left."""
+"""Crops boxes from an image. Narrow boxes keep their proportions and are padded on the left."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ HEIGHT, WIDTH = 32, 20
 
 
 def crop(image, top, bottom, left, right):
-    """One box, 32 by 20; the nearest pixel stands for each."""
+    """Scale one box to 32 by 20 by nearest neighbour."""
     part = image[top:bottom, left:right]
     missing = round((bottom - top) * WIDTH / HEIGHT) - (right - left)
     if missing > 0:

@@ -1,4 +1,4 @@
-"""Finds what is bright on dark: cut between empty columns, then between empty rows."""
+"""Finds bright objects on dark ground: splits at empty columns, then at empty rows."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ import triton_python_backend_utils as pb_utils
 
 
 def runs(filled):
-    """(begin, end) of each stretch of True in a row of booleans."""
+    """(begin, end) of each run of True in a row of booleans."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], filled, [False]]).astype(np.int8)))
     return edges.reshape(-1, 2)
 
 
 def boxes(bright):
-    """Top, bottom, left and right of everything that stands apart, from left to right."""
+    """Top, bottom, left and right of every object, from left to right."""
     found = []
     for left, right in runs(bright.any(axis=0)):
         for top, bottom in runs(bright[:, left:right].any(axis=1)):

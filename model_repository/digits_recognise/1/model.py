@@ -1,10 +1,10 @@
-"""Reads seven-segment digits: which of the segments are lit says it all."""
+"""Recognises seven-segment digits by the segments that are lit."""
 
 import numpy as np
 
 import triton_python_backend_utils as pb_utils
 
-# Where to look for each segment, away from where it meets others: rows and columns of 32 by 20.
+# Where to look for each segment, away from its ends: rows and columns of 32 by 20.
 SEGMENTS = {
     "top": (slice(0, 4), slice(7, 13)),
     "middle": (slice(14, 18), slice(7, 13)),

@@ -1,4 +1,4 @@
-"""A report on four temperatures, to which three models contribute at the same time."""
+"""Makes a report on four temperatures from three models that run at the same time."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ import triton_python_backend_utils as pb_utils
 
 
 async def ask(model, output, **arrays):
-    """One output of another model. Raises TritonModelException."""
+    """Return one output of a response. Raises TritonModelException."""
     request = pb_utils.InferenceRequest(
         model_name=model,
         requested_output_names=[output],

@@ -1,4 +1,4 @@
-"""Generates text token by token. Requests of one instance run side by side, as coroutines."""
+"""Generates text token by token. Requests of one instance run concurrently as coroutines."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 def value_of(request, name, default):
-    """The only element of an optional input."""
+    """The only element of an optional input, or the default."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return default if tensor is None else tensor.as_numpy()[0]
 
@@ -38,5 +38,7 @@ class TritonPythonModel:
             left -= 1
             tensor = pb_utils.Tensor("TOKEN", np.array([token.encode()], dtype=np.object_))
             sender.send(pb_utils.InferenceResponse([tensor]))
-            await asyncio.sleep(self.pause)  # a network would compute now, and others may go on
+            await asyncio.sleep(
+                self.pause
+            )  # a real network would compute here; other requests may run
         sender.send(flags=FINAL)

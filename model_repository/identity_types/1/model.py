@@ -1,4 +1,4 @@
-"""Returns every input it gets, whatever its type: strings, integers, floats, booleans, an image."""
+"""Returns every input, of any type: strings, integers, floats, booleans, an image."""
 
 import triton_python_backend_utils as pb_utils
 

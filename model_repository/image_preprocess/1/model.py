@@ -1,4 +1,4 @@
-"""What image networks want to be fed, in numpy alone: resize, crop, normalise, channels first."""
+"""Prepares images for a network with numpy: resize, crop, normalise, channels first."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ DEVIATION = np.array([0.229, 0.224, 0.225], dtype=np.float32)
 
 
 def resize(image, height, width):
-    """Bilinear, with pixel centres aligned."""
+    """Resize with bilinear interpolation; pixel centres are aligned."""
     rows = (np.arange(height, dtype=np.float32) + 0.5) * image.shape[0] / height - 0.5
     columns = (np.arange(width, dtype=np.float32) + 0.5) * image.shape[1] / width - 0.5
     rows, columns = rows.clip(0, image.shape[0] - 1), columns.clip(0, image.shape[1] - 1)

@@ -1,7 +1,7 @@
-"""Counts the primes below `LIMIT`, piece by piece, and reports after each piece.
+"""Counts the primes below `LIMIT` in pieces, and sends a response after each piece.
 
-Before every piece it looks whether anybody still waits. What it has put on disk goes away however
-the job ends.
+Before every piece it checks whether the request is cancelled. Its temporary files are removed in
+every case.
 """
 
 import os
@@ -16,7 +16,7 @@ PIECE = 1 << 20
 
 
 def sieve(start, end, primes):
-    """Which numbers from `start` to below `end` none of the primes divides, but for themselves."""
+    """Which numbers from `start` to below `end` have no divisor in `primes` except themselves."""
     found = np.ones(end - start, dtype=bool)
     for prime in primes:
         first = max(prime * prime, -(-start // prime) * prime)
@@ -25,7 +25,7 @@ def sieve(start, end, primes):
 
 
 def primes_below(end):
-    """As a list; for a small end."""
+    """The primes below a small limit, as a list."""
     if end <= 2:
         return []
     return [int(n) + 2 for n in np.flatnonzero(sieve(2, end, primes_below(int(end**0.5) + 1)))]
@@ -40,10 +40,10 @@ class TritonPythonModel:
                 done = self.count(limit, sender, scratch)
             if done < limit:
                 pb_utils.Logger.log_info(f"cancelled at {done} of {limit}, scratch files removed")
-            sender.send(flags=FINAL)  # also if nobody listens: it ends the request
+            sender.send(flags=FINAL)  # ends the request, also after a cancellation
 
     def count(self, limit, sender, scratch):
-        """Work and report; how far it got."""
+        """Count, send progress, and return how far it got."""
         primes = primes_below(int(limit**0.5) + 1)
         total = 0
         for start in range(2, limit, PIECE):

@@ -1,4 +1,4 @@
-"""Turns texts round, and tells how many, how long they are, and the longest one so far."""
+"""Reverses texts, and exports metrics: their number, their lengths and the longest one."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args):
         kinds = pb_utils.MetricFamily
-        # The server shows a family as long as the model keeps it.
+        # The server exports a family while the model holds the object.
         self.families = [
             kinds("reversed_texts_total", "Texts that were turned round", kinds.COUNTER),
             kinds("reversed_longest_characters", "The longest text so far", kinds.GAUGE),

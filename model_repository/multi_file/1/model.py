@@ -1,4 +1,4 @@
-"""Imports its neighbour relatively and a package of the model's folder absolutely."""
+"""Imports a module beside model.py relatively, and a package in the model's folder absolutely."""
 
 import json
 

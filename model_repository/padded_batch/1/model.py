@@ -1,4 +1,4 @@
-"""Takes the mean off each sequence: all sequences of a batch at once, in one padded matrix."""
+"""Subtracts the mean of each sequence, for a whole batch at once in one padded matrix."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ def values_of(request):
 
 class TritonPythonModel:
     def execute(self, requests):
-        # About the whole batch, and the same in each of its requests.
+        # Batch inputs describe the whole batch and are the same in each request.
         lengths = pb_utils.get_input_tensor_by_name(requests[0], "LENGTHS").as_numpy()
         longest = len(pb_utils.get_input_tensor_by_name(requests[0], "LONGEST").as_numpy())
 
@@ -22,7 +22,7 @@ class TritonPythonModel:
         means = padded.sum(axis=1) / np.maximum(lengths, 1)
         centred = (padded - means[:, np.newaxis])[mask]
 
-        # All sequences end to end, in the first response: the server takes them apart.
+        # The first response has the outputs of all requests, joined; the server splits them.
         everything = pb_utils.Tensor("CENTRED", centred.astype(np.float32))
         first = pb_utils.InferenceResponse([everything])
         return [first] + [pb_utils.InferenceResponse() for _ in requests[1:]]

@@ -1,8 +1,8 @@
-"""Sends back the numbers of `IN` one by one: number i in OUT, and i in IDX.
+"""Sends the numbers of `IN` back one by one: number i in OUT, and i in IDX.
 
-`DELAY` has the milliseconds to wait before each of them, `WAIT` those before `execute` returns. The
-responses come from a thread, so a long request does not keep others from starting, and may go on
-after `execute` has returned.
+`DELAY` is the milliseconds to wait before each response, `WAIT` before `execute` returns. A thread
+sends the responses, so a long request does not delay others and may continue after `execute` has
+returned.
 """
 
 import threading
@@ -37,7 +37,7 @@ class TritonPythonModel:
                 self.under_way += 1
             threading.Thread(target=self.answer, args=(sender, numbers, delays)).start()
         time.sleep(wait / 1000)
-        return None  # the responses go through the senders
+        return None  # the threads send the responses
 
     def answer(self, sender, numbers, delays):
         try:

@@ -1,4 +1,4 @@
-"""Makes one sentence of the tokens that `generate` streams, and leaves it at that."""
+"""Joins the tokens that `generate` streams to one sentence, then cancels the stream."""
 
 import numpy as np
 
@@ -24,12 +24,12 @@ class TritonPythonModel:
             if response.has_error():
                 return pb_utils.InferenceResponse(error=response.error())
             tensor = pb_utils.get_output_tensor_by_name(response, "TOKEN")
-            if tensor is None:  # the end, without a token
+            if tensor is None:  # the final response, without a token
                 break
             text += tensor.as_numpy()[0].decode()
             count += 1
             if text.endswith((".", "!", "?")):
-                responses.cancel()  # or `generate` would go on for nobody
+                responses.cancel()  # otherwise `generate` would continue
                 break
         return pb_utils.InferenceResponse(
             [

@@ -1,4 +1,4 @@
-"""Adds up the values of each sequence, without remembering any sequence."""
+"""Sums the values of each sequence. The server keeps the state, not the model."""
 
 import triton_python_backend_utils as pb_utils
 

@@ -1,4 +1,4 @@
-"""Looks sines up in a table that is made when it is first needed: in the warm-up, that is."""
+"""Looks up sines in a table that is created by the first request, which is the warm-up."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ class TritonPythonModel:
         for request in requests:
             degrees = pb_utils.get_input_tensor_by_name(request, "DEGREES").as_numpy()
             sine = pb_utils.Tensor("SINE", self.table[degrees % 360])
-            # Whether this request had to wait for the table.
+            # Whether this request created the table.
             told = pb_utils.Tensor("FIRST", np.full((len(degrees), 1), first))
             responses.append(pb_utils.InferenceResponse([sine, told]))
         return responses

@@ -1,4 +1,4 @@
-"""Asks identity_fp32 and returns its answer."""
+"""Sends a BLS request to identity_fp32 and returns its response."""
 
 import triton_python_backend_utils as pb_utils
 

@@ -1,4 +1,4 @@
-"""Ten BLS calls of 4 MB for each request."""
+"""Sends ten BLS requests of 4 MB for each request."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Answers COUNT times."""
+"""Sends COUNT responses."""
 
 import numpy as np
 

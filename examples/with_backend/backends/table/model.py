@@ -1,7 +1,7 @@
-"""The backend `table`: looks rows up in a model's table.csv, one for every element of the input.
+"""The backend `table`: looks up rows of a model's table.csv, one for each element of the input.
 
-A model's configuration has one input, the column to look in, and the columns to return as outputs,
-with the data types that their values should get. Names are matched without regard to case.
+The model's configuration has one input, the column to search, and outputs, the columns to return
+with their data types. Column names are compared without case.
 """
 
 import csv
@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 
 def read(path):
-    """The columns of a table by their names, as texts."""
+    """Read the columns of a table by name, as text."""
     with open(path, newline="", encoding="utf-8") as file:
         names, *rows = csv.reader(file)
     columns = zip(*rows, strict=True)
@@ -22,7 +22,7 @@ def read(path):
 
 
 def typed(column, data_type):
-    """The texts of a column as an array of one of Triton's types."""
+    """Convert the text of a column to an array of a Triton data type."""
     dtype = pb_utils.triton_string_to_numpy(data_type)
     if dtype == np.object_:
         column = [text.encode() for text in column]

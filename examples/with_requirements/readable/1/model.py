@@ -1,4 +1,4 @@
-"""Says sizes as people do, by a package that only this model has."""
+"""Formats sizes for people, with a package that only this model has."""
 
 import humanize
 import numpy as np

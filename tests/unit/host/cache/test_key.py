@@ -1,4 +1,4 @@
-"""Which requests are the same for the response cache."""
+"""Which requests have the same key in the response cache."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ BASE = request_key(request(), 1)
     ],
     ids=["model", "name", "data type", "shape", "bytes", "another input", "outputs"],
 )
-def test_what_makes_another_request(other: InferRequest) -> None:
+def test_each_part_of_the_key_changes_it(other: InferRequest) -> None:
     assert request_key(other, 1) != BASE
 
 
-def test_another_version_is_another_request() -> None:
+def test_each_version_has_its_own_keys() -> None:
     assert request_key(request(), 2) != BASE
 
 
@@ -55,11 +55,11 @@ def test_another_version_is_another_request() -> None:
     ],
     ids=["id", "parameters", "priority", "timeout", "how it names the version", "kind of buffer"],
 )
-def test_what_has_no_say(other: InferRequest) -> None:
+def test_other_parts_of_a_request_do_not_change_the_key(other: InferRequest) -> None:
     assert request_key(other, 1) == BASE
 
 
-def test_order_is_of_no_matter() -> None:
+def test_the_order_of_inputs_and_outputs_does_not_change_the_key() -> None:
     ab, ba = request(tensor("A"), tensor("B")), request(tensor("B"), tensor("A"))
     assert request_key(ab, 1) == request_key(ba, 1)
     xy, yx = request(outputs=("X", "Y")), request(outputs=("Y", "X"))
@@ -72,7 +72,7 @@ shapes = st.tuples(st.lists(parts, max_size=2, unique_by=lambda part: part[0]), 
 
 
 @given(shapes, shapes)
-def test_only_equal_requests_share_a_key(one: object, other: object) -> None:
+def test_different_requests_have_different_keys(one: object, other: object) -> None:
     def key(made: object) -> bytes:
         inputs, outputs = made  # type: ignore[misc]
         return request_key(request_of(inputs, outputs), 1)
@@ -87,6 +87,6 @@ def test_only_equal_requests_share_a_key(one: object, other: object) -> None:
     assert (key(one) == key(other)) == (meaning(one) == meaning(other))
 
 
-def test_the_log_shows_a_number() -> None:
+def test_the_log_shows_the_key_as_a_number() -> None:
     assert format_key(bytes([1] + [0] * (KEY_SIZE - 1))) == "1"
     assert format_key(BASE).isdecimal()

@@ -1,4 +1,4 @@
-"""The cache in the host's own memory: how much it holds, and who has to leave."""
+"""The cache in the host's memory: its size, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from host.errors import ErrorCode, HostError
 from host.inference.request import Tensor
 from host.metrics.catalogue import MetricsSnapshot
 
-BESIDES = 512  # what an entry of one tensor takes in addition to its data
+BESIDES = 512  # bytes of an entry with one tensor in addition to the tensor's data
 
 
 def outputs(size: int, fill: bytes = b"x") -> CachedOutputs:
@@ -41,7 +41,7 @@ def shown(store: LocalStore) -> dict[str, float]:
     }
 
 
-def test_what_is_kept_is_found() -> None:
+def test_an_inserted_response_is_found() -> None:
     store = LocalStore(10_000)
     assert look_up(store, b"a") is None
     assert insert(store, b"a", 3) is None
@@ -49,7 +49,7 @@ def test_what_is_kept_is_found() -> None:
     assert look_up(store, b"b") is None
 
 
-def test_what_is_there_is_not_replaced() -> None:
+def test_an_existing_entry_is_not_replaced() -> None:
     store = LocalStore(10_000)
     insert(store, b"a", 3)
     error = insert(store, b"a", 3, b"y")
@@ -57,7 +57,7 @@ def test_what_is_there_is_not_replaced() -> None:
     assert look_up(store, b"a") == outputs(3)
 
 
-def test_who_was_not_used_for_longest_makes_room() -> None:
+def test_the_least_recently_used_entry_is_evicted() -> None:
     store = LocalStore(3 * (BESIDES + 100))
     for key in (b"a", b"b", b"c"):
         insert(store, key, 100)
@@ -68,17 +68,17 @@ def test_who_was_not_used_for_longest_makes_room() -> None:
     assert shown(store)["nv_cache_num_evictions"] == 1
 
 
-def test_as_many_leave_as_have_to() -> None:
+def test_as_many_entries_are_evicted_as_needed() -> None:
     store = LocalStore(3 * (BESIDES + 100))
     for key in (b"a", b"b", b"c"):
         insert(store, key, 100)
-    insert(store, b"d", BESIDES + 200)  # needs the room of two
+    insert(store, b"d", BESIDES + 200)  # needs the space of two
     assert [look_up(store, key) is not None for key in (b"a", b"b", b"c", b"d")] == [
         False, False, True, True,
     ]  # fmt: skip
 
 
-def test_what_is_larger_than_the_whole_cache_moves_nobody() -> None:
+def test_a_response_larger_than_the_cache_evicts_nothing() -> None:
     store = LocalStore(2000)
     insert(store, b"a", 100)
     error = insert(store, b"b", 2000)
@@ -90,7 +90,7 @@ def test_what_is_larger_than_the_whole_cache_moves_nobody() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2000)), max_size=50))
-def test_it_never_takes_more_than_its_size(steps: list[tuple[int, int]]) -> None:
+def test_the_cache_never_exceeds_its_size(steps: list[tuple[int, int]]) -> None:
     store = LocalStore(4000)
     for key, size in steps:
         insert(store, bytes([key]), size)
@@ -99,7 +99,7 @@ def test_it_never_takes_more_than_its_size(steps: list[tuple[int, int]]) -> None
     assert shown(store)["nv_cache_num_entries"] == there
 
 
-def test_it_counts_what_happens() -> None:
+def test_the_cache_counts_lookups_hits_and_evictions() -> None:
     store = LocalStore(1024)
     look_up(store, b"a")
     insert(store, b"a", 0)
@@ -121,7 +121,7 @@ def test_it_counts_what_happens() -> None:
     ],
     ids=["none", "a word", "negative"],
 )
-def test_its_size_must_be_a_number_of_bytes(settings: dict[str, str], text: str) -> None:
+def test_the_size_must_be_a_number_of_bytes(settings: dict[str, str], text: str) -> None:
     with pytest.raises(HostError) as caught:
         LocalStore.from_settings(settings)
     assert caught.value.code is ErrorCode.INVALID_ARG

@@ -1,4 +1,4 @@
-"""What a completed configuration changes, and what it cannot change."""
+"""Merging the result of `auto_complete_config`: which fields change and which do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def config(text: str) -> ModelConfig:
     return parse_pbtxt(text, "config.pbtxt")
 
 
-def test_batch_size_and_tensors_are_replaced_and_nothing_else() -> None:
+def test_completion_replaces_only_batch_size_and_tensors() -> None:
     before = config('name: "m" max_batch_size: 1 input { name: "a" } output { name: "b" }')
     completed = config(
         'name: "other" max_batch_size: 4 input { name: "c" } parameters { key: "k" }'
@@ -29,18 +29,18 @@ def test_batch_size_and_tensors_are_replaced_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("form", [to_dict, to_json, lambda message: message])
-def test_a_completed_configuration_may_have_any_form(form: object) -> None:
+def test_a_completed_configuration_may_be_json_a_dict_or_a_message(form: object) -> None:
     completed = config("max_batch_size: 4")
     assert callable(form)
     assert merge_completed(config(""), form(completed)).max_batch_size == 4
 
 
-def test_a_scheduler_is_taken_over_and_normalised() -> None:
+def test_a_completed_scheduler_is_merged_and_normalised() -> None:
     after = merge_completed(config(""), {"max_batch_size": 8, "dynamic_batching": {}})
     assert list(after.dynamic_batching.preferred_batch_size) == [8]
 
 
-def test_a_scheduler_that_is_there_stays_as_it_is() -> None:
+def test_an_existing_scheduler_keeps_its_settings() -> None:
     before = config("dynamic_batching { max_queue_delay_microseconds: 5 }")
     assert merge_completed(before, before).dynamic_batching.max_queue_delay_microseconds == 5
     assert (
@@ -66,7 +66,7 @@ def test_a_different_scheduler_is_refused(scheduler: str, number: int) -> None:
     )
 
 
-def test_the_transaction_policy_is_taken_over_if_there_is_one() -> None:
+def test_a_completed_transaction_policy_is_merged() -> None:
     decoupled = config("model_transaction_policy { decoupled: true }")
     assert merge_completed(config(""), decoupled).model_transaction_policy.decoupled
     assert merge_completed(decoupled, {}).model_transaction_policy.decoupled
@@ -75,6 +75,6 @@ def test_the_transaction_policy_is_taken_over_if_there_is_one() -> None:
     ).model_transaction_policy.decoupled
 
 
-def test_a_mistake_in_the_completed_configuration_is_named() -> None:
+def test_an_error_in_the_completed_configuration_names_the_field() -> None:
     with pytest.raises(HostError, match="unknown field 'inputs' in ModelConfig, did you mean"):
         merge_completed(config(""), {"inputs": []})

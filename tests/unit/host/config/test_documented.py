@@ -1,4 +1,4 @@
-"""The page about every field of a configuration, compared with the fields that there are."""
+"""Compares docs/reference/configuration.md with the fields of the schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATUSES = {name: status for names, status, _ in ROWS for name in re.findall(r"`
 
 
 def fields(message: Any, path: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
-    """The paths of all fields; a message that is used in several places counts in the first."""
+    """The paths of all fields. A message that is used in several places is listed in the first."""
     for field in message.fields:
         name = f"{path}{field.name}"
         yield name
@@ -41,7 +41,7 @@ SAME = {
         "optimization.execution_accelerators.gpu_execution_accelerator."
     ),
 }
-"""Places of one message: the page has its fields once."""
+"""Places with the same message: the page lists its fields once."""
 
 
 def documented(name: str) -> str:
@@ -53,16 +53,16 @@ def documented(name: str) -> str:
 FIELDS = list(fields(new_config().DESCRIPTOR))
 
 
-def test_the_page_names_every_field_and_no_other() -> None:
+def test_the_page_lists_exactly_the_fields_of_the_schema() -> None:
     assert {documented(name) for name in FIELDS} == set(STATUSES)
 
 
-def test_a_field_is_named_once() -> None:
+def test_each_field_is_listed_once() -> None:
     named = [name for names, _, _ in ROWS for name in re.findall(r"`([\w.]+)`", names)]
     assert len(named) == len(set(named))
 
 
-def test_what_is_not_honoured_has_a_reason() -> None:
+def test_every_field_that_is_not_honoured_has_a_reason() -> None:
     assert all(reason.strip() for _, status, reason in ROWS if status != "honoured")
 
 
@@ -102,7 +102,7 @@ REFUSED = {
 }
 
 
-def test_there_is_a_sample_of_everything_that_is_refused() -> None:
+def test_every_refused_field_has_a_sample() -> None:
     refused = [
         n
         for n, status, why in ROWS
@@ -112,7 +112,7 @@ def test_there_is_a_sample_of_everything_that_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_field_documented_as_refused_is_refused(tmp_path: Path, name: str) -> None:
     text, reason = REFUSED[name]
     with pytest.raises(HostError) as caught:
         read(tmp_path, text)
@@ -152,7 +152,7 @@ optimization {
 """
 
 
-def test_what_is_without_effect_is_accepted_and_shown(tmp_path: Path) -> None:
+def test_fields_without_effect_are_accepted_and_printed(tmp_path: Path) -> None:
     asked = parse_pbtxt(WITHOUT_EFFECT, "config.pbtxt")
     shown = read(tmp_path, WITHOUT_EFFECT)
     for name in ("cc_model_filenames", "model_operations", "input", "optimization"):
@@ -178,13 +178,13 @@ def given(message: Any, path: str = "") -> Iterator[str]:
                 yield from given(part, f"{name}.")
 
 
-def test_the_sample_has_everything_that_is_without_effect() -> None:
+def test_the_sample_has_every_field_without_effect() -> None:
     asked = {documented(name) for name in given(parse_pbtxt(WITHOUT_EFFECT, "config.pbtxt"))}
     idle = {name for name, status in STATUSES.items() if status == "without effect"}
-    # Their only values are defaults, which are not among what is set.
+    # Their only values are defaults, so they are never among the fields that are set.
     unseen = {name for name in idle if name.endswith(".enable")}
     unseen.add("instance_group.secondary_devices.kind")
-    unseen.add("ensemble_scheduling.step.model_namespace")  # the sample is no ensemble
+    unseen.add("ensemble_scheduling.step.model_namespace")  # the sample is not an ensemble
     assert idle - unseen <= asked
 
 
@@ -231,7 +231,7 @@ TESTS_OF_FIELDS = {
             "optimization.cuda.graph_spec"
         ),
     },
-    "test_placed_libraries.py": {
+    "test_accelerators.py": {
         "test_a_secondary_device_is_the_dla_core_of_tensorrt": "instance_group.secondary_devices",
         "test_gpu_accelerators_come_before_cuda_and_the_cpu": (
             "optimization.execution_accelerators"
@@ -243,15 +243,15 @@ TESTS_OF_FIELDS = {
             " optimization.execution_accelerators.cpu_execution_accelerator"
         ),
     },
-    "test_metrics.py": {"test_tags_of_a_model_are_labels_of_its_series": "metric_tags"},
+    "test_metrics.py": {"test_metric_tags_become_labels_of_the_models_series": "metric_tags"},
     "test_latency.py": {
-        "test_a_model_may_choose_the_buckets_of_its_first_responses": "model_metrics",
+        "test_a_model_may_set_the_buckets_of_the_first_response_histogram": "model_metrics",
     },
     "test_streams.py": {
         "test_a_model_sends_any_number_of_responses": "model_transaction_policy",
     },
     "test_agents.py": {"test_a_file_that_has_changed_is_not_loaded": "model_repository_agents"},
-    "test_cache.py": {"test_the_same_request_is_not_run_again": "response_cache"},
+    "test_cache.py": {"test_an_equal_request_is_answered_from_the_cache": "response_cache"},
     "test_signature.py": {
         "test_optional_input_may_be_left_out_or_given": "input.optional",
         "test_input_reaches_the_model_reshaped_and_the_clients_tensor_is_untouched": (
@@ -345,7 +345,7 @@ TESTS_OF_FIELDS = {
         "test_a_group_may_name_its_policy": "instance_group.host_policy",
     },
 }
-"""Tests that would fail if a field had no effect: fields, which stand for those in them as well."""
+"""Tests that fail if a field has no effect, with the fields. A field covers the fields in it."""
 
 
 def fields_with_tests() -> set[str]:
@@ -358,7 +358,7 @@ def fields_with_tests() -> set[str]:
 
 
 @pytest.mark.parametrize("file", sorted(TESTS_OF_FIELDS))
-def test_the_tests_of_honoured_fields_exist(file: str) -> None:
+def test_listed_tests_of_honoured_fields_exist(file: str) -> None:
     text = "".join(path.read_text() for path in (ROOT / "tests").rglob(file))
     for test in TESTS_OF_FIELDS[file]:
         assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), test

@@ -33,26 +33,26 @@ def names(text: str, gpus: Sequence[int] = ()) -> list[str]:
     return [spec.name for spec in instance_specs(groups(text, gpus))]
 
 
-def test_a_model_without_groups_gets_one_of_its_own_name() -> None:
+def test_a_model_without_groups_gets_one_with_the_models_name() -> None:
     assert instance_specs(groups("")) == [InstanceSpec("m_0", "CPU", 0, 0)]
 
 
-def test_groups_without_name_are_numbered_and_so_are_their_instances() -> None:
+def test_groups_without_names_and_instances_are_numbered() -> None:
     assert names("instance_group { count: 2 } instance_group {}") == ["m_0_0", "m_0_1", "m_1_0"]
     assert names('instance_group { name: "g" count: 2 }') == ["g_0", "g_1"]
 
 
-def test_a_count_below_one_is_unset() -> None:
+def test_a_count_below_one_means_the_default() -> None:
     assert names("instance_group { count: 0 } instance_group { count: -1 }") == ["m_0_0", "m_1_0"]
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "onnxruntime"])
-def test_some_backends_run_twice_on_a_cpu(backend: str) -> None:
+def test_some_backends_default_to_two_cpu_instances(backend: str) -> None:
     assert groups(f'backend: "{backend}"').instance_group[0].count == 2
     assert groups(f'backend: "{backend}"', gpus=[0]).instance_group[0].count == 1
 
 
-def test_an_automatic_kind_follows_the_gpus_there_are() -> None:
+def test_kind_auto_becomes_gpu_only_if_all_its_gpus_are_usable() -> None:
     text = "instance_group { gpus: 1 } instance_group {} instance_group { gpus: 7 }"
     kinds = [group["kind"] for group in to_dict(groups(text, gpus=[0, 1]))["instance_group"]]
     assert kinds == ["KIND_GPU", "KIND_GPU", "KIND_CPU"]
@@ -70,7 +70,7 @@ def test_gpus_of_a_group_share_the_names_of_its_instances() -> None:
     ]
 
 
-def test_the_model_kind_and_passivity_are_passed_on() -> None:
+def test_kind_model_and_passive_are_in_the_instance_specs() -> None:
     specs = instance_specs(
         groups("instance_group {} instance_group { kind: KIND_MODEL passive: true }")
     )
@@ -132,21 +132,21 @@ def test_an_ensemble_has_no_groups() -> None:
         ),
     ],
 )
-def test_an_impossible_group_is_found(
+def test_an_invalid_group_is_reported(
     text: str, gpus: list[int], expected: str, field: str
 ) -> None:
     found = finding(f"instance_group {{ {text} }}", gpus)
     assert found == Finding(expected, f"instance_group[0].{field}", advice=found.advice)
 
 
-def test_the_least_capability_is_named() -> None:
+def test_the_error_names_the_minimum_compute_capability() -> None:
     config = groups("instance_group { kind: KIND_GPU gpus: 5 }", [0])
     found = next(check_instance_groups(config, [0], 7.5))
     assert "CUDA compute compatibility of 7.500000 are: 0" in found.text
 
 
 @pytest.mark.parametrize("profile", ["-1", "x", ""])
-def test_a_profile_is_a_number(profile: str) -> None:
+def test_a_profile_must_be_a_number(profile: str) -> None:
     found = finding(f'platform: "tensorrt_plan" instance_group {{ profile: ["0", "{profile}"] }}')
     assert found.text == (
         "instance group m_0 of model m and platform tensorrt_plan specifies invalid profile "
@@ -154,7 +154,7 @@ def test_a_profile_is_a_number(profile: str) -> None:
     )
 
 
-def test_the_platform_of_a_model_without_tensorrt_runs_into_the_next_word() -> None:
+def test_the_error_about_profiles_lacks_a_space_as_in_triton() -> None:
     found = finding('platform: "p" instance_group { profile: "1" }')
     assert found.text == (
         "instance group m_0 of model m and platform pspecifies profile field which is only "
@@ -162,7 +162,7 @@ def test_the_platform_of_a_model_without_tensorrt_runs_into_the_next_word() -> N
     )
 
 
-def test_unnormalised_groups_are_found() -> None:
+def test_groups_that_are_not_normalised_are_reported() -> None:
     config = parse_pbtxt('name: "m"', "c")
     assert next(check_instance_groups(config)).text == (
         "must specify one or more 'instance group's for m"

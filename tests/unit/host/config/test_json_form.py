@@ -1,4 +1,4 @@
-"""The JSON form: what is printed in which order, and what is read back."""
+"""The JSON form: what is printed in which order, and what is accepted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from host.config.defaults import normalise_config
 from host.config.instance_groups import normalise_instance_groups
 from host.config.json_form import from_json, to_dict, to_json
-from host.config.normalise import normalise_config
 from host.config.pbtxt import parse_pbtxt, to_pbtxt
 from host.config.schema import INTEGER_RANGES, Field, field_kind, is_map, new_config
 from host.errors import ErrorCode, HostError
@@ -35,7 +35,7 @@ def test_the_default_model_prints_as_documented() -> None:
     assert to_json(config) == DEFAULT_MODEL
 
 
-def test_a_dynamic_batcher_stands_between_optimization_and_instance_groups() -> None:
+def test_dynamic_batching_is_printed_between_optimization_and_instance_groups() -> None:
     config = parse_pbtxt("max_batch_size: 4 dynamic_batching {}", "c")
     normalise_config(config)
     form = to_dict(config)
@@ -48,7 +48,7 @@ def test_a_dynamic_batcher_stands_between_optimization_and_instance_groups() -> 
     )
 
 
-def test_a_tensor_prints_all_its_settings_and_reshape_only_when_given() -> None:
+def test_a_tensor_prints_all_settings_but_reshape_only_if_it_is_set() -> None:
     text = 'input { name: "a" data_type: TYPE_FP32 dims: [-1, 3] }'
     text += ' output { name: "b" reshape { shape: [] } }'
     form = to_dict(parse_pbtxt(text, "c"))
@@ -63,7 +63,7 @@ def test_a_tensor_prints_all_its_settings_and_reshape_only_when_given() -> None:
     )
 
 
-def test_the_chosen_member_of_a_choice_is_printed_even_if_false() -> None:
+def test_the_set_member_of_a_oneof_is_printed_even_if_false() -> None:
     config = parse_pbtxt(
         "sequence_batching { state { initial_state { zero_data: false } initial_state {} } }", "c"
     )
@@ -74,7 +74,7 @@ def test_the_chosen_member_of_a_choice_is_printed_even_if_false() -> None:
     ]
 
 
-def test_64_bit_fields_are_numbers_but_for_those_that_clients_know_as_strings() -> None:
+def test_64_bit_fields_are_numbers_except_those_that_triton_prints_as_strings() -> None:
     config = parse_pbtxt(
         """
         version_policy { specific { versions: 9007199254740993 } }
@@ -110,7 +110,7 @@ def test_keys_of_a_map_are_strings_and_sorted() -> None:
     assert form["default_queue_policy"]["default_timeout_microseconds"] == 5
 
 
-def test_numbers_are_as_short_as_they_can_be() -> None:
+def test_numbers_are_printed_with_as_few_digits_as_possible() -> None:
     config = parse_pbtxt(
         "sequence_batching { direct { minimum_slot_utilization: 0.1 } } model_metrics { "
         "metric_control { histogram_options { buckets: [0.1, inf] } } }",
@@ -122,8 +122,8 @@ def test_numbers_are_as_short_as_they_can_be() -> None:
     assert options["buckets"] == [0.1, "Infinity"]
 
 
-def test_whole_numbers_have_no_fraction() -> None:
-    """As in Triton's: a model may compare the text."""
+def test_whole_numbers_are_printed_without_a_fraction() -> None:
+    """The text equals Triton's, because a model may compare it."""
     config = parse_pbtxt(
         "sequence_batching { direct {} control_input { name: 's' control "
         "{ kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 2] } } } model_metrics { "
@@ -136,7 +136,7 @@ def test_whole_numbers_have_no_fraction() -> None:
     assert '"buckets":[-3,-0.0,1000000000000000.0,1e+20]' in text
 
 
-def test_json_is_read_in_any_spelling_that_protobuf_allows() -> None:
+def test_json_accepts_every_spelling_that_protobuf_allows() -> None:
     config = from_json(
         '{"name":"m","maxBatchSize":"4","input":[{"name":"a","data_type":"type_fp32",'
         '"dims":["-1",3]}],"instance_group":[{"kind":"Kind_Cpu"},{"kind":2}],'
@@ -159,12 +159,12 @@ def test_json_is_read_in_any_spelling_that_protobuf_allows() -> None:
 @pytest.mark.parametrize(
     "value", ["plain", "it's", 'say "x"', """it's "x" """, "a\\b", "", "{': 1"]
 )
-def test_json_is_read_from_the_text_of_a_python_dict(value: str) -> None:
+def test_json_accepts_the_text_of_a_python_dict(value: str) -> None:
     config = {"name": "m", "parameters": {"k": {"string_value": value}}, "max_batch_size": 4}
     assert from_json(str(config)) == from_json(config)
 
 
-def test_a_text_of_python_that_is_not_json_is_refused_where_it_is_not() -> None:
+def test_python_literals_that_are_not_json_are_refused_with_their_position() -> None:
     with pytest.raises(HostError) as caught:
         from_json(str({"name": "m", "dynamic_batching": None}))
     assert caught.value.message == (
@@ -174,7 +174,7 @@ def test_a_text_of_python_that_is_not_json_is_refused_where_it_is_not() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "\\", "'"])
-def test_quotes_without_an_end_are_refused_at_once(end: str) -> None:
+def test_unclosed_quotes_are_refused_in_linear_time(end: str) -> None:
     with pytest.raises(HostError, match="failed to parse model configuration JSON"):
         from_json("{'" + '\\"' * 500_000 + end)
 
@@ -221,7 +221,7 @@ def test_quotes_without_an_end_are_refused_at_once(end: str) -> None:
         ("[]", "model configuration must be a JSON object, got []"),
     ],
 )
-def test_a_mistake_in_json_is_named(form: str, expected: str) -> None:
+def test_an_error_in_json_names_the_field(form: str, expected: str) -> None:
     with pytest.raises(HostError) as caught:
         from_json(form)
     assert caught.value.code is ErrorCode.INVALID_ARG
@@ -280,7 +280,7 @@ def contents(field: Field) -> st.SearchStrategy[Any]:
 
 @st.composite
 def messages(draw: st.DrawFn, descriptor: Any) -> Any:
-    """A dictionary from field name to value, one member at most of every choice."""
+    """A dictionary from field name to value, with at most one member of every oneof."""
     names = [field.name for field in descriptor.fields]
     chosen = draw(st.sets(st.sampled_from(names), max_size=4)) if names else set()
     taken: set[str] = set()
@@ -316,7 +316,7 @@ def fill(message: Any, content: dict[str, Any]) -> Any:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(messages(new_config().DESCRIPTOR))
-def test_a_configuration_survives_text_and_json(content: dict[str, Any]) -> None:
+def test_conversion_to_text_and_json_and_back_loses_nothing(content: dict[str, Any]) -> None:
     config = fill(new_config(), content)
     read = parse_pbtxt(to_pbtxt(config), "config.pbtxt")
     assert read == config

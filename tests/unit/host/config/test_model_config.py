@@ -1,4 +1,4 @@
-"""From a model directory to the configuration the model is served with."""
+"""Loading a configuration from a model directory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_model_without_a_file_gets_the_default_configuration(model: Path) -> N
     assert instance_specs(config) == [InstanceSpec("m_0", "CPU", 0, 0)]
 
 
-def test_strict_mode_demands_a_file(model: Path) -> None:
+def test_strict_mode_requires_a_file(model: Path) -> None:
     with pytest.raises(HostError) as caught:
         load_config(model, strict=True)
     assert caught.value.code is ErrorCode.INTERNAL
@@ -62,7 +62,7 @@ def test_strict_mode_demands_a_file(model: Path) -> None:
     )
 
 
-def test_strict_mode_still_fills_in_what_needs_no_model(model: Path) -> None:
+def test_strict_mode_still_fills_in_defaults(model: Path) -> None:
     config = complete_config(configured(model, TENSORS, strict=True))
     assert (config.name, config.backend, config.default_model_filename) == (
         "m",
@@ -84,7 +84,7 @@ def test_tensors_are_checked_at_once_only_in_strict_mode(model: Path) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_file_that_cannot_be_read_is_never_taken_for_missing(model: Path, strict: bool) -> None:
+def test_an_unreadable_file_is_an_error_and_not_a_missing_file(model: Path, strict: bool) -> None:
     (model / "config.pbtxt").mkdir()
     with pytest.raises(HostError) as caught:
         load_config(model, strict=strict)
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_read_is_never_taken_for_missing(model: Path, stri
     )
 
 
-def test_a_file_that_is_not_utf_8_is_no_configuration(model: Path) -> None:
+def test_a_file_that_is_not_utf_8_is_refused(model: Path) -> None:
     (model / "config.pbtxt").write_bytes(b'name: "\xff"')
     with pytest.raises(HostError) as caught:
         load_config(model, strict=False)
@@ -125,7 +125,7 @@ def test_an_override_replaces_the_file(model: Path) -> None:
     assert loaded.config.backend == "python"
 
 
-def test_a_broken_override_is_called_one(model: Path) -> None:
+def test_an_invalid_override_is_named_in_the_error(model: Path) -> None:
     with pytest.raises(HostError) as caught:
         load_config(model, strict=False, override='{"maxbatch":3}')
     assert caught.value.message.startswith(
@@ -133,7 +133,7 @@ def test_a_broken_override_is_called_one(model: Path) -> None:
     )
 
 
-def test_a_model_is_called_like_its_directory(model: Path) -> None:
+def test_a_model_must_be_named_like_its_directory(model: Path) -> None:
     error = refusal(model, '\nname: "other"')
     assert error.code is ErrorCode.INVALID_ARG
     assert error.message == (
@@ -144,7 +144,7 @@ def test_a_model_is_called_like_its_directory(model: Path) -> None:
 
 
 @pytest.mark.parametrize("character", ";|&$`<>()[]{}\\\"'*?~#!")
-def test_shell_characters_are_no_part_of_a_name(tmp_path: Path, character: str) -> None:
+def test_shell_characters_in_a_model_name_are_refused(tmp_path: Path, character: str) -> None:
     directory = tmp_path / f"m{character}"
     directory.mkdir()
     with pytest.raises(HostError) as caught:
@@ -153,7 +153,7 @@ def test_shell_characters_are_no_part_of_a_name(tmp_path: Path, character: str) 
     assert caught.value.message == "Invalid stub name: contains invalid characters"
 
 
-def test_shell_characters_are_no_part_of_the_name_of_an_instance(model: Path) -> None:
+def test_shell_characters_in_an_instance_name_are_refused(model: Path) -> None:
     error = refusal(model, 'instance_group { name: "g;h" }')
     assert error.message == (
         "Invalid stub name: contains invalid characters"
@@ -168,8 +168,8 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
     assert caught.value.message == (
         "instance group m_0 of model m has kind KIND_GPU but server does not support GPUs"
         f" ({model}/config.pbtxt:1:18, field 'instance_group[0].kind'); set KIND_CPU, or KIND_AUTO"
-        " for a GPU where there is one; or start the server where NVIDIA's driver shows it a GPU"
-        " that is good enough"
+        " to use a GPU only if there is one; or start the server on a machine with a GPU of the"
+        " required compute capability and NVIDIA's driver"
     )
     with pytest.raises(HostError):
         complete_config(loaded)
@@ -186,17 +186,17 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(model: Path, text: str, field: str) -> None:
+def test_an_unsupported_setting_is_refused(model: Path, text: str, field: str) -> None:
     error = refusal(model, text)
     assert error.code is ErrorCode.UNSUPPORTED
     assert error.message.startswith("model 'm' cannot be loaded: ")
     assert f"remove '{field}' from its configuration ({model}/config.pbtxt:1:" in error.message
 
 
-def test_a_model_may_not_complete_itself_with_what_is_refused(model: Path) -> None:
+def test_a_model_cannot_complete_itself_with_an_unsupported_setting(model: Path) -> None:
     loaded = load_config(model, strict=False)
     loaded.config.batch_output.add(target_name=["o"], source_input=["i"])
-    with pytest.raises(HostError, match="the responses of a decoupled model are not made of"):
+    with pytest.raises(HostError, match="the responses of a decoupled model do not form a batch"):
         complete_config(
             loaded,
             {
@@ -207,7 +207,7 @@ def test_a_model_may_not_complete_itself_with_what_is_refused(model: Path) -> No
         )
 
 
-def test_other_backends_are_looked_for_later(model: Path) -> None:
+def test_unknown_backends_are_accepted_here_and_looked_up_later(model: Path) -> None:
     assert configured(model, 'backend: "own" runtime: "model.py"').config.backend == "own"
 
 
@@ -219,7 +219,7 @@ def test_settings_without_effect_are_accepted(model: Path) -> None:
     )
 
 
-def test_a_complaint_about_a_completed_tensor_does_not_point_into_the_file(model: Path) -> None:
+def test_an_error_about_a_completed_tensor_has_no_position_in_the_file(model: Path) -> None:
     loaded = configured(model, TENSORS)
     with pytest.raises(HostError) as caught:
         complete_config(loaded, {"input": [{"name": "i", "data_type": "TYPE_FP32"}]})
@@ -228,18 +228,18 @@ def test_a_complaint_about_a_completed_tensor_does_not_point_into_the_file(model
     )
 
 
-def test_finishing_leaves_the_loaded_configuration_as_it_was(model: Path) -> None:
+def test_completing_does_not_change_the_loaded_configuration(model: Path) -> None:
     loaded = configured(model, "max_batch_size: 2")
     assert complete_config(loaded, {"max_batch_size": 4}).max_batch_size == 4
     assert complete_config(loaded).max_batch_size == 2
 
 
-def test_a_dangling_link_is_a_missing_file(model: Path) -> None:
+def test_a_dangling_link_counts_as_a_missing_file(model: Path) -> None:
     os.symlink(model / "nowhere", model / "config.pbtxt")
     assert load_config(model, strict=False).source is None
 
 
-def test_a_name_to_load_is_trimmed() -> None:
+def test_the_name_in_a_load_request_is_trimmed() -> None:
     assert checked_load_name("  m ") == "m"
 
 
@@ -258,7 +258,7 @@ def test_a_name_to_load_is_trimmed() -> None:
         ),
     ],
 )
-def test_a_name_to_load_stays_in_its_repository(name: str, expected: str) -> None:
+def test_the_name_in_a_load_request_cannot_leave_the_repository(name: str, expected: str) -> None:
     with pytest.raises(HostError) as caught:
         checked_load_name(name)
     assert caught.value.code is ErrorCode.INVALID_ARG
@@ -281,7 +281,7 @@ def test_every_setting_of_the_dynamic_batcher_is_honoured(model: Path, text: str
     )
 
 
-def test_a_wrong_choice_about_input_memory_is_refused(model: Path) -> None:
+def test_an_invalid_value_for_input_memory_is_refused(model: Path) -> None:
     key = "FORCE_CPU_ONLY_INPUT_TENSORS"
     error = refusal(model, f'parameters {{ key: "{key}" value {{ string_value: "maybe" }} }}')
     assert error.code is ErrorCode.UNSUPPORTED

@@ -1,4 +1,4 @@
-"""Reading config.pbtxt: what is accepted, what is complained about, and where."""
+"""Reading config.pbtxt: accepted texts, and errors with their positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from host.config.pbtxt import parse_pbtxt, parse_pbtxt_with_source, to_pbtxt
 from host.errors import ErrorCode, HostError
 
 
-def complaint(text: str) -> str:
+def error_text(text: str) -> str:
     with pytest.raises(HostError) as caught:
         parse_pbtxt(text, "models/m/config.pbtxt")
     assert caught.value.code is ErrorCode.INTERNAL
@@ -43,7 +43,7 @@ def test_every_spelling_of_the_text_format_is_accepted() -> None:
     assert config.parameters["k"].string_value == "last"
 
 
-def test_windows_line_ends_are_white_space() -> None:
+def test_windows_line_endings_are_accepted() -> None:
     config = parse_pbtxt('name: "m" # c\r\nmax_batch_size: 2\r\n', "config.pbtxt")
     assert (config.name, config.max_batch_size) == ("m", 2)
 
@@ -78,10 +78,10 @@ def test_an_empty_text_is_an_empty_configuration() -> None:
         ),
     ],
 )
-def test_an_unknown_field_is_named_with_its_message_and_the_likely_meaning(
+def test_an_unknown_field_is_reported_with_its_message_and_a_suggestion(
     text: str, expected: str
 ) -> None:
-    assert complaint(text) == expected
+    assert error_text(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,18 +95,18 @@ def test_an_unknown_field_is_named_with_its_message_and_the_likely_meaning(
         ("99", ""),
     ],
 )
-def test_a_broken_enum_value_is_answered_with_the_values_there_are(
+def test_an_invalid_enum_value_is_reported_with_the_valid_values(
     kind: str, suggestion: str
 ) -> None:
-    assert complaint(f"instance_group {{ kind: {kind} }}") == (
+    assert error_text(f"instance_group {{ kind: {kind} }}") == (
         "line 1, column 24: field 'instance_group[0].kind' of ModelInstanceGroup: expected one of "
         f"KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL, got {kind!r}{suggestion}"
     )
 
 
 @pytest.mark.parametrize("written", ["BYTES", "TYPE_BYTES", "string"])
-def test_the_wire_name_of_strings_is_recognised(written: str) -> None:
-    assert complaint(f"input {{ data_type: {written} }}").endswith("did you mean 'TYPE_STRING'?")
+def test_type_bytes_gets_the_suggestion_type_string(written: str) -> None:
+    assert error_text(f"input {{ data_type: {written} }}").endswith("did you mean 'TYPE_STRING'?")
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_the_wire_name_of_strings_is_recognised(written: str) -> None:
         ),
     ],
 )
-def test_a_template_variable_that_was_left_over_is_named(text: str, expected: str) -> None:
-    assert complaint(text).startswith(expected)
+def test_a_template_variable_that_was_not_replaced_is_reported(text: str, expected: str) -> None:
+    assert error_text(text).startswith(expected)
 
 
-def test_a_dollar_inside_a_string_is_the_models_own_business() -> None:
+def test_a_dollar_sign_inside_a_string_is_accepted() -> None:
     text = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$DIR/${env}.tar" } }'
     config = parse_pbtxt(text, "config.pbtxt")
     assert config.parameters["EXECUTION_ENV_PATH"].string_value == "$$DIR/${env}.tar"
@@ -243,19 +243,19 @@ def test_a_dollar_inside_a_string_is_the_models_own_business() -> None:
         ),
     ],
 )
-def test_a_syntax_error_says_where_which_field_and_what_was_expected(
+def test_a_syntax_error_has_the_position_the_field_and_the_expected_token(
     text: str, expected: str
 ) -> None:
-    assert complaint(text) == expected
+    assert error_text(text) == expected
 
 
 def test_the_old_name_of_a_field_is_an_unknown_field() -> None:
-    assert "unknown field 'generative_sequence' in ModelSequenceBatching" in complaint(
+    assert "unknown field 'generative_sequence' in ModelSequenceBatching" in error_text(
         "sequence_batching { generative_sequence: true }"
     )
 
 
-def test_every_field_can_be_found_again() -> None:
+def test_every_field_has_its_position() -> None:
     _, source = parse_pbtxt_with_source(
         """name: "m"
 input [ { name: "a" dims: [1, 2] },
@@ -277,7 +277,7 @@ dynamic_batching { priority_queue_policy { key: 3 value { } } }
     assert source.position("dynamic_batching.priority_queue_policy[3]") == (6, 20)
 
 
-def test_a_field_that_was_left_out_is_looked_for_where_it_would_be() -> None:
+def test_a_missing_field_has_the_position_of_its_parent() -> None:
     _, source = parse_pbtxt_with_source('input { name: "a" }', "config.pbtxt")
     assert (
         source.format_location("input[0].dims[2]")
@@ -286,13 +286,13 @@ def test_a_field_that_was_left_out_is_looked_for_where_it_would_be() -> None:
     assert source.format_location("output[0].dims") == " (config.pbtxt, field 'output[0].dims')"
 
 
-def test_a_field_that_changed_since_no_longer_points_into_the_file() -> None:
+def test_a_changed_field_has_no_position() -> None:
     _, source = parse_pbtxt_with_source('input { name: "a" }\nname: "m"', "config.pbtxt")
     assert source.without_fields(["input"]).position("input[0].name") is None
     assert source.without_fields(["input"]).position("name") == (2, 1)
 
 
-def test_a_configuration_is_written_in_the_order_of_its_schema() -> None:
+def test_a_configuration_is_printed_in_the_order_of_the_schema() -> None:
     text = 'max_batch_size: 4 backend: "python" name: "m"'
     assert to_pbtxt(parse_pbtxt(text, "c")) == 'name: "m"\nbackend: "python"\nmax_batch_size: 4\n'
 
@@ -301,6 +301,6 @@ def test_a_configuration_is_written_in_the_order_of_its_schema() -> None:
     ("written", "meant"),
     [("TYPE_FLOAT", "TYPE_FP32"), ("TYPE_BYTES", "TYPE_STRING"), ("double", "TYPE_FP64")],
 )
-def test_a_data_type_by_another_name_is_recognised(written: str, meant: str) -> None:
+def test_another_name_of_a_data_type_gets_a_suggestion(written: str, meant: str) -> None:
     with pytest.raises(HostError, match=f"did you mean '{meant}'"):
         parse_pbtxt(f"input {{ data_type: {written} }}", "config.pbtxt")

@@ -1,4 +1,4 @@
-"""Every documented complaint about a configuration, with its exact text and its field."""
+"""Every documented error of a configuration, with its exact text and its field."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from host.config.defaults import normalise_config
 from host.config.findings import raise_first
-from host.config.normalise import normalise_config
 from host.config.pbtxt import parse_pbtxt, parse_pbtxt_with_source
 from host.config.validate import check_config, check_tensors
 from host.errors import ErrorCode, HostError
@@ -21,8 +21,8 @@ ALL_LISTS = "'int32_false_true', 'fp32_false_true' and 'bool_false_true'"
 DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
-def complaint(text: str) -> str:
-    """The text without its place, after checking that there is one."""
+def error_text(text: str) -> str:
+    """The text without its position, after checking that there is one."""
     config, source = parse_pbtxt_with_source(text, "models/m/config.pbtxt")
     with pytest.raises(HostError) as placed:
         raise_first(check_config(config), source)
@@ -104,8 +104,8 @@ def control(*settings: str) -> str:
         ),
     ],
 )
-def test_the_model_itself(text: str, expected: str) -> None:
-    assert complaint(text) == expected
+def test_checks_of_names_platform_and_batch_size(text: str, expected: str) -> None:
+    assert error_text(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_the_model_itself(text: str, expected: str) -> None:
         ),
     ],
 )
-def test_dynamic_batching(settings: str, expected: str) -> None:
+def test_checks_of_dynamic_batching(settings: str, expected: str) -> None:
     text = f"{PYTHON} max_batch_size: 4 dynamic_batching {{ {settings} }}"
-    assert complaint(text) == expected
+    assert error_text(text) == expected
 
 
 def test_delay_without_timeout_may_preserve_the_order() -> None:
@@ -243,11 +243,11 @@ def test_delay_without_timeout_may_preserve_the_order() -> None:
         ),
     ],
 )
-def test_sequence_batching(text: str, expected: str) -> None:
-    assert complaint(text) == expected
+def test_checks_of_sequence_batching(text: str, expected: str) -> None:
+    assert error_text(text) == expected
 
 
-def test_one_control_tensor_may_carry_several_kinds() -> None:
+def test_one_control_tensor_may_have_several_kinds() -> None:
     accepted(
         PYTHON
         + 'sequence_batching { control_input { name: "c" control { int32_false_true: [0, 1] }'
@@ -341,8 +341,8 @@ def ensemble(inputs: str, outputs: str, *steps: str) -> str:
         ),
     ],
 )
-def test_ensembles(text: str, expected: str) -> None:
-    assert complaint(text) == expected
+def test_checks_of_ensembles(text: str, expected: str) -> None:
+    assert error_text(text) == expected
 
 
 def test_a_complete_ensemble_is_accepted() -> None:
@@ -378,20 +378,20 @@ def tensor(settings: str, which: str = "input") -> str:
         ),
     ],
 )
-def test_tensors(which: str, settings: str, expected: str) -> None:
-    assert complaint(tensor(settings, which)) == f"model {which} 't' {expected} for m"
+def test_checks_of_inputs_and_outputs(which: str, settings: str, expected: str) -> None:
+    assert error_text(tensor(settings, which)) == f"model {which} 't' {expected} for m"
 
 
 def test_an_empty_reshape_has_one_element() -> None:
-    assert complaint(tensor("dims: 2 reshape {}") + "max_batch_size: 1") == (
+    assert error_text(tensor("dims: 2 reshape {}") + "max_batch_size: 1") == (
         "model input 't' has different size for dims and reshape for m"
     )
 
 
 @pytest.mark.parametrize("which", ["input", "output"])
 def test_a_tensor_needs_a_name_and_a_type(which: str) -> None:
-    assert complaint(f"{PYTHON} {which} {{ }}") == f"model {which} must specify 'name' for m"
-    assert complaint(f'{PYTHON} {which} {{ name: "t" }}') == (
+    assert error_text(f"{PYTHON} {which} {{ }}") == f"model {which} must specify 'name' for m"
+    assert error_text(f'{PYTHON} {which} {{ name: "t" }}') == (
         f"model {which} 't' must specify 'data_type' for m"
     )
 
@@ -411,8 +411,8 @@ def test_a_tensor_needs_a_name_and_a_type(which: str) -> None:
         ),
     ],
 )
-def test_special_tensors(which: str, settings: str, expected: str) -> None:
-    assert complaint(tensor(settings, which)) == f"{expected} for m"
+def test_checks_of_tensorrt_tensor_settings(which: str, settings: str, expected: str) -> None:
+    assert error_text(tensor(settings, which)) == f"{expected} for m"
 
 
 @pytest.mark.parametrize("which", ["input", "output"])
@@ -421,13 +421,13 @@ def test_non_linear_formats_need_three_dimensions(which: str) -> None:
         f'name: "m" backend: "tensorrt" platform: "tensorrt_plan" {which} {{ name: "t" '
         "data_type: TYPE_FP32 dims: 1 is_shape_tensor: true is_non_linear_format_io: true }"
     )
-    assert complaint(text) == f"Non-linear IO format {which} requires 3 dims for m"
+    assert error_text(text) == f"Non-linear IO format {which} requires 3 dims for m"
 
 
 @pytest.mark.parametrize("form", ["FORMAT_NHWC", "FORMAT_NCHW"])
 def test_image_formats_need_three_dimensions(form: str) -> None:
     expected = "model input NHWC/NCHW require 3 dims for m"
-    assert complaint(tensor(f"format: {form} dims: [1, 2]")) == expected
+    assert error_text(tensor(f"format: {form} dims: [1, 2]")) == expected
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_image_formats_need_three_dimensions(form: str) -> None:
         "dims: [3, 4, 5] format: FORMAT_NHWC",
     ],
 )
-def test_ordinary_tensors_are_accepted(settings: str) -> None:
+def test_valid_tensors_are_accepted(settings: str) -> None:
     accepted(tensor(settings) + " max_batch_size: 2")
 
 
@@ -481,11 +481,11 @@ TENSORS = PYTHON + (
         ),
     ],
 )
-def test_batch_tensors(text: str, expected: str) -> None:
-    assert complaint(TENSORS + text) == f"{expected} for m"
+def test_checks_of_batch_inputs_and_outputs(text: str, expected: str) -> None:
+    assert error_text(TENSORS + text) == f"{expected} for m"
 
 
-def test_two_batch_outputs_may_share_a_target() -> None:
+def test_two_batch_outputs_may_have_the_same_target() -> None:
     accepted(TENSORS + 2 * 'batch_output { source_input: "i" target_name: "o" } ')
 
 
@@ -496,7 +496,7 @@ def test_a_default_python_model_is_valid() -> None:
     raise_first(check_tensors(config), None)
 
 
-def test_a_metric_that_cannot_be_customised_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_that_cannot_be_customised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     config = parse_pbtxt(
         PYTHON + 'model_metrics { metric_control { metric_identifier { family: "f" } '
         "histogram_options { buckets: 1 } } }",
@@ -523,7 +523,7 @@ def test_a_metric_that_cannot_be_customised_is_reported(caplog: pytest.LogCaptur
          "5:2, field 'input[0].dims[1]'"),
     ],
 )  # fmt: skip
-def test_a_complaint_ends_in_the_place_of_its_field(text: str, place: str) -> None:
+def test_an_error_ends_with_the_position_of_its_field(text: str, place: str) -> None:
     config, source = parse_pbtxt_with_source(
         f'name: "m"\nbackend: "python"\n{text}', "p/config.pbtxt"
     )

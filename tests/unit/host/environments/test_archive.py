@@ -1,4 +1,4 @@
-"""Archives are unpacked below their folder or not at all."""
+"""Unpacking archives: files are written only below the target folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hardlink(name: str, target: str) -> bytes:
 
 
 class Place:
-    """A folder to unpack into, beside one that nobody may touch."""
+    """A folder to unpack into, beside a folder that must not change."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_an_environment_arrives_whole(place: Place, tmp_path: Path, mode: str) -> None:
+def test_an_environment_is_unpacked_completely(place: Place, tmp_path: Path, mode: str) -> None:
     source = tmp_path / "source"
     (source / "bin").mkdir(parents=True)
     (source / "bin" / "python3").write_text("#!/bin/sh\n")
@@ -96,13 +96,13 @@ def test_an_environment_arrives_whole(place: Place, tmp_path: Path, mode: str) -
     ]  # fmt: skip
     assert os.access(place.inside / "bin" / "python", os.X_OK)
     assert os.readlink(place.inside / "bin" / "python") == "python3"
-    # Compiled modules name the time of their source.
+    # Compiled modules contain the modification time of their source.
     assert (place.inside / "empty").stat().st_mtime == 1_600_000_000
     assert (place.inside / "lib").stat().st_mode & 0o700 == 0o700, "it could not be removed"
     assert (place.inside / "linked").stat().st_nlink == 2
 
 
-def test_a_link_may_lead_to_an_interpreter_elsewhere(place: Place) -> None:
+def test_a_symbolic_link_may_point_to_an_interpreter_elsewhere(place: Place) -> None:
     place.unpack(symlink("bin/python", "/usr/bin/python3"))
     assert os.readlink(place.inside / "bin" / "python") == "/usr/bin/python3"
 
@@ -132,21 +132,24 @@ def test_nothing_is_written_through_a_link(place: Place) -> None:
         assert place.refusal(link, through) == "Cannot extract through symlink way"
 
 
-def test_a_file_takes_the_place_of_a_link_and_does_not_follow_it(place: Place) -> None:
+def test_a_file_replaces_a_link_and_does_not_follow_it(place: Place) -> None:
     place.unpack(symlink("a", "../outside/a"), member("a", data=b"new"))
     assert place.untouched()
     assert (place.inside / "a").read_text() == "new"
 
 
-def test_a_link_to_a_link_is_a_link_and_not_what_it_leads_to(place: Place) -> None:
+def test_a_hard_link_to_a_symbolic_link_is_a_symbolic_link(place: Place) -> None:
     place.unpack(symlink("one", "../outside/a"), hardlink("two", "one"), member("two", data=b"new"))
     assert place.untouched()
 
 
 @pytest.mark.parametrize("target", ["../outside/a", "missing", "x/../../outside/a"])
-def test_a_hard_link_leads_to_another_member(place: Place, target: str) -> None:
+def test_a_hard_link_must_point_to_another_member(place: Place, target: str) -> None:
     text = place.refusal(hardlink("b", target))
-    assert text in (f"Path contains '..': {target}", "'b' links to 'missing', which it lacks")
+    assert text in (
+        f"Path contains '..': {target}",
+        "'b' links to 'missing', which is not in the archive",
+    )
 
 
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
@@ -154,29 +157,29 @@ def test_devices_and_pipes_are_refused(place: Place, kind: bytes) -> None:
     assert place.refusal(member("dev", kind)) == "'dev' is a device or a pipe"
 
 
-def test_a_file_is_no_folder(place: Place) -> None:
+def test_a_file_cannot_be_a_folder_too(place: Place) -> None:
     assert place.refusal(member("a"), member("a/b")) == "'a' is a file and a folder"
     assert place.refusal(folder("c"), member("c")) == "'c' is a folder and a file"
-    assert place.refusal(member("./")) == "'./' is no name of a file"
+    assert place.refusal(member("./")) == "'./' is not a valid file name"
 
 
-def test_what_is_too_large_is_refused_before_it_is_written(place: Place) -> None:
+def test_an_archive_over_the_limits_is_refused_before_it_is_written(place: Place) -> None:
     text = place.refusal(
         member("a", data=b"123"), member("b", data=b"123"), most_bytes=5, most_members=9
     )
-    assert text == "it holds more than 5 bytes in 9 files"
+    assert text == "it has more than 5 bytes in 9 files"
     assert place.found() == ["a"]
     text = place.refusal(folder("x"), folder("y"), folder("z"), most_bytes=5, most_members=2)
-    assert text == "it holds more than 5 bytes in 2 files"
+    assert text == "it has more than 5 bytes in 2 files"
 
 
-def test_what_is_cut_off_is_refused(place: Place) -> None:
-    with pytest.raises(BadArchive, match="it is no readable tar file: unexpected end of data"):
+def test_a_truncated_archive_is_refused(place: Place) -> None:
+    with pytest.raises(BadArchive, match="it is not a readable tar file: unexpected end of data"):
         place.unpack(member("a", data=b"x" * 5000)[:-2000], end=b"")
 
 
-def test_what_is_no_archive_is_refused(place: Place) -> None:
-    with pytest.raises(BadArchive, match="it is no readable tar file: "):
+def test_a_file_that_is_not_an_archive_is_refused(place: Place) -> None:
+    with pytest.raises(BadArchive, match="it is not a readable tar file: "):
         place.unpack(b"model weights" * 1000)
 
 
@@ -188,7 +191,7 @@ MEMBERS = st.lists(st.builds(member, NAMES, KINDS, TARGETS), max_size=8)
 
 @given(MEMBERS)
 @settings(max_examples=300, deadline=None)
-def test_whatever_an_archive_holds_nothing_is_written_outside(members: list[bytes]) -> None:
+def test_no_archive_can_write_outside_its_folder(members: list[bytes]) -> None:
     with TemporaryDirectory() as path:
         place = Place(Path(path))
         try:
@@ -201,7 +204,7 @@ def test_whatever_an_archive_holds_nothing_is_written_outside(members: list[byte
         ]  # fmt: skip
 
 
-def test_as_a_program_it_says_in_one_line_what_is_wrong(place: Place, tmp_path: Path) -> None:
+def test_the_program_prints_the_error_in_one_line(place: Place, tmp_path: Path) -> None:
     bad = tmp_path / "bad.tar"
     bad.write_bytes(member("../a") + b"\0" * 1024)
     done = subprocess.run(

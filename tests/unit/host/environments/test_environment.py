@@ -1,4 +1,4 @@
-"""What processes in an environment are started with, and what they can import of ours."""
+"""The variables of processes in an environment, and the modules that they can import."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from host.environments.environment import Environment
-from host.environments.sources import StubSources
+from host.environments.environment import Environment, StubSources
 from tests.conftest import ROOT
 
 
@@ -17,7 +16,7 @@ def environment(tmp_path: Path) -> Environment:
     return Environment(Path("/env"), StubSources(folder))
 
 
-def test_its_folders_come_first_and_a_foreign_home_goes(tmp_path: Path) -> None:
+def test_folders_of_the_environment_come_first_and_pythonhome_is_removed(tmp_path: Path) -> None:
     host = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/cuda", "PYTHONHOME": "/x", "A": "b"}
     assert environment(tmp_path).variables(host) == {
         "PATH": "/env/bin:/usr/bin:/bin",
@@ -28,13 +27,13 @@ def test_its_folders_come_first_and_a_foreign_home_goes(tmp_path: Path) -> None:
     }
 
 
-def test_no_entry_stands_for_the_working_directory(tmp_path: Path) -> None:
+def test_search_paths_have_no_empty_entry(tmp_path: Path) -> None:
     variables = environment(tmp_path).variables({"LD_LIBRARY_PATH": ""})
     assert variables["PATH"] == "/env/bin"
     assert variables["LD_LIBRARY_PATH"] == "/env/lib"
 
 
-def test_the_sources_hold_what_a_stub_imports_and_nothing_else(tmp_path: Path) -> None:
+def test_stub_sources_have_only_the_packages_that_a_stub_imports(tmp_path: Path) -> None:
     sources = environment(tmp_path).sources
     folder = sources.entry.parents[1]
     assert sorted(path.name for path in folder.iterdir()) == [

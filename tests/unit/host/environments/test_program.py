@@ -1,4 +1,4 @@
-"""Programs are heard, bounded, and ended with all that they have started."""
+"""Running programs: output, time limits, and the end of all their processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def failure(work: Coroutine[Any, Any, list[str]]) -> ProgramError:
     return caught.value
 
 
-def test_every_line_is_heard_and_the_last_ones_are_kept() -> None:
+def test_every_line_is_reported_and_the_last_ones_are_returned() -> None:
     heard: list[str] = []
     code = "import sys\nfor i in range(50): print(i)\nsys.stderr.write('no end')"
     last = asyncio.run(run_program(python(code), timeout_s=DEADLINE, on_line=heard.append))
@@ -35,7 +35,7 @@ def test_every_line_is_heard_and_the_last_ones_are_kept() -> None:
     assert len(last) == 20
 
 
-def test_a_line_without_an_end_is_heard_in_pieces() -> None:
+def test_a_very_long_line_is_reported_in_pieces() -> None:
     heard: list[str] = []
     asyncio.run(
         run_program(python("print('x' * 100_000)"), timeout_s=DEADLINE, on_line=heard.append)
@@ -44,14 +44,14 @@ def test_a_line_without_an_end_is_heard_in_pieces() -> None:
     assert len(heard) > 1
 
 
-def test_another_status_is_a_failure_that_tells_the_output() -> None:
+def test_a_status_other_than_zero_is_an_error_with_the_output() -> None:
     error = failure(run_program(python("print('why'); raise SystemExit(4)"), timeout_s=DEADLINE))
     assert error.status == 4
     assert str(error).endswith("ended with status 4")
     assert error.details == f"{error}; it printed:\nwhy"
 
 
-def test_what_cannot_be_started_is_a_failure() -> None:
+def test_a_program_that_cannot_be_started_is_an_error() -> None:
     error = failure(run_program(["/nowhere/python"], timeout_s=DEADLINE))
     assert error.details == "'/nowhere/python' cannot be run: No such file or directory"
     assert error.status is None
@@ -67,9 +67,9 @@ signal.pause()
 
 
 @pytest.mark.parametrize("parent", ["", "else: sys.exit(0)"], ids=["waits", "leaves"])
-def test_what_takes_too_long_is_killed_with_its_children(parent: str) -> None:
+def test_a_program_over_its_time_limit_is_killed_with_its_children(parent: str) -> None:
     pids: list[int] = []
-    for seconds in (1.0, 5.0, 25.0):  # time enough for the child to be there
+    for seconds in (1.0, 5.0, 25.0):  # long enough for the child to start
         error = failure(
             run_program(
                 python(FAMILY.format(parent=parent)),
@@ -93,7 +93,7 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-def test_what_is_not_awaited_any_longer_is_killed() -> None:
+def test_a_program_is_killed_when_its_caller_is_cancelled() -> None:
     async def main() -> int:
         pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         running = asyncio.ensure_future(
@@ -112,7 +112,7 @@ def test_what_is_not_awaited_any_longer_is_killed() -> None:
     assert not psutil.pid_exists(asyncio.run(main()))
 
 
-def test_a_module_or_a_script_runs_without_the_working_directory(tmp_path: Path) -> None:
+def test_a_module_or_script_cannot_import_from_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError('the wrong one')")
     script = tmp_path / "script"
     script.write_text("import json, sys\nprint(sys.argv[1:], __name__)")
@@ -129,13 +129,13 @@ def test_a_module_or_a_script_runs_without_the_working_directory(tmp_path: Path)
     assert asyncio.run(main()) == ["{}", "['-x'] __main__"]
 
 
-def test_a_failure_names_the_program_and_not_how_it_is_run() -> None:
+def test_an_error_names_the_program_and_not_its_wrapper() -> None:
     command = command_dying_with_host(sys.executable, "json.tool", "/nowhere")
     error = failure(run_program(command, name="json.tool", timeout_s=DEADLINE))
     assert str(error).startswith("'json.tool' ended with status ")
 
 
-def test_it_ends_with_the_process_that_started_it() -> None:
+def test_the_program_ends_with_the_process_that_started_it() -> None:
     code = """
 import asyncio, os, sys
 from host.environments.program import command_dying_with_host, run_program
@@ -164,6 +164,6 @@ uvloop.run(run_program([sys.executable, "-c", "pass"], timeout_s=60))
 """
 
 
-def test_hooks_of_forks_do_not_run_in_a_program_that_starts() -> None:
-    """As gRPC's, which can crash it; uvloop's own way to start a program runs them."""
+def test_fork_handlers_do_not_run_when_a_program_starts() -> None:
+    """gRPC's fork handlers can crash the child, and uvloop's way to start a program runs them."""
     asyncio.run(run_program(python(HOOKS), timeout_s=DEADLINE))

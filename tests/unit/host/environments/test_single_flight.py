@@ -1,4 +1,4 @@
-"""Work is done once for all who ask for it while it runs."""
+"""Work is run once for all concurrent callers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from host.errors import HostError, internal
 
 
 class Work:
-    """Counts how often it is begun; ends when told."""
+    """Work that counts its runs and ends when told."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -24,7 +24,7 @@ class Work:
         return number
 
 
-def test_all_who_ask_meanwhile_get_one_result_and_later_ones_a_new_one() -> None:
+def test_concurrent_callers_share_one_run_and_later_callers_start_a_new_one() -> None:
     async def main() -> None:
         flights, work = SingleFlight[int](), Work()
         first = [asyncio.ensure_future(flights.run_once("k", work)) for _ in range(3)]
@@ -37,7 +37,7 @@ def test_all_who_ask_meanwhile_get_one_result_and_later_ones_a_new_one() -> None
     asyncio.run(main())
 
 
-def test_one_who_gives_up_does_not_stop_the_others() -> None:
+def test_cancelling_one_caller_does_not_stop_the_others() -> None:
     async def main() -> None:
         flights, work = SingleFlight[int](), Work()
         one, other = (asyncio.ensure_future(flights.run_once("k", work)) for _ in range(2))
@@ -50,7 +50,7 @@ def test_one_who_gives_up_does_not_stop_the_others() -> None:
     asyncio.run(main())
 
 
-def test_a_failure_is_everybodys_and_is_not_remembered() -> None:
+def test_all_concurrent_callers_get_an_error_and_it_is_not_remembered() -> None:
     async def main() -> None:
         flights = SingleFlight[int]()
 
@@ -67,7 +67,7 @@ def test_a_failure_is_everybodys_and_is_not_remembered() -> None:
     asyncio.run(main())
 
 
-def test_closing_ends_the_work_and_tells_who_waits() -> None:
+def test_closing_cancels_the_work_and_its_callers_get_an_error() -> None:
     async def main() -> None:
         flights, work = SingleFlight[int](), Work()
         asked = asyncio.ensure_future(flights.run_once("k", work))

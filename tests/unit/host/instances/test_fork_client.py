@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from host.environments.environment import Environment
-from host.environments.sources import StubSources
+from host.environments.environment import Environment, StubSources
 from host.instances.bound_process import BoundProcessLauncher
 from host.instances.fork_client import ForkClient
 from host.instances.launchers import ForkLauncher

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from host.environments.environment import Environment
-from host.environments.sources import StubSources
+from host.environments.environment import Environment, StubSources
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.process import Launcher
 from host.instances.terminal import TerminalLauncher

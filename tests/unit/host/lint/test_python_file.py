@@ -1,4 +1,4 @@
-"""A model's file is compiled and not run."""
+"""A model's Python file is compiled and not run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def look(folder: Path, source: str | bytes) -> PythonFile:
     ],
     ids=["syntax", "indent", "return", "class"],
 )
-def test_what_is_wrong_is_said_with_its_place(
+def test_a_problem_is_reported_with_its_position(
     tmp_path: Path, source: str, position: Position | None, text: str
 ) -> None:
     (problem,) = look(tmp_path, source).problems
@@ -41,7 +41,9 @@ def test_what_is_wrong_is_said_with_its_place(
     [b"x = '\xff'\n", b"x = 1\0\n", b"(" * 5000, b"-" * 100_000 + b"1", b"# coding: what\n"],
     ids=["not UTF-8", "NUL", "brackets", "signs", "encoding"],
 )
-def test_what_no_compiler_reads_is_a_problem_and_no_crash(tmp_path: Path, source: bytes) -> None:
+def test_a_file_that_cannot_be_compiled_is_a_problem_and_not_a_crash(
+    tmp_path: Path, source: bytes
+) -> None:
     file = look(tmp_path, source)
     assert len(file.problems) == 1
     assert file.may_complete
@@ -73,7 +75,7 @@ def test_the_code_does_not_run(tmp_path: Path) -> None:
         "twice",
     ],
 )  # fmt: skip
-def test_a_class_may_come_from_anywhere_and_then_may_complete(
+def test_a_class_that_is_not_defined_plainly_may_complete_its_configuration(
     tmp_path: Path, source: str, may_complete: bool
 ) -> None:
     file = look(tmp_path, source)

@@ -1,4 +1,4 @@
-"""A reader that goes on after mistakes: it finds all of them, and no others than the loader."""
+"""The recovering reader finds all errors, and only those that the loader finds."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def read(text: str) -> RecoveringReader:
 
 
 def mended(text: str) -> str:
-    """The text without its mistakes, which is a configuration."""
+    """The repaired text, which must be a valid configuration."""
     repaired = read(text).repaired
     assert repaired is not None
     parse_pbtxt(repaired, "config.pbtxt")
     return " ".join(repaired.split())
 
 
-def test_a_text_without_mistakes_is_left_as_it_is() -> None:
+def test_a_text_without_errors_is_not_changed() -> None:
     reader = read(WHOLE)
     assert (reader.problems, reader.guessed, reader.repaired) == ([], set(), WHOLE)
 
 
-def test_every_mistake_is_found_with_its_place_its_field_and_what_was_meant() -> None:
+def test_every_error_is_found_with_position_field_and_suggestion() -> None:
     text = """\
 max_batch_sise: 4
 input { name: "x" data_type: TYPE_FLOAT32 dims: "1" }
@@ -82,16 +82,16 @@ instance_group { count: ${N} kind "KIND_CPU" gpus: [ 1 2 ] }
     ],
     ids=lambda value: None,
 )
-def test_a_repaired_text_says_what_may_have_been_meant(text: str, expected: str) -> None:
+def test_a_repaired_text_has_the_suggested_corrections(text: str, expected: str) -> None:
     assert mended(text) == expected
 
 
-def test_mistakes_in_a_part_that_is_refused_as_a_whole_are_found_too() -> None:
+def test_errors_inside_a_refused_part_are_found() -> None:
     found = read("dynamic_batching { } sequence_batching { oldes { } }").problems
     assert [problem.field for problem in found] == ["sequence_batching", "sequence_batching.oldes"]
 
 
-def test_fields_whose_values_are_not_known_are_told() -> None:
+def test_fields_with_unknown_values_are_listed_as_guessed() -> None:
     reader = read("max_batch_size: ${N} instance_group { count: many kind: TYPO }")
     assert reader.guessed == {
         "max_batch_size",
@@ -100,7 +100,7 @@ def test_fields_whose_values_are_not_known_are_told() -> None:
     }
 
 
-def test_a_variable_in_a_text_is_told_and_is_no_mistake() -> None:
+def test_a_variable_in_a_string_is_reported_and_is_not_an_error() -> None:
     text = 'parameters { key: "A" value { string_value: "${HOME}/$$KEPT/$${X}" } }'
     reader = read(text)
     assert (reader.problems, reader.repaired) == ([], text)
@@ -110,14 +110,14 @@ def test_a_variable_in_a_text_is_told_and_is_no_mistake() -> None:
 
 
 @pytest.mark.parametrize("opening", ["a {", "a: [", "input { reshape { b <", "{", "<"])
-def test_nesting_of_any_depth_is_no_trouble(opening: str) -> None:
+def test_deep_nesting_is_accepted(opening: str) -> None:
     reader = read(opening * 5000)
     assert reader.problems
     assert reader.repaired is None
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_finds_a_mistake_where_the_loader_does_and_repairs_what_the_loader_can_read(
+def test_it_finds_an_error_exactly_where_the_loader_does(
     seed: int,
 ) -> None:
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The list of the server's own families."""
+"""The list of the server's metric families."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_every_family_is_documented_with_its_kind(name: str) -> None:
     assert row[1] == kind.value
 
 
-def test_a_sheet_shows_only_what_was_put_there_and_in_the_order_of_the_catalogue() -> None:
+def test_a_snapshot_has_only_added_families_in_the_order_of_the_catalogue() -> None:
     snapshot = MetricsSnapshot()
     assert snapshot.families() == []
     snapshot["nv_cpu_utilization"].add((), 1)

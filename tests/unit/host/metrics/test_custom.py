@@ -1,4 +1,4 @@
-"""The metrics of models: shared by name, held by family objects, gone with the last of these."""
+"""Custom metrics: shared by name, held by family objects, removed with the last of these."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def values(metrics: CustomMetrics, name: str) -> dict[Labels, float]:
     return {sample.labels: sample.value for sample in scrape(metrics)[name].samples}
 
 
-def refusal(error: pytest.ExceptionInfo[HostError]) -> str:
+def error_text(error: pytest.ExceptionInfo[HostError]) -> str:
     assert error.value.code in (ErrorCode.INVALID_ARG, ErrorCode.NOT_FOUND)
     return error.value.message
 
@@ -41,7 +41,7 @@ def with_metric(kind: int, buckets: list[float] | None = None) -> CustomMetrics:
 # Families
 
 
-def test_families_of_one_name_are_one_and_the_first_description_stays() -> None:
+def test_families_with_the_same_name_are_one_and_keep_the_first_description() -> None:
     metrics = CustomMetrics()
     metrics.new_family("a", 1, "name", "first", COUNTER)
     metrics.new_family("a", 2, "name", "second", COUNTER)
@@ -50,17 +50,17 @@ def test_families_of_one_name_are_one_and_the_first_description_stays() -> None:
     assert (family.name, family.help, family.kind) == ("name", "first", MetricKind.COUNTER)
 
 
-def test_a_family_of_that_name_and_another_kind_is_refused_also_after_the_first_has_gone() -> None:
+def test_a_family_of_another_kind_is_refused_even_after_the_first_is_released() -> None:
     metrics = CustomMetrics()
     metrics.new_family("a", 1, "name", "", COUNTER)
     for _ in range(2):
         with pytest.raises(HostError) as error:
             metrics.new_family("b", 1, "name", "", GAUGE)
-        assert refusal(error) == "Family name already exists with different type"
+        assert error_text(error) == "Family name already exists with different type"
         metrics.remove_owner("a")
 
 
-def test_a_family_stays_registered_when_nobody_holds_anything_of_it() -> None:
+def test_a_family_stays_registered_after_its_last_object_is_released() -> None:
     metrics = with_metric(COUNTER)
     metrics.release_objects("owner", [1], [])
     (family,) = metrics.collect()
@@ -71,26 +71,26 @@ def test_a_family_stays_registered_when_nobody_holds_anything_of_it() -> None:
 def test_a_family_name_that_prometheus_does_not_allow_is_refused(name: str) -> None:
     with pytest.raises(HostError) as error:
         CustomMetrics().new_family("a", 1, name, "", COUNTER)
-    assert refusal(error) == (
+    assert error_text(error) == (
         f"Invalid metric name '{name}'; it must match [a-zA-Z_:][a-zA-Z0-9_:]* and not begin with"
         " '__'"
     )
 
 
-def test_a_family_cannot_have_a_name_of_the_servers_own() -> None:
+def test_a_family_cannot_have_the_name_of_a_server_metric() -> None:
     with pytest.raises(HostError) as error:
         CustomMetrics().new_family("a", 1, "nv_inference_count", "", COUNTER)
-    assert refusal(error) == (
-        "Metric name 'nv_inference_count' is taken by the server's own metrics; choose another one"
+    assert error_text(error) == (
+        "Metric name 'nv_inference_count' is reserved for a metric of the server; choose another one"
     )
 
 
 @pytest.mark.parametrize("kind", [-1, 3])
-def test_a_kind_that_does_not_exist_is_refused(kind: int) -> None:
+def test_an_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(HostError) as error:
         CustomMetrics().new_family("a", 1, "name", "", kind)
     expected = f"Unknown metric kind {kind}; expected COUNTER, GAUGE, HISTOGRAM"
-    assert refusal(error) == expected
+    assert error_text(error) == expected
 
 
 def test_a_number_that_is_in_use_is_refused() -> None:
@@ -121,7 +121,7 @@ def test_metrics_with_the_same_labels_share_one_value_in_all_stubs() -> None:
     assert values(metrics, "name") == {(("k", "v"), ("x", "1")): 7}
 
 
-def test_a_label_set_goes_with_the_last_family_object_and_starts_again_from_zero() -> None:
+def test_a_label_set_is_removed_with_its_last_family_object_and_restarts_at_zero() -> None:
     metrics = CustomMetrics()
     for owner in ("a", "b"):
         metrics.new_family(owner, 1, "name", "", COUNTER)
@@ -136,7 +136,7 @@ def test_a_label_set_goes_with_the_last_family_object_and_starts_again_from_zero
     assert values(metrics, "name") == {(("k", "v"),): 0}
 
 
-def test_a_dropped_metric_is_still_shown_as_long_as_its_family_is_there() -> None:
+def test_a_released_metric_is_exported_until_its_family_object_is_released() -> None:
     metrics = with_metric(COUNTER)
     metrics.update_metric("owner", 1, "increment", 3)
     metrics.release_objects("owner", [], [1])
@@ -156,19 +156,19 @@ def test_two_family_objects_of_one_stub_count_as_two() -> None:
     assert values(metrics, "name") == {(): 5}
 
 
-def test_a_metric_whose_family_was_dropped_is_dead() -> None:
+def test_a_metric_cannot_be_used_after_its_family_object_is_released() -> None:
     metrics = with_metric(COUNTER)
     metrics.release_objects("owner", [1], [])
-    metrics.update_metric("owner", 1, "increment", 1)  # may be on its way when the family goes
+    metrics.update_metric("owner", 1, "increment", 1)  # sent before the release
     with pytest.raises(HostError) as error:
         metrics.read_metric("owner", 1)
-    assert refusal(error) == DELETED
+    assert error_text(error) == DELETED
     with pytest.raises(HostError) as error:
         metrics.new_metric("owner", 2, 1, {}, None)
-    assert refusal(error) == DELETED
+    assert error_text(error) == DELETED
 
 
-def test_whoever_lets_go_of_what_it_does_not_have_changes_nothing() -> None:
+def test_releasing_unknown_objects_changes_nothing() -> None:
     metrics = with_metric(COUNTER)
     metrics.release_objects("owner", [7], [7])
     metrics.release_objects("stranger", [1], [1])
@@ -183,18 +183,20 @@ def test_a_label_name_that_prometheus_does_not_allow_is_refused(name: str) -> No
     metrics.new_family("a", 1, "name", "", COUNTER)
     with pytest.raises(HostError) as error:
         metrics.new_metric("a", 1, 1, {name: "v"}, None)
-    assert refusal(error) == (
+    assert error_text(error) == (
         f"Invalid label name '{name}'; it must match [a-zA-Z_][a-zA-Z0-9_]* and not begin with '__'"
     )
     assert values(metrics, "name") == {}
 
 
-def test_a_histogram_has_no_label_le_of_its_own() -> None:
+def test_a_histogram_cannot_have_a_label_named_le() -> None:
     metrics = CustomMetrics()
     metrics.new_family("a", 1, "name", "", HISTOGRAM)
     with pytest.raises(HostError) as error:
         metrics.new_metric("a", 1, 1, {"le": "1"}, [1.0])
-    assert refusal(error) == "Invalid label name 'le'; histograms name their buckets by it"
+    assert (
+        error_text(error) == "Invalid label name 'le'; it is reserved for the buckets of histograms"
+    )
 
 
 # Kinds
@@ -210,7 +212,7 @@ def test_a_histogram_has_no_label_le_of_its_own() -> None:
         (HISTOGRAM, "set"),
     ],
 )
-def test_a_change_that_the_kind_does_not_have_is_refused(kind: int, change: str) -> None:
+def test_an_operation_that_the_kind_does_not_support_is_refused(kind: int, change: str) -> None:
     metrics = with_metric(kind, [] if kind == HISTOGRAM else None)
     with pytest.raises(ValueError) as error:
         metrics.update_metric("owner", 1, change, 1)
@@ -223,10 +225,10 @@ def test_a_change_that_the_kind_does_not_have_is_refused(kind: int, change: str)
 def test_a_histogram_has_no_single_value() -> None:
     with pytest.raises(HostError) as error:
         with_metric(HISTOGRAM, []).read_metric("owner", 1)
-    assert refusal(error) == "TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Value"
+    assert error_text(error) == "TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Value"
 
 
-def test_a_counter_cannot_fall_and_a_gauge_can() -> None:
+def test_a_counter_cannot_decrease_and_a_gauge_can() -> None:
     counter, gauge = with_metric(COUNTER), with_metric(GAUGE)
     with pytest.raises(ValueError) as error:
         counter.update_metric("owner", 1, "increment", -0.5)
@@ -263,7 +265,7 @@ def test_a_histogram_counts_up_to_each_bound_inclusively() -> None:
 
 
 @pytest.mark.parametrize("given", [[], [math.inf]])
-def test_a_histogram_may_have_no_bounds_and_infinity_is_no_second_bucket(
+def test_a_histogram_may_have_no_bounds_and_infinity_adds_no_bucket(
     given: list[float],
 ) -> None:
     metrics = with_metric(HISTOGRAM, given)
@@ -271,7 +273,7 @@ def test_a_histogram_may_have_no_bounds_and_infinity_is_no_second_bucket(
     assert buckets(metrics) == [(math.inf, 1)]
 
 
-def test_a_label_set_keeps_the_bounds_that_it_was_made_with() -> None:
+def test_a_label_set_keeps_its_first_bounds() -> None:
     metrics = with_metric(HISTOGRAM, [1.0])
     metrics.new_metric("owner", 2, 1, {}, [2.0, 3.0])
     metrics.update_metric("owner", 2, "observe", 2.5)
@@ -282,19 +284,19 @@ def test_a_label_set_keeps_the_bounds_that_it_was_made_with() -> None:
 def test_bounds_must_be_strictly_sorted(given: list[float]) -> None:
     with pytest.raises(HostError) as error:
         with_metric(HISTOGRAM, given)
-    assert refusal(error) == "Bucket Boundaries must be strictly sorted"
+    assert error_text(error) == "Bucket Boundaries must be strictly sorted"
 
 
-def test_bounds_belong_to_histograms_and_only_to_them() -> None:
+def test_histograms_require_bounds_and_other_kinds_refuse_them() -> None:
     with pytest.raises(HostError) as error:
         with_metric(HISTOGRAM, None)
-    assert refusal(error) == "Missing required buckets."
+    assert error_text(error) == "Missing required buckets."
     with pytest.raises(HostError) as error:
         with_metric(GAUGE, [])
-    assert refusal(error) == "Unexpected buckets found."
+    assert error_text(error) == "Unexpected buckets found."
 
 
-# Against a plain model
+# Compared with a simple model
 
 OWNERS = ("a", "b", "c")
 NAMES = {"counter": COUNTER, "gauge": GAUGE}
@@ -302,7 +304,7 @@ LABELS = ({}, {"k": "1"}, {"k": "2"})
 
 
 class Store(RuleBasedStateMachine):
-    """The store and a model of it: who holds which label sets, and their values."""
+    """The store and a simple model of it: who holds which label sets, and their values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +316,7 @@ class Store(RuleBasedStateMachine):
         self.held: dict[tuple[str, int], set[Labels]] = {}  # (owner, family): label sets
         self.values: dict[tuple[str, Labels], float] = {}
 
-    def forget_unheld(self) -> None:
+    def remove_unheld(self) -> None:
         held = {(self.families[key], labels) for key, sets in self.held.items() for labels in sets}
         self.values = {key: value for key, value in self.values.items() if key in held}
 
@@ -367,7 +369,7 @@ class Store(RuleBasedStateMachine):
         owner, family = data.draw(st.sampled_from(sorted(self.families)))
         self.metrics.release_objects(owner, [family], [])
         self.end(owner, family)
-        self.forget_unheld()
+        self.remove_unheld()
 
     @rule(owner=st.sampled_from(OWNERS))
     def forget(self, owner: str) -> None:
@@ -375,7 +377,7 @@ class Store(RuleBasedStateMachine):
         for who, family in list(self.families):
             if who == owner:
                 self.end(who, family)
-        self.forget_unheld()
+        self.remove_unheld()
 
     def end(self, owner: str, family: int) -> None:
         del self.held[owner, family]

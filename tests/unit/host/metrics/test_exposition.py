@@ -1,4 +1,4 @@
-"""The two formats of a scrape: as Triton writes it, and as other libraries read it."""
+"""The two formats of a scrape: the text format as in Triton, and OpenMetrics."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_family_without_series_is_absent() -> None:
 
 
 @given(value=st.text(), help=st.text())
-def test_any_text_survives_the_text_format(value: str, help: str) -> None:
+def test_any_label_value_can_be_read_back(value: str, help: str) -> None:
     family = MetricFamily("name", help, MetricKind.GAUGE)
     family.add((("k", value),), 1)
     written = text(family)
@@ -104,13 +104,13 @@ def test_any_text_survives_the_text_format(value: str, help: str) -> None:
     assert sample.labels == {"k": value}
 
 
-def test_a_text_that_is_no_unicode_does_not_spoil_the_scrape() -> None:
+def test_invalid_unicode_does_not_break_the_scrape() -> None:
     family = MetricFamily("name", "", MetricKind.GAUGE)
     family.add((("k", "\ud800"),), 1)
     assert text(family).endswith('name{k="?"} 1\n')
 
 
-# Which format
+# Choosing the format
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_text_that_is_no_unicode_does_not_spoil_the_scrape() -> None:
         ("text/html, , ;", TEXT_TYPE),
     ],
 )
-def test_the_format_is_the_one_that_the_client_prefers(accept: str, kind: str) -> None:
+def test_the_format_follows_the_accept_header(accept: str, kind: str) -> None:
     assert render_exposition([], accept)[0] == kind
 
 
@@ -135,7 +135,7 @@ def test_the_format_is_the_one_that_the_client_prefers(accept: str, kind: str) -
 
 
 def families() -> list[MetricFamily]:
-    """One of each kind."""
+    """One family of each kind."""
     counter = MetricFamily("served", "h", MetricKind.COUNTER)
     counter.add((("k", "v"),), 3)
     total = MetricFamily("made_total", "h", MetricKind.COUNTER)
@@ -149,7 +149,7 @@ def families() -> list[MetricFamily]:
     return [counter, total, gauge, taken, took]
 
 
-def test_openmetrics_is_read_by_its_reference_parser() -> None:
+def test_the_reference_parser_reads_openmetrics() -> None:
     written = text(*families(), accept=OPEN_METRICS)
     assert written.endswith("# EOF\n")
     types = {family.name: family.type for family in read_open(written)}

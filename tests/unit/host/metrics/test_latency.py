@@ -1,4 +1,4 @@
-"""Quantiles of the last minute, and how long the first response takes."""
+"""Quantiles of the last minute, and the histogram of first responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUANTILES = (0.0, 0.5, 0.9, 0.999, 1.0)
 
 
 class Clock:
-    """Seconds that pass when told."""
+    """A clock that advances when told."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -33,7 +33,7 @@ def filled(values: list[int], clock: Clock | None = None) -> Summary:
     return summary
 
 
-def test_a_summary_of_nothing_has_no_values() -> None:
+def test_a_summary_without_observations_has_nan_quantiles() -> None:
     summary = filled([])
     assert (summary.count, summary.total) == (0, 0)
     assert [quantile for quantile, _ in summary.quantiles()] == list(QUANTILES)
@@ -51,7 +51,7 @@ def test_quantiles_are_exact(values: list[int]) -> None:
         assert value in {ordered[place] for place in around if quantile or place == 0}
 
 
-def test_quantiles_forget_after_a_minute_and_sums_do_not() -> None:
+def test_quantiles_cover_one_minute_and_sums_cover_everything() -> None:
     clock = Clock()
     summary = filled([1], clock)
     clock.now += 30
@@ -64,7 +64,7 @@ def test_quantiles_forget_after_a_minute_and_sums_do_not() -> None:
     assert (summary.count, summary.total) == (2, 101)
 
 
-def test_of_very_many_values_a_sample_is_enough() -> None:
+def test_quantiles_of_very_many_values_are_estimated_from_a_sample() -> None:
     summary = filled(list(range(100_000)))
     for quantile, value in summary.quantiles():
         # 8 standard deviations of a sample of 10,000
@@ -72,7 +72,7 @@ def test_of_very_many_values_a_sample_is_enough() -> None:
     assert summary.count == 100_000
 
 
-def test_busy_seconds_weigh_as_much_as_they_should() -> None:
+def test_values_of_sampled_slices_are_weighted_by_their_number() -> None:
     clock = Clock()
     summary = filled([1] * 30_000, clock)
     clock.now += 13
@@ -81,10 +81,10 @@ def test_busy_seconds_weigh_as_much_as_they_should() -> None:
     assert dict(summary.quantiles())[0.5] == 1
 
 
-# What a model has
+# Latencies of a model
 
 
-def test_nothing_is_kept_that_was_not_asked_for() -> None:
+def test_disabled_summaries_and_histograms_do_not_exist() -> None:
     config = new_config()
     summaries = Latencies(config, MetricsSettings(summary_latencies=True))
     histograms = Latencies(config, MetricsSettings(histogram_latencies=True))
@@ -98,7 +98,7 @@ def test_nothing_is_kept_that_was_not_asked_for() -> None:
     assert sum(histograms.first_response.counts) == 1
 
 
-def test_an_error_is_no_first_response() -> None:
+def test_an_error_is_not_counted_as_first_response() -> None:
     latencies = Latencies(new_config(), MetricsSettings(histogram_latencies=True))
     call = Call(InferRequest("m", []))
     call.failed = True
@@ -107,7 +107,7 @@ def test_an_error_is_no_first_response() -> None:
     assert sum(latencies.first_response.counts) == 0
 
 
-def test_a_model_may_choose_the_buckets_of_its_first_responses(
+def test_a_model_may_set_the_buckets_of_the_first_response_histogram(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = new_config()

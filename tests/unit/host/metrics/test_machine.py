@@ -1,4 +1,4 @@
-"""Gauges of the machine, from files like those of /proc."""
+"""Gauges of the machine, from files in the format of /proc."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def shown(machine: MachineMetrics) -> dict[str, float]:
     return {family.name: family.samples[0].value for family in snapshot.families()}
 
 
-def test_utilization_is_that_since_the_last_poll(machine: MachineMetrics, tmp_path: Path) -> None:
+def test_utilization_is_measured_since_the_last_poll(
+    machine: MachineMetrics, tmp_path: Path
+) -> None:
     # user nice system idle iowait irq softirq steal guest guest_nice
     (tmp_path / "stat").write_text("cpu  10 0 10 70 10 0 0 0 5 5\ncpu0 1 1 1 1\n")
     assert shown(machine)["nv_cpu_utilization"] == pytest.approx(0.2)
@@ -47,7 +49,7 @@ def test_memory_is_in_bytes(machine: MachineMetrics, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stat", [None, "", "cpu a b\n", "cpu 1 2\n"])
-def test_what_cannot_be_read_is_not_shown(
+def test_gauges_are_left_out_if_a_file_cannot_be_read(
     machine: MachineMetrics, tmp_path: Path, stat: str | None
 ) -> None:
     if stat is not None:
@@ -55,7 +57,7 @@ def test_what_cannot_be_read_is_not_shown(
     assert shown(machine) == {}
 
 
-def test_this_machine_can_be_read() -> None:
+def test_the_gauges_of_this_machine_can_be_read() -> None:
     values = shown(MachineMetrics())
     assert 0 <= values["nv_cpu_utilization"] <= 1
     assert 0 < values["nv_cpu_memory_used_bytes"] < values["nv_cpu_memory_total_bytes"]

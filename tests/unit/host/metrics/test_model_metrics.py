@@ -1,4 +1,4 @@
-"""The series of one model version, and how a version that replaces another goes on with them."""
+"""The metrics of one model version, and their continuation after a reload."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def config_of(name: str = "m", **tags: str) -> ModelConfig:
 
 
 class Metered:
-    """A version that counts, and its metrics."""
+    """Counters of a version, and its metrics."""
 
     def __init__(
         self, config: ModelConfig | None = None, settings: MetricsSettings | None = None
@@ -41,7 +41,7 @@ class Metered:
         )
 
     def shown(self) -> dict[str, float]:
-        """Values by name, suffix and labels but those of the model."""
+        """Values by name, suffix and labels, without the labels of the model."""
         snapshot = MetricsSnapshot()
         self.metrics.collect_into(snapshot)
         found: dict[str, float] = {}
@@ -53,7 +53,7 @@ class Metered:
         return found
 
 
-def test_what_is_counted_is_shown() -> None:
+def test_counters_are_exported() -> None:
     one = Metered()
     one.counters.record_success(4, 9_000, 1_999, 2_000, 3_000, 4_000)
     one.counters.record_execution(4, 2_000, 3_000, 4_000)
@@ -82,7 +82,7 @@ def test_what_is_counted_is_shown() -> None:
     assert list(sizes.values()) == [0, 0, 1, 1, 1]
 
 
-def test_caches_are_shown_for_models_that_have_one() -> None:
+def test_cache_metrics_are_exported_for_models_with_the_cache_enabled() -> None:
     config = config_of()
     config.response_cache.enable = True
     one = Metered(config, MetricsSettings(summary_latencies=True))
@@ -98,7 +98,7 @@ def test_caches_are_shown_for_models_that_have_one() -> None:
     assert "nv_inference_request_summary_us_count" not in shown
 
 
-def test_latency_counters_can_be_left_out_and_the_others_go_on_counting() -> None:
+def test_latency_counters_can_be_disabled_without_the_other_counters() -> None:
     config = config_of()
     config.response_cache.enable = True
     one = Metered(config, MetricsSettings(counter_latencies=False))
@@ -108,7 +108,7 @@ def test_latency_counters_can_be_left_out_and_the_others_go_on_counting() -> Non
     assert shown["nv_inference_request_success"] == shown["nv_inference_count"] == 1
 
 
-def test_summaries_and_histograms_are_shown_if_asked_for() -> None:
+def test_summaries_and_histograms_are_exported_if_enabled() -> None:
     settings = MetricsSettings(
         summary_latencies=True, histogram_latencies=True, quantiles=(0.5, 1.0)
     )
@@ -125,7 +125,7 @@ def test_summaries_and_histograms_are_shown_if_asked_for() -> None:
 # Labels
 
 
-def test_tags_are_labels_with_an_underscore() -> None:
+def test_tags_become_labels_with_an_underscore() -> None:
     labels = model_labels(config_of(team="a"), 3)
     assert labels == (("_team", "a"), ("model", "m"), ("version", "3"))
 
@@ -135,7 +135,7 @@ def test_a_tag_that_cannot_be_a_label_is_changed_with_a_warning(
 ) -> None:
     labels = model_labels(config_of(**{"my-team": "a"}), 1)
     assert labels[0] == ("_my_team", "a")
-    assert caplog.messages == ["metric tag 'my-team' of model 'm' becomes '_my_team'"]
+    assert caplog.messages == ["metric tag 'my-team' of model 'm' is exported as label '_my_team'"]
 
 
 # Replacement
@@ -151,11 +151,11 @@ def successes(one: Metered) -> float:
     return value
 
 
-def test_a_version_goes_on_where_the_one_that_it_replaces_is_and_was() -> None:
+def test_a_version_continues_the_totals_of_the_one_it_replaces() -> None:
     old, new = Metered(), Metered()
     old.counters.record_success(1, 1_000, 0, 0, 0, 0)
     succeeded(old, new)
-    old.counters.record_success(1, 1_000, 0, 0, 0, 0)  # it finishes its work
+    old.counters.record_success(1, 1_000, 0, 0, 0, 0)  # the old version finishes its requests
     new.counters.record_success(1, 1_000, 0, 0, 0, 0)
     old.counters.record_failure(0, FailureReason.CANCELED)
     assert successes(new) == 3
@@ -180,7 +180,7 @@ def test_versions_may_end_in_any_order(order: tuple[int, int]) -> None:
         assert successes(generations[-1]) == counted
 
 
-def test_a_version_that_has_ended_is_not_kept() -> None:
+def test_a_version_that_has_ended_is_garbage_collected() -> None:
     generations = [Metered(), Metered()]
     succeeded(*generations)
     ended = weakref.ref(generations[0].metrics)
@@ -189,7 +189,7 @@ def test_a_version_that_has_ended_is_not_kept() -> None:
     assert ended() is None
 
 
-def test_a_version_with_other_tags_has_series_of_its_own() -> None:
+def test_a_version_with_other_tags_starts_new_series() -> None:
     old, new = Metered(), Metered(config_of(team="a"))
     old.counters.record_success(1, 1_000, 0, 0, 0, 0)
     succeeded(old, new)
@@ -197,7 +197,7 @@ def test_a_version_with_other_tags_has_series_of_its_own() -> None:
     assert successes(new) == 0
 
 
-def test_latencies_go_on_too() -> None:
+def test_a_version_continues_the_latencies_of_the_one_it_replaces() -> None:
     settings = MetricsSettings(summary_latencies=True, histogram_latencies=True)
     old, new = Metered(settings=settings), Metered(settings=settings)
     old.counters.record_success(1, 7_000, 2_000, 1_000, 3_000, 1_000)

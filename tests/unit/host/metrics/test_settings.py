@@ -1,4 +1,4 @@
-"""What `--metrics-config` says."""
+"""Parsing `--metrics-config`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_setting_can_be_changed() -> None:
     assert made == MetricsSettings(False, True, True, (0.25, 1.0), ())
 
 
-def test_the_last_value_of_a_setting_counts() -> None:
+def test_the_last_value_of_a_repeated_setting_is_used() -> None:
     texts = ["summary_latencies=true", "summary_latencies=false"]
     assert not MetricsSettings.from_texts(texts).summary_latencies
 
@@ -36,16 +36,16 @@ def test_a_malformed_quantile_is_skipped_with_a_warning(part: str) -> None:
     assert made.quantiles == (0.1,)
     (warning,) = made.warnings
     assert warning == (
-        f"--metrics-config: summary_quantiles has no use for '{part}'; expected"
+        f"--metrics-config: ignoring '{part}' in summary_quantiles; expected"
         " <quantile>:<error>, both from 0 to 1"
     )
 
 
-def test_without_one_good_quantile_there_are_the_default_ones() -> None:
+def test_without_a_valid_quantile_the_defaults_are_used() -> None:
     assert MetricsSettings.from_texts(["summary_quantiles=x"]).quantiles == DEFAULT_QUANTILES
 
 
-def test_an_unknown_setting_is_warned_about() -> None:
+def test_an_unknown_setting_gives_a_warning() -> None:
     assert MetricsSettings.from_texts(["volume=11"]).warnings == (
         "--metrics-config: setting 'volume' is not used by this version",
     )
@@ -56,11 +56,12 @@ def test_an_unknown_setting_is_warned_about() -> None:
     [("counter_latencies", True), ("summary_latencies", False), ("histogram_latencies", False)],
 )
 @pytest.mark.parametrize("value", ["maybe", "True", "1"])
-def test_a_value_that_is_no_boolean_is_warned_about_and_changes_nothing(
+def test_a_value_that_is_not_a_boolean_gives_a_warning_and_the_default(
     name: str, default: bool, value: str
 ) -> None:
     made = MetricsSettings.from_texts([f"{name}={value}"])
     assert getattr(made, name) is default
+    used = str(default).lower()
     assert made.warnings == (
-        f"--metrics-config: {name} is true or false, not '{value}'; it is {str(default).lower()}",
+        f"--metrics-config: {name} must be true or false, got '{value}'; using {used}",
     )

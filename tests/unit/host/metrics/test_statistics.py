@@ -1,4 +1,4 @@
-"""What is counted for a model version, and what is not."""
+"""What the statistics of a model version count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMES = ExecutionTimes(started=1_100, inputs_ready=1_110, outputs_begin=1_310, e
 
 @pytest.fixture(autouse=True)
 def clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time stands still at 2,000 ns, and at 77 ms since the epoch."""
+    """The clock stands still at 2,000 ns, and at 77 ms since the epoch."""
     monkeypatch.setattr(time, "monotonic_ns", lambda: 2_000)
     monkeypatch.setattr(time, "time_ns", lambda: 77_654_321)
 
@@ -32,11 +32,11 @@ def call(batch_size: int = 1, received: int = 1_000, failed: bool = False) -> Ca
     return made
 
 
-def test_nothing_has_happened_at_first() -> None:
+def test_all_counters_start_at_zero() -> None:
     assert InferenceCounters("m", "3").snapshot() == ModelStatistics("m", "3")
 
 
-def test_every_request_bears_the_full_times_of_its_batch() -> None:
+def test_every_request_is_charged_with_the_full_times_of_its_batch() -> None:
     counters = InferenceCounters("m", "1")
     counters.record_batch([call(2), call(3, received=1_010)], TIMES)
     assert counters.snapshot() == ModelStatistics(
@@ -68,7 +68,7 @@ def test_batch_sizes_are_listed_in_ascending_order() -> None:
     assert (stats.inference_count, stats.execution_count) == (9, 3)
 
 
-def test_failed_calls_of_a_batch_are_no_successes_but_were_executed() -> None:
+def test_failed_calls_of_a_batch_count_as_executed_but_not_as_success() -> None:
     counters = InferenceCounters("m", "1")
     counters.record_batch([call(2), call(3, failed=True)], TIMES)
     counters.record_failure(900)
@@ -79,7 +79,7 @@ def test_failed_calls_of_a_batch_are_no_successes_but_were_executed() -> None:
     assert [batch.batch_size for batch in stats.batch_stats] == [5]
 
 
-def test_failure_in_the_queue_counts_nothing_else() -> None:
+def test_a_failure_in_the_queue_counts_only_as_failure() -> None:
     counters = InferenceCounters("m", "1")
     counters.record_failure(5)
     counters.record_failure(6)
@@ -88,7 +88,7 @@ def test_failure_in_the_queue_counts_nothing_else() -> None:
     )
 
 
-def test_call_that_was_not_queued_waited_since_it_was_received() -> None:
+def test_queue_time_without_a_queue_starts_when_the_call_is_received() -> None:
     counters = InferenceCounters("m", "1")
     direct = call()
     direct.queued_ns = 0
@@ -114,7 +114,7 @@ def test_cache_hit_is_a_success_without_inference_or_compute() -> None:
     )
 
 
-def test_cache_miss_lengthens_the_success_it_belongs_to() -> None:
+def test_the_time_of_a_cache_miss_is_added_to_its_success() -> None:
     counters = InferenceCounters("m", "1")
     counters.record_success(1, 100, 1, 2, 3, 4)
     counters.record_cache_miss(9)
@@ -123,7 +123,7 @@ def test_cache_miss_lengthens_the_success_it_belongs_to() -> None:
     assert stats.cache_miss == Duration(1, 9)
 
 
-def test_snapshot_does_not_change_afterwards() -> None:
+def test_a_snapshot_does_not_change_later() -> None:
     counters = InferenceCounters("m", "1")
     counters.record_batch([call()], TIMES)
     before = counters.snapshot()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from host.config.normalise import normalise_config
+from host.config.defaults import normalise_config
 from host.config.pbtxt import parse_pbtxt
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError

@@ -1,4 +1,4 @@
-"""What `--trace-config` comes to."""
+"""Parsing `--trace-config`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_defaults() -> None:
     assert made.warnings == ()
 
 
-def test_levels_add_up_and_of_other_settings_the_last_counts() -> None:
+def test_levels_accumulate_and_other_settings_use_the_last_value() -> None:
     made = of("level=timestamps", "level=TENSORS", "rate=1", "rate=2", "triton,file=f")
     assert (made.level, made.rate) == ({"TIMESTAMPS", "TENSORS"}, 2)
 
 
 @pytest.mark.parametrize("word", ["true", "on", "MIN", "max", "TIMESTAMPS"])
-def test_words_that_mean_timestamps(word: str) -> None:
+def test_several_words_mean_timestamps(word: str) -> None:
     assert of(f"level={word}", "triton,file=f").level == {"TIMESTAMPS"}
 
 
@@ -75,11 +75,11 @@ def test_numbers_are_checked(setting: str, detail: str) -> None:
     ],
     ids=["no file", "no rate", "tensors", "global", "of a mode"],
 )
-def test_what_has_no_effect_is_a_warning(settings: list[str], warning: str) -> None:
+def test_a_setting_without_effect_gives_a_warning(settings: list[str], warning: str) -> None:
     assert Options(model_repository=[HERE], trace_config=settings).warnings == [warning]
 
 
-def test_batches_may_come_from_the_environment() -> None:
+def test_batch_settings_default_to_environment_variables() -> None:
     environment = {
         "OTEL_BSP_MAX_QUEUE_SIZE": "7",
         "OTEL_BSP_SCHEDULE_DELAY": "8",
@@ -93,7 +93,7 @@ def test_batches_may_come_from_the_environment() -> None:
     }
 
 
-def test_options_of_the_mode_are_shown_in_order() -> None:
+def test_options_of_the_mode_are_described_in_order() -> None:
     made = of("mode=opentelemetry", "opentelemetry,resource=a=b=c", "opentelemetry,resource=d=e")
     assert made.resource == {"a": "b=c", "d": "e"}
     assert list(made.describe()) == [

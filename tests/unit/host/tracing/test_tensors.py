@@ -1,4 +1,4 @@
-"""Tensors as text."""
+"""Formatting tensors for trace files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from host.tracing.tensors import elements, tensor_json
         ("INT32", np.array([], np.int32), ""),
     ],
 )
-def test_elements(datatype: str, array: np.ndarray, text: str) -> None:  # type: ignore[type-arg]
+def test_elements_are_joined_by_commas(datatype: str, array: np.ndarray, text: str) -> None:  # type: ignore[type-arg]
     assert elements(datatype, array.tobytes()) == text
 
 
@@ -30,6 +30,6 @@ def test_strings_are_in_quotation_marks() -> None:
     assert elements("BYTES", data) == '"ab","","\\xff"'
 
 
-def test_a_tensor() -> None:
+def test_a_tensor_has_name_data_shape_and_datatype() -> None:
     tensor = Tensor("X", "INT32", [1, 2], np.array([3, 4], np.int32).tobytes())
     assert tensor_json(tensor) == {"name": "X", "data": "3,4", "shape": "1,2", "dtype": "INT32"}

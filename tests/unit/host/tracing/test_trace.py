@@ -1,4 +1,4 @@
-"""When a trace is complete, and what is in it."""
+"""The events of a trace, and when a trace is complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUEST = InferRequest("m", [], id="r")
 
 
 class Traced:
-    """A trace that is open at its door, and the families that were complete."""
+    """A trace with an open endpoint, and the list of complete trace trees."""
 
     def __init__(self, spans: SpanIds | None = None) -> None:
         self.over: list[TraceTree] = []
@@ -24,14 +24,14 @@ class Traced:
         self.trace.start_response()
 
     def serve(self, trace: Trace) -> None:
-        """All that a model does with a request."""
+        """Record everything that a model does with a request."""
         trace.start_inference(REQUEST, "m", 1, 5)
         trace.start_compute()
         trace.finish_compute(TIMES)
         trace.record_response(InferResponse("m", 1), True)
 
 
-def test_a_trace_is_complete_when_door_and_model_are_done() -> None:
+def test_a_trace_is_complete_when_endpoint_and_model_have_finished() -> None:
     traced = Traced()
     traced.serve(traced.trace)
     assert not traced.over
@@ -40,7 +40,7 @@ def test_a_trace_is_complete_when_door_and_model_are_done() -> None:
     assert len(traced.over) == 1
 
 
-def test_times_that_come_after_the_response_are_waited_for() -> None:
+def test_a_trace_waits_for_batch_times_that_come_after_the_response() -> None:
     traced = Traced()
     trace = traced.trace
     trace.start_inference(REQUEST, "m", 1, 5)
@@ -53,7 +53,7 @@ def test_times_that_come_after_the_response_are_waited_for() -> None:
     assert len(traced.over) == 1
 
 
-def test_a_stub_that_dies_leaves_no_times() -> None:
+def test_a_stub_that_dies_gives_no_compute_times() -> None:
     traced = Traced()
     trace = traced.trace
     trace.start_inference(REQUEST, "m", 1, 5)
@@ -65,7 +65,7 @@ def test_a_stub_that_dies_leaves_no_times() -> None:
     assert len(traced.over) == 1
 
 
-def test_a_request_that_was_never_sent_has_no_times_to_wait_for() -> None:
+def test_a_request_that_was_never_sent_does_not_wait_for_compute_times() -> None:
     traced = Traced()
     traced.trace.start_inference(REQUEST, "m", 1, 5)
     traced.trace.record_response(None, True)
@@ -73,7 +73,7 @@ def test_a_request_that_was_never_sent_has_no_times_to_wait_for() -> None:
     assert len(traced.over) == 1
 
 
-def test_a_refused_request_does_not_keep_its_trace_open() -> None:
+def test_a_rejected_request_does_not_keep_its_trace_open() -> None:
     traced = Traced()
     traced.trace.start_inference(REQUEST, "m", 1, 5)
     traced.trace.reject_inference()
@@ -81,7 +81,7 @@ def test_a_refused_request_does_not_keep_its_trace_open() -> None:
     assert len(traced.over) == 1
 
 
-def test_a_request_may_run_again() -> None:
+def test_a_request_may_be_executed_again() -> None:
     traced = Traced()
     trace = traced.trace
     trace.start_inference(REQUEST, "m", 1, 5)
@@ -95,7 +95,7 @@ def test_a_request_may_run_again() -> None:
     assert [name for name, _ in trace.compute_events].count("COMPUTE_START") == 2
 
 
-def test_children_are_waited_for() -> None:
+def test_a_trace_waits_for_its_child_traces() -> None:
     traced = Traced()
     child = traced.trace.create_child()
     child.start_inference(REQUEST, "n", 2, 6)
@@ -107,7 +107,7 @@ def test_children_are_waited_for() -> None:
     assert (child.parent, child.number, child.model) == (1, 2, "n")
 
 
-def test_a_child_that_comes_too_late_is_no_part_of_it() -> None:
+def test_a_child_created_after_the_end_is_not_part_of_the_trace() -> None:
     traced = Traced()
     traced.serve(traced.trace)
     child = traced.trace.create_child()
@@ -117,7 +117,7 @@ def test_a_child_that_comes_too_late_is_no_part_of_it() -> None:
     assert not child.model_events
 
 
-def test_spans_of_a_child_lie_in_what_their_parent_was_doing() -> None:
+def test_the_parent_span_of_a_child_is_the_current_span() -> None:
     traced = Traced(SpanIds.for_client_request(None))
     trace = traced.trace
     assert trace.span_ids is not None
@@ -135,7 +135,7 @@ def test_spans_of_a_child_lie_in_what_their_parent_was_doing() -> None:
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_context_from_outside() -> None:
+def test_a_clients_trace_context_is_parsed() -> None:
     found = parse_trace_context({"traceparent": f" {PARENT} ", "tracestate": "a=b"}.get)
     assert found is not None
     assert (found.span, found.state) == (0xB7AD6B7169203331, "a=b")
@@ -143,7 +143,7 @@ def test_context_from_outside() -> None:
     assert later is not None and later.span == found.span
 
 
-def test_context_that_is_not_valid() -> None:
+def test_an_invalid_trace_context_is_ignored() -> None:
     assert parse_trace_context({}.get) is None
     assert parse_trace_context({"traceparent": PARENT.upper()}.get) is None
     assert parse_trace_context({"traceparent": f"{PARENT}-more"}.get) is None

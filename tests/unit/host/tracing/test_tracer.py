@@ -1,4 +1,4 @@
-"""Which requests are traced, and what a server keeps of them."""
+"""Which requests are traced, and how long the tracer knows a trace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def no_header(name: str) -> None:
     return None
 
 
-def test_while_nothing_is_traced_doors_see_no_tracer(path: Path) -> None:
+def test_endpoints_get_no_tracer_while_tracing_is_off(path: Path) -> None:
     tracer = Tracer(TraceConfig(file=str(path)))
     log = configure(Options(model_repository=[path]))
     core = Core("x", Registry(), True)
@@ -48,7 +48,7 @@ def test_while_nothing_is_traced_doors_see_no_tracer(path: Path) -> None:
     log.close()
 
 
-def test_a_trace_that_is_complete_is_not_found_any_more(tracer: Tracer) -> None:
+def test_a_complete_trace_cannot_be_found(tracer: Tracer) -> None:
     trace = tracer.start_trace("m", no_header)
     assert trace is not None
     assert tracer.find_trace(trace.number) is trace
@@ -59,7 +59,7 @@ def test_a_trace_that_is_complete_is_not_found_any_more(tracer: Tracer) -> None:
     assert tracer.find_trace(trace.create_child().number) is None
 
 
-def test_what_is_under_way_when_settings_change_is_written_when_it_is_complete(
+def test_a_trace_in_progress_is_written_after_its_setting_is_replaced(
     tracer: Tracer, path: Path
 ) -> None:
     trace = tracer.start_trace("m", no_header)
@@ -74,7 +74,7 @@ def test_what_is_under_way_when_settings_change_is_written_when_it_is_complete(
     assert head == {"id": 1, "model_name": "m", "model_version": 1, "request_id": "r"}
 
 
-def test_a_file_that_cannot_be_written_is_an_error_in_the_log(
+def test_a_file_that_cannot_be_written_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "no" / "traces"

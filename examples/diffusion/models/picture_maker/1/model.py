@@ -1,4 +1,4 @@
-"""Makes pictures by diffusion: encodes a text, takes noise away step by step, decodes."""
+"""Generates pictures by diffusion: encodes a text, removes noise step by step, decodes."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ MOST_STEPS = 1000
 
 
 def ask(model, output, **inputs):
-    """One output of a model."""
+    """Call a model and return one output."""
     tensors = [pb_utils.Tensor(name, array) for name, array in inputs.items()]
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=[output], inputs=tensors
@@ -24,13 +24,13 @@ def ask(model, output, **inputs):
 
 
 def one(request, name, otherwise):
-    """The only element of an input that may be left out."""
+    """The only element of an optional input, or the default."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return otherwise if tensor is None else tensor.as_numpy()[0]
 
 
 def left(progress):
-    """How much of the picture is left among the noise, from a little at 0 to all of it at 1."""
+    """The share of the picture in the noisy one, from a little at time 0 to 1 at time 1."""
     return math.cos((1 - progress) * 0.49 * math.pi) ** 2
 
 

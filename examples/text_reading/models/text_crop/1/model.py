@@ -1,4 +1,4 @@
-"""Cuts words out of a picture, where the heat map has lines; all are 24 rows high."""
+"""Crops words from a picture where the heat map shows text; all crops have 24 rows."""
 
 import numpy as np
 from PIL import Image
@@ -6,12 +6,12 @@ from PIL import Image
 import triton_python_backend_utils as pb_utils
 
 HEIGHT = 24
-CELL = 4  # pixels of the picture along each side of a pixel of the heat map
-GAP = 0.7  # of a word's height: what is further apart are two words
+CELL = 4  # pixels of the picture per pixel of the heat map, in each direction
+GAP = 0.7  # share of a word's height: a larger gap separates two words
 
 
 def runs(filled, gap=1):
-    """(begin, end) of each stretch of True; fewer than `gap` times False do not part one."""
+    """(begin, end) of each run of True. Gaps of fewer than `gap` False do not split a run."""
     places = np.flatnonzero(filled)
     if not len(places):
         return []
@@ -20,7 +20,7 @@ def runs(filled, gap=1):
 
 
 def words(picture, heat):
-    """Left, top, right and bottom of each word, in the order of reading."""
+    """Left, top, right and bottom of each word, in reading order."""
     found = []
     for top, bottom in runs((heat > 0.5).any(axis=1)):
         for left, right in runs((heat[top:bottom] > 0.5).any(axis=0)):
@@ -35,7 +35,7 @@ def words(picture, heat):
 
 
 def crop(picture, box):
-    """A word, as high as all words are."""
+    """Crop a word and scale it to the common height."""
     left, top, right, bottom = box
     width = max(1, round((right - left) * HEIGHT / (bottom - top)))
     part = Image.fromarray(picture[top:bottom, left:right])

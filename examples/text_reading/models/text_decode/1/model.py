@@ -1,4 +1,4 @@
-"""From chances per place to text: the surest letters, as far apart as letters are."""
+"""Converts the probabilities of letters to text: takes the best letters that do not overlap."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ import triton_python_backend_utils as pb_utils
 ALPHABET = (Path(__file__).parent / "alphabet.txt").read_text()
 
 
-APART = 15  # columns of a crop: no two letters begin closer to each other
+APART = 15  # columns of a crop: the minimum distance between the starts of two letters
 
 
 def text(chances):
-    """One word; class 0 is no letter."""
+    """Decode one word; class 0 is "no letter"."""
     sure = chances[:, 1:].max(axis=1) - chances[:, 0]
     found = {}
     for place in np.argsort(-sure, kind="stable"):

@@ -1,4 +1,4 @@
-"""Decodes an image file: ink is 1 and paper is 0, whichever of them was the dark one."""
+"""Decodes an image file to an array with ink 1 and paper 0, for dark and for light text."""
 
 import io
 
@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 
 def picture(data):
-    """Shape (1, 1, H, W), both multiples of 4, as the detector looks at 4 by 4 pixels."""
+    """Pad to shape (1, 1, H, W) with multiples of 4, because the detector uses 4 by 4 blocks."""
     grey = np.asarray(Image.open(io.BytesIO(data)).convert("L"), np.float32)
     low, paper, high = (float(each) for each in (grey.min(), np.median(grey), grey.max()))
     ink = low if paper - low > high - paper else high

@@ -1,4 +1,4 @@
-"""The pipeline of `text_reader` as a program: without text, nobody is asked to read."""
+"""The pipeline of `text_reader` as Python code: without text, it skips the recognition."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 
 def ask(model, outputs, *inputs):
-    """These outputs of a model."""
+    """Call a model and return these outputs."""
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=outputs, inputs=list(inputs)
     )
@@ -18,7 +18,7 @@ def ask(model, outputs, *inputs):
 
 
 class Refused(Exception):
-    """A step has failed, which fails this request and no other one."""
+    """A step has failed. Only this request fails."""
 
     def __init__(self, error):
         super().__init__(error.message())

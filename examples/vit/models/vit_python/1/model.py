@@ -13,7 +13,7 @@ SIZE = 224
 
 
 def pixels(image):
-    """From (height, width, 3) of 0 to 255 to (1, 3, 224, 224) of -1 to 1."""
+    """Convert (height, width, 3) of 0 to 255 to (1, 3, 224, 224) of -1 to 1."""
     small = Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
     return (np.asarray(small, np.float32) / 127.5 - 1).transpose(2, 0, 1)[None]
 

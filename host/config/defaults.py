@@ -1,4 +1,8 @@
-"""Filling in backend, platform and file name from each other and from what a version holds."""
+"""Fills in the fields that a configuration leaves out.
+
+Backend, platform and default file name follow from each other and from the files of a version; the
+other fields have fixed defaults.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,22 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from host.config.schema import ModelConfig
+from host.config.schema import ConfigPart, ModelConfig, is_ensemble
 from host.errors import invalid_argument
 
 _VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
 _MAX_VERSION = 2**63 - 1
+_DEFAULT_IDLE_US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Framework:
-    """One line of the table of known frameworks: how each of its facts implies the others."""
+    """A known framework: its backend, platform and file name, each of which implies the others."""
 
     backend: str
     platform: str
     file_name: str
-    kind: str = "any"  # what the entry in a version directory must be to count
+    kind: str = "any"  # what the model file must be: a file, a directory or any entry
     aliases: tuple[str, ...] = ()
 
     @property
@@ -32,7 +37,7 @@ class _Framework:
         return {"file": entry.is_file, "directory": entry.is_dir, "any": entry.exists}[self.kind]()
 
 
-# In the order in which they are tried (configuration spec 1.5, 1.6).
+# In the order of docs/reference/configuration_and_scheduling.md, 1.5 and 1.6.
 _FRAMEWORKS = (
     _Framework("tensorflow", "tensorflow_graphdef", "model.graphdef", "file"),
     _Framework("tensorflow", "tensorflow_savedmodel", "model.savedmodel", "directory"),
@@ -48,16 +53,16 @@ PLATFORMS_OF_BACKEND = {
     backend: {known.platform for known in _FRAMEWORKS if known.backend == backend}
     for backend in ("tensorflow", "tensorrt", "onnxruntime", "pytorch")
 }
-"""The platforms that go with a backend, for the backends that have platforms."""
+"""The valid platforms of each backend that has platforms."""
 
 
 def is_version(name: str) -> bool:
-    """Whether a directory of this name is a version: `0` or digits without a leading zero."""
+    """Whether this is the name of a version directory: `0`, or digits without a leading zero."""
     return _VERSION.fullmatch(name) is not None and int(name) <= _MAX_VERSION
 
 
 def first_version_dir(model_dir: Path) -> Path | None:
-    """The version directory that stands for all when facts are inferred from files."""
+    """The version directory whose files decide the backend; None if there is no version."""
     if not model_dir.is_dir():
         return None
     found = sorted(
@@ -67,20 +72,24 @@ def first_version_dir(model_dir: Path) -> Path | None:
 
 
 def resolve_backend(config: ModelConfig, model: str, version_dir: Path | None) -> None:
-    """Fill in what is missing of backend, platform and default file name (spec 1.6)."""
-    framework = _named(config) or _present(config, version_dir)
+    """Fill in backend, platform and default file name where they are missing.
+
+    The rules are in docs/reference/configuration_and_scheduling.md, 1.6. Raises HostError
+    INVALID_ARG if nothing in the configuration, the files or the model name tells the backend.
+    """
+    framework = _find_by_config(config) or _find_by_files(config, version_dir)
     if framework is not None:
         config.backend = framework.backend
         config.platform = config.platform or framework.platform
         config.default_model_filename = config.default_model_filename or framework.file_name
     elif not (config.backend or config.platform or config.default_model_filename):
-        _from_model_name(config, model)
+        _set_from_model_name(config, model)
 
 
-def _named(config: ModelConfig) -> _Framework | None:
-    """The framework that the platform or the file name stands for."""
+def _find_by_config(config: ModelConfig) -> _Framework | None:
+    """The framework that the platform or the file name in the configuration belongs to."""
     for known in _candidates(config):
-        # A TensorFlow file name counts only as long as no platform contradicts it.
+        # TensorFlow file names are used only if no platform is set.
         by_file = not (config.platform and known.backend == "tensorflow")
         if config.platform in known.platforms:
             return known
@@ -89,24 +98,24 @@ def _named(config: ModelConfig) -> _Framework | None:
     return None
 
 
-def _present(config: ModelConfig, version_dir: Path | None) -> _Framework | None:
-    """The framework whose file the version holds, else the first one of the named backend."""
+def _find_by_files(config: ModelConfig, version_dir: Path | None) -> _Framework | None:
+    """The framework whose file is in the version directory, else the first of the backend."""
     candidates = _candidates(config)
     if version_dir is not None and not (config.platform or config.default_model_filename):
         for known in candidates:
             if known.found_in(version_dir):
                 return known
-    # Which of its two formats a TensorFlow model has must be known; the others have a default.
-    named = config.backend and config.backend != "tensorflow" and candidates
-    return candidates[0] if named else None
+    # Other backends have a default format; TensorFlow has two formats and no default.
+    has_default = config.backend and config.backend != "tensorflow" and candidates
+    return candidates[0] if has_default else None
 
 
 def _candidates(config: ModelConfig) -> list[_Framework]:
     return [known for known in _FRAMEWORKS if config.backend in ("", known.backend)]
 
 
-def _from_model_name(config: ModelConfig, model: str) -> None:
-    """`<name>.<backend>`: whatever follows the first dot names the backend."""
+def _set_from_model_name(config: ModelConfig, model: str) -> None:
+    """Set the backend from a model name `<name>.<backend>`."""
     _, dot, backend = model.partition(".")
     if not dot:
         raise invalid_argument(
@@ -115,3 +124,29 @@ def _from_model_name(config: ModelConfig, model: str) -> None:
         )
     config.backend = backend
     config.default_model_filename = f"model.{backend}"
+
+
+def normalise_config(config: ModelConfig) -> None:
+    """Fill in version policy, schedulers and pinned memory.
+
+    The rules are in docs/reference/configuration_and_scheduling.md, 2.5.
+    """
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    if config.HasField("dynamic_batching"):
+        _prefer_full_batches(config.dynamic_batching, config.max_batch_size)
+    if config.HasField("sequence_batching"):
+        batcher = config.sequence_batching
+        if batcher.HasField("oldest"):
+            _prefer_full_batches(batcher.oldest, config.max_batch_size)
+        if batcher.max_sequence_idle_microseconds == 0:
+            batcher.max_sequence_idle_microseconds = _DEFAULT_IDLE_US
+    if not is_ensemble(config):
+        for name in ("input_pinned_memory", "output_pinned_memory"):
+            if not config.optimization.HasField(name):
+                getattr(config.optimization, name).enable = True
+
+
+def _prefer_full_batches(batcher: ConfigPart, max_batch_size: int) -> None:
+    if not batcher.preferred_batch_size and max_batch_size > 0:
+        batcher.preferred_batch_size.append(max_batch_size)

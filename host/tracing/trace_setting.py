@@ -1,4 +1,4 @@
-"""The trace setting of one scope: which of its requests are traced, and what becomes of them."""
+"""The trace setting of one scope: samples its requests and counts the traces not yet complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from host.tracing.trace import TraceTree
 
 @dataclass(frozen=True, slots=True)
 class TraceSettingValues:
-    """What a setting consists of; see TraceConfig."""
+    """The values of one trace setting; `TraceConfig` says what they mean."""
 
     level: frozenset[str]
     rate: int
@@ -20,19 +20,21 @@ class TraceSettingValues:
 
 
 class TraceSink(Protocol):
-    """Where the traces of a setting go."""
+    """Receives complete traces and writes or sends them."""
 
     def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
-        """A trace is complete."""
+        """Accept a complete trace, which `setting` has sampled."""
 
     def flush_setting(self, setting: TraceSetting) -> None:
-        """The setting has ended, and so have all its traces."""
+        """Write what is buffered for a setting: it is replaced, and all its traces are complete."""
 
 
 class TraceSetting:
-    """Counts the requests of its scope. It is replaced, not changed: `retire` is then called.
+    """Decides which requests of one scope (all models, or one model) are traced.
 
-    `buffer` is what its sink keeps for it.
+    The values of a setting never change. A change makes a new setting and retires this one.
+    `buffer` is for the sink: traces that are not yet written. `remaining` is how many traces may
+    still be started, or -1 for no limit.
     """
 
     def __init__(self, values: TraceSettingValues, sink: TraceSink) -> None:
@@ -40,55 +42,55 @@ class TraceSetting:
         self.remaining = values.count
         self.buffer: list[str] = []
         self.pending_traces = 0
-        """Traces that are not complete."""
+        """Traces that are started and not yet complete."""
         self._request_count = 0
         self._sink = sink
         self._retired = False
 
     @property
     def enabled(self) -> bool:
-        """Whether any requests might be traced."""
+        """Whether the level is not OFF."""
         return bool(self.values.level)
 
     @property
     def timestamps(self) -> bool:
-        """Whether times are noted."""
+        """Whether the level has TIMESTAMPS."""
         return TIMESTAMPS in self.values.level
 
     @property
     def tensors(self) -> bool:
-        """Whether tensors are noted."""
+        """Whether the level has TENSORS."""
         return TENSORS in self.values.level
 
     def remaining_values(self) -> TraceSettingValues:
-        """The values, with the count that is left."""
+        """The values, with the remaining count in place of the original one."""
         values = self.values
         return TraceSettingValues(values.level, values.rate, self.remaining, values.log_frequency)
 
     def sample_request(self, forced: bool) -> TraceTree | None:
-        """Count a request; the tree of its trace if it is to be traced.
+        """Count a request. Returns a new trace tree if the request is traced, else None.
 
-        A `forced` one always is, whatever rate and count say.
+        A `forced` request is always traced, whatever the rate and the remaining count are.
         """
-        chosen = False
+        sampled = False
         if self.values.rate and self.remaining:
             self._request_count += 1
-            chosen = self._request_count % self.values.rate == 0
-            if chosen and self.remaining > 0:
+            sampled = self._request_count % self.values.rate == 0
+            if sampled and self.remaining > 0:
                 self.remaining -= 1
-        if not (chosen or forced):
+        if not (sampled or forced):
             return None
         self.pending_traces += 1
-        return TraceTree(self._complete, self.tensors)
+        return TraceTree(self._on_complete, self.tensors)
 
-    def _complete(self, tree: TraceTree) -> None:
+    def _on_complete(self, tree: TraceTree) -> None:
         self.pending_traces -= 1
         self._sink.write_tree(self, tree)
         if self._retired and not self.pending_traces:
             self._sink.flush_setting(self)
 
     def retire(self) -> None:
-        """Another setting takes its place; the sink hears of the end when all is complete."""
+        """Mark the setting as replaced. The sink flushes it when its last trace is complete."""
         self._retired = True
         if not self.pending_traces:
             self._sink.flush_setting(self)

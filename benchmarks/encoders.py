@@ -1,4 +1,4 @@
-"""The same question in the protocols of several servers, for h2load and to see the answer once."""
+"""Encodes the same request in the protocols of several servers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy.typing as npt
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
-from benchmarks.h2load import GRPC, JSON, SERVICE, Answered, framed, h2load
+from benchmarks.h2load import GRPC, JSON, SERVICE, LoadResult, grpc_frame, h2load
 from benchmarks.servers import RunningServer
 
 
 @dataclass(frozen=True)
 class Model:
-    """The same everywhere; what its tensors are called, and what it is asked."""
+    """A model with its tensor names and the number of elements that it is sent."""
 
     name: str
     input: str
@@ -27,21 +27,21 @@ class Model:
     shape: tuple[int, ...]
 
     def array(self) -> npt.NDArray[np.float32]:
-        """The same values each time."""
+        """The input values, the same for every call."""
         return np.random.default_rng(7).random(self.shape, dtype=np.float32)
 
 
 @dataclass(frozen=True)
-class Question:
-    """What h2load sends, and how the same is asked once to see the answer."""
+class EncodedRequest:
+    """A request for h2load. `answer` sends it once and returns the output, to check it."""
 
     url: str
     body: bytes
     headers: dict[str, str]
     answer: Callable[[], npt.NDArray[Any]]
 
-    def measure(self, connections: int, seconds: float) -> Answered:
-        """h2load's figures."""
+    def measure(self, connections: int, seconds: float) -> LoadResult:
+        """Run h2load with this request and return its figures."""
         return h2load(self.url, self.body, self.headers, connections, seconds)
 
 
@@ -51,8 +51,8 @@ def _post(url: str, body: bytes) -> Any:
         return json.load(response)
 
 
-def v2_json(server: RunningServer, model: Model) -> Question:
-    """HTTP with JSON in the v2 protocol."""
+def v2_json(server: RunningServer, model: Model) -> EncodedRequest:
+    """HTTP with JSON in the KServe v2 protocol."""
     array = model.array()
     url = f"http://127.0.0.1:{server.http_port}/v2/models/{model.name}/infer"
     given = {"name": model.input, "shape": array.shape, "datatype": "FP32"}
@@ -62,11 +62,11 @@ def v2_json(server: RunningServer, model: Model) -> Question:
         (output,) = _post(url, body)["outputs"]
         return np.array(output["data"], np.float32).reshape(output["shape"])
 
-    return Question(url, body, JSON, answer)
+    return EncodedRequest(url, body, JSON, answer)
 
 
-def v2_grpc(server: RunningServer, model: Model) -> Question:
-    """gRPC in the v2 protocol, tensors as raw bytes."""
+def v2_grpc(server: RunningServer, model: Model) -> EncodedRequest:
+    """gRPC in the KServe v2 protocol, with tensors as raw bytes."""
     array, address = model.array(), f"127.0.0.1:{server.grpc_port}"
     message = pb.ModelInferRequest(model_name=model.name)
     message.inputs.add(name=model.input, datatype="FP32", shape=array.shape)
@@ -79,15 +79,15 @@ def v2_grpc(server: RunningServer, model: Model) -> Question:
         assert found is not None, f"{model.name} has sent no {model.output}"
         return found
 
-    body = framed(message.SerializeToString())
-    return Question(f"http://{address}/{SERVICE}/ModelInfer", body, GRPC, answer)
+    body = grpc_frame(message.SerializeToString())
+    return EncodedRequest(f"http://{address}/{SERVICE}/ModelInfer", body, GRPC, answer)
 
 
-def plain_json(server: RunningServer, model: Model) -> Question:
-    """HTTP with JSON as LitServe's server here has it."""
+def plain_json(server: RunningServer, model: Model) -> EncodedRequest:
+    """HTTP with JSON in the format of litserve_server.py."""
     url = f"http://127.0.0.1:{server.http_port}/{model.name}"
     body = json.dumps({"data": model.array().tolist()}).encode()
-    return Question(url, body, JSON, lambda: np.array(_post(url, body)["data"], np.float32))
+    return EncodedRequest(url, body, JSON, lambda: np.array(_post(url, body)["data"], np.float32))
 
 
-Ask = Callable[[RunningServer, Model], Question]
+RequestEncoder = Callable[[RunningServer, Model], EncodedRequest]

@@ -1,4 +1,4 @@
-"""Missing values that are filled in: policy, schedulers, backend, platform, file name."""
+"""Default values: version policy, schedulers, backend, platform, file name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from host.config.normalise import normalise_config
+from host.config.defaults import first_version_dir, is_version, normalise_config, resolve_backend
 from host.config.pbtxt import parse_pbtxt
-from host.config.resolve import first_version_dir, is_version, resolve_backend
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
 
@@ -19,7 +18,7 @@ def normalised(text: str) -> ModelConfig:
     return config
 
 
-def test_the_version_policy_defaults_to_the_latest_one() -> None:
+def test_the_version_policy_defaults_to_the_latest_version() -> None:
     assert normalised("").version_policy.latest.num_versions == 1
     assert normalised("version_policy { latest {} }").version_policy.latest.num_versions == 0
     assert normalised("version_policy { all {} }").version_policy.HasField("all")
@@ -28,7 +27,7 @@ def test_the_version_policy_defaults_to_the_latest_one() -> None:
 @pytest.mark.parametrize(
     "batcher", ["dynamic_batching { %s }", "sequence_batching { oldest { %s } }"]
 )
-def test_full_batches_are_preferred_unless_others_are(batcher: str) -> None:
+def test_the_preferred_batch_size_defaults_to_the_maximum(batcher: str) -> None:
     def preferred(text: str, setting: str = "") -> list[int]:
         config = normalised(f"{text} {batcher % setting}")
         choice = config.dynamic_batching
@@ -41,7 +40,7 @@ def test_full_batches_are_preferred_unless_others_are(batcher: str) -> None:
     assert preferred("max_batch_size: 8", "preferred_batch_size: 2") == [2]
 
 
-def test_sequences_are_idle_for_a_second_by_default() -> None:
+def test_the_sequence_idle_timeout_defaults_to_one_second() -> None:
     assert normalised("sequence_batching {}").sequence_batching.max_sequence_idle_microseconds == (
         1_000_000
     )
@@ -49,7 +48,7 @@ def test_sequences_are_idle_for_a_second_by_default() -> None:
     assert given.sequence_batching.max_sequence_idle_microseconds == 5
 
 
-def test_pinned_memory_is_on_unless_said_otherwise() -> None:
+def test_pinned_memory_is_enabled_by_default() -> None:
     optimization = normalised("optimization { input_pinned_memory {} }").optimization
     assert not optimization.input_pinned_memory.enable
     assert optimization.output_pinned_memory.enable
@@ -110,7 +109,7 @@ def test_backend_platform_and_file_name_imply_each_other(
     assert resolved(text, tuple(files), tmp_path) == expected
 
 
-def test_what_follows_the_first_dot_of_the_name_is_the_backend(tmp_path: Path) -> None:
+def test_the_part_after_the_first_dot_of_a_name_is_the_backend(tmp_path: Path) -> None:
     assert resolved("", (), tmp_path, "a.b.c") == ["b.c", "", "model.b.c"]
 
 
