@@ -11,9 +11,10 @@ from pb_utils import (
     TritonModelException,
 )
 from pb_utils._iterator import ResponseIterator
-from pb_utils._memory import MemoryType, SharedMemory, shared_memory
+from pb_utils._memory import MemoryType
 from pb_utils._metrics import Metric, MetricKind
 from pb_utils._sender import InferenceResponseSender
+from pb_utils._shared_memory import SharedMemory, shared_memory
 from pb_utils._trace import InferenceTrace
 
 __all__ = [

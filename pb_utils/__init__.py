@@ -19,7 +19,6 @@ from pb_utils._memory import (
     TRITONSERVER_MEMORY_GPU,
     MemoryType,
     PreferredMemory,
-    SharedMemory,
 )
 from pb_utils._metrics import Metric, MetricFamily, MetricKind
 from pb_utils._model_config import (
@@ -44,6 +43,7 @@ from pb_utils._response import (
 )
 from pb_utils._runtime import get_model_dir
 from pb_utils._sender import InferenceResponseSender
+from pb_utils._shared_memory import SharedMemory
 from pb_utils._tensor import Tensor
 from pb_utils._trace import InferenceTrace
 

@@ -19,6 +19,7 @@ from pb_utils.testing._other_models import OtherModels
 
 if TYPE_CHECKING:
     from pb_utils._request import InferenceRequest
+    from pb_utils._request_fields import RequestFields
     from pb_utils._runtime import ResponseReceiver
 
 
@@ -71,8 +72,9 @@ class HarnessRuntime:
             " that uses pb_utils.testing"
         )
 
-    def exec(self, request: InferenceRequest) -> InferenceResponse:
+    def exec(self, request: RequestFields) -> InferenceResponse:
         """Have another model answer, in this thread."""
+        assert isinstance(request, InferenceRequest)
         self._check_bls_allowed()
         stream = ResponseStream()
         cancelled = threading.Event()
@@ -89,9 +91,10 @@ class HarnessRuntime:
         return response
 
     def send_request(
-        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
+        self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         """Have another model answer, in a thread of its own."""
+        assert isinstance(request, InferenceRequest)
         self._check_bls_allowed()
         cancelled = threading.Event()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pb_utils import InferenceRequest, InferenceResponse, TritonModelException
+from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
 from pb_utils._sender import Responder
 
@@ -12,9 +13,7 @@ from pb_utils._sender import Responder
 class SentRequest:
     """A request that was sent without waiting, and how the test answers it."""
 
-    def __init__(
-        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
-    ) -> None:
+    def __init__(self, request: RequestFields, decoupled: bool, receive: ResponseReceiver) -> None:
         self.request = request
         self.decoupled = decoupled
         self.receive = receive
@@ -41,12 +40,12 @@ class RecordingRuntime:
     def log(self, level: int, filename: str, line: int, message: str) -> None:
         self.lines.append((level, filename, line, message))
 
-    def exec(self, request: InferenceRequest) -> InferenceResponse:
+    def exec(self, request: RequestFields) -> InferenceResponse:
         self.requests.append(request)
         return self.response
 
     def send_request(
-        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
+        self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         self._call()
         sent_request = SentRequest(request, decoupled, receive)
