@@ -81,7 +81,8 @@ def test_a_family_cannot_have_the_name_of_a_server_metric() -> None:
     with pytest.raises(HostError) as error:
         CustomMetrics().new_family("a", 1, "nv_inference_count", "", COUNTER)
     assert error_text(error) == (
-        "Metric name 'nv_inference_count' is reserved for a metric of the server; choose another one"
+        "Metric name 'nv_inference_count' is reserved for a metric of the server;"
+        " choose another one"
     )
 
 

@@ -83,10 +83,12 @@ def test_a_model_without_overrides_uses_the_global_setting_itself(sink: Recordin
 
 def test_a_cleared_global_value_gets_its_initial_value_back(sink: RecordingSink) -> None:
     settings = settings_with(sink, rate=5, count=8)
+    settings.update("m", {"log_frequency": 1})
     settings.update("", {"rate": 2, "count": 3})
     settings.update("", {"rate": None, "count": None})
-    assert described(settings, "", "trace_rate") == "5"
-    assert described(settings, "", "trace_count") == "8"
+    for model in ("", "m"):
+        assert described(settings, model, "trace_rate") == "5"
+        assert described(settings, model, "trace_count") == "8"
 
 
 def test_an_overridden_count_keeps_what_is_left_of_it_when_other_values_change(
