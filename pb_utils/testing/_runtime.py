@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pb_utils import _runtime
 from pb_utils._logger import Logger
 from pb_utils._model_exception import TritonModelException
+from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
 from pb_utils._stream import ResponseStream
 from pb_utils.testing._messages import error_response
@@ -18,7 +19,6 @@ from pb_utils.testing._metrics import Metrics
 from pb_utils.testing._other_models import OtherModels
 
 if TYPE_CHECKING:
-    from pb_utils._request import InferenceRequest
     from pb_utils._request_fields import RequestFields
     from pb_utils._runtime import ResponseReceiver
 

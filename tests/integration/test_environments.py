@@ -491,8 +491,8 @@ def test_a_signal_prints_the_stack_of_every_thread_of_a_model(
     wait_until(at_rest, "the stack of the main thread at rest")
     host.wait_for(r"\[misbehave:1/misbehave_0\] Current thread 0x\w+ .*\(most recent call first\):")
     host.wait_for(
-        r"\[misbehave:1/misbehave_0\]   File \".*worker\.py\", line \d+ in receive_service"
-        "|_run_service_loop"
+        r"\[misbehave:1/misbehave_0\]   File \".*worker\.py\", line \d+ in"
+        " (receive_service|_run_service_loop)"
     )
     with host.client() as client:
         assert run_command(client, "echo still here") == "still here"
