@@ -115,9 +115,9 @@ class StubPool:
             for wait in pending:
                 wait.cancel()
 
-    def instance_exited(self, instance: Instance) -> None:
+    def instance_exited(self, instance: object) -> None:
         """The instance's process has ended."""
-        self._instances.discard(instance)
+        self._instances = {known for known in self._instances if known is not instance}
         if not self._instances:
             self._empty.set()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from host.inference.request import Call, InferRequest, RequestTrace
 from host.instances.arenas import Arenas
@@ -14,9 +14,6 @@ from host.instances.process_reaper import ProcessReaper
 from host.logs.formats import Label
 from stub.wire.messages import LogLine
 from stub.wire.payload import TraceLink
-
-if TYPE_CHECKING:
-    from host.instances.instance import Instance
 
 
 class Models(Protocol):
@@ -111,5 +108,5 @@ class HostServices(Protocol):
     def log_stub_output(self, label: Label, line: str, error: bool) -> None:
         """Log what a stub printed."""
 
-    def instance_exited(self, instance: Instance) -> None:
-        """The instance's process has ended."""
+    def instance_exited(self, instance: object) -> None:
+        """Called when the process of an instance has ended."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
-from typing import TYPE_CHECKING
 
 from host.errors import HostError
 from host.frontends.grpc.h2 import status
@@ -13,7 +12,7 @@ from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, dec
 from host.frontends.grpc.h2.reader import Piece
 from host.frontends.grpc.h2.rpc import Rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
-from host.frontends.grpc.h2.stream import Stream
+from host.frontends.grpc.h2.stream import Stream, StreamConnection
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
     Cancellable,
@@ -22,9 +21,6 @@ from host.frontends.grpc.methods import (
     UnaryMethod,
     to_host_error,
 )
-
-if TYPE_CHECKING:
-    from host.frontends.grpc.h2.connection import H2Connection
 
 _OK_TRAILERS = status.trailers(0)
 _TOO_SLOW = "The request did not arrive in time"
@@ -39,7 +35,7 @@ class _Call(Stream):
 
     __slots__ = ("rpc", "_running", "_deadline", "_headers_sent")
 
-    def __init__(self, connection: H2Connection, stream_id: int, rpc: Rpc) -> None:
+    def __init__(self, connection: StreamConnection, stream_id: int, rpc: Rpc) -> None:
         super().__init__(connection, stream_id)
         self.rpc = rpc
         self._running: Cancellable | None = None
@@ -116,7 +112,7 @@ class UnaryCall(_Call):
     __slots__ = ("_method", "_reader")
 
     def __init__(
-        self, connection: H2Connection, stream_id: int, rpc: Rpc, method: UnaryMethod
+        self, connection: StreamConnection, stream_id: int, rpc: Rpc, method: UnaryMethod
     ) -> None:
         super().__init__(connection, stream_id, rpc)
         self._method = method
@@ -233,7 +229,7 @@ class StreamCall(_Call):
     __slots__ = ("_method", "_reader", "_handler", "_reading_paused", "_tasks")
 
     def __init__(
-        self, connection: H2Connection, stream_id: int, rpc: Rpc, method: StreamMethod
+        self, connection: StreamConnection, stream_id: int, rpc: Rpc, method: StreamMethod
     ) -> None:
         super().__init__(connection, stream_id, rpc)
         self._method = method
@@ -382,7 +378,7 @@ class RefusedCall(Stream):
 
     __slots__ = ("_block",)
 
-    def __init__(self, connection: H2Connection, stream_id: int, block: bytes) -> None:
+    def __init__(self, connection: StreamConnection, stream_id: int, block: bytes) -> None:
         super().__init__(connection, stream_id)
         self._block = block
 

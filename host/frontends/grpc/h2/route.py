@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from host.frontends.grpc.h2 import status
 from host.frontends.grpc.h2.calls import RefusedCall, StreamCall, UnaryCall
-from host.frontends.grpc.h2.connection import H2Connection
 from host.frontends.grpc.h2.content_length import CheckedStreamCall, CheckedUnaryCall
 from host.frontends.grpc.h2.headers import Fields
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.rpc import Rpc, parse_rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
-from host.frontends.grpc.h2.stream import Route, Stream
+from host.frontends.grpc.h2.stream import Route, Stream, StreamConnection
 from host.frontends.grpc.methods import GrpcOptions, Method, Services, StreamMethod, UnaryMethod
 
 _GRPC = b"application/grpc"
@@ -23,7 +22,7 @@ class _UnaryRoute:
     rpc: Rpc
     method: UnaryMethod
 
-    def open_stream(self, connection: H2Connection, stream_id: int) -> Stream:
+    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
         return UnaryCall(connection, stream_id, self.rpc, self.method)
 
 
@@ -32,7 +31,7 @@ class _StreamRoute:
     rpc: Rpc
     method: StreamMethod
 
-    def open_stream(self, connection: H2Connection, stream_id: int) -> Stream:
+    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
         return StreamCall(connection, stream_id, self.rpc, self.method)
 
 
@@ -41,7 +40,7 @@ class _ContentLengthRoute:
     rpc: Rpc
     length: int
 
-    def open_stream(self, connection: H2Connection, stream_id: int) -> Stream:
+    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
         call: CheckedStreamCall | CheckedUnaryCall
         if isinstance(self.rpc.method, StreamMethod):
             call = CheckedStreamCall(connection, stream_id, self.rpc, self.rpc.method)
@@ -55,7 +54,7 @@ class _ContentLengthRoute:
 class _RefusedRoute:
     block: bytes
 
-    def open_stream(self, connection: H2Connection, stream_id: int) -> Stream:
+    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
         return RefusedCall(connection, stream_id, self.block)
 
 

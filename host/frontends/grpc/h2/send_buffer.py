@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode, Setting
@@ -12,11 +12,24 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.reader import Piece
 from host.frontends.socket_writer import SocketWriter
 
-if TYPE_CHECKING:
-    from host.frontends.grpc.h2.stream import Stream
-
 _QUANTUM = 65536  # bytes of a stream before it is another one's turn
 _MAX_JOINED_MEAN = 2048  # bytes; buffers of this mean size are joined before they are written
+
+
+class SendingStream(Protocol):
+    """A stream as the send buffer sees it.
+
+    Attributes:
+        send_window: Bytes that the client has granted to the stream.
+        pending_bytes: Bytes that the stream could not send yet.
+    """
+
+    send_window: int
+
+    pending_bytes: int
+
+    def send_pending(self, max_bytes: int) -> bool:
+        """Sends at most `max_bytes` of the pending bytes; returns whether any were sent."""
 
 
 class SendBuffer:
@@ -34,7 +47,7 @@ class SendBuffer:
         self.paused = False
         self.data_frames_sent = 0  # frames of HEADERS, DATA and WINDOW_UPDATE
         # Streams with bytes to send, and room in their own window.
-        self.waiting_streams: dict[Stream, None] = {}
+        self.waiting_streams: dict[SendingStream, None] = {}
         self.corked = False
         self._limits = limits
         self._transport: asyncio.Transport | None = None
@@ -115,7 +128,7 @@ class SendBuffer:
         """Whether a frame of so many bytes may leave now, as far as the connection goes."""
         return size <= self.window and size <= self.max_frame and not self.paused
 
-    def add_waiting_stream(self, stream: Stream) -> None:
+    def add_waiting_stream(self, stream: SendingStream) -> None:
         """The stream has something to send, and room in its own window."""
         self.waiting_streams[stream] = None
         self.send_waiting()
@@ -129,7 +142,7 @@ class SendBuffer:
             self.send_waiting()
 
     def apply_settings(
-        self, settings: Iterable[tuple[int, int]], streams: Iterable[Stream]
+        self, settings: Iterable[tuple[int, int]], streams: Iterable[SendingStream]
     ) -> None:
         """Keep to the client's settings. Raises H2ConnectionError if it cannot want that."""
         for number, value in settings:
@@ -144,7 +157,7 @@ class SendBuffer:
             elif number == Setting.ENABLE_PUSH and value > 1:
                 raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
 
-    def set_initial_window(self, window: int, streams: Iterable[Stream]) -> None:
+    def set_initial_window(self, window: int, streams: Iterable[SendingStream]) -> None:
         """The client grants another window to every stream. Raises H2ConnectionError likewise."""
         if window > frames.MAX_WINDOW:
             raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {window}")
@@ -154,7 +167,7 @@ class SendBuffer:
             if stream.send_window > frames.MAX_WINDOW:
                 raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "a window grew too large")
 
-    def increase_stream_window(self, stream: Stream, increment: int) -> None:
+    def increase_stream_window(self, stream: SendingStream, increment: int) -> None:
         """The client grants more (or less) to a stream; `send_waiting` makes use of it."""
         stream.send_window += increment
         if stream.send_window <= 0:

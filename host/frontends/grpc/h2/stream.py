@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import H2ErrorCode
+from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.reader import Piece
+from host.frontends.grpc.h2.send_buffer import SendBuffer
 
-if TYPE_CHECKING:
-    from host.frontends.grpc.h2.connection import H2Connection
+
+class StreamConnection(Protocol):
+    """The connection as its streams see it.
+
+    Attributes:
+        loop: The event loop of the connection.
+        limits: The limits of the connection.
+        send_buffer: Sends the frames of all streams.
+        streams: The open streams, by id.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    limits: ConnectionLimits
+    send_buffer: SendBuffer
+    streams: dict[int, Stream]
+
+    def acknowledge_received_data(self, size: int) -> None:
+        """Grants bytes to the client again that were received."""
+
+    def stream_finished(self, stream: Stream) -> None:
+        """Called when a stream has sent its end."""
+
+    def reset_stream(self, stream_id: int, code: H2ErrorCode) -> None:
+        """Sends RST_STREAM."""
+
+    def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
+        """Called when a request breaks the rules of its stream."""
 
 
 class Route(Protocol):
     """What a request has been understood as."""
 
-    def open_stream(self, connection: H2Connection, stream_id: int) -> Stream:
+    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
         """Its stream."""
 
 
@@ -46,7 +74,7 @@ class Stream(ABC):
         "_unacknowledged_bytes",
     )
 
-    def __init__(self, connection: H2Connection, stream_id: int) -> None:
+    def __init__(self, connection: StreamConnection, stream_id: int) -> None:
         self.connection = connection
         self.id = stream_id
         self.send_window = connection.send_buffer.stream_window
