@@ -32,7 +32,7 @@ Usage: pbhost serve --model-repository=DIR [options]
        pbhost config MODEL_DIR | FILE [options]
            print the configuration that a model is served with
        pbhost COMMAND --help
-       pbhost --version
+       pbhost version
 """
 
 _SUBCOMMANDS = {"run": foreground.main, "check": lint.main, "config": config_command.main}
@@ -48,7 +48,7 @@ def main() -> None:
     if arguments[:1] in (["--help"], ["-h"]):
         sys.stdout.write(_USAGE)
         sys.exit(0)
-    if arguments[:1] == ["--version"]:
+    if arguments[:1] in (["version"], ["--version"]):
         import importlib.metadata  # it takes as long as many others together
 
         sys.stdout.write(f"pbhost {importlib.metadata.version('pbhost')} (as Triton {VERSION})\n")
@@ -73,7 +73,7 @@ def _without_command(arguments: list[str]) -> str:
         return "a command must be given"
     if arguments[0].startswith("-"):
         return f"a command must come first: pbhost serve {shlex.join(arguments)}"
-    close = difflib.get_close_matches(arguments[0], ["serve", *_SUBCOMMANDS], n=1)
+    close = difflib.get_close_matches(arguments[0], ["serve", "version", *_SUBCOMMANDS], n=1)
     hint = f", did you mean '{close[0]}'?" if close else ""
     return f"unknown command '{arguments[0]}'{hint}"
 

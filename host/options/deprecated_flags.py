@@ -1,4 +1,4 @@
-"""Flags of older command lines, each of which stands for another."""
+"""Deprecated flags, and the flags that replace them."""
 
 from __future__ import annotations
 
@@ -35,5 +35,11 @@ DEPRECATED = [
             ("count", integer(-1), "count"),
             ("log-frequency", integer(0), "triton,log-frequency"),
         )
+    ),
+    DeprecatedFlag(
+        "stay-awake",
+        BOOLEAN,
+        "Please use --busy-poll instead.",
+        lambda enabled: [("busy-poll", str(enabled).lower())],
     ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from host.metrics.settings import MetricsSettings
@@ -251,9 +251,9 @@ class Options:
     stub_start: str = _own(
         "fork", "fork: stubs are forks of a process with its imports done; spawn: each is a new"
         " interpreter.", check=values.stub_start)
-    stay_awake: bool = _own(
-        True, "Whether the host waits awake, for at most 0.5 ms, for stubs and clients that were"
-        " quicker the last time: shorter latencies for more of the CPU.")
+    busy_poll: bool = _own(
+        True, "Whether the host polls for at most 0.5 ms before it sleeps, if stubs and clients"
+        " were quicker the last time. Latency is shorter, CPU usage higher.")
     environment_cache_dir: str = _own(
         "", "Where environments built for PYTHON_REQUIREMENTS are kept;"
         " as a rule ~/.cache/pbhost/environments.")
@@ -276,7 +276,12 @@ class Options:
     # fmt: on
     warnings: list[str] = field(default_factory=list, init=False, compare=False)
 
-    def __post_init__(self) -> None:
+    stay_awake: InitVar[bool | None] = None
+    """Deprecated name of `busy_poll`."""
+
+    def __post_init__(self, stay_awake: bool | None) -> None:
+        if stay_awake is not None:
+            self.busy_poll = stay_awake
         if isinstance(self.model_repository, (str, os.PathLike)):
             self.model_repository = [self.model_repository]
         for flag in FLAGS:

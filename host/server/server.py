@@ -146,7 +146,7 @@ class Server:
                 " set --arena-byte-size to less, or allow this process more (ulimit -v)"
             ) from failure
         # On less than two cores, whoever is waited for needs the one that waits.
-        if options.stay_awake and usable_cpus() >= 2.0:
+        if options.busy_poll and usable_cpus() >= 2.0:
             pool.busy_poller.seconds = BUSY_POLL_SECONDS
         pool.load_seconds = options.stub_load_timeout_secs or None
         self.core.connect_shared_memory(pool.regions)

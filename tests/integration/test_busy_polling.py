@@ -31,7 +31,7 @@ def test_responses_match_their_requests_with_and_without_busy_polling(
     repository: RepositoryBuilder, serve: Serve, enabled: str
 ) -> None:
     repository.copy("identity", "misbehave")
-    host = serve(repository, f"--stay-awake={enabled}").wait_started()
+    host = serve(repository, f"--busy-poll={enabled}").wait_started()
     with host.client() as client, httpclient.InferenceServerClient(host.http_url) as http:
         for number in range(COUNT):
             ask(client, "identity", number)

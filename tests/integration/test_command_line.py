@@ -61,9 +61,17 @@ def test_help_and_version_are_answers() -> None:
     helped = run("--help")
     assert (helped.returncode, helped.stderr) == (0, "")
     assert "Usage: pbhost serve" in helped.stdout
-    told = run("--version")
-    assert told.returncode == 0
-    assert re.fullmatch(r"pbhost \S+ \(as Triton 2\.73\.0\)\n", told.stdout)
+    for command in ("version", "--version"):
+        told = run(command)
+        assert told.returncode == 0
+        assert re.fullmatch(r"pbhost \S+ \(as Triton 2\.73\.0\)\n", told.stdout)
+
+
+def test_the_package_is_runnable_as_a_module() -> None:
+    command = [sys.executable, "-m", "pbhost", "version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0
+    assert done.stdout == run("version").stdout
 
 
 def test_a_repository_is_required_and_must_be_a_directory() -> None:

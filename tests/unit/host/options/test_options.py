@@ -767,6 +767,7 @@ def test_tuning_flags_are_accepted(flag: str, text: str) -> None:
             *("trace-log-frequency", "9", "trace_config", ["triton,log-frequency=9"]),
             "--trace-config triton,log-frequency=<value>.",
         ),
+        ("stay-awake", "false", "busy_poll", False, "--busy-poll instead."),
     ],
 )
 def test_deprecated_flag_stands_for_another(

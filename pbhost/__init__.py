@@ -1,0 +1,1 @@
+"""The command `pbhost`, for `python -m pbhost`."""
