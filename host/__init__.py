@@ -1,8 +1,8 @@
 """pbhost: serves TritonPythonModel classes.
 
-`Server` runs a host in this process, `BlockingServer` does so for code that does not await;
-`Options` says what is served and how, and `HostError` is what goes wrong. `host.bind` serves plain
-functions.
+`Server` runs a server in this process; `BlockingServer` does the same for code without `await`.
+`Options` configures it, and `HostError` is the error that its methods raise. `host.bind` serves
+plain functions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use: no module of the package pays for the whole of it."""
+    """Imports a public name on first use, so that no module loads more than it needs."""
     if name not in _HOMES:
         raise AttributeError(f"module 'host' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -36,11 +36,11 @@ Usage: pbhost serve --model-repository=DIR [options]
 """
 
 _SUBCOMMANDS = {"run": foreground.main, "check": lint.main, "config": config_command.main}
-"""The commands that do not serve."""
+"""The subcommands other than `serve`."""
 
 
 def main() -> None:
-    """Run `pbhost <command> ...`; exits with 0, or 1 after a message on stderr."""
+    """Runs `pbhost <command> ...`; exits with 0, or with 1 after a message on stderr."""
     open_standard_streams()
     arguments = sys.argv[1:]
     if arguments and arguments[0] in _SUBCOMMANDS:
@@ -49,7 +49,7 @@ def main() -> None:
         sys.stdout.write(_USAGE)
         sys.exit(0)
     if arguments[:1] in (["version"], ["--version"]):
-        import importlib.metadata  # it takes as long as many others together
+        import importlib.metadata  # slow to import
 
         sys.stdout.write(f"pbhost {importlib.metadata.version('pbhost')} (as Triton {VERSION})\n")
         sys.exit(0)
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _without_command(arguments: list[str]) -> str:
-    """What is wrong with a command line that does not begin with a command."""
+    """The error of a command line without a command."""
     if not arguments:
         return "a command must be given"
     if arguments[0].startswith("-"):
@@ -79,13 +79,13 @@ def _without_command(arguments: list[str]) -> str:
 
 
 def _raise_file_limit() -> None:
-    """Every stub takes about ten descriptors; the soft limit is meant for programs with few."""
+    """Raises the limit of open files, as every stub needs about ten descriptors."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(options: Options) -> int:
-    """Serve until SIGINT or SIGTERM; the exit status."""
+    """Serves until SIGINT or SIGTERM; returns the exit status."""
     stop = asyncio.Event()
     _install_signal_handlers(stop)
     server = Server(options)
@@ -100,12 +100,12 @@ async def serve(options: Options) -> int:
         stopping.cancel()
         sys.stderr.write(f"error: creating server: {error.code.value} - {error.message}\n")
         return 1
-    except OSError as error:  # a limit of this process, say, on files or on memory
+    except OSError as error:  # e.g. a limit of this process on files or memory
         stopping.cancel()
         sys.stderr.write(f"error: creating server: Internal - {error}\n")
         return 1
     except asyncio.CancelledError:
-        return 0  # told to stop while loading; start has cleaned up
+        return 0  # stopped while loading; `start` has cleaned up
     await stopping
     return 0 if await server.stop() else 1
 
@@ -120,7 +120,7 @@ def _install_signal_handlers(stop: asyncio.Event) -> None:
                 sys.stdout.write(f"Signal ({number}) received.\n")
                 sys.stdout.flush()
             except OSError:
-                pass  # nobody reads it, or its disk is full: no reason to go on
+                pass  # the reader has gone, or its disk is full; neither matters here
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, received, number)

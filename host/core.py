@@ -1,4 +1,4 @@
-"""What every door may ask: inference, health, descriptions, model control."""
+"""The core of a server, which the frontends call: inference, health, metadata, model control."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from host.tracing.tracer import Tracer
 from stub.wire.payload import TraceLink
 
 VERSION = "2.73.0"
-"""Version of Triton whose behaviour is followed; clients may look at it."""
+"""The version of Triton whose behaviour this server has; clients can read it."""
 
 _log = logging.getLogger("pbhost")
 
@@ -56,7 +56,7 @@ EXTENSIONS = [
 
 
 class Core:
-    """One server's models, seen from outside. Belongs to the event loop."""
+    """The models of one server, as clients see them. Belongs to the event loop."""
 
     def __init__(self, name: str, registry: Registry, strict_readiness: bool) -> None:
         self._name = name
@@ -70,46 +70,46 @@ class Core:
         self._tracer: Tracer | None = None
         self._log: LogSettings | None = None
         self.request_tracer: Tracer | None = None
-        """What decides which requests are traced; None while none is."""
+        """Decides which requests are traced; None while none is."""
 
     def connect_model_control(self, control: ModelControl | None) -> None:
-        """Model control is there (it needs the core for BLS, so it comes second), or gone."""
+        """Sets model control, which is made after the core; None at the end."""
         self._control = control
 
     def connect_logs(self, tracer: Tracer, log: LogSettings) -> None:
-        """Traces and the log are there; doors open after that."""
+        """Sets traces and log settings, before the endpoints open."""
         self._tracer, self._log = tracer, log
         self.request_tracer = tracer if tracer.enabled else None
 
     def connect_shared_memory(self, regions: Regions) -> None:
-        """Clients' shared memory is there; doors open after that."""
+        """Sets the shared memory of clients, before the endpoints open."""
         self._regions = regions
 
     @property
     def regions(self) -> Regions:
-        """Clients' shared memory."""
+        """Shared memory that clients registered."""
         assert self._regions is not None
         return self._regions
 
     def finish_startup(self) -> None:
-        """Start-up is over: requests are served."""
+        """Accepts requests from now on, as start-up is complete."""
         self._started = True
 
     @property
     def accepts_requests(self) -> bool:
-        """Whether requests are served: start-up is over, and the end has not begun."""
+        """Whether requests are accepted: start-up is complete and the exit has not started."""
         return self._started and not self._exiting
 
     def start_exit(self) -> None:
-        """From now on the server says that it is leaving."""
+        """Reports from now on that the server exits."""
         self._exiting = True
 
     # Inference
 
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
-        """Start a request. `unary` doors cannot carry a decoupled model's responses.
+        """Starts a request. `unary`: the frontend cannot carry responses of a decoupled model.
 
-        Raises HostError at once if the model is not there or the request not valid for it.
+        Raises HostError if the model is missing or the request is invalid for it.
         """
         if not self._started:
             raise unavailable("Server not ready")
@@ -124,9 +124,9 @@ class Core:
         return model.infer(request)
 
     def check_bls_target(self, request: InferRequest) -> Awaitable[None] | None:
-        """What a model that asks another one (BLS) must await first, if that has a say.
+        """Returns what a BLS request has to await first, if its target model defines `is_ready`.
 
-        Raises HostError (pb_utils spec 5.3), at once or when awaited.
+        Raises HostError, at once or when awaited (docs/reference/model_api.md, 5.3).
         """
         try:
             model = self._find_bls_target(request)
@@ -141,7 +141,7 @@ class Core:
             raise _bls_error(request, _model_not_ready_error(request.model_name))
 
     def infer_for_bls(self, request: InferRequest, decoupled: bool) -> Call:
-        """Start a request of a model (BLS). Raises HostError (pb_utils spec 5.3)."""
+        """Starts a BLS request. Raises HostError (docs/reference/model_api.md, 5.3)."""
         name = request.model_name
         try:
             model = self._find_bls_target(request)
@@ -167,27 +167,27 @@ class Core:
         return model
 
     def create_child_trace(self, link: TraceLink | None) -> RequestTrace | None:
-        """The trace of a request of a model; None if what it is made for has none any more."""
+        """The trace of a BLS request; None if the request that caused it is not traced any more."""
         if link is None or self._tracer is None:
             return None
         above = self._tracer.find_trace(link.number)
         return None if above is None else above.create_child()
 
     def break_deadlock(self, call: Call) -> None:
-        """Fail a BLS call that could only go on after itself, now or when it turns out so."""
+        """Fails a BLS call that waits for itself, now or when a cycle forms."""
         self._deadlocks.add(call)
 
     # Health
 
     def live(self) -> bool:
-        """Whether the server answers. Raises HostError while it exits."""
+        """Whether the server is live. Raises HostError during the exit."""
         self._refuse_exiting()
         return True
 
     async def ready(self) -> bool:
-        """Whether every model can be asked; with lax readiness, whether the server is up.
+        """Whether every model is ready; without strict readiness, whether the server has started.
 
-        Raises HostError while it exits.
+        Raises HostError during the exit.
         """
         self._refuse_exiting()
         if not self._started:
@@ -205,12 +205,12 @@ class Core:
         return True
 
     async def model_ready(self, name: str, version: str) -> bool:
-        """Whether this model can be asked. Raises HostError if it is not known."""
+        """Whether this model is ready. Raises HostError if it is unknown."""
         self._refuse_exiting()
         number = parse_version(version)
         versions = self._versions(name)
         if not versions or (number != -1 and number not in versions):
-            self._registry.find(name, number)  # says what is not known
+            self._registry.find(name, number)  # raises for an unknown model
         for known in versions.values():
             if number in (-1, known.number) and known.state is VersionState.READY:
                 if await _is_model_ready(known.model):
@@ -221,18 +221,18 @@ class Core:
         if self._exiting:
             raise unavailable("Server exiting")
 
-    # Descriptions
+    # Metadata
 
     def server_metadata(self) -> ServerMetadata:
-        """Who this is."""
+        """Name, version and extensions of the server."""
         return ServerMetadata(self._name, VERSION, list(EXTENSIONS))
 
     def list_ready_versions(self) -> list[tuple[str, int]]:
-        """Every version of a model that can be asked; in order of names, and of versions."""
+        """Every (model, version) that is ready, sorted."""
         return self._registry.list_named_versions()
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
-        """What a model takes and gives. Raises HostError if it is not there."""
+        """Inputs and outputs of a model. Raises HostError if it is missing."""
         model = self._find(name, version)
         versions = (
             [model.version]
@@ -249,11 +249,11 @@ class Core:
         )
 
     def model_config(self, name: str, version: str) -> ModelConfig:
-        """The complete configuration. Raises HostError if the model is not there."""
+        """The complete configuration of a model. Raises HostError if it is missing."""
         return self._find(name, version).config
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
-        """What models have done; all of them without a name. Raises HostError."""
+        """Statistics of a model; of all models without a name. Raises HostError."""
         if not self._started:
             raise unavailable("Server not ready")
         number = parse_version(version)
@@ -285,12 +285,13 @@ class Core:
     def _find(self, name: str, version: str) -> Model:
         return self._registry.find(name, parse_version(version))
 
-    # Traces and the log
+    # Traces and log
 
     def trace_settings(self, model: str, change: SettingChanges | None = None) -> DescribedSettings:
-        """Change trace settings if asked so, and return them: those of a model, or the global ones.
+        """Changes trace settings if `change` is given; returns those of a model, or the global
+        ones.
 
-        Raises HostError, and has then changed nothing.
+        Raises HostError; then nothing has changed.
         """
         tracer = self._tracer
         if tracer is None:
@@ -298,7 +299,7 @@ class Core:
         if model:
             versions = self._versions(model)
             if not versions:
-                self._registry.find(model, -1)  # says what is not known
+                self._registry.find(model, -1)  # raises for an unknown model
             if not any(version.state is VersionState.READY for version in versions.values()):
                 raise invalid_argument(f"Request for unknown model : {model}")
         if change is not None:
@@ -316,18 +317,21 @@ class Core:
     # Model control
 
     async def repository_index(self, ready: bool) -> list[IndexEntry]:
-        """Every model on disk with its versions; only the ready ones if asked so.
-
-        Raises HostError.
-        """
+        """Every model on disk with its versions, or only the ready ones. Raises HostError."""
         return await self._require_control().index(ready)
 
     async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
-        """Load or reload a model. Raises HostError (configuration spec 8.6)."""
+        """Loads or reloads a model. Raises HostError.
+
+        Source: docs/reference/configuration_and_scheduling.md, 8.6.
+        """
         await self._require_control().load_in_turn(name, parameters)
 
     async def unload_model(self, name: str, unload_dependents: bool) -> None:
-        """Begin to unload a model. Raises HostError (configuration spec 8.7)."""
+        """Starts to unload a model. Raises HostError.
+
+        Source: docs/reference/configuration_and_scheduling.md, 8.7.
+        """
         await self._require_control().unload_in_turn(name, unload_dependents)
 
     def _require_control(self) -> ModelControl:
@@ -337,7 +341,7 @@ class Core:
 
 
 async def _is_version_healthy(version: ModelVersion) -> bool:
-    """Whether a version does not keep a strict server from being ready."""
+    """Whether a version does not keep a server with strict readiness from being ready."""
     if version.state is VersionState.READY:
         return await _is_model_ready(version.model)
     return version.state is VersionState.UNAVAILABLE and version.reason == UNLOADED

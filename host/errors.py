@@ -1,4 +1,4 @@
-"""The one error vocabulary of the host; each door maps it to its own status table."""
+"""Errors of the host; each frontend maps their codes to its own status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import enum
 
 
 class ErrorCode(enum.Enum):
-    """What kind of failure it was. The value is the text used in status strings (protocol 0.1)."""
+    """The kind of an error. The value is its name in status strings.
+
+    Source: docs/reference/protocol.md, 0.1.
+    """
 
     UNKNOWN = "Unknown"
     INTERNAL = "Internal"
@@ -19,7 +22,7 @@ class ErrorCode(enum.Enum):
 
 
 class HostError(Exception):
-    """A failure that is data: one code and one message, for whoever asked."""
+    """An error with a code and a message for the caller."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -28,12 +31,12 @@ class HostError(Exception):
 
     @property
     def status_string(self) -> str:
-        """`<Code text>: <message>`, as load reasons and the repository index print it."""
+        """`<code>: <message>`, as in load reasons and in the repository index."""
         return f"{self.code.value}: {self.message}"
 
 
 def invalid_argument(message: str) -> HostError:
-    """The caller sent something wrong."""
+    """The caller sent something invalid."""
     return HostError(ErrorCode.INVALID_ARG, message)
 
 
@@ -43,7 +46,7 @@ def not_found(message: str) -> HostError:
 
 
 def unavailable(message: str) -> HostError:
-    """It exists but cannot answer now."""
+    """The server or the model cannot answer now."""
     return HostError(ErrorCode.UNAVAILABLE, message)
 
 
@@ -53,5 +56,5 @@ def internal(message: str) -> HostError:
 
 
 def unsupported(message: str) -> HostError:
-    """The request is understood and deliberately not served."""
+    """The request is valid, but this host does not support it."""
     return HostError(ErrorCode.UNSUPPORTED, message)

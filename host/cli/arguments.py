@@ -1,4 +1,4 @@
-"""What the command lines of `pbhost check`, `config` and `run` have in common."""
+"""Arguments that `pbhost check`, `config` and `run` have in common."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from host.options.options import Options
 
 
 def make_parser(subcommand: str, about: str, more: str) -> argparse.ArgumentParser:
-    """A parser that knows `--backend-directory`; its help is `about`, the arguments, and `more`.
+    """Makes a parser with `--backend-directory`; its help is `about`, the arguments, and `more`.
 
-    A command line that is wrong ends the process with status 2.
+    A wrong command line ends the process with status 2.
     """
     parser = argparse.ArgumentParser(
         prog=f"pbhost {subcommand}",
@@ -31,7 +31,7 @@ def make_parser(subcommand: str, about: str, more: str) -> argparse.ArgumentPars
 
 
 def reject_repository(directory: Path) -> None:
-    """Raises HostError for a folder of models where that of one is wanted."""
+    """Raises HostError for a model repository where one model is expected."""
     if _is_model(directory):
         return
     for path in sorted(directory.glob("*/")):
@@ -42,5 +42,5 @@ def reject_repository(directory: Path) -> None:
 
 
 def _is_model(directory: Path) -> bool:
-    """Whether it looks like one; `glob` passes over what cannot be read."""
+    """Whether a directory looks like a model; `glob` skips what cannot be read."""
     return any(directory.glob("config.pbtxt")) or any(directory.glob("[1-9]*/"))

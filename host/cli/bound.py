@@ -1,20 +1,20 @@
-"""The host of bound functions: the child of a process that has them, and that it serves.
+"""The host of bound functions: a child of the process that has them.
 
-`python .../host/cli/bound.py CALLER LAUNCHES CONTROL FLAG ...`: the pid of that process, two
-descriptors of sockets, and flags as of `pbhost serve`. Over `CONTROL` go lines of JSON
-(decision 16):
+`python .../host/cli/bound.py CALLER LAUNCHES CONTROL FLAG ...`: the pid of that process, two socket
+descriptors, and flags of `pbhost serve`. Lines of JSON go over `CONTROL`
+(docs/explanation/decisions/0016):
 
-* to the host `{"bind": CONFIG, "version": N}` for a model, `{"serve": true}` once the first ones
-  are told, `{"stop": true}`; but for the last, each has a `"number"`;
-* to the caller `{"serving": PORTS}` or `{"failed": TEXT}` in answer to that, and
-  `{"bound": NAME}` or `{"refused": TEXT}` for what is bound; `"to"` is the number of the question.
+* to the host `{"bind": CONFIG, "version": N}` for a model, `{"serve": true}` after the first ones,
+  and `{"stop": true}`; each but the last has a `"number"`;
+* to the caller `{"serving": PORTS}` or `{"failed": TEXT}` in response to that, and
+  `{"bound": NAME}` or `{"refused": TEXT}` for each model; `"to"` is the number of the command.
 """
 
 import os
 import sys
 
 if __name__ == "__main__":
-    # Started by path: no folder of the user's shadows anything, and none of ours.
+    # Started by path, so that no module of the user's shadows ours and none of ours shadows theirs.
     _here = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") != _here]
     sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
@@ -47,10 +47,12 @@ _PLACEHOLDER = "# The function is in the process that has bound it.\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the caller until it says stop, or is gone; the exit status."""
+    """Serves the caller until it stops the host or exits; returns the exit status."""
     open_standard_streams()
     caller, launches, control = map(int, arguments[:3])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the caller's, who then says stop
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the caller, which then stops the host
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         caller_pidfd = os.pidfd_open(caller)
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Service:
-    """One caller's host, from the first model to the end. `models` is the repository to write."""
+    """The host of one caller. `models`: the model repository, which this object writes."""
 
     def __init__(
         self, flags: Sequence[str], models: Path, launches: socket.socket, control: socket.socket
@@ -84,7 +86,7 @@ class _Service:
         self._server: Server | None = None
 
     async def run(self, caller: int) -> int:
-        """`caller` is its pidfd. The exit status."""
+        """Runs until the end and returns the exit status. `caller`: the pidfd of the caller."""
         self._models.mkdir()
         reader, self._writer = await asyncio.open_connection(
             sock=self._control, limit=_MAX_LINE_BYTES
@@ -96,7 +98,7 @@ class _Service:
         try:
             await commands
         except (asyncio.CancelledError, ConnectionError):
-            pass  # the caller has been killed, or everything is to end
+            pass  # the caller was killed, or the host ends
         finally:
             loop.remove_reader(caller)
             os.close(caller)
@@ -147,25 +149,25 @@ class _Service:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 raise
         except HostError as error:
-            # The door's text about a model that is no good leaves out why.
+            # The error text for clients leaves the reason out.
             why = error.__cause__ if isinstance(error.__cause__, HostError) else error
             return {"refused": why.message}
         return {"bound": name}
 
 
 def _write_model(folder: Path, version: int, config: str) -> None:
-    """A model for a repository. Raises HostError."""
+    """Writes a model into the repository. Raises HostError."""
     code = folder / str(version) / "model.py"
     try:
         code.parent.mkdir(parents=True)
         code.write_text(_PLACEHOLDER)
         (folder / "config.pbtxt").write_text(config, encoding="utf-8")
-    except OSError as error:  # its disk is full, say: the models that are served go on
+    except OSError as error:  # e.g. a full disk; the models that are served go on
         raise internal(f"cannot write model '{folder.name}': {error}") from error
 
 
 async def _read_commands(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
-    """What the caller says, up to its end."""
+    """Yields the commands of the caller until it closes the connection."""
     while line := await reader.readline():
         yield json.loads(line)
 

@@ -1,4 +1,4 @@
-"""`pbhost check`: says all that is wrong with the models of repositories, and starts nothing."""
+"""`pbhost check`: reports all problems of the models of repositories, and starts nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ exit status: 0 nothing is wrong, or only warnings; 1 there are errors, or warnin
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Check, print, and exit with what CI wants to know."""
+    """Checks, prints, and exits with a status for CI."""
     args = _parser().parse_args(arguments)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd file names
     try:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _scan(paths: Sequence[Path]) -> RepositoryScan:
-    """What there is to check. Raises HostError unless what was given are repositories."""
+    """The models to check. Raises HostError unless all paths are repositories."""
     for path in paths:
         if not path.is_dir():
             what = "is a file, expected a folder of models" if path.exists() else "does not exist"
@@ -78,7 +78,7 @@ def _scan(paths: Sequence[Path]) -> RepositoryScan:
 
 
 def _problems(scan: RepositoryScan, args: argparse.Namespace) -> list[Problem]:
-    """All there are, each once, sorted."""
+    """All problems, without duplicates, sorted."""
     settings = LintSettings(
         Backends(args.backend_directory),
         strict=args.disable_auto_complete_config,

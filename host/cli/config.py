@@ -1,4 +1,4 @@
-"""`pbhost config`: the configuration that a model is served with, or a file in the other form."""
+"""`pbhost config`: prints the configuration that a model is served with, or converts a file."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ is wrong"""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Print one configuration and exit."""
+    """Prints one configuration and exits."""
     args = _parser().parse_args(arguments)
     logger = logging.getLogger("pbhost")
     logger.addHandler(logging.StreamHandler(sys.stderr))
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _from_file(path: Path) -> ModelConfig:
-    """What the file says. Raises HostError."""
+    """Reads a configuration file. Raises HostError."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -104,7 +104,7 @@ def _from_file(path: Path) -> ModelConfig:
 
 
 def _from_folder(args: argparse.Namespace) -> ModelConfig:
-    """What a server would serve the model with. Raises HostError."""
+    """The configuration that a server would use for a model. Raises HostError."""
     reject_repository(args.target)
     return asyncio.run(_complete_config(args.target.absolute(), args))
 
@@ -131,7 +131,7 @@ async def _complete_config(directory: Path, args: argparse.Namespace) -> ModelCo
 
 
 async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: Path) -> str | None:
-    """What the model makes of its configuration (JSON), None if it has no say. Raises HostError."""
+    """The configuration that the model completes (JSON), None if it does not. Raises HostError."""
     environments = Environments(
         _DEFAULTS.environment_cache, float(_DEFAULTS.environment_timeout_secs)
     )
@@ -153,18 +153,18 @@ async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: P
 
 
 class _NoModelControl:
-    """There is no server whose models could be controlled."""
+    """Model control where there is no server."""
 
     async def load(self, name: str, config: str, files: dict[str, bytes], asker: str) -> None:
-        """Refused."""
+        """Raises HostError."""
         raise _no_server_error()
 
     async def unload(self, name: str, dependents: bool) -> None:
-        """Refused."""
+        """Raises HostError."""
         raise _no_server_error()
 
     async def is_ready(self, name: str, version: str) -> bool:
-        """No model is."""
+        """Returns False."""
         return False
 
 

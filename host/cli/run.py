@@ -1,4 +1,4 @@
-"""`pbhost run`: one model at the terminal, without a server, in a process that may import it."""
+"""`pbhost run`: runs one model at the terminal, without a server."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ cannot be used; 2 the command line is wrong, or inputs do not fit the model"""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Become the process that runs the model, or wait for it where it needs another Python."""
+    """Replaces this process by one that runs the model, or waits for one with another Python."""
     args = _parser().parse_args(arguments)
     try:
         source, loaded = _find_model(args)
         job = _write_job(args, source, loaded.config)
         if needs_environment(loaded.config):
-            signal.signal(signal.SIGINT, lambda number, frame: None)  # it is for the model
+            signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is for the model
             sys.exit(asyncio.run(_run_in_environment(job, loaded.config, Path(source.directory))))
     except HostError as error:
         sys.stderr.write(f"pbhost run: {error.message}\n")
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 async def _run_in_environment(job: int, config: ModelConfig, directory: Path) -> int:
-    """Run the model in its environment; the exit status. Raises HostError."""
+    """Runs the model in its environment; returns the exit status. Raises HostError."""
     options = Options()
     environments = Environments(options.environment_cache, options.environment_timeout_secs)
     try:
@@ -84,7 +84,7 @@ async def _run_in_environment(job: int, config: ModelConfig, directory: Path) ->
 
 
 def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
-    """The exit status of a process on this terminal, as a shell gives it."""
+    """The exit status of a process on this terminal, as a shell reports it."""
     _, status = os.waitpid(os.posix_spawn(command[0], command, variables), 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
@@ -123,7 +123,7 @@ def _positive(text: str) -> int:
 
 
 def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
-    """The model that is meant. Raises HostError."""
+    """Finds the model. Raises HostError."""
     directory = args.model_dir.absolute()
     if not directory.is_dir():
         raise invalid_argument(f"'{args.model_dir}' is no folder of a model")
@@ -143,9 +143,10 @@ def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
 
 
 def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfig) -> int:
-    """A descriptor from which the process reads what it is to do.
+    """A file descriptor with the job of the process.
 
-    In memory: a configuration may be longer than an argument, and stdin is the user's.
+    It is a file in memory, as a configuration may be longer than an argument, and stdin belongs to
+    the user.
     """
     job = {
         "directory": source.directory,
@@ -165,7 +166,7 @@ def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfi
 
 
 def _choose_version(directory: Path, loaded: LoadedConfig, wanted: int | None) -> int:
-    """The one that is wanted, or that clients get who name none. Raises HostError."""
+    """The requested version, or the one that clients get without a version. Raises HostError."""
     available = list_versions(directory)
     if wanted is None:
         return select_versions(loaded.config, available)[-1]

@@ -1,4 +1,4 @@
-"""The texts that may name a sequence, whoever sends them: clients and models."""
+"""Validates correlation ids, of clients and of models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ _LONGEST = 128  # bytes of UTF-8
 
 
 def checked_correlation_text(text: str) -> str:
-    """`text`, if it may name a sequence. Raises HostError UNSUPPORTED (config spec 5.1)."""
+    """Returns `text` if it is a valid correlation id. Raises HostError UNSUPPORTED.
+
+    Source: docs/reference/configuration_and_scheduling.md, 5.1.
+    """
     if len(text.encode(errors="surrogatepass")) > _LONGEST:
         raise unsupported("string correlation ID cannot be longer than 128 characters")
     return text

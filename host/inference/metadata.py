@@ -1,4 +1,4 @@
-"""What the host says about itself and its models: plain data that every door translates."""
+"""Metadata and statistics of the server and its models, which frontends translate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
-    """Name (`--id`), version, and the protocol extensions that are served, in their fixed order."""
+    """Name (`--id`), version, and the protocol extensions, in their fixed order."""
 
     name: str
     version: str
@@ -16,7 +16,8 @@ class ServerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """An input or output: `datatype` is the wire name, `shape` has -1 for a variable dimension.
+    """An input or output: `datatype` is the protocol's name; in `shape`, -1 is a variable
+    dimension.
 
     The shape of a model that batches starts with -1.
     """
@@ -28,7 +29,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """A model: `versions` are those that are ready, or exactly the one asked for."""
+    """A model. `versions`: the ready ones, or exactly the requested one."""
 
     name: str
     versions: list[str]
@@ -39,9 +40,9 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A line of the repository index; what is unknown is empty.
+    """A line of the repository index; unknown fields are empty.
 
-    `state` is UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING; `reason` says why.
+    `state`: UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING. `reason`: why.
     """
 
     name: str
@@ -52,7 +53,7 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How often something happened and how long it took altogether, in nanoseconds."""
+    """How often something happened, and its total time in nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -60,7 +61,10 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class InferenceStatistics:
-    """Where the requests of a model version spent their time (protocol spec 5.1)."""
+    """Where the requests of a model version spent their time.
+
+    Source: docs/reference/protocol.md, 5.1.
+    """
 
     success: Duration = Duration()
     fail: Duration = Duration()
@@ -86,8 +90,8 @@ class BatchStatistics:
 class ModelStatistics:
     """Statistics of one model version since it was loaded.
 
-    `last_inference` is in milliseconds since the epoch, 0 for never; `inference_count` counts batch
-    elements, `execution_count` batches; `batch_stats` has one entry per batch size that occurred.
+    `last_inference`: milliseconds since the epoch, 0 for never. `inference_count`: batch elements.
+    `execution_count`: batches. `batch_stats`: one entry for each batch size that occurred.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What travels through the host: tensors, a request, its responses, and the call between."""
+"""Tensors, requests, responses, and the call that connects a request with its responses."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from host.inference.shared_memory_bytes import SharedMemoryBytes, refuse_if_too_
 from stub.wire.payload import TraceLink
 
 Parameter = bool | int | float | str
-"""Value of a request or response parameter, as every door accepts it (protocol 2.2)."""
+"""Value of a request or response parameter.
+
+Source: docs/reference/protocol.md, 2.2.
+"""
 
 Buffer = bytes | memoryview
 """Tensor bytes: little-endian, row-major, unpadded; BYTES elements are length-prefixed."""
 
 
 class Tensor(msgspec.Struct):
-    """A named array on its way: `data` holds its bytes, `owner` whatever keeps them valid.
+    """A named tensor. `owner` keeps the memory of `data` valid.
 
-    `datatype` is the wire name (`FP32`, `BYTES`, ...; protocol 0.2). An output that lies where its
-    client wants it has no `data`.
+    `datatype`: the protocol's name (`FP32`, `BYTES`, ...; docs/reference/protocol.md, 0.2). `data`
+    is empty for an output that was written to memory of its client.
     """
 
     name: str
@@ -38,9 +41,9 @@ class Tensor(msgspec.Struct):
 
 
 def copy_from_shared_memory(tensor: Tensor) -> Tensor:
-    """The tensor out of the reach of clients.
+    """Copies the tensor out of client-registered shared memory.
 
-    Raises HostError INTERNAL if its bytes are gone, INVALID_ARG if they are too many.
+    Raises HostError INTERNAL if the memory is gone, INVALID_ARG if the machine lacks memory.
     """
     if not isinstance(tensor.data, SharedMemoryBytes):
         return tensor
@@ -50,10 +53,10 @@ def copy_from_shared_memory(tensor: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class Classification:
-    """Which outputs are answered by their best classes instead, and how many of each (spec 1.11).
+    """Outputs that are replaced by their top classes, and the number of classes of each.
 
-    The core adds what the model says about them: the names of classes by output, and whether it
-    batches.
+    The core adds the names of classes by output, and whether the model batches. Source:
+    docs/reference/protocol.md, 1.11.
     """
 
     counts: dict[str, int]
@@ -62,53 +65,56 @@ class Classification:
 
 
 class RequestTrace(Protocol):
-    """The trace that a request is part of, as those see it who have the request on its way."""
+    """The trace of a request."""
 
     @property
     def trace_id(self) -> str:
-        """Its id, as it is looked for."""
+        """The id of the trace."""
 
     @property
     def includes_tensors(self) -> bool:
-        """Whether the content of tensors is part of it."""
+        """Whether the trace includes the content of tensors."""
 
     def create_child(self) -> RequestTrace:
-        """The trace of a request that is made on behalf of this one."""
+        """The trace of a request that is made for this one."""
 
     def record_event(self, name: str, ns: int = 0) -> None:
-        """Something happens at the door, now unless another time is given."""
+        """Records an event in a frontend, at the current time unless another is given."""
 
     def finish_response(self) -> None:
-        """The door has nothing more to do. A second call does nothing."""
+        """Ends the trace in the frontend. A second call does nothing."""
 
     def start_inference(self, request: InferRequest, model: str, version: int, ns: int) -> None:
-        """The model takes the request, which was received at this time."""
+        """Records that the model takes the request, which was received at `ns`."""
 
     def reject_inference(self) -> None:
-        """It does not take it after all."""
+        """Records that the model refused the request after all."""
 
     def start_compute(self) -> TraceLink:
-        """The request goes to an instance: what that may know. `finish_compute` follows."""
+        """Records that an instance gets the request; returns the link that the instance may know.
+
+        `finish_compute` follows.
+        """
 
     def finish_compute(self, times: ExecutionTimes | None) -> None:
-        """Its batch has ended; without times, because the stub died."""
+        """Records the end of the batch; `times` is None if the stub died."""
 
     def record_response(self, response: InferResponse | None, final: bool) -> None:
-        """A response is there, or with None only the end."""
+        """Records a response; None is an end without a response."""
 
 
 class RequestTracer(Protocol):
     """Decides which requests are traced."""
 
     def start_trace(self, model: str, header: Callable[[str], str | None]) -> RequestTrace | None:
-        """The trace of a request to a model, open at its door; None if it is not to be traced.
+        """Starts the trace of a request to a model; None if it is not traced.
 
-        `header` gives the value of a header that the client sent, by its lowercase name.
+        `header`: returns the value of a header of the client, by its lowercase name.
         """
 
 
 class ExecutionTimes(msgspec.Struct):
-    """When a batch got how far: CLOCK_MONOTONIC nanoseconds."""
+    """The times of a batch: CLOCK_MONOTONIC nanoseconds."""
 
     started: int
     inputs_ready: int
@@ -117,10 +123,10 @@ class ExecutionTimes(msgspec.Struct):
 
 
 class InferRequest(msgspec.Struct):
-    """One inference request, as any door hands it to the core.
+    """One inference request, as a frontend passes it to the core.
 
-    `model_version` -1 means "the latest ready one"; `requested_outputs` empty means "all";
-    `timeout_us` is in microseconds, 0 for none; `flags` are sequence start 1 and end 2.
+    `model_version`: -1 is the latest ready one. `requested_outputs`: empty means all. `timeout_us`:
+    microseconds, 0 for none. `flags`: 1 sequence start, 2 sequence end.
     """
 
     model_name: str
@@ -135,20 +141,22 @@ class InferRequest(msgspec.Struct):
     timeout_us: int = 0
     trace: RequestTrace | None = None
     output_placement: dict[str, object] | None = None
-    """Outputs by name that are to be written to the client's memory, and where: blocks."""
+    """Outputs that are written to memory of the client: blocks by output name."""
     output_placement_hints: dict[str, object] | None = None
-    """Outputs by name that may as well be made in a client's memory, and where: blocks."""
+    """Outputs that may be written to memory of a client at once: blocks by output name."""
     classification: Classification | None = None
     max_outstanding_responses: int = 0
-    """Responses that may be under way at a time, which nobody has taken; 0: as many as usual."""
+    """Responses that may be outstanding at a time; 0: the default."""
     validation_key: object = None
-    """What it shares with every request that differs from it in nothing but its id and the content
-    of its tensors, whose sizes are equal too; None if nobody knows of any."""
-    batch_size: int = 1  # filled by validation: first dimension of the inputs of a batching model
+    """Equal for requests that differ only in their id and in the content of tensors of equal size.
+
+    None if the request has no such key.
+    """
+    batch_size: int = 1  # set by validation: first dimension of the inputs of a batching model
 
 
 class InferResponse(msgspec.Struct):
-    """One answer. With an `error` there are no outputs."""
+    """One response. With an `error` there are no outputs."""
 
     model_name: str
     model_version: int
@@ -159,7 +167,10 @@ class InferResponse(msgspec.Struct):
 
 
 class FailureReason(enum.Enum):
-    """Why a request failed that had been accepted, as metrics tell it (protocol spec 6)."""
+    """Why an accepted request failed, as in the metrics.
+
+    Source: docs/reference/protocol.md, 6.
+    """
 
     REJECTED = "REJECTED"  # its time in the queue was over
     CANCELED = "CANCELED"
@@ -168,21 +179,21 @@ class FailureReason(enum.Enum):
 
 
 ResponseCallback = Callable[[InferResponse | None, bool], None]
-"""Called with (response or None for a bare completion, is it the last one)."""
+"""Called with a response (None for an end without one), and whether it is the last one."""
 
 
 CancelCallback = Callable[["Call"], bool | None]
-"""Called when the asker of a call has gone: whether a model has the call, and may still respond."""
+"""Called when the caller has gone; returns whether the model may still respond."""
 
 
 ComputeCallback = Callable[[int, int, int], None]
-"""Called with the nanoseconds that an execution has spent on inputs, on inference, on outputs."""
+"""Called with nanoseconds that an execution spent on inputs, inference and outputs."""
 
 
 class Call:
-    """One request on its way: a model responds to it, a door awaits, iterates or subscribes.
+    """One request in progress. A model responds; a frontend awaits, iterates or subscribes.
 
-    All methods belong to the event loop's thread. Whoever serves the call may set `on_cancel`.
+    All methods belong to the event loop's thread. The owner of the call may set `on_cancel`.
     """
 
     __slots__ = (
@@ -214,24 +225,24 @@ class Call:
         self.failed = False  # it ended, or will end, with an error
         self.cancelled = False
         self.cancellation_error: HostError | None = (
-            None  # what it ends with if its model does not begin
+            None  # the error to end with if the model does not start it
         )
-        self.failure_reason: FailureReason | None = (
-            None  # if it is known to be neither BACKEND nor OTHER
-        )
+        self.failure_reason: FailureReason | None = None  # set if it is neither BACKEND nor OTHER
         self.on_cancel: CancelCallback | None = None
-        self.on_computed: ComputeCallback | None = None  # may come after its last response
-        self.on_first_response: Callable[[Call], None] | None = None  # its first response is there
+        self.on_computed: ComputeCallback | None = None  # may be called after the last response
+        self.on_first_response: Callable[[Call], None] | None = (
+            None  # called with the first response
+        )
         self.on_finish: Callable[[Call], None] | None = None
-        self.on_response: Callable[[InferResponse], None] | None = None  # may change it
+        self.on_response: Callable[[InferResponse], None] | None = None  # may change the response
         self.on_response_acknowledged: Callable[[InferResponse], None] | None = None
-        self.holder: object = None  # the scheduler it waits in, or the lane it runs on
+        self.holder: object = None  # the scheduler that queues it, or the instance that runs it
         self._callback: ResponseCallback | None = None
         self._responses: deque[tuple[InferResponse | None, bool]] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     def respond(self, response: InferResponse | None, final: bool = True) -> None:
-        """Pass one response on. `final` ends the call; what comes after that is dropped."""
+        """Passes a response on. `final` ends the call; later responses are dropped."""
         if self.finished:
             return
         if response is not None and response.error is not None:
@@ -245,8 +256,8 @@ class Call:
             told(self)
         if final:
             self.finished = True
-            # An error's traceback may keep the request alive until the next collection; what
-            # it occupies in shared memory is not to wait for that.
+            # The traceback of an error may keep the request alive until the next garbage
+            # collection. Its shared memory must not wait for that.
             self.request.inputs = []
             self.request.output_placement = self.request.output_placement_hints = None
             if self.on_finish is not None:
@@ -254,7 +265,7 @@ class Call:
         callback = self._callback
         if callback is not None:
             if final:
-                self._callback = None  # it refers to this call: no collection should be needed
+                self._callback = None  # breaks a reference cycle
             callback(response, final)
             return
         self._responses.append((response, final))
@@ -263,7 +274,7 @@ class Call:
             waiter.set_result(None)
 
     def record_compute_times(self, times: ExecutionTimes | None) -> None:
-        """Its batch has ended; without times, because the stub died."""
+        """Records the end of the batch; `times` is None if the stub died."""
         if self.request.trace is not None:
             self.request.trace.finish_compute(times)
         if self.on_computed is not None and times is not None:
@@ -274,30 +285,30 @@ class Call:
             )
 
     def prepare_response(self, response: InferResponse) -> None:
-        """The model has made a response, which is going to be passed on; it may be changed."""
+        """Called before a response is passed on; may change it."""
 
     def try_reschedule(self) -> bool:
-        """The model wants to have the request once more; whether it will."""
+        """Called when the model asks to get the request again; returns whether it will."""
         return False
 
     def acknowledge_response(self, response: InferResponse) -> None:
-        """The asker is done with a response that was not the last one: the next may come."""
+        """Called when the caller has processed a response; the model may send the next one."""
         if self.on_response_acknowledged is not None and not self.finished:
             self.on_response_acknowledged(response)
 
     def fail(self, error: HostError) -> None:
-        """End the call with an error response."""
+        """Ends the call with an error response."""
         request = self.request
         self.respond(
             InferResponse(request.model_name, request.model_version, request.id, error=error)
         )
 
     def cancel(self) -> None:
-        """The asker has lost interest: tell whoever serves the call, and end it."""
+        """Cancels the call, as the caller has gone."""
         self.abort(HostError(ErrorCode.CANCELLED, ""))
 
     def abort(self, error: HostError) -> None:
-        """Take the call away from whoever serves it, and end it with this error."""
+        """Withdraws the call from its owner and ends it with this error."""
         if self.finished or self.cancelled:
             return
         self.cancelled = True
@@ -308,8 +319,10 @@ class Call:
         self.fail(error)
 
     def request_cancellation(self, error: HostError) -> None:
-        """The asker needs no more. A model that has the call is told, and what it still responds
-        arrives; a call that no model has ends with this error.
+        """Asks the model to stop.
+
+        A model that has the request is told, and its further responses are passed on. A call that
+        no model has ends with this error.
         """
         if self.finished or self.cancelled or self.cancellation_error is not None:
             return
@@ -319,15 +332,16 @@ class Call:
             self.abort(error)
 
     def subscribe(self, callback: ResponseCallback) -> None:
-        """Deliver responses to `callback` as they come, starting with those already here."""
+        """Calls `callback` with each response, starting with those that are already here."""
         while self._responses:
             callback(*self._responses.popleft())
         if not self.finished:
             self._callback = callback
 
     def subscribe_single(self, callback: Callable[[InferResponse | HostError], None]) -> None:
-        """Deliver the only response of a unary call, once: or its error, or INTERNAL if there was
-        none or several; then the call is cancelled.
+        """Calls `callback` once, with the only response of a unary call or with its error.
+
+        The error is INTERNAL if there was no response, or several; the call is cancelled then.
         """
         told = False
 
@@ -360,8 +374,8 @@ class Call:
     async def _single(self) -> InferResponse:
         """The only response of a unary call.
 
-        Raises HostError with the response's own error, or INTERNAL if there was none or several.
-        A caller that is cancelled while waiting cancels the call.
+        Raises HostError with the response's own error, or INTERNAL if there was none or several. A
+        caller that is cancelled while it waits cancels the call.
         """
         try:
             response, final = await self._next()
@@ -376,7 +390,7 @@ class Call:
         return answer
 
     async def __aiter__(self) -> AsyncGenerator[InferResponse, None]:
-        """Every response in order; ends with the final one. Leaving early cancels the call."""
+        """Every response in order, including the final one. Leaving early cancels the call."""
         final = False
         try:
             while not final:
@@ -389,7 +403,7 @@ class Call:
 
 
 def _single_result(response: InferResponse | None, final: bool) -> InferResponse | HostError:
-    """What the first thing that comes of a unary call is to its asker."""
+    """The result of a unary call, from what came first."""
     if response is not None and response.error is not None:
         return response.error
     if response is None or not final:

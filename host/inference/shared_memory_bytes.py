@@ -1,7 +1,7 @@
-"""Bytes of tensors that lie in memory which a client has registered: known by length, and copied.
+"""Bytes of tensors in client-registered shared memory, which must be copied before use.
 
-The client may change them, or make its memory smaller, and a process that touches memory which is
-gone is ended by SIGBUS. So the host has them as objects that no library takes for a buffer.
+The client may change them or shrink its memory, and a process that touches memory that is gone is
+killed by SIGBUS. So they are objects that no library can use as a buffer.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from host.errors import invalid_argument
 
 CHUNK_SIZE = 1 << 28
-"""The most bytes that are copied at a time by who does not need all at once. A client's memory can
-be larger than the machine's, as long as nothing is written there.
+"""Maximum number of bytes copied at a time where not all are needed at once.
+
+A client's memory can be larger than the machine's if it is sparse.
 """
 
 
 class SharedMemoryBytes(ABC):
-    """`bytes` of it are a private copy, which raises HostError INTERNAL if they are gone."""
+    """`bytes(self)` is a private copy; raises HostError INTERNAL if the memory is gone."""
 
     __slots__ = ()
 
@@ -29,17 +30,19 @@ class SharedMemoryBytes(ABC):
 
     @abstractmethod
     def read_part(self, begin: int, size: int) -> bytes:
-        """The same of some of them, which must lie within."""
+        """Copies a part, which must lie within. Raises HostError INTERNAL."""
 
 
 def read_bytes(data: bytes | memoryview | SharedMemoryBytes) -> bytes | memoryview:
-    """The bytes to look at: a copy of those in a client's memory. Raises HostError INTERNAL."""
+    """The bytes to read: a copy if they are in memory of a client. Raises HostError INTERNAL."""
     return data if isinstance(data, (bytes, memoryview)) else bytes(data)
 
 
 def refuse_if_too_large(name: str, data: SharedMemoryBytes) -> None:
-    """Raise HostError INVALID_ARG if the machine has no memory for a copy of a tensor's bytes, and
-    for one more in an arena. Linux would promise it in any case, and end this process later.
+    """Raises HostError INVALID_ARG if the machine lacks memory for two copies of a tensor.
+
+    One is the copy, the other lies in an arena. Linux would grant the memory and kill this process
+    later.
     """
     size = len(data)
     if size > CHUNK_SIZE and 2 * size > _available():

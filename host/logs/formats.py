@@ -1,4 +1,4 @@
-"""How a record of the log is written down: Triton's two line formats, and JSON."""
+"""Line formats of the log: Triton's two text formats, and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Whose line it is: an instance's, or with fewer names all of a version's, or a model's."""
+    """What a log line is about: an instance, a version or a model."""
 
     model: str
     version: int = 0
@@ -30,12 +30,15 @@ class Label:
 
 
 def model_fields(model: str, version: int = 0) -> dict[str, object]:
-    """The `extra` of a record whose text names the model, and maybe the version, itself."""
+    """The `extra` of a record whose text names the model, and the version, itself."""
     return {"model": model, "version": version}
 
 
 def format_text(record: logging.LogRecord, log_format: str, escape: bool) -> str:
-    """A record as one or several lines of text (protocol spec 7.5)."""
+    """Formats a record as lines of text.
+
+    Source: docs/reference/protocol.md, 7.5.
+    """
     message = record.getMessage()
     if hasattr(record, "printed"):
         return f"[{getattr(record, 'instance', '')}] {message}"
@@ -51,13 +54,13 @@ def format_text(record: logging.LogRecord, log_format: str, escape: bool) -> str
     if not escape:
         return head + message
     first, *more = message.split("\n")
-    # Lines that follow are indented, so that no text can pass for a line of the log.
+    # Further lines are indented, so that no message can imitate a line of the log.
     lines = [head + json.dumps(first, ensure_ascii=False)]
     return "\n".join(lines + ["  " + escape_control_characters(line) for line in more])
 
 
 def format_json(record: logging.LogRecord) -> str:
-    """A record as one line of JSON; what is not known of it is left out."""
+    """Formats a record as one line of JSON; unknown fields are left out."""
     moment, micros = time.gmtime(record.created), int(record.created % 1 * 1e6)
     fields: dict[str, Any] = {
         "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{micros:06}Z",
@@ -92,7 +95,7 @@ def format_json(record: logging.LogRecord) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """The text with control characters other than tab and newline as escapes."""
+    """The text with control characters other than tab and newline escaped."""
     return _CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -131,9 +134,9 @@ def _requests(record: logging.LogRecord) -> Sequence[str]:
 
 
 def _request_prefix(record: logging.LogRecord) -> str:
-    """What stands in brackets before a message: the instance, and the request that it is about.
+    """The prefix of a message in brackets: the instance, and the request that it is about.
 
-    Of several requests the first one is named, and the others are counted.
+    Of several requests the first one is named and the others are counted.
     """
     words = [str(_label(record))]
     requests = _requests(record)

@@ -1,4 +1,4 @@
-"""The server's log, on the standard logger `pbhost`: what is written, and where to."""
+"""The handler of the server's log, on the standard logger `pbhost`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from host.logs.formats import escape_control_characters, format_json, format_tex
 
 LOGGER = logging.getLogger("pbhost")
 
-_DEFAULT_WIDTH = 500  # of a table that is not written to a terminal
+_DEFAULT_WIDTH = 500  # columns of a table that is not written to a terminal
 
 
 class LogOptions(Protocol):
-    """What `configure` reads; see the options of the same names."""
+    """The options that `configure` reads."""
 
     log_verbose: int
     log_info: bool
@@ -28,20 +28,17 @@ class LogOptions(Protocol):
 
 
 def verbose_logging_level(level: int) -> int:
-    """The logging level of verbose level 1, 2, ...: what is shown when `--log-verbose` is as high.
-
-    `LOGGER.debug` is verbose level 1.
-    """
+    """The logging level of verbose level 1, 2, ...; `LOGGER.debug` is verbose level 1."""
     return max(1, logging.DEBUG + 1 - level)
 
 
 class LogHandler(logging.Handler):
-    """The log of a running server; its settings may change at any time, all but the file.
+    """The log of a running server. All settings but the file may change at any time.
 
-    Records may carry, by `extra`: `instance`, a Label that stands before the message; `requests`,
-    the ids of those that it is about, and `trace_id`; `model` and `version` of a text that names
-    them itself; `source`, a `file:line` to show in place of the caller's; `table` for a text that
-    is to stay as it is; and `printed` for a line of a stub's output, which has no header.
+    Records may carry in `extra`: `instance`, a Label shown before the message; `requests`, the ids
+    of the requests concerned, and `trace_id`; `model` and `version` if the text names them itself;
+    `source`, a `file:line` shown in place of the caller's; `table` for text that is not
+    reformatted; `printed` for a line that a stub printed, which has no header.
     """
 
     def __init__(self, options: LogOptions) -> None:
@@ -56,7 +53,7 @@ class LogHandler(logging.Handler):
         self.error = options.log_error
         self.log_format = options.log_format
         self._verbose_level = 0
-        self._error_reported = False  # that it cannot be written
+        self._error_reported = False  # that records are lost
         self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
         others = _open_handlers()
         self._previous_state: tuple[int, bool] = (
@@ -68,7 +65,7 @@ class LogHandler(logging.Handler):
 
     @property
     def verbose_level(self) -> int:
-        """Verbose records up to this level are written."""
+        """The verbose level up to which records are written."""
         return self._verbose_level
 
     @verbose_level.setter
@@ -77,7 +74,7 @@ class LogHandler(logging.Handler):
         _set_level()
 
     def close(self) -> None:
-        """Leave the logger as it was, and close the file. A second call does nothing."""
+        """Restores the logger and closes the file. A second call does nothing."""
         if self in LOGGER.handlers:
             LOGGER.removeHandler(self)
             if _open_handlers():
@@ -91,7 +88,7 @@ class LogHandler(logging.Handler):
         super().close()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the switches let the record through."""
+        """Whether the settings let the record through."""
         level = record.levelno
         if hasattr(record, "printed"):
             return True
@@ -104,24 +101,27 @@ class LogHandler(logging.Handler):
         return level >= verbose_logging_level(self._verbose_level) and self._verbose_level > 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
+        """Writes one record."""
         try:
             text = self.format(record) + "\n"
             try:
                 self._write(text, record.levelno >= logging.WARNING)
-            except (OSError, ValueError) as error:  # nobody reads it, its disk is full
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # the reader of the console has gone, or the disk is full
                 self._report_error(error)
-        except Exception:  # as the standard handlers: a log that fails must not fail its writer
+        except Exception:  # as in the standard handlers: a failing log must not fail its caller
             self.handleError(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The text of a record, as one or several lines."""
+        """Formats a record as one or several lines."""
         if self.log_format == "json":
             return format_json(record)
         return format_text(record, self.log_format, self._escape)
 
     def _write(self, text: str, problem: bool) -> None:
-        # The standard streams are looked up each time: whoever embeds the host may replace them.
+        # Looked up each time, as an embedding program may replace the standard streams.
         stream = self._stream or (sys.stderr if problem else sys.stdout)
         if stream is None:
             return  # a process without a console
@@ -133,7 +133,7 @@ class LogHandler(logging.Handler):
         stream.flush()
 
     def _report_error(self, error: Exception) -> None:
-        """Say once that records are lost, if there is still somebody to hear it."""
+        """Warns once that records are lost, if stderr still works."""
         if self._error_reported or sys.stderr is None:
             return
         self._error_reported = True
@@ -145,9 +145,9 @@ class LogHandler(logging.Handler):
 
 
 def configure(options: LogOptions) -> LogHandler:
-    """Write what `pbhost` logs as the options say, until the returned log is closed.
+    """Writes the records of the logger `pbhost` as the options say, until the result is closed.
 
-    Nothing but the logger `pbhost` is touched. Raises OSError if the log file cannot be opened.
+    Touches no other logger. Raises OSError if the log file cannot be opened.
     """
     return LogHandler(options)
 
@@ -157,13 +157,13 @@ def _open_handlers() -> list[LogHandler]:
 
 
 def _set_level() -> None:
-    """Let the logger drop early what no log will write."""
+    """Sets the level of the logger, so that records that no handler writes are dropped early."""
     most = max(log.verbose_level for log in _open_handlers())
     LOGGER.setLevel(verbose_logging_level(most) if most > 0 else logging.INFO)
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for a record with `extra={"table": True}`: a newline, then bordered lines.
+    """Formats a table, for a record with `extra={"table": True}`.
 
     It is as wide as the terminal allows, or 500 columns; long cells wrap.
     """
@@ -174,7 +174,7 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(1, *(len(line) for cell in column for line in cell)) for column in columns]
     excess = sum(widths) + len(widths) * 3 + 1 - _terminal_width()
     while excess > 0 and max(widths) > 1:
-        # The widest column gives way, down to the next one at a time.
+        # The widest column shrinks, down to the next one at a time.
         *_, second, most = [1, *sorted(widths)]
         less = max(min(second, most - 1), most - excess)
         widths[widths.index(most)] = less
@@ -208,6 +208,6 @@ def _terminal_width() -> int:
     try:
         return (
             os.get_terminal_size(sys.stdout.fileno()).columns or _DEFAULT_WIDTH
-        )  # a container's may be 0
+        )  # in a container it may be 0
     except (AttributeError, OSError, ValueError):
         return _DEFAULT_WIDTH

@@ -1,4 +1,7 @@
-"""What clients may read and change of the log while the server runs (protocol spec 7.4)."""
+"""Log settings that clients can read and change while the server runs.
+
+Source: docs/reference/protocol.md, 7.4.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from host.logs.handler import LogHandler
 
 LogSettingValue = bool | int | str
 
-_MOST_VERBOSE = 0xFFFFFFFF  # the other door has 32 bits for it
+_MOST_VERBOSE = 0xFFFFFFFF  # gRPC has 32 bits for it
 _SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTexts:
-    """How a door complains of a value; each is told the setting's name, `unknown` the format."""
+    """The error texts of a frontend; the arguments are the setting's name, or the format."""
 
     boolean: Callable[[str], HostError]
     unsigned: Callable[[str], HostError]
@@ -50,7 +53,7 @@ class LogSettings:
         self._log = log
 
     def describe(self) -> dict[str, LogSettingValue]:
-        """All of them, by the names that clients know, in the order that they are shown in."""
+        """All settings by the names that clients know, in their documented order."""
         log = self._log
         return {
             "log_file": log.file,
@@ -62,10 +65,10 @@ class LogSettings:
     def update(
         self, given: Mapping[str, object], wording: ErrorTexts
     ) -> dict[str, LogSettingValue]:
-        """Change what is given, and return all settings. Unknown names are ignored.
+        """Changes the given settings and returns all. Unknown names are ignored.
 
-        The order is always that of `describe`. Raises HostError; what came before the value that
-        is no good stays changed.
+        Settings are changed in the order of `describe`. Raises HostError; those before the invalid
+        one stay changed.
         """
         log = self._log
         if "log_file" in given:

@@ -1,4 +1,4 @@
-"""The command line of `pbhost serve`, read as options."""
+"""Reads the command line of `pbhost serve` as options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def usage() -> str:
 def parse(argv: Sequence[str]) -> Options:
     """The options of a command line (without the program's name).
 
-    Raises UsageError, whose text is the usage followed by what is wrong (nothing for `--help`).
+    Raises UsageError, whose text is the usage followed by the error (nothing for `--help`).
     """
     try:
         line = parse_flags(argv, FLAGS, DEPRECATED)
@@ -41,7 +41,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _check_given(line: CommandLine) -> None:
-    """What can be seen only on a command line."""
+    """Checks that need the flags as they were written."""
     if {"response-cache-byte-size", "cache-config"} <= set(line.names):
         raise UsageError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both"

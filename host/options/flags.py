@@ -1,4 +1,4 @@
-"""Command-line flags that are fields of a dataclass: declared once, read as getopt_long does."""
+"""Command-line flags that are fields of a dataclass, read as `getopt_long` does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FLOAT = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class Status(enum.Enum):
-    """What becomes of a flag. The value stands in the usage text, before the reason."""
+    """Whether a flag has an effect. The value stands in the usage text, before the reason."""
 
     HONOURED = ""
     IGNORED = "Accepted without effect"
@@ -26,7 +26,7 @@ class Status(enum.Enum):
 
 
 class InvalidValue(Exception):
-    """The text of a flag's value, or the value itself, will not do; `advice` says what would."""
+    """The value of a flag, or its text, is invalid; `advice` says what would be valid."""
 
     def __init__(self, text: str, advice: str = "") -> None:
         super().__init__(text)
@@ -35,10 +35,10 @@ class InvalidValue(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """How a flag's text is read. `word` is for the usage text; empty: it takes no value.
+    """How the text of a flag is read. `word`: its name in the usage text; empty: no value.
 
-    `read` raises InvalidValue. With `add`, the flag may be given again: it puts what has been
-    read to the value so far.
+    `read` raises InvalidValue. With `add`, the flag may be repeated: `add` combines the value so
+    far with the next one.
     """
 
     word: str
@@ -48,9 +48,9 @@ class ValueKind:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag and the field it sets. `check` raises InvalidValue for a value that is no good.
+    """A flag and the field that it sets. `check` raises InvalidValue for an invalid value.
 
-    `reason` says why a flag is not honoured.
+    `reason`: why the flag has no effect.
     """
 
     name: str
@@ -66,14 +66,14 @@ class Flag:
 
     @property
     def status_text(self) -> str:
-        """What becomes of it and why, as a sentence; empty if it does what its help says."""
+        """A sentence about a flag without its usual effect; empty for others."""
         if self.status is Status.HONOURED:
             return ""
         return f"{': '.join(filter(None, [self.status.value, self.reason]))}."
 
     @property
     def help_text(self) -> str:
-        """What it does, its default if one can be written, and its fate."""
+        """What the flag does, its default if there is one to write, and its status."""
         told = self.status is Status.HONOURED and self.kind.word
         default = _format_default(self.default) if told else ""
         return " ".join(
@@ -81,13 +81,13 @@ class Flag:
         )
 
     def is_off(self, value: Any) -> bool:
-        """Whether the value asks for nothing that a refused flag would have to do."""
+        """Whether the value needs nothing that this host refuses to do."""
         return bool(value == self.default)
 
 
 @dataclass(frozen=True, slots=True)
 class DeprecatedFlag:
-    """A deprecated flag: `replace` gives the (flag, text) pairs that stand for a value of it."""
+    """A deprecated flag. `replace` returns the (flag, text) pairs that replace it."""
 
     name: str
     kind: ValueKind
@@ -102,7 +102,7 @@ class DeprecatedFlag:
 
 @dataclass(frozen=True, slots=True)
 class FlagGroup:
-    """Makes the fields of one group; `group(default, help)` is the value of a field."""
+    """Makes the fields of one group: `group(default, help)` is the value of a field."""
 
     title: str
     status: Status = Status.HONOURED
@@ -119,7 +119,7 @@ class FlagGroup:
         also: str = "",
         reason: str = "",
     ) -> _Value:
-        """A field whose flag is called like it, and whose kind follows from the default."""
+        """A field whose flag has its name, and a kind that follows from the default."""
         kind = kind or _KINDS[type(default)]
         status = status or self.status
         reason = reason or self.reason
@@ -144,7 +144,7 @@ def flags_of(owner: type) -> list[Flag]:
 
 
 def _format_default(value: Any) -> str:
-    """A value as on a command line; empty for what is empty, or has several parts."""
+    """A value as on a command line; empty for an empty value and for one with several parts."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -163,12 +163,12 @@ def _read_bool(text: str) -> bool:
 
 
 def integer(low: int = -(2**31), high: int = 2**31 - 1) -> ValueKind:
-    """Whole numbers of a range. Unlike Triton's, the number must be the whole text."""
+    """Integers of a range. Unlike in Triton, the whole text must be the number."""
 
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text):
             raise InvalidValue(f"Invalid option value. Got {text}")
-        # Longer texts are out of any bound, and Python refuses the longest of them.
+        # Longer texts are out of range, and Python refuses to read very long ones.
         value = int(text) if len(text) < 40 else high + 1
         if not low <= value <= high:
             raise InvalidValue(f"Provided option value is out of bound. Got {text}")
@@ -218,14 +218,14 @@ _KINDS = {
 
 @dataclass(slots=True)
 class CommandLine:
-    """What was given: values by field, the names as they stood there, and the deprecated ones."""
+    """The values by field, the names as they were written, and the deprecated names."""
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     names: list[str] = dataclasses.field(default_factory=list)
     deprecated: list[DeprecatedFlag] = dataclasses.field(default_factory=list)
 
     def set(self, flag: Flag, text: str) -> None:
-        """Take a flag's text. Raises InvalidValue."""
+        """Reads the text of a flag. Raises InvalidValue."""
         value = _parse_value(flag, text)
         if flag.kind.add is not None:
             value = flag.kind.add(self.values.get(flag.field, type(flag.default)()), value)
@@ -235,10 +235,10 @@ class CommandLine:
 def parse_flags(
     argv: Sequence[str], flags: Sequence[Flag], aliases: Sequence[DeprecatedFlag]
 ) -> CommandLine:
-    """The values of a command line, each read by itself.
+    """Reads a command line.
 
-    `--flag=value` and `--flag value`, unique prefixes, `--` to end the flags. Raises InvalidValue,
-    with no text for `--help`.
+    Accepts `--flag=value`, `--flag value`, unique prefixes, and `--` after the flags. Raises
+    InvalidValue, with no text for `--help`.
     """
     by_name = {flag.name: flag for flag in flags}
     line = CommandLine()
@@ -256,7 +256,7 @@ def parse_flags(
 
 
 def invalid_flag_value(flag: Flag | DeprecatedFlag, error: InvalidValue) -> InvalidValue:
-    """The complaint about a flag's value."""
+    """The error message for an invalid value."""
     return InvalidValue(
         f'Bad option: "--{flag.name}".\n{error}', error.advice or _usage_advice(flag)
     )
@@ -264,7 +264,7 @@ def invalid_flag_value(flag: Flag | DeprecatedFlag, error: InvalidValue) -> Inva
 
 def _usage_advice(flag: Flag | DeprecatedFlag) -> str:
     if isinstance(flag, Flag) and flag.status is Status.REFUSED:
-        return ""  # the complaint says it all
+        return ""  # the message is complete
     return f"--{flag.name} <{flag.kind.word}>: {flag.help_text}"
 
 
@@ -278,9 +278,9 @@ def _parse_value(flag: Flag | DeprecatedFlag, text: str) -> Any:
 def _split_arguments(
     argv: Sequence[str], known: Sequence[Flag | DeprecatedFlag]
 ) -> Iterator[tuple[Any, str]]:
-    """The flags one by one, each with its text.
+    """Yields each flag with its text.
 
-    Positional arguments are refused after all flags have been seen.
+    Positional arguments are refused once all flags have been read.
     """
     names = {
         name: flag for flag in known for name in (flag.name, getattr(flag, "also", "")) if name
@@ -314,7 +314,7 @@ def _split_arguments(
 
 
 def _resolve_prefix(written: str, names: Iterable[str]) -> str:
-    """The name that was meant: itself, or the only one that begins so."""
+    """The name itself, or the only one that starts with it."""
     if written in names:
         return written
     matches = [name for name in names if written and name.startswith(written)]

@@ -1,4 +1,7 @@
-"""Where processes of instances run on this machine: `--host-policy` (configuration spec 3)."""
+"""Host policies: CPUs and NUMA nodes of instances, `--host-policy`.
+
+Source: docs/reference/configuration_and_scheduling.md, 3.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _MAX_CORE = 1 << 16  # CPUs and NUMA nodes, far more than any machine has
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy:
-    """The CPUs that a process may run on, none meaning any, and the NUMA node of its memory."""
+    """The CPUs that a process may run on (empty: all), and the NUMA node of its memory."""
 
     name: str
     cores: Sequence[int] = ()
@@ -22,11 +25,11 @@ class HostPolicy:
 
 
 HostPolicies = Mapping[str, HostPolicy]
-"""By name."""
+"""Policies by name."""
 
 
 def read_policies(settings: Sequence[str]) -> HostPolicies:
-    """From `<policy>,<setting>=<value>` each; of one setting the last one counts.
+    """Reads `<policy>,<setting>=<value>` texts; the last one for a setting counts.
 
     Raises InvalidValue.
     """
@@ -74,6 +77,7 @@ def _read_node(text: str) -> int:
 
 
 def find_policy(policies: HostPolicies, kind: str, device: int, named: str) -> HostPolicy:
-    """That of an instance; `named` is what its group says, which by default follows its kind."""
+    """The policy of an instance; `named`: the one of its instance group, which defaults to its
+    kind."""
     name = named or (f"gpu_{device}" if kind == "GPU" else kind.lower())
     return policies.get(name, HostPolicy(name))

@@ -1,4 +1,4 @@
-"""What a server is told: every option once, as a field that is its command-line flag as well."""
+"""The options of a server: each is a field, and a command-line flag."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _IGNORED = Status.IGNORED
 
 
 class UsageError(ValueError):
-    """The options cannot be used. `str()` is what the user should read, `detail` the complaint.
+    """The options cannot be used. `str()` is the text for the user, `detail` the error itself.
 
-    `advice` says what would do, where that is known.
+    `advice` says what would be valid, if that is known.
     """
 
     def __init__(self, detail: str, usage: str = "", advice: str = "") -> None:
@@ -62,9 +62,9 @@ class UsageError(ValueError):
 
 @dataclass
 class Options:
-    """Options of a server. Raises UsageError for values that are no good, or not supported yet.
+    """The options of a server. Raises UsageError for invalid or unsupported values.
 
-    `warnings` says what is accepted but will not have the effect that its name promises.
+    `warnings`: options that are accepted but do not have their usual effect.
     """
 
     # fmt: off
@@ -313,25 +313,25 @@ class Options:
 
     @property
     def arena_limit(self) -> int:
-        """The most bytes that one process's arena may take."""
+        """Maximum size of one process's arena in bytes."""
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return self.arena_byte_size or pages
 
     @property
     def environment_cache(self) -> Path:
-        """The folder of built environments."""
+        """The directory of built environments."""
         user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         chosen = self.environment_cache_dir or f"{user}/pbhost/environments"
         return Path(os.path.abspath(os.path.expanduser(chosen)))
 
     @property
     def cache_settings(self) -> tuple[str, dict[str, str]] | None:
-        """The name of the cache and its settings, None without a cache."""
+        """The name of the cache and its settings; None without a cache."""
         return values.cache_settings(self.cache_config)
 
     @property
     def tracing(self) -> TraceConfig:
-        """What `--trace-config` says."""
+        """The settings of `--trace-config`."""
         return TraceConfig.from_settings(values.trace_settings(self.trace_config))
 
     @property
@@ -341,7 +341,7 @@ class Options:
 
     @property
     def metrics_settings(self) -> MetricsSettings:
-        """What `--metrics-config` says."""
+        """The settings of `--metrics-config`."""
         return MetricsSettings.from_texts(self.metrics_config)
 
     @property
@@ -369,7 +369,7 @@ class Options:
                 )
 
     def _listening_addresses(self) -> list[tuple[str, str, int]]:
-        """What listens where; a free port is nobody else's."""
+        """What listens where; free ports (0) do not conflict."""
         return [
             (service, address, port)
             for service, allowed, address, port in (

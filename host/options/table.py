@@ -1,4 +1,7 @@
-"""The table of options that stands in the log of a start (protocol spec 8.3)."""
+"""The table of options that the server logs at start-up.
+
+Source: docs/reference/protocol.md, 8.3.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ _RATE_LIMIT_NAMES = {"off": "OFF", "execution_count": "EXEC_COUNT"}
 
 
 def option_table_rows(server: ServerMetadata, options: Options) -> list[list[str]]:
-    """Name and value of each, under the names that Triton gives them, in its order."""
+    """Name and value of each option, with Triton's names and order."""
     rows: list[tuple[str, object]] = [
         ("server_id", server.name),
         ("server_version", server.version),

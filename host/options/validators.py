@@ -1,4 +1,7 @@
-"""What the values of single flags must look like (protocol spec 8.2)."""
+"""Validators of flag values.
+
+Source: docs/reference/protocol.md, 8.2.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ NAMES = (
     " logging"
 )
 CATEGORIES = frozenset(NAMES.split(", "))
-"""What requests can be about, for restrictions."""
+"""The categories of requests that can be restricted."""
 
 _DEVICE = re.compile(r"[0-9]+:[0-9]+")
 _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
-_MAX_LENGTH = 1e8  # seconds; timers of event loops take no more than some years
+_MAX_LENGTH = 1e8  # seconds; timers of event loops are limited to some years
 
 log_format = one_of("invalid argument for --log-format", "default", "ISO8601", "json")
 stub_start = one_of("invalid argument for --stub-start", "fork", "spawn")
@@ -52,7 +55,7 @@ def not_negative(number: float) -> None:
 
 
 def seconds(number: float) -> None:
-    """A time that can be waited for."""
+    """A time that a timer can wait for."""
     if not 0 < number <= _MAX_LENGTH:
         raise InvalidValue(f"Provided option value is out of bound. Got {number}")
 
@@ -101,19 +104,19 @@ def _restricted(flag: str, what: str) -> Callable[[Sequence[str]], dict[str, tup
 
 
 http_restriction = _restricted("http-restricted-api", "api")
-"""Header and value that each restricted category asks for. Raises InvalidValue."""
+"""Header and value of each restricted category. Raises InvalidValue."""
 
 grpc_restriction = _restricted("grpc-restricted-protocol", "protocol")
-"""The same of gRPC; the metadata key lacks its prefix."""
+"""The same for gRPC; the metadata key lacks its prefix."""
 
 
 def header_pattern(pattern: str) -> Any:
     """Compiles a pattern of header names; its `search` takes a name. Raises InvalidValue.
 
-    RE2 has no backtracking: a search takes time in proportion to the name, whatever the pattern
-    is, and a pattern whose program takes more than 1 MiB is refused here.
+    RE2 does not backtrack: the time of a search is proportional to the length of the name. A
+    pattern whose program takes more than 1 MiB is refused.
     """
-    import re2  # is a megabyte that few servers need
+    import re2  # a megabyte that few servers need
 
     options = re2.Options()
     options.log_errors = False
@@ -135,7 +138,7 @@ def header_forward_pattern(pattern: str) -> None:
 
 
 def _split(text: str) -> tuple[str, str, str] | None:
-    """The parts of `[<name>,]<setting>=<value>`; None if it is not that."""
+    """The parts of `[<name>,]<setting>=<value>`; None for other texts."""
     name, comma, rest = text.partition(",")
     setting, _, value = (rest if comma else text).partition("=")
     return (name if comma else "", setting, value) if setting and value else None
@@ -144,7 +147,7 @@ def _split(text: str) -> tuple[str, str, str] | None:
 def metrics_config(settings: Sequence[str]) -> None:
     """`<setting>=<value>` each."""
     for text in settings:
-        setting, _, value = text.partition("=")  # only the value may have commas
+        setting, _, value = text.partition("=")  # only the value may contain commas
         if not setting or not value or "," in setting:
             raise InvalidValue(f"--metrics-config option format is <setting>=<value>. Got {text}")
 
@@ -167,7 +170,7 @@ def cache_config(settings: Sequence[str]) -> None:
 
 
 def cache_settings(settings: Sequence[str]) -> tuple[str, dict[str, str]] | None:
-    """The name of the cache and what is set for it, from texts that have been checked."""
+    """The name of the cache and its settings, from validated texts."""
     parts = [given for text in settings if (given := _split(text))]
     if not parts:
         return None
@@ -185,7 +188,7 @@ def rate_resource(settings: Sequence[str]) -> None:
 
 
 def read_resource(text: str) -> tuple[str, int, int | None]:
-    """Name, count and device of a text that has been checked."""
+    """Name, count and device of a validated text."""
     name, count, *device = text.split(":")
     return name, int(count), int(device[0]) if device else None
 
@@ -232,7 +235,7 @@ def trace_config(settings: Sequence[str]) -> None:
 
 
 def trace_settings(settings: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Mode or "", setting and value of each text; they have been checked."""
+    """Mode or "", setting and value of each validated text."""
     return [parts for text in settings if (parts := _split(text)) is not None]
 
 
@@ -270,7 +273,10 @@ BACKEND_CONFIG = ValueKind("string", _read_backend, _add_backend)
 
 
 def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
-    """The Python backend's settings must be usable (pb_utils spec 6.1)."""
+    """The settings of the Python backend must be usable.
+
+    Source: docs/reference/model_api.md, 6.1.
+    """
     given = backends.get("python", {})
     numbers = {
         key: _parse_leading_integer(text) for key, text in given.items() if key in _PYTHON_NUMBERS
@@ -304,7 +310,7 @@ _KEYS_OF_BACKENDS: dict[str, Collection[str]] = {
 
 
 def unused_settings(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Warnings about settings that nothing reads."""
+    """Warnings about settings that no backend reads."""
     return [
         f"--backend-config: setting '{key}' of {f'backend {name!r}' if name else 'all backends'}"
         " is not used by this version"

@@ -1,4 +1,4 @@
-"""The server for code that does not await: scripts and notebooks."""
+"""The server for code without `await`: scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class BlockingServer:
             target=self._loop.run_forever, name="pbhost-loop", daemon=True
         )
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._process = 0  # the one that has started it
+        self._process = 0  # the process that started it
         self._running = False
-        self._state_lock = threading.Lock()  # nothing is handed to a loop that is about to end
+        self._state_lock = threading.Lock()  # no call is passed to a loop that is about to end
 
     @property
     def grpc_port(self) -> int:
-        """Where gRPC clients find it; 0 before the start."""
+        """The gRPC port; 0 before the start."""
         return self._server.grpc_port
 
     @property
     def metrics_port(self) -> int:
-        """Where the metrics are; 0 before the start."""
+        """The metrics port; 0 before the start."""
         return self._server.metrics_port
 
     def start(self) -> BlockingServer:
-        """As `Server.start`; a server starts once. Raises HostError."""
+        """Starts the server, once, as `Server.start`. Raises HostError."""
         with self._state_lock:
             if self._thread.ident is not None:
                 raise unavailable("this server has been started before; make another one")
@@ -53,7 +53,7 @@ class BlockingServer:
             self._process, self._running = os.getpid(), True
         try:
             self._run(self._server.start())
-        except BaseException:  # Ctrl-C strikes here, and not in the thread of the loop
+        except BaseException:  # Ctrl-C interrupts this thread, not that of the loop
             self._stop_loop()
             raise
         return self
@@ -81,7 +81,7 @@ class BlockingServer:
         )
 
     def stop(self) -> bool:
-        """As `Server.stop`. One that does not run, or runs in another process, is left as it is."""
+        """As `Server.stop`. Does nothing if the server does not run, or runs in another process."""
         if not self._running or os.getpid() != self._process:
             return True
         try:
@@ -97,7 +97,7 @@ class BlockingServer:
             future = asyncio.run_coroutine_threadsafe(self._tracked(work), self._loop)
         try:
             return future.result()
-        except BaseException:  # Ctrl-C: nobody waits any more; a failure is over anyway
+        except BaseException:  # Ctrl-C, or a failure: stop in any case
             future.cancel()
             raise
 
@@ -111,7 +111,7 @@ class BlockingServer:
             self._tasks.discard(task)
 
     async def _finish_tasks(self) -> None:
-        """Let what was begun clean up after itself, then end what nobody waits for."""
+        """Waits for tasks that clean up, then cancels the others."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         rest = asyncio.all_tasks() - {asyncio.current_task()}
@@ -124,7 +124,7 @@ class BlockingServer:
     def _stop_loop(self) -> None:
         with self._state_lock:
             if not self._running:
-                return  # another thread has stopped it
+                return  # another thread has stopped the server
             self._running = False
         asyncio.run_coroutine_threadsafe(self._finish_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

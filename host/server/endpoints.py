@@ -1,4 +1,4 @@
-"""The doors of a server: opened as its options say, drained together, and closed."""
+"""The endpoints of a server: gRPC, HTTP and metrics, opened, drained and closed."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _Started = TypeVar("_Started")
 
 _log = logging.getLogger("pbhost")
 
-_GRPC_PREFIX = "triton-grpc-protocol-"  # of metadata that open what is restricted
+_GRPC_PREFIX = "triton-grpc-protocol-"  # prefix of metadata keys for restricted protocols
 
 
 class Endpoints:
-    """What clients reach a server by. Belongs to the event loop; ports are 0 until opened.
+    """The endpoints of a server. Belongs to the event loop; ports are 0 until they are open.
 
-    `families` are the metrics of models.
+    `families`: the metrics of models.
     """
 
     def __init__(
@@ -63,10 +63,7 @@ class Endpoints:
         )
 
     async def check_configuration(self) -> None:
-        """Find out now what would end the start when all models have loaded.
-
-        Nobody listens yet. Raises HostError if a certificate is of no use, or a port is taken.
-        """
+        """Checks certificates and ports before models load. Raises HostError."""
         options = self._options
         if options.allow_grpc:
             await _start_service("GRPC", _check_grpc_tls(options))
@@ -82,9 +79,10 @@ class Endpoints:
             _check_address("Metrics", "metrics", options.metrics_host, options.metrics_port)
 
     async def start(self, connection_hooks: ConnectionHooks) -> None:
-        """Open the endpoints to models. `connection_hooks` reports the requests of a connection.
+        """Opens the gRPC and HTTP endpoints. `connection_hooks`: called about requests of a
+        connection.
 
-        Raises HostError if a port or a certificate is of no use.
+        Raises HostError if a port or a certificate cannot be used.
         """
         if self._options.allow_grpc:
             await self._open_grpc(connection_hooks)
@@ -137,7 +135,7 @@ class Endpoints:
     async def start_metrics(
         self, families: Callable[[], Awaitable[Iterable[MetricFamily]]]
     ) -> None:
-        """Open the port of metrics. Raises HostError if that is not possible."""
+        """Opens the metrics endpoint. Raises HostError."""
         address = self._options.metrics_host
         self._metrics = HttpListener(
             MetricsApp(families), address, self._options.metrics_port, timeouts=self._timeouts
@@ -146,9 +144,9 @@ class Endpoints:
         _log.info("Started Metrics Service at %s:%d", address, self.metrics_port)
 
     async def drain(self, deadline: float) -> bool:
-        """Refuse new requests, and wait for open ones until `deadline` (loop time).
+        """Refuses new requests, and waits for open ones until `deadline` (loop time).
 
-        Returns whether all have been answered. Health is still told.
+        Returns whether all were answered. Health requests are still answered.
         """
         services: list[tuple[str, GrpcService | HttpApp]] = []
         if self._http_app is not None:
@@ -167,7 +165,7 @@ class Endpoints:
         return all(await draining)
 
     async def stop(self, deadline: float) -> None:
-        """Close all but the port of metrics, by `deadline`; what is still open is cut off."""
+        """Closes all endpoints but metrics by `deadline`, and cuts off what is still open."""
         grpc, self._grpc, self._grpc_service = self._grpc, None, None
         http, self._http, self._http_app = self._http, None, None
         left = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -176,7 +174,7 @@ class Endpoints:
         )
 
     async def stop_metrics(self, grace: float) -> None:
-        """Close the port of metrics, the last one."""
+        """Closes the metrics endpoint, as the last one."""
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             await metrics.stop(grace)
@@ -187,9 +185,9 @@ async def wait_with_reports(
     deadline: float,
     report: Callable[[float], None],
 ) -> bool:
-    """Wait until `deadline` (loop time), and every second report with the seconds that are left.
+    """Waits until `deadline` (loop time), and calls `report` every second with the seconds left.
 
-    Returns whether the work has ended; if not, it goes on.
+    Returns whether the work has ended; otherwise it goes on.
     """
     loop = asyncio.get_running_loop()
     while True:

@@ -1,4 +1,4 @@
-"""Asking a server inside this process: numpy arrays in and out, and a twin without `await`."""
+"""Inference within this process, with numpy arrays."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from host.inference.shared_memory_bytes import read_bytes
 from stub.wire.datatypes import CODES, NAMES
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-"""Input name to array. BYTES are object arrays of bytes or str."""
+"""Arrays by input name. BYTES are object arrays of bytes or str."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a model answered: outputs by name as private arrays, and the response's parameters."""
+    """Outputs by name, as arrays with memory of their own, and the parameters of the response."""
 
     model_name: str
     model_version: int
@@ -42,7 +42,7 @@ def to_request(
     outputs: Sequence[str],
     parameters: Mapping[str, Parameter],
 ) -> InferRequest:
-    """A request over the arrays' own memory. Raises HostError for what cannot be sent."""
+    """A request that uses the memory of the arrays. Raises HostError for unsupported arrays."""
     for text in (model, request_id, *outputs, *parameters):
         _check_text(text)
     for name, value in parameters.items():
@@ -89,7 +89,7 @@ def _tensor(name: str, array: npt.NDArray[Any]) -> Tensor:
 
 
 def to_result(response: InferResponse) -> Result:
-    """Outputs as arrays of their own, so that the shared memory they came in is free at once."""
+    """Copies the outputs, so that the shared memory that they came in is free at once."""
     outputs = {}
     for output in response.outputs:
         data = memoryview(read_bytes(output.data))

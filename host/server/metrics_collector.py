@@ -1,4 +1,4 @@
-"""All that a scrape of the metrics port shows, put together."""
+"""Collects everything that a scrape of the metrics endpoint shows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from host.models.python_model import PythonModel
 from host.models.registry import Registry
 from host.scheduling.dynamic import DynamicScheduler
 
-_CATCH_UP_TIMEOUT_S = 1.0  # that a scrape waits for what a stub was just saying
+_CATCH_UP_TIMEOUT_S = 1.0  # seconds that a scrape waits for metric updates of stubs
 
 
 class MetricsCollector:
-    """Reads the server's numbers when asked, and those of the machine at intervals.
+    """Collects the server's numbers when asked, and those of the machine at intervals.
 
-    `interval` is that of `--metrics-interval-ms`, in seconds: measurements come twice as often.
-    `pinned` is the size of a memory pool that Triton would have, in bytes. `store` is the response
-    cache.
+    `interval`: `--metrics-interval-ms` in seconds; the machine is measured twice as often.
+    `pinned`: size of the memory pool that Triton would have, in bytes. `store`: the response cache.
     """
 
     def __init__(
@@ -54,12 +53,12 @@ class MetricsCollector:
         self._timer = loop.call_later(self._sample_interval, self._sample_machine, machine)
 
     async def collect_after_catch_up(self) -> list[MetricFamily]:
-        """As `families`, also if stubs have said more than there was room for at a time."""
+        """As `collect`, after all updates that stubs have sent so far."""
         await self._pool.catch_up(_CATCH_UP_TIMEOUT_S)
         return self.collect()
 
     def collect(self) -> list[MetricFamily]:
-        """Everything as it is now; what stubs have said is taken in first."""
+        """All metrics now; first reads the updates that stubs have sent."""
         self._pool.drain()
         snapshot = MetricsSnapshot()
         entries = [entry for _, entry in self._registry.list_entries()]
@@ -81,7 +80,7 @@ class MetricsCollector:
         return [*snapshot.families(), *self._custom_metrics.collect()]
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stops measuring the machine."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""A line on the terminal that says how far loading has come."""
+"""The progress of loading, as one line on the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REFRESH_SECONDS = 0.2
 
 
 class LoadProgress:
-    """While entered, repaints `loaded 3/20, loading: a, b`; silent when stderr is no terminal."""
+    """While entered, repaints `loaded 3/20, loading: a, b`; silent if stderr is no terminal."""
 
     def __init__(self, registry: Registry, names: Sequence[str]) -> None:
         self._registry = registry

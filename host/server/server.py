@@ -1,4 +1,4 @@
-"""The composition root: one server from its options, started, asked in-process, stopped."""
+"""Builds a server from its options, starts it and stops it."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from stub.wire.ring import BUSY_POLL_SECONDS
 
 _log = logging.getLogger("pbhost")
 
-_FINAL_TIMEOUT_S = 5.0  # for `finalize` of idle models when the exit timeout is over
+_FINAL_TIMEOUT_S = 5.0  # seconds for `finalize` of idle models after the exit timeout
 
 
 class Server:
-    """A host in this process. Everything belongs to the event loop that `start` runs in.
+    """A server in this process. Belongs to the event loop that `start` runs in.
 
-    `launcher` starts stubs in a way of its own; without one, the options say how.
+    `launcher`: starts stubs in another way than the options say.
 
     `async with Server(Options(model_repository=["models"])) as server: ...`
     """
@@ -76,28 +76,28 @@ class Server:
         self._metrics_collector: MetricsCollector | None = None
         self._log: LogHandler | None = None
         self._tracer: Tracer | None = None
-        self._running = False  # whether it has started, and nobody has told it to stop
+        self._running = False  # whether it was started and not told to stop
 
     @property
     def grpc_port(self) -> int:
-        """Where gRPC is served, 0 if it is not."""
+        """The gRPC port, 0 if gRPC is not served."""
         return self._endpoints.grpc_port
 
     @property
     def http_port(self) -> int:
-        """Where HTTP is served, 0 if it is not."""
+        """The HTTP port, 0 if HTTP is not served."""
         return self._endpoints.http_port
 
     @property
     def metrics_port(self) -> int:
-        """Where metrics are served, 0 if they are not."""
+        """The metrics port, 0 if metrics are not served."""
         return self._endpoints.metrics_port
 
     async def start(self) -> Server:
-        """Load the models, then open the ports.
+        """Loads the models, then opens the ports.
 
-        Raises HostError if a model does not load (with `exit_on_error`), a port is taken, or the
-        log file cannot be written; what had been started is stopped again.
+        Raises HostError if a model fails to load (with `exit_on_error`), a port is taken, or the
+        log file cannot be written. Everything that was started is stopped then.
         """
         options = self.options
         try:
@@ -145,7 +145,7 @@ class Server:
                 f"no address space for {options.arena_limit} bytes of tensors: {failure.strerror};"
                 " set --arena-byte-size to less, or allow this process more (ulimit -v)"
             ) from failure
-        # On less than two cores, whoever is waited for needs the one that waits.
+        # With less than two CPUs, polling takes the CPU from the process that it waits for.
         if options.busy_poll and usable_cpus() >= 2.0:
             pool.busy_poller.seconds = BUSY_POLL_SECONDS
         pool.load_seconds = options.stub_load_timeout_secs or None
@@ -204,7 +204,7 @@ class Server:
         names, all_loaded = await self._startup_models(repository)
         if options.debug_model:
             _warn_about_debugging(options.debug_model, names)
-        # A line that is painted anew would run over what a debugger asks.
+        # A repainted line would overwrite the prompt of a debugger.
         with nullcontext() if options.debug_model else LoadProgress(self._registry, names):
             all_loaded = await families.load_all(names) and all_loaded
         _log.info("%s", self.model_table(), extra={"table": True})
@@ -219,7 +219,7 @@ class Server:
             )
 
     async def _startup_models(self, repository: Repository) -> tuple[list[str], bool]:
-        """What is to be loaded at the start, and whether every repository could be read."""
+        """The models to load at start-up, and whether every repository could be read."""
         options = self.options
         if options.model_control_mode == "explicit" and "*" not in options.load_model:
             asked = list(dict.fromkeys(options.load_model))
@@ -251,7 +251,7 @@ class Server:
         await self._endpoints.start_metrics(collector.collect_after_catch_up)
 
     def model_table(self) -> str:
-        """Every known version, with READY or the reason why not."""
+        """A table of every known version, with READY or the reason why it is not."""
         rows: list[list[str]] = []
         for name, failure in self._registry.failures.items():
             rows.append([name, "-", f"Not loaded: {failure.reason}"])
@@ -276,7 +276,7 @@ class Server:
         outputs: Sequence[str] = (),
         parameters: dict[str, bool | int | float | str] | None = None,
     ) -> Result:
-        """Ask a model with numpy arrays (any shape and dtype that it takes; strings as objects).
+        """Sends numpy arrays to a model (any shape and dtype that it takes; strings as objects).
 
         Raises HostError as a client would see it.
         """
@@ -284,11 +284,11 @@ class Server:
         return to_result(await self.infer_request(request))
 
     async def infer_request(self, request: InferRequest) -> InferResponse:
-        """The response to a request in the host's own form. Raises HostError."""
+        """The response to a request. Raises HostError."""
         return await self.core.infer(request)
 
     async def stop(self) -> bool:
-        """Refuse new work, finish what runs, finalize the models, give everything back.
+        """Refuses new requests, finishes those in progress, finalizes models and frees everything.
 
         Returns whether all work ended within the exit timeout.
         """
@@ -309,14 +309,14 @@ class Server:
         return in_time
 
     async def _delay_exit(self) -> None:
-        """Give those who watch health the time to send requests elsewhere."""
+        """Waits, so that load balancers see the health and send requests elsewhere."""
         delay = self.options.exit_delay_secs
         if delay > 0:
             _log.info("Not ready any more; requests are still taken for %g s", delay)
             await asyncio.sleep(delay)
 
     async def _release_resources(self) -> None:
-        """End what is left, and keep no reference to it: a stopped server holds no memory."""
+        """Stops what is left and drops all references, so that a stopped server holds no memory."""
         self.core.connect_model_control(None)
         pool, lifecycle, log = self._pool, self._lifecycle, self._log
         environments, self._environments = self._environments, None
@@ -324,7 +324,7 @@ class Server:
         store, self._store = self._store, None
         tracer, self._tracer = self._tracer, None
         self._poller = self._lifecycle = self._pool = self._log = None
-        await self._endpoints.stop(0.0)  # if this end was cut short
+        await self._endpoints.stop(0.0)  # if `stop` was interrupted
         await self._endpoints.stop_metrics(_FINAL_TIMEOUT_S)
         if collector is not None:
             collector.close()

@@ -1,4 +1,4 @@
-"""How much of the machine's processors this process and its children may use."""
+"""The number of CPUs that this process and its children may use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _GROUP, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def usable_cpus(group: Path = _GROUP, mount: Path = _MOUNT) -> float:
-    """How many processors at a time: those it is bound to, or less if its control group has less.
+    """The number of CPUs: those that the process is bound to, or the limit of its control group.
 
-    `group` tells which one that is (cgroups(7)), and `mount` is where these are; what cannot be
-    read there is no limit.
+    `group`: the file that names the control group (cgroups(7)). `mount`: where control groups are
+    mounted. What cannot be read there is no limit.
     """
     return min([float(len(os.sched_getaffinity(0))), *_cgroup_limits(group, mount)])
 
@@ -33,7 +33,7 @@ def _cgroup_limits(group: Path, mount: Path) -> Iterator[float]:
         else:
             continue
         own = at / path.lstrip("/")
-        # In a container, only its own group may be there, as the outermost one.
+        # A container may see only its own group, as the outermost one.
         for folder in {at, own, *(above for above in own.parents if at in above.parents)}:
             try:
                 yield _cgroup_limit(folder)
@@ -42,7 +42,7 @@ def _cgroup_limits(group: Path, mount: Path) -> Iterator[float]:
 
 
 def _cgroup_limit(folder: Path) -> float:
-    """Of one group. Raises OSError or ValueError if it has none."""
+    """The limit of one group. Raises OSError or ValueError if it has none."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()  # "max" is none
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A private folder below the system's temporary one; what a killed server left is swept away."""
+"""Private directories below the temporary one; those of killed servers are removed."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ _LOCK = "lock"
 
 
 class PrivateDirectory:
-    """A folder that only this user can enter, for as long as this object is not closed.
+    """A directory that only this user can enter, until this object is closed.
 
-    It holds a locked file: a folder whose lock is free belongs to nobody any more.
+    It holds a locked file: a directory whose lock is free has no owner any more.
     """
 
     def __init__(self) -> None:
         _remove_abandoned()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
-        fresh = self.path / f"{_LOCK}.new"  # renamed once it is locked: nobody sees it unlocked
+        fresh = (
+            self.path / f"{_LOCK}.new"
+        )  # renamed once it is locked, so that other processes never see it unlocked
         self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         fresh.rename(self.path / _LOCK)
 
     def close(self) -> None:
-        """Remove the folder and what is in it."""
+        """Removes the directory and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def _remove_abandoned() -> None:
-    """Remove this user's folders whose servers have ended without doing so."""
+    """Removes this user's directories whose servers ended without doing so."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, gone meanwhile, or not made by us
+        with contextlib.suppress(OSError):  # another user's, gone meanwhile, or not made by pbhost
             if folder.stat().st_uid == os.getuid() and _is_abandoned(folder / _LOCK):
                 shutil.rmtree(folder)
 

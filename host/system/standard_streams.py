@@ -1,4 +1,4 @@
-"""The standard streams of a host's process, which whoever starts it may have closed."""
+"""The standard streams of a host's process, which its parent may have closed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 
 
 def open_standard_streams() -> None:
-    """Give each of the three that is closed to the null device, as daemons do.
+    """Opens the null device for each standard stream that is closed, as daemons do.
 
-    Otherwise the files and sockets that are opened next would have their numbers, and be read,
-    written to and handed on by whatever takes them for the console. Call this before any is opened.
+    Otherwise the next files and sockets would get these numbers and be taken for the console. Call
+    this before any other file is opened.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:  # so Python tells that it was closed
+        if getattr(sys, name) is None:  # Python sets it to None if it was closed
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, number)
             if null != number:
