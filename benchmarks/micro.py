@@ -105,13 +105,13 @@ class _FakeInstance(SimpleNamespace):
     def finish(self) -> None:
         for call in self.calls:
             call.respond(InferResponse("m", 1))
-        self.scheduler.lane_free(self)
+        self.scheduler.instance_ready(self)
 
 
 def _direct() -> Operation:
     scheduler = DirectScheduler()
     instance = _FakeInstance(scheduler=scheduler)
-    scheduler.lane_free(instance)
+    scheduler.instance_ready(instance)
 
     def one() -> None:
         scheduler.submit(Call(InferRequest("m", [])))
@@ -123,7 +123,7 @@ def _direct() -> Operation:
 def _dynamic() -> Operation:
     scheduler = DynamicScheduler(16, 0, lambda first, other: True)
     instance = _FakeInstance(scheduler=scheduler)
-    scheduler.lane_free(instance)
+    scheduler.instance_ready(instance)
 
     def seventeen() -> None:
         for _ in range(17):  # the first one runs alone, the others as one batch

@@ -56,7 +56,7 @@ def _send(scheduler: SequenceScheduler, number: int, flags: int) -> None:
 def _serve(scheduler: SequenceScheduler, instance: _FakeInstance) -> None:
     while instance.batch:
         batch, instance.batch = instance.batch, ()
-        scheduler.lane_free(instance)
+        scheduler.instance_ready(instance)
         for call in batch:
             call.respond(InferResponse("m", 1))
 
@@ -72,7 +72,7 @@ def requests(live: int, waiting: bool) -> Callable[[int], int]:
     config.sequence_batching.max_sequence_idle_microseconds = 3_600_000_000
     scheduler = sequence_scheduler(config, lambda first, other: True)
     instance = _FakeInstance()
-    scheduler.lane_free(instance)
+    scheduler.instance_ready(instance)
     for number in range(1, live + 1):
         _send(scheduler, number, START)
     _serve(scheduler, instance)

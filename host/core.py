@@ -28,7 +28,7 @@ from host.models.registry import (
     VersionState,
     parse_version,
 )
-from host.scheduling.deadlock_detector import CircleWatch
+from host.scheduling.deadlock_detector import DeadlockDetector
 from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
 from stub.wire.payload import TraceLink
@@ -65,7 +65,7 @@ class Core:
         self._control: ModelControl | None = None
         self._started = False
         self._exiting = False
-        self._deadlocks = CircleWatch()
+        self._deadlocks = DeadlockDetector()
         self._regions: Regions | None = None
         self._tracer: Tracer | None = None
         self._log: LogSettings | None = None
@@ -175,7 +175,7 @@ class Core:
 
     def break_deadlock(self, call: Call) -> None:
         """Fails a BLS call that waits for itself, now or when a cycle forms."""
-        self._deadlocks.add(call)
+        self._deadlocks.add_call(call)
 
     # Health
 

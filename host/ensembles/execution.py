@@ -11,7 +11,14 @@ from host.ensembles.plan import EnsembleStep, Route
 from host.ensembles.step_models import EnsembleSignature, StepModel, TensorMemory
 from host.ensembles.values import EnsembleTensor, SequencePosition
 from host.errors import HostError, invalid_argument
-from host.inference.request import Call, ComputeCallback, InferRequest, InferResponse, Tensor
+from host.inference.request import (
+    Call,
+    CallHolder,
+    ComputeCallback,
+    InferRequest,
+    InferResponse,
+    Tensor,
+)
 
 
 class StepExecution:
@@ -29,7 +36,7 @@ class StepExecution:
         self.credits: list[ResponseCredit] = []
 
 
-class EnsembleExecution:
+class EnsembleExecution(CallHolder):
     """Executes one request.
 
     `step_models`: the models of the steps, by index. `ended`: called at the end.
@@ -76,7 +83,7 @@ class EnsembleExecution:
         self._over = False
 
     @property
-    def running_calls(self) -> list[Call]:
+    def blocking_calls(self) -> list[Call]:
         """The calls of steps in progress."""
         return [execution.call for execution in self._executions if execution.call is not None]
 

@@ -190,6 +190,43 @@ ComputeCallback = Callable[[int, int, int], None]
 """Called with nanoseconds that an execution spent on inputs, inference and outputs."""
 
 
+def _never() -> bool:
+    return False
+
+
+class CallHolder:
+    """Base of what has calls in progress: a queue, an instance, the execution of an ensemble.
+
+    It tells the deadlock detector what its calls wait for; by default, for nothing.
+    """
+
+    __slots__ = ()
+
+    instances: Sequence[CallHolder] | None = None
+    """Of a queue, the instances that will run its calls; None for a holder that is no queue."""
+
+    may_recover: Callable[[], bool] = staticmethod(_never)
+    """Of a queue, whether an instance that was removed is being replaced."""
+
+    @property
+    def blocking_calls(self) -> Sequence[Call]:
+        """The calls that must end before its calls can go on."""
+        return ()
+
+    @property
+    def potentially_blocking_calls(self) -> Sequence[Sequence[Call]]:
+        """For each batch in progress, the calls that it has made without waiting for them yet.
+
+        One of these batches must end before the instance is free; empty if it is free.
+        """
+        return ()
+
+    @property
+    def resource_holders(self) -> Sequence[CallHolder]:
+        """The instances that hold the resources that this one needs before it can run anything."""
+        return ()
+
+
 class Call:
     """One request in progress. A model responds; a frontend awaits, iterates or subscribes.
 
@@ -236,7 +273,9 @@ class Call:
         self.on_finish: Callable[[Call], None] | None = None
         self.on_response: Callable[[InferResponse], None] | None = None  # may change the response
         self.on_response_acknowledged: Callable[[InferResponse], None] | None = None
-        self.holder: object = None  # the scheduler that queues it, or the instance that runs it
+        self.holder: CallHolder | None = (
+            None  # the scheduler that queues it, or the instance that runs it
+        )
         self._callback: ResponseCallback | None = None
         self._responses: deque[tuple[InferResponse | None, bool]] = deque()
         self._waiter: asyncio.Future[None] | None = None

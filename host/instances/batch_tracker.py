@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from host.errors import HostError, internal, unavailable
-from host.inference.request import Call, ExecutionTimes, InferResponse, Tensor
+from host.inference.request import Call, CallHolder, ExecutionTimes, InferResponse, Tensor
 from host.instances.batch import Batch
 from host.instances.bls_requests import BlsRequests
 from host.instances.client_memory import write_outputs
@@ -383,8 +383,8 @@ class _ResponseAckSender:
             self._count = self._bytes = 0
 
 
-class _DetachedCalls:
-    """Where calls are that go on without a lane."""
+class _DetachedCalls(CallHolder):
+    """Holds calls that go on after their instance is free for the next batch."""
 
     __slots__ = ("_batch", "_bls_requests")
 
@@ -393,6 +393,6 @@ class _DetachedCalls:
         self._batch = batch
 
     @property
-    def may_wait_for(self) -> Sequence[Sequence[Call]]:
+    def potentially_blocking_calls(self) -> Sequence[Sequence[Call]]:
         """What has been asked on their behalf."""
         return [self._bls_requests.calls_of_batch(self._batch)]

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from host.errors import HostError, unavailable
-from host.inference.request import Call, ExecutionTimes
+from host.inference.request import Call, CallHolder, ExecutionTimes
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import StubLost
 from host.scheduling.rate_limiter import Permit
-from host.scheduling.scheduler import Scheduler
+from host.scheduling.scheduler import InstanceSlot, Scheduler
 
 _log = logging.getLogger("pbhost")
 
@@ -46,7 +46,7 @@ def prefetch_limit(batch_ns: int) -> int:
     return max(1, min(_MAX_PREFETCH, _PREFETCH_NS // max(1, batch_ns)))
 
 
-class Supervisor:
+class Supervisor(InstanceSlot):
     """Keeps one lane of a scheduler alive.
 
     A stub that dies is replaced: at once the first time, then with growing pauses; so is one that a
@@ -86,7 +86,7 @@ class Supervisor:
         """Take work from the scheduler from now on."""
         if self.instance.serving:
             if not self.passive:
-                self._scheduler.lane_free(self)
+                self._scheduler.instance_ready(self)
         else:  # it died before anybody could be told
             self._on_exit(self.instance.exit_reason)
 
@@ -101,7 +101,7 @@ class Supervisor:
             )
             return
         self._calls_awaiting_permit = calls
-        if permit.granted or permit.ask(self._run_permitted):
+        if permit.granted or permit.request_execution(self._run_permitted):
             self._run_permitted()
 
     def _run_permitted(self) -> None:
@@ -110,12 +110,12 @@ class Supervisor:
         calls = [call for call in self._calls_awaiting_permit if not call.finished]
         self._calls_awaiting_permit = ()
         if calls:
-            self.permit.start()
+            self.permit.start_execution()
             self.instance.execute(
                 Batch(calls, self._on_released, self._on_batch_done, self._report)
             )
         else:
-            self.permit.give_back()
+            self.permit.release_unused()
             self._on_released()
 
     def _fail_waiting(self, error: HostError) -> None:
@@ -124,7 +124,7 @@ class Supervisor:
         for call in calls:
             call.fail(error)
         if self.permit is not None:
-            self.permit.give_back()
+            self.permit.release_unused()
 
     def cancel(self, call: Call) -> bool:
         """Nobody waits any more for a call that runs here; whether its model has it."""
@@ -147,19 +147,19 @@ class Supervisor:
         return self.instance.batches.drain_prefetched()
 
     @property
-    def waiting_for(self) -> Sequence[Call]:
+    def blocking_calls(self) -> Sequence[Call]:
         """The BLS calls that the running batch cannot go on without."""
         return tuple(self.instance.bls_requests.blocking_calls.values())
 
     @property
-    def held_up_by(self) -> Sequence[object]:
+    def resource_holders(self) -> Sequence[CallHolder]:
         """The lanes that hold the resources without which this one cannot run anything."""
         if self.permit is None or self.permit.active:
             return ()
         return self.permit.holders
 
     @property
-    def may_wait_for(self) -> Sequence[Sequence[Call]]:
+    def potentially_blocking_calls(self) -> Sequence[Sequence[Call]]:
         """What each batch that has not ended has asked for."""
         instance = self.instance
         return [
@@ -169,11 +169,11 @@ class Supervisor:
 
     def _on_released(self) -> None:
         if self.state is InstanceState.SERVING:
-            self._scheduler.lane_free(self)
+            self._scheduler.instance_ready(self)
 
     def _on_batch_done(self, times: ExecutionTimes | None) -> None:
         if self.permit is not None:
-            self.permit.end()
+            self.permit.finish_execution()
         if times is not None:
             self._consecutive_exits = 0
             batch_ns = times.ended - times.started
@@ -186,7 +186,7 @@ class Supervisor:
         self._consecutive_exits += 1
         self.reason = reason
         self._fail_waiting(unavailable(reason))
-        self._scheduler.lane_gone(self)
+        self._scheduler.instance_removed(self)
         self._log_exit()
         self.state = InstanceState.RESTARTING
         self._restart = asyncio.get_running_loop().create_task(self._restart_until_serving())
@@ -243,7 +243,7 @@ class Supervisor:
 
     def _fail_queued_if_last(self, reason: str) -> None:
         """With no other lane, nobody will come for the calls in the queue soon."""
-        if not self._scheduler.lanes:
+        if not self._scheduler.instances:
             self._scheduler.fail_queued(unavailable(reason))
 
     def skip_grace_period(self) -> None:
@@ -253,7 +253,7 @@ class Supervisor:
     async def stop(self, grace: float, finalize: float) -> None:
         """End the lane; seconds as for `Instance.stop`."""
         self.state = InstanceState.STOPPED
-        self._scheduler.lane_gone(self)
+        self._scheduler.instance_removed(self)
         self._fail_waiting(unavailable(f"instance '{self.instance.name}' is being unloaded"))
         if self._restart is not None and not self._restart.done():
             self._restart.cancel()

@@ -38,7 +38,7 @@ from host.repository.repository import (
     read_labels,
     select_versions,
 )
-from host.scheduling.sequences.states import states_of
+from host.scheduling.sequences.states import read_states
 
 _LOG = logging.getLogger("pbhost")
 _OPTIONS = Options()
@@ -220,7 +220,7 @@ def _check_files(model: CheckedModel, config: ModelConfig) -> None:
     with model.report_to("parameters"):
         check_environment(config, model.directory)
     with model.report_to("sequence_batching.state"):
-        states_of(config, model.directory)
+        read_states(config, model.directory)
     sound = not any(problem.field.startswith(("input", "output")) for problem in model.problems)
     for path, one in (
         _with_single_entries(config, "model_warmup") if model.complete and sound else ()

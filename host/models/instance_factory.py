@@ -21,9 +21,9 @@ from host.models.python_model import PythonModel
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies, HostPolicy, find_policy
 from host.scheduling.gate import LimitedGate
-from host.scheduling.queue import LaneQueue
-from host.scheduling.rate_limiter import Need, Permit, RateLimiter, Resource
-from host.scheduling.scheduler import Lane
+from host.scheduling.queue import InstanceQueue
+from host.scheduling.rate_limiter import Permit, RateLimiter, Resource, ResourceRequest
+from host.scheduling.scheduler import InstanceSlot
 from host.scheduling.sequences.scheduler import SequenceScheduler
 from stub.wire.messages import Initialize, ModelSource
 
@@ -70,7 +70,7 @@ class InstanceFactory:
         self._warmup = warmup
         self._places: dict[Supervisor, InstancePlan] = {}
         self._limiter = limiter
-        if limiter is not None and isinstance(model.scheduler, LaneQueue):
+        if limiter is not None and isinstance(model.scheduler, InstanceQueue):
             model.scheduler.gate = LimitedGate(_permit_of, model.scheduler.dispatch)
         elif limiter is not None and isinstance(model.scheduler, SequenceScheduler):
             model.scheduler.new_gate = lambda lane, again: LimitedGate(_permit_of, again)
@@ -103,7 +103,7 @@ class InstanceFactory:
         assert self._limiter is not None
         wanted = group.rate_limiter
         resources = [Resource(r.name, r.count, getattr(r, "global")) for r in wanted.resources]
-        return self._limiter.permit(Need(resources, spec.device_id, wanted.priority))
+        return self._limiter.permit(ResourceRequest(resources, spec.device_id, wanted.priority))
 
     async def initialize(
         self, stub: Instance, place: InstancePlan, arguments: InitializeArguments | None = None
@@ -259,7 +259,7 @@ def _with_unique_name(spec: InstanceSpec, taken: set[tuple[str, int]]) -> Instan
     return replace(spec, name=name)
 
 
-def _permit_of(lane: Lane) -> Permit:
+def _permit_of(lane: InstanceSlot) -> Permit:
     assert isinstance(lane, Supervisor) and lane.permit is not None
     return lane.permit
 

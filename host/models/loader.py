@@ -36,7 +36,7 @@ from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies
 from host.repository.repository import read_labels
 from host.scheduling.rate_limiter import RateLimiter
-from host.scheduling.sequences.states import states_of
+from host.scheduling.sequences.states import read_states
 from stub.wire.messages import ModelSource
 
 _log = logging.getLogger("pbhost")
@@ -117,7 +117,7 @@ class Loader:
             labels = await asyncio.to_thread(read_labels, directory, config)
             if said := configuration.input_memory_message(config):
                 _log.info("%s", said, extra=model_fields(name, version))
-            states = await asyncio.to_thread(states_of, config, directory)
+            states = await asyncio.to_thread(read_states, config, directory)
             model = PythonModel(config, version, self._metrics, labels, states)
             model.metrics.set_namespace(loaded.namespace)
             if self._store is not None and config.response_cache.enable:

@@ -22,12 +22,12 @@ from host.models.signature import Signature
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
 from host.scheduling.ordering import OrderedCall
-from host.scheduling.policy import policies_of
+from host.scheduling.policy import read_queue_policies
 from host.scheduling.scheduler import Scheduler
-from host.scheduling.sequences.call import START, Padding, SequenceCall
+from host.scheduling.sequences.call import START, PaddingCall, SequenceCall
 from host.scheduling.sequences.factory import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler
-from host.scheduling.sequences.states import States
+from host.scheduling.sequences.states import SequenceStates
 
 
 class PythonModel(DrainableModel):
@@ -39,7 +39,7 @@ class PythonModel(DrainableModel):
         version: int,
         metrics: MetricsSettings | None = None,
         labels: Mapping[str, Sequence[str]] | None = None,
-        states: States | None = None,
+        states: SequenceStates | None = None,
     ) -> None:
         super().__init__()
         self.name: str = config.name
@@ -51,7 +51,7 @@ class PythonModel(DrainableModel):
         self.environment: Environment | None = None  # of its stubs; released at the end
         self.signature = Signature(config)
         self.scheduler = make_scheduler(config, self.signature, states)
-        self.scheduler.lane_returns = self._can_recover
+        self.scheduler.may_recover = self._can_recover
         self._new_call = call_type(config)
         self.counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(
@@ -66,7 +66,7 @@ class PythonModel(DrainableModel):
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid, or if no instance can run it."""
         self.signature.validate_request(request)
-        if not self.scheduler.lanes or self._drained is not None:
+        if not self.scheduler.instances or self._drained is not None:
             self._raise_if_unrecoverable(request)
         self._copy_inspected_inputs(request)
         call = self.new_call(request)
@@ -98,7 +98,7 @@ class PythonModel(DrainableModel):
     def _submit(self, call: Call) -> None:
         """Queues a call that the cache could not answer; raises if no instance is left by now."""
         try:
-            if not self.scheduler.lanes:
+            if not self.scheduler.instances:
                 self._raise_if_unhealthy()
             self.scheduler.submit(call)
         except HostError as error:
@@ -152,7 +152,9 @@ class PythonModel(DrainableModel):
     def _record_rows(self, batch: Batch, times: ExecutionTimes) -> None:
         """As `record_batch`; rows without a request only count as part of the batch."""
         late = [batch.calls[index] for index in batch.deferred]
-        done = [call for call in batch.calls if call not in late and not isinstance(call, Padding)]
+        done = [
+            call for call in batch.calls if call not in late and not isinstance(call, PaddingCall)
+        ]
         others = sum(call.request.batch_size for call in batch.calls if call not in done)
         self.counters.record_batch(done, times, others)
         self._late.update((call, times) for call in late if not call.finished)
@@ -183,7 +185,7 @@ class PythonModel(DrainableModel):
         self.lanes.remove(lane)
         empty = asyncio.Event()
         if isinstance(self.scheduler, SequenceScheduler) and not lane.passive:
-            self.scheduler.retire(lane, empty.set)
+            self.scheduler.retire_instance(lane, empty.set)
         else:
             empty.set()
         task = asyncio.get_running_loop().create_task(self._stop_slot(lane, empty, finalize))
@@ -207,7 +209,8 @@ class PythonModel(DrainableModel):
     def _failure_reason(self, call: Call) -> FailureReason:
         if call.failure_reason is not None:
             return call.failure_reason
-        started = call.holder is not self.scheduler
+        holder: object = call.holder
+        started = holder is not self.scheduler
         return FailureReason.BACKEND if started else FailureReason.OTHER
 
     def _can_recover(self) -> bool:
@@ -224,7 +227,7 @@ class PythonModel(DrainableModel):
                 )
         else:
             self._raise_if_draining(request)
-        if not self.scheduler.lanes:
+        if not self.scheduler.instances:
             self._raise_if_unhealthy()
 
     def _raise_if_unhealthy(self) -> None:
@@ -240,7 +243,7 @@ def call_type(config: ModelConfig) -> type[Call]:
 
 
 def make_scheduler(
-    config: ModelConfig, signature: Signature, states: States | None = None
+    config: ModelConfig, signature: Signature, states: SequenceStates | None = None
 ) -> Scheduler:
     """Makes the scheduler that the configuration asks for. Raises HostError."""
     if config.HasField("sequence_batching"):
@@ -253,7 +256,7 @@ def make_scheduler(
         batching.max_queue_delay_microseconds / 1e6,
         signature.can_share_batch,
         preferred=batching.preferred_batch_size,
-        policies=policies_of(batching),
+        policies=read_queue_policies(batching),
         keep_order=batching.preserve_ordering,
         hold=hold_from_environment(),
     )

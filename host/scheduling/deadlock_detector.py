@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from host.errors import internal
-from host.inference.request import Call
+from host.inference.request import Call, CallHolder
 from host.scheduling.clock import Clock, LoopClock, Timer
 from host.scheduling.ordering import OrderedCall
 
-_LOOK_NS = 1_000_000_000
+_CHECK_INTERVAL_NS = 1_000_000_000
 """How often open calls are looked at again: a circle may close long after they were made."""
 
-_Ways = list[list[list[object]]]
+_Edges = list[list[Sequence["Call | CallHolder"]]]
 """What keeps something from going on: in one of these ways, each list has something stuck."""
 
 
-class CircleWatch:
+class DeadlockDetector:
     """Looks at BLS calls when they are made, and about once a second as long as they are open."""
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -26,61 +26,61 @@ class CircleWatch:
         self._tidy_at = 64
         self._old: Collection[Call] = ()  # were open already when all were looked at
 
-    def add(self, call: Call) -> None:
+    def add_call(self, call: Call) -> None:
         """Fail the call if it closes a circle; otherwise keep an eye on it."""
-        if not _goes_on(call):
-            graph = _Graph([call], ())
-            if graph.goes_in_a_circle(call):
-                _fail(call, graph.held_up(call))
+        if not _can_progress(call):
+            graph = WaitGraph([call], ())
+            if graph.is_in_cycle(call):
+                _fail_call(call, graph.blocked_call(call))
                 return
         self._open[call] = None
         if len(self._open) >= self._tidy_at:
-            self._tidy()
+            self._remove_finished()
         if self._timer is None:
-            self._timer = self._clock.call_later(_LOOK_NS, self._look)
+            self._timer = self._clock.call_later(_CHECK_INTERVAL_NS, self._check_open_calls)
 
-    def _tidy(self) -> None:
+    def _remove_finished(self) -> None:
         self._open = {call: None for call in self._open if not call.finished}
         self._tidy_at = max(64, 2 * len(self._open))
 
-    def _look(self) -> None:
+    def _check_open_calls(self) -> None:
         """Fail the newest call of every circle. One failure may free what hung on it."""
         self._timer = None
-        self._tidy()
-        graph = _Graph(self._open, self._old)
+        self._remove_finished()
+        graph = WaitGraph(self._open, self._old)
         for call in reversed(list(self._open)):
             if not graph.stuck:
                 break
-            if graph.goes_in_a_circle(call):
-                _fail(call, graph.held_up(call))
-                graph = _Graph(self._open, self._old)
-        self._tidy()
+            if graph.is_in_cycle(call):
+                _fail_call(call, graph.blocked_call(call))
+                graph = WaitGraph(self._open, self._old)
+        self._remove_finished()
         self._old = set(self._open)
         if self._open:
-            self._timer = self._clock.call_later(_LOOK_NS, self._look)
+            self._timer = self._clock.call_later(_CHECK_INTERVAL_NS, self._check_open_calls)
 
 
-class _Graph:
-    """Calls, queues and lanes that can be reached from some calls, and which of them are stuck.
+class WaitGraph:
+    """Calls, queues and instances that can be reached from some calls, and which of them are stuck.
 
-    A call is stuck if no event but a failure can ever let it end. A queued one is if every lane of
-    its model is, and none is on its way back; a lane, if the batch on it waits for a stuck call;
+    A call is stuck if no event but a failure can ever let it end. A queued one is if every instance of
+    its model is, and none is on its way back; a instance, if the batch on it waits for a stuck call;
     and whatever may not respond before a stuck call. What a batch only may wait for counts if it is
     among the calls `old`.
     """
 
     def __init__(self, calls: Iterable[Call], old: Collection[Call]) -> None:
-        self._ways: dict[int, _Ways] = {}
-        todo: list[object] = list(calls)
+        self._ways: dict[int, _Edges] = {}
+        todo: list[Call | CallHolder] = list(calls)
         while todo:
             node = todo.pop()
             if id(node) not in self._ways:
-                ways = self._ways[id(node)] = _ways(node, old)
+                ways = self._ways[id(node)] = _edges(node, old)
                 todo += (other for way in ways for group in way for other in group)
         self.stuck = set(self._ways)
-        self._remove_what_goes_on()
+        self._remove_progressing()
 
-    def _remove_what_goes_on(self) -> None:
+    def _remove_progressing(self) -> None:
         stuck = self.stuck
         before = len(stuck) + 1
         while len(stuck) < before:
@@ -92,7 +92,7 @@ class _Graph:
                 ):
                     stuck.discard(node)
 
-    def goes_in_a_circle(self, call: Call) -> bool:
+    def is_in_cycle(self, call: Call) -> bool:
         """Whether the call is stuck, and is itself among what it waits for."""
         seen: set[int] = set()
         todo = [id(call)] if id(call) in self.stuck else []
@@ -106,74 +106,71 @@ class _Graph:
                     todo += found
         return False
 
-    def held_up(self, call: Call) -> Call:
+    def blocked_call(self, call: Call) -> Call:
         """The call itself; of one to an ensemble, that to the member that it is stuck at."""
         seen: set[int] = set()
-        todo: list[object] = [call]
+        todo: list[Call | CallHolder] = [call]
         while todo:
             node = todo.pop()
             if id(node) in seen or id(node) not in self.stuck or not isinstance(node, Call):
                 continue
             seen.add(id(node))
-            place = node.holder
-            if hasattr(place, "lanes") or getattr(node, "behind", None) is not None:
+            holder = node.holder
+            queued = holder is not None and holder.instances is not None
+            if queued or (isinstance(node, OrderedCall) and node.blocking_call is not None):
                 return node
-            todo += getattr(place, "waiting_for", ())
+            if holder is not None:
+                todo += holder.blocking_calls
         return call
 
 
-def _goes_on(call: Call) -> bool:
-    """Whether the call runs, or a lane will be free for it, without a wait for any other call.
+def _can_progress(call: Call) -> bool:
+    """Whether the call runs, or a instance will be free for it, without a wait for any other call.
 
     That nearly always is so, and is told for a fraction of what a graph takes.
     """
-    if isinstance(call, OrderedCall) and call.behind is not None:
+    if isinstance(call, OrderedCall) and call.blocking_call is not None:
         return False
-    place = call.holder
+    holder = call.holder
+    if holder is None:
+        return True
     return any(
-        not any(getattr(lane, name, ()) for name in ("held_up_by", "waiting_for", "lanes"))
-        for lane in getattr(place, "lanes", (place,))
+        not (candidate.resource_holders or candidate.blocking_calls or candidate.instances)
+        for candidate in (holder.instances if holder.instances is not None else (holder,))
     )
 
 
-def _ways(node: object, old: Collection[Call]) -> _Ways:
+def _edges(node: Call | CallHolder, old: Collection[Call]) -> _Edges:
     if isinstance(node, Call):
         if node.finished:
             return []
-        behind = node.behind if isinstance(node, OrderedCall) else None
-        return [[[other for other in (node.holder, behind) if other is not None]]]
-    lanes: Sequence[object] | None = getattr(node, "lanes", None)
-    if lanes is not None:
-        return [] if _lane_returns(node) else [[[lane] for lane in lanes]]
-    held_up_by: Sequence[object] = getattr(node, "held_up_by", ())
-    if held_up_by:  # a free lane without resources: all who have them must be stuck
-        return [[[lane] for lane in held_up_by]]
-    waiting_for: Sequence[Call] = getattr(node, "waiting_for", ())
-    may_wait_for: Sequence[Sequence[Call]] = getattr(node, "may_wait_for", ()) if old else ()
+        blocking = node.blocking_call if isinstance(node, OrderedCall) else None
+        return [[[other for other in (node.holder, blocking) if other is not None]]]
+    if node.instances is not None:
+        return [] if node.may_recover() else [[[instance] for instance in node.instances]]
+    if node.resource_holders:  # all instances that hold the resources must be stuck
+        return [[[instance] for instance in node.resource_holders]]
+    potentially_blocking = node.potentially_blocking_calls if old else ()
     return [
-        [list(waiting_for)],
-        [[call for call in group if call in old] for group in may_wait_for],
+        [list(node.blocking_calls)],
+        [[call for call in group if call in old] for group in potentially_blocking],
     ]
 
 
-def _lane_returns(queue: object) -> bool:
-    returns = getattr(queue, "lane_returns", None)
-    return returns is not None and bool(returns())
-
-
-def _fail(call: Call, held_up: Call) -> None:
+def _fail_call(call: Call, held_up: Call) -> None:
     """Fail a call that goes in a circle; `held_up` is what cannot go on for it."""
     name, busy = call.request.model_name, held_up.request.model_name
     called = "it" if busy == name else f"'{name}'"
-    place = held_up.holder
-    queued = hasattr(place, "lanes")
-    if isinstance(held_up, OrderedCall) and held_up.behind is not None and not queued:
+    holder = held_up.holder
+    instances = None if holder is None else holder.instances
+    queued = instances is not None
+    if isinstance(held_up, OrderedCall) and held_up.blocking_call is not None and not queued:
         why = (
             f"model '{busy}' keeps the order of its responses, and an earlier request waits for"
             f" this one. Do without 'preserve_ordering', or do not call '{name}' from a model"
             " that it calls"
         )
-    elif any(getattr(lane, "held_up_by", ()) for lane in getattr(place, "lanes", ())):
+    elif any(instance.resource_holders for instance in instances or ()):
         why = (
             f"resources that model '{busy}' needs are held by a request that waits for this one."
             " Let the two models need different resources, or raise --rate-limit-resource"

@@ -1,4 +1,4 @@
-"""Which of a model's free lanes runs the next batch, and whether one may."""
+"""Which of a model's free instances runs the next batch, and whether one may."""
 
 from __future__ import annotations
 
@@ -6,75 +6,77 @@ from collections.abc import Callable
 from typing import Protocol
 
 from host.scheduling.rate_limiter import Permit
-from host.scheduling.scheduler import Lane
+from host.scheduling.scheduler import InstanceSlot
 
 
-class Gate(Protocol):
+class ExecutionGate(Protocol):
     """Asked by a queue that has a batch to run."""
 
-    def take(self, free: list[Lane]) -> Lane | None:
-        """Take from `free`, which is not empty, a lane to run a batch now.
+    def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
+        """Take from `free`, which is not empty, a instance to run a batch now.
 
         None if there has to be a wait; the queue hears when it may ask again.
         """
 
-    def gone(self, lane: Lane) -> None:
-        """This lane is not free any more."""
+    def instance_removed(self, instance: InstanceSlot) -> None:
+        """This instance is not free any more."""
 
-    def idle(self) -> None:
+    def queue_empty(self) -> None:
         """There is no batch to run any more."""
 
 
 class OpenGate:
-    """Without limits: the lane that was used last."""
+    """Without limits: the instance that was used last."""
 
-    def take(self, free: list[Lane]) -> Lane | None:
+    def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
         """Any will do."""
         return free.pop()
 
-    def gone(self, lane: Lane) -> None:
+    def instance_removed(self, instance: InstanceSlot) -> None:
         """That is of no matter."""
 
-    def idle(self) -> None:
+    def queue_empty(self) -> None:
         """Nor is that."""
 
 
 class LimitedGate:
-    """With a rate limiter: the lane of the lowest rank, once its resources are there.
+    """With a rate limiter: the instance of the lowest rank, once its resources are there.
 
-    `permit_of` gives a lane's permit; `again` has the queue ask again.
+    `permit_of` gives a instance's permit; `again` has the queue ask again.
     """
 
-    def __init__(self, permit_of: Callable[[Lane], Permit], again: Callable[[], None]) -> None:
+    def __init__(
+        self, permit_of: Callable[[InstanceSlot], Permit], again: Callable[[], None]
+    ) -> None:
         self._permit_of = permit_of
         self._again = again
-        self._chosen: Lane | None = None
+        self._chosen: InstanceSlot | None = None
 
-    def take(self, free: list[Lane]) -> Lane | None:
-        """The lane that was chosen before, or a new choice."""
-        lane = self._chosen
-        if lane is None or lane not in free:
-            lane = min(free, key=lambda lane: self._permit_of(lane).rank)
-        if not self._permit_of(lane).ask(self._granted):
-            self._chosen = lane
+    def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
+        """The instance that was chosen before, or a new choice."""
+        instance = self._chosen
+        if instance is None or instance not in free:
+            instance = min(free, key=lambda instance: self._permit_of(instance).rank)
+        if not self._permit_of(instance).request_execution(self._permit_granted):
+            self._chosen = instance
             return None
         self._chosen = None
-        free.remove(lane)
-        return lane
+        free.remove(instance)
+        return instance
 
-    def _granted(self) -> None:
-        lane = self._chosen
+    def _permit_granted(self) -> None:
+        instance = self._chosen
         self._again()
-        if lane is not None and lane is self._chosen:  # there is nothing to run any more
-            self.gone(lane)
+        if instance is not None and instance is self._chosen:  # there is nothing to run any more
+            self.instance_removed(instance)
 
-    def idle(self) -> None:
+    def queue_empty(self) -> None:
         """Nobody is to wait for resources that this model does not need now."""
         if self._chosen is not None:
-            self.gone(self._chosen)
+            self.instance_removed(self._chosen)
 
-    def gone(self, lane: Lane) -> None:
-        """Nobody is to wait for this lane's resources."""
-        if lane is self._chosen:
+    def instance_removed(self, instance: InstanceSlot) -> None:
+        """Nobody is to wait for this instance's resources."""
+        if instance is self._chosen:
             self._chosen = None
-            self._permit_of(lane).give_back()
+            self._permit_of(instance).release_unused()

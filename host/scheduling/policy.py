@@ -25,7 +25,7 @@ class QueuePolicy:
     delays: bool = False
     max_size: int = 0
 
-    def timeout_of(self, request: InferRequest) -> int:
+    def timeout_ns(self, request: InferRequest) -> int:
         """Nanoseconds that the request may wait, 0 for any time."""
         asked = request.timeout_us
         if self.may_shorten and 0 < asked < self.timeout_us:
@@ -34,7 +34,7 @@ class QueuePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Policies:
+class QueuePolicies:
     """Priority levels and their limits; `levels` 0 means that priorities are not looked at."""
 
     levels: int = 0
@@ -42,25 +42,25 @@ class Policies:
     default: QueuePolicy = QueuePolicy()
     own: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
-    def level_of(self, request: InferRequest) -> int:
+    def priority_level(self, request: InferRequest) -> int:
         """The level of a request: 1 is served first (configuration spec 4.5)."""
         if 0 < request.priority <= self.levels:
             return request.priority
         return self.default_level if self.levels else 0
 
-    def of(self, level: int) -> QueuePolicy:
+    def policy_of_level(self, level: int) -> QueuePolicy:
         """The limits of a level."""
         return self.own.get(level, self.default)
 
     @property
-    def matter(self) -> bool:
+    def need_policy_queue(self) -> bool:
         """Whether they differ from first come, first served, with room for all."""
         return self.levels > 0 or self.default.timeout_us > 0 or self.default.max_size > 0
 
 
-def policies_of(batching: ConfigPart) -> Policies:
+def read_queue_policies(batching: ConfigPart) -> QueuePolicies:
     """What a `ModelDynamicBatching` message says."""
-    return Policies(
+    return QueuePolicies(
         batching.priority_levels,
         batching.default_priority_level,
         _policy(batching.default_queue_policy),

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from host.errors import HostError, invalid_argument
+from host.inference.request import CallHolder
 
 _Pool = tuple[str, int | None]
 """A resource, and the device that it belongs to; None: one for all devices."""
@@ -25,7 +26,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ResourceRequest:
     """What the executions of one instance need; of `priority` 2, half as many as of 1."""
 
     resources: Sequence[Resource] = ()
@@ -40,7 +41,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class ResourceLimit:
     """How much of a resource there is, on one device or (None) on every one."""
 
     name: str
@@ -56,7 +57,7 @@ class RateLimiter:
     say. Belongs to the event loop.
     """
 
-    def __init__(self, allowances: Iterable[Allowance] = ()) -> None:
+    def __init__(self, allowances: Iterable[ResourceLimit] = ()) -> None:
         self._allowed: dict[_Pool, int] = {}
         for given in allowances:
             key = given.name, given.device
@@ -67,7 +68,7 @@ class RateLimiter:
         self._staged: dict[Permit, int] = {}  # and who came first
         self._numbers = itertools.count()
 
-    def permit(self, need: Need) -> Permit:
+    def permit(self, need: ResourceRequest) -> Permit:
         """The permit of a new instance. Raises HostError if it could never run."""
         permit = Permit(self, need)
         self._permits[permit] = None
@@ -76,7 +77,7 @@ class RateLimiter:
         except HostError:
             del self._permits[permit]
             raise
-        self._advance()  # others may have got more room by this one's needs
+        self._grant_waiting()  # others may have got more room by this one's needs
         return permit
 
     def _compute_limits(self) -> dict[_Pool, int]:
@@ -109,12 +110,14 @@ class RateLimiter:
             return max(given, default=0)
         return self._allowed.get(pool, self._allowed.get((name, None), 0))
 
-    def holders(self, permit: Permit) -> list[object]:
+    def holders(self, permit: Permit) -> list[CallHolder]:
         """The owners of all executions one of which has to end before this permit is granted.
 
         None if it need not wait for any, or if somebody holds resources who waits for nothing.
         """
-        waiting = [permit, min(self._staged, key=self._order)] if self._staged else [permit]
+        waiting = (
+            [permit, min(self._staged, key=self._insert_waiting)] if self._staged else [permit]
+        )
         lacking = {
             pool
             for other in waiting
@@ -126,31 +129,32 @@ class RateLimiter:
             for other in self._permits
             if other.active and any(pool in lacking for pool, _ in other.need.pools)
         ]
-        return [other.owner for other in found] if all(other.running for other in found) else []
+        owners = [other.owner for other in found if other.running and other.owner is not None]
+        return owners if len(owners) == len(found) else []
 
-    def _order(self, permit: Permit) -> tuple[int, int]:
+    def _insert_waiting(self, permit: Permit) -> tuple[int, int]:
         return permit.rank, self._staged[permit]
 
-    def _forget(self, permit: Permit) -> None:
+    def _remove_permit(self, permit: Permit) -> None:
         if self._permits.pop(permit, self) is None:
             self._limits = self._compute_limits()
 
-    def _stage(self, permit: Permit) -> None:
+    def _reserve(self, permit: Permit) -> None:
         self._staged[permit] = next(self._numbers)
-        self._advance()
+        self._grant_waiting()
 
-    def _unstage(self, permit: Permit) -> None:
+    def _unreserve(self, permit: Permit) -> None:
         if self._staged.pop(permit, None) is not None:
-            self._advance()  # it may have been the one that the others waited for
+            self._grant_waiting()  # it may have been the one that the others waited for
 
-    def _return(self, permit: Permit) -> None:
+    def _return_resources(self, permit: Permit) -> None:
         self._used.subtract(dict(permit.need.pools))
-        self._advance()
+        self._grant_waiting()
 
-    def _advance(self) -> None:
+    def _grant_waiting(self) -> None:
         """Grant what can be granted."""
         while self._staged:
-            first = min(self._staged, key=self._order)
+            first = min(self._staged, key=self._insert_waiting)
             pools = dict(first.need.pools)
             if any(self._used[pool] + pools[pool] > self._limits[pool] for pool in pools):
                 return
@@ -162,13 +166,13 @@ class RateLimiter:
 class Permit:
     """One instance's permission to run a batch: asked for, granted, used, given back."""
 
-    def __init__(self, limiter: RateLimiter, need: Need) -> None:
+    def __init__(self, limiter: RateLimiter, need: ResourceRequest) -> None:
         self.need = need
         self.granted = False
         """Whether resources are set aside for its next execution."""
         self.running = 0
         """How many of its executions have not ended."""
-        self.owner: object = None
+        self.owner: CallHolder | None = None
         """What runs when it is granted, for whoever looks for circles."""
         self._executions = 0
         self._limiter = limiter
@@ -186,16 +190,16 @@ class Permit:
         return self.granted or self.running > 0
 
     @property
-    def holders(self) -> list[object]:
+    def holders(self) -> list[CallHolder]:
         """The owners of the executions that it waits for, or would have to wait for."""
         return self._limiter.holders(self)
 
-    def ask(self, granted: Callable[[], None]) -> bool:
+    def request_execution(self, granted: Callable[[], None]) -> bool:
         """Whether the next execution may start now; if not, `granted` is called when it may."""
         if not self.granted and self._told is None:
             self._told = granted
             self._asking = True
-            self._limiter._stage(self)
+            self._limiter._reserve(self)
             self._asking = False
         return self.granted
 
@@ -206,38 +210,38 @@ class Permit:
         if told is not None and not self._asking:
             told()
 
-    def start(self) -> None:
+    def start_execution(self) -> None:
         """The execution that they were set aside for begins."""
         self.granted = False
         self.running += 1
         self._executions += 1
 
-    def end(self) -> None:
+    def finish_execution(self) -> None:
         """An execution has ended: its resources are there for others."""
         self.running -= 1
-        self._limiter._return(self)
+        self._limiter._return_resources(self)
 
-    def give_back(self) -> None:
+    def release_unused(self) -> None:
         """There will be no execution for now."""
         self._told = None
         if self.granted:
             self.granted = False
-            self._limiter._return(self)
+            self._limiter._return_resources(self)
         else:
-            self._limiter._unstage(self)
+            self._limiter._unreserve(self)
 
     def close(self) -> None:
         """The instance has gone, and its needs with it."""
-        self.give_back()
-        self._limiter._forget(self)
+        self.release_unused()
+        self._limiter._remove_permit(self)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Holds the resources for work that comes from no scheduler: loading and warming up."""
         granted = asyncio.Event()
         try:
-            if not self.ask(granted.set):
+            if not self.request_execution(granted.set):
                 await granted.wait()
             yield
         finally:
-            self.give_back()
+            self.release_unused()

@@ -12,13 +12,13 @@ from typing import Protocol
 
 from host.errors import unavailable
 from host.inference.request import Call
-from host.scheduling.policy import Policies, QueuePolicy
+from host.scheduling.policy import QueuePolicies, QueuePolicy
 
 NEVER = 1 << 100
 """A time that does not come."""
 
 
-class Waiting(Protocol):
+class CallQueue(Protocol):
     """Calls that wait. Adding and removing one takes the same time however many there are."""
 
     def add(self, call: Call) -> None:
@@ -27,11 +27,11 @@ class Waiting(Protocol):
     def remove(self, call: Call) -> None:
         """The call, which waits here, does so no more."""
 
-    def expire(self, now: int) -> Sequence[Call]:
+    def expire_calls(self, now: int) -> Sequence[Call]:
         """Do what the policies say about calls whose time is over; those to be refused, removed."""
 
     @property
-    def nearest(self) -> int:
+    def next_timeout(self) -> int:
         """When the next call's time is over: nanoseconds, `NEVER` if none's will be."""
 
     def __iter__(self) -> Iterator[Call]:
@@ -41,24 +41,24 @@ class Waiting(Protocol):
         """How many wait."""
 
 
-class Fifo(OrderedDict[Call, None]):
+class FifoQueue(OrderedDict[Call, None]):
     """First come, first served, with room for all.
 
     It is linked: a plain dict would step over everything that has left before its first key.
     """
 
-    nearest = NEVER
+    next_timeout = NEVER
     remove = OrderedDict.__delitem__
 
     def add(self, call: Call) -> None:
         """Let the call wait."""
         self[call] = None
 
-    def to_front(self, call: Call) -> None:
+    def move_to_front(self, call: Call) -> None:
         """The call, which waits here, is the next one."""
         self.move_to_end(call, last=False)
 
-    def expire(self, now: int) -> Sequence[Call]:
+    def expire_calls(self, now: int) -> Sequence[Call]:
         """Nothing is ever over."""
         return ()
 
@@ -78,7 +78,7 @@ class _Level:
 class PolicyQueue:
     """Calls by priority, with limits on how many and how long (configuration spec 4.5, 4.6)."""
 
-    def __init__(self, policies: Policies) -> None:
+    def __init__(self, policies: QueuePolicies) -> None:
         self._policies = policies
         self._levels: dict[int, _Level] = {}  # as they are met: there may be 2 ** 64
         self._in_order: list[_Level] = []
@@ -95,7 +95,7 @@ class PolicyQueue:
             raise unavailable(f"[request id: {name}] Exceeds maximum queue size")
         level.live[call] = None
         self._count += 1
-        timeout = policy.timeout_of(call.request)
+        timeout = policy.timeout_ns(call.request)
         if timeout:
             end = call.queued_ns + timeout + 1
             heapq.heappush(self._ends, (end, next(self._numbers), call))
@@ -112,7 +112,7 @@ class PolicyQueue:
             del level.late[call]
         self._count -= 1
 
-    def expire(self, now: int) -> Sequence[Call]:
+    def expire_calls(self, now: int) -> Sequence[Call]:
         """Those whose time is over go to the end of their level, or are removed and returned."""
         refused: list[Call] = []
         while self._ends and self._ends[0][0] <= now:
@@ -129,7 +129,7 @@ class PolicyQueue:
         return refused
 
     @property
-    def nearest(self) -> int:
+    def next_timeout(self) -> int:
         """When the next call's time is over."""
         ends = self._ends
         while ends and not self._is_live(ends[0][2]):
@@ -149,9 +149,9 @@ class PolicyQueue:
         return call in self._level(call).live
 
     def _level(self, call: Call) -> _Level:
-        number = self._policies.level_of(call.request)
+        number = self._policies.priority_level(call.request)
         level = self._levels.get(number)
         if level is None:
-            level = self._levels[number] = _Level(number, self._policies.of(number))
+            level = self._levels[number] = _Level(number, self._policies.policy_of_level(number))
             insort(self._in_order, level, key=attrgetter("number"))
         return level

@@ -39,7 +39,7 @@ from host.options.host_policies import read_policies
 from host.options.options import Options
 from host.options.table import option_table_rows
 from host.repository.repository import Repository
-from host.scheduling.rate_limiter import Allowance, RateLimiter
+from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
 from host.server.endpoints import Endpoints, wait_with_reports
 from host.server.in_process import Arrays, Result, to_request, to_result
 from host.server.metrics_collector import MetricsCollector
@@ -370,7 +370,7 @@ class Server:
 def _make_rate_limiter(options: Options) -> RateLimiter | None:
     if options.rate_limit == "off":
         return None
-    return RateLimiter(Allowance(*given) for given in options.rate_limiter_resources)
+    return RateLimiter(ResourceLimit(*given) for given in options.rate_limiter_resources)
 
 
 def _warn_about_debugging(model: str, names: Sequence[str]) -> None:

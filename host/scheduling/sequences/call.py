@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import abc, deque
-from typing import Protocol
 
 from host.errors import HostError, invalid_argument
-from host.inference.request import Call, InferRequest, InferResponse, Tensor
+from host.inference.request import Call, CallHolder, InferRequest, InferResponse, Tensor
 from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.scheduling.ordering import OrderedCall
 
@@ -16,19 +15,15 @@ START, END = 1, 2
 Id = int | str
 
 
-class Places(Protocol):
-    """Where the slot of a sequence is."""
-
-
 class Sequence:
     """Requests that share a correlation id, from a START to an END, and the slot they have."""
 
-    __slots__ = ("id", "calls", "cell", "number", "ending", "overdue", "dead", "states")
+    __slots__ = ("id", "calls", "sequence_batch", "number", "ending", "overdue", "dead", "states")
 
     def __init__(self, correlation_id: Id) -> None:
         self.id = correlation_id
         self.calls: deque[SequenceCall] = deque()  # those that have not been handed on
-        self.cell: Places | None = None  # None while it waits in the backlog
+        self.sequence_batch: CallHolder | None = None  # None while it waits in the backlog
         self.number = 0
         self.ending = False  # no more requests come: the slot is free once none is left
         self.overdue = False  # it was idle for too long while it had no slot
@@ -51,7 +46,7 @@ class SequenceCall(OrderedCall):
         self._kept: dict[str, tuple[str, str]] = {}
         self._states: dict[str, Tensor] = {}
 
-    def equip(
+    def add_controls_and_states(
         self,
         extra: abc.Sequence[Tensor],
         outputs: abc.Sequence[str],
@@ -72,7 +67,7 @@ class SequenceCall(OrderedCall):
             more = [name for name in kept if name not in self._wanted]
             request.requested_outputs = self._wanted + more
 
-    def strip(self) -> None:
+    def remove_controls_and_states(self) -> None:
         """Undo `equip`: the request is as the client sent it."""
         request = self.request
         request.inputs = request.inputs[: self._given]
@@ -86,7 +81,7 @@ class SequenceCall(OrderedCall):
         try:
             for tensor in response.outputs:
                 if tensor.name in self._kept:
-                    self._keep(tensor)
+                    self._keep_state(tensor)
         except HostError as error:
             response.error = error.with_traceback(None)  # that refers to the response
             response.outputs = []
@@ -97,7 +92,7 @@ class SequenceCall(OrderedCall):
             if tensor.name not in self._kept or tensor.name in self._wanted
         ]
 
-    def _keep(self, tensor: Tensor) -> None:
+    def _keep_state(self, tensor: Tensor) -> None:
         name, datatype = self._kept[tensor.name]
         if tensor.datatype != datatype:
             raise _wrong_type(tensor, datatype)
@@ -113,7 +108,7 @@ class SequenceCall(OrderedCall):
         return self.again
 
 
-class Padding(Call):
+class PaddingCall(Call):
     """Fills the row of a slot that has nothing to do: nobody asks for it or hears of it."""
 
     __slots__ = ()

@@ -16,7 +16,7 @@ _LISTS = (("int32_false_true", "INT32", "<i"), ("fp32_false_true", "FP32", "<f")
 _SIZES = {"UINT64": 8, "INT64": 8, "UINT32": 4, "INT32": 4}
 
 
-class Controls:
+class ControlTensors:
     """Compiled from a `ModelSequenceBatching` message; `batching` adds a batch dimension."""
 
     def __init__(self, batcher: ModelConfig, batching: bool) -> None:
@@ -49,11 +49,11 @@ class Controls:
         booleans = list(control.bool_false_true)
         return lambda on: Tensor(name, "BOOL", shape, bytes([booleans[on]]))
 
-    def of(self, flags: int, correlation_id: Id) -> list[Tensor]:
+    def tensors_for(self, flags: int, correlation_id: Id) -> list[Tensor]:
         """Those of a request."""
         return self._tensors((bool(flags & START), bool(flags & END), True), correlation_id)
 
-    def padding(self) -> list[Tensor]:
+    def padding_tensors(self) -> list[Tensor]:
         """Those of a row without a request."""
         return self._tensors((False, False, False), "" if self._of_strings else 0)
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from host.config.schema import ModelConfig
 from host.scheduling.clock import Clock, LoopClock
-from host.scheduling.dynamic import Compatible, DynamicScheduler, hold_from_environment
-from host.scheduling.sequences.controls import Controls
+from host.scheduling.dynamic import CanShareBatch, DynamicScheduler, hold_from_environment
+from host.scheduling.sequences.controls import ControlTensors
 from host.scheduling.sequences.scheduler import (
+    SequenceOptions,
     SequenceScheduler,
-    Shape,
     backlog_hold_from_environment,
 )
-from host.scheduling.sequences.sequence_batch import Direct, Oldest
-from host.scheduling.sequences.states import States
+from host.scheduling.sequences.sequence_batch import DirectStrategy, OldestStrategy
+from host.scheduling.sequences.states import SequenceStates
 
 
 def sequence_scheduler(
     config: ModelConfig,
-    compatible: Compatible,
-    states: States | None = None,
+    compatible: CanShareBatch,
+    states: SequenceStates | None = None,
     clock: Clock | None = None,
 ) -> SequenceScheduler:
     """What `sequence_batching` says, as a scheduler. Raises HostError.
@@ -30,11 +30,11 @@ def sequence_scheduler(
     batcher = config.sequence_batching
     slots = max(1, config.max_batch_size)
     hold = hold_from_environment()
-    strategy: Direct | Oldest
+    strategy: DirectStrategy | OldestStrategy
     if batcher.HasField("oldest"):
         oldest, inner_hold, hold = batcher.oldest, hold, 0
         slots = oldest.max_candidate_sequences if oldest.max_candidate_sequences > 0 else slots
-        strategy = Oldest(
+        strategy = OldestStrategy(
             lambda: DynamicScheduler(
                 config.max_batch_size,
                 oldest.max_queue_delay_microseconds / 1e6,
@@ -48,17 +48,17 @@ def sequence_scheduler(
     else:
         direct = batcher.direct
         delay = direct.max_queue_delay_microseconds * 1000
-        strategy = Direct(compatible, direct.minimum_slot_utilization, delay)
-    shape = Shape(
+        strategy = DirectStrategy(compatible, direct.minimum_slot_utilization, delay)
+    shape = SequenceOptions(
         model=config.name,
         slots=slots,
         idle=batcher.max_sequence_idle_microseconds * 1000,
         strategy=strategy,
-        controls=Controls(batcher, config.max_batch_size > 0),
+        controls=ControlTensors(batcher, config.max_batch_size > 0),
         iterative=batcher.iterative_sequence,
         outputs=tuple(output.name for output in config.output),
         states=states,
         hold=hold,
-        backlog_hold=backlog_hold_from_environment() if isinstance(strategy, Direct) else 0,
+        backlog_hold=backlog_hold_from_environment() if isinstance(strategy, DirectStrategy) else 0,
     )
     return SequenceScheduler(shape, clock)

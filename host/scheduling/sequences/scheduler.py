@@ -11,16 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from host.errors import HostError, invalid_argument, unavailable
-from host.inference.request import Call, FailureReason, Tensor
+from host.inference.request import Call, CallHolder, FailureReason, Tensor
 from host.logs.formats import model_fields
 from host.scheduling.clock import Clock, LoopClock
-from host.scheduling.gate import Gate, OpenGate
-from host.scheduling.scheduler import Lane
+from host.scheduling.gate import ExecutionGate, OpenGate
+from host.scheduling.scheduler import InstanceSlot
 from host.scheduling.sequences.call import END, START, Id, Sequence, SequenceCall
-from host.scheduling.sequences.controls import Controls
-from host.scheduling.sequences.sequence_batch import Cell, Direct, DirectCell, Oldest, OldestCell
-from host.scheduling.sequences.states import States
-from host.scheduling.sequences.timer import Alarm
+from host.scheduling.sequences.controls import ControlTensors
+from host.scheduling.sequences.sequence_batch import (
+    DirectSequenceBatch,
+    DirectStrategy,
+    OldestSequenceBatch,
+    OldestStrategy,
+    SequenceBatch,
+)
+from host.scheduling.sequences.states import SequenceStates
+from host.scheduling.sequences.timer import CoalescingTimer
 
 _log = logging.getLogger("pbhost")
 
@@ -29,7 +35,7 @@ BACKLOG_HOLD = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SequenceOptions:
     """What a configuration says about sequences; `idle` in nanoseconds.
 
     Nothing starts before `hold` calls wait in slots and `backlog_hold` calls in the backlog.
@@ -38,38 +44,42 @@ class Shape:
     model: str
     slots: int
     idle: int
-    strategy: Direct | Oldest
-    controls: Controls
+    strategy: DirectStrategy | OldestStrategy
+    controls: ControlTensors
     iterative: bool = False
     outputs: tuple[str, ...] = ()
-    states: States | None = None
+    states: SequenceStates | None = None
     hold: int = 0
     backlog_hold: int = 0
 
 
-class SequenceScheduler:
-    """Keeps the requests of a sequence in order, and in one slot of one lane.
+class SequenceScheduler(CallHolder):
+    """Keeps the requests of a sequence in order, and in one slot of one instance.
 
     Every operation takes a time that hardly depends on how many sequences are alive.
     """
 
-    def __init__(self, shape: Shape, clock: Clock | None = None) -> None:
-        self.lanes: list[Lane] = []
-        self.lane_returns: Callable[[], bool] = lambda: False
-        self.new_gate: Callable[[Lane, Callable[[], None]], Gate] = lambda lane, again: OpenGate()
+    def __init__(self, shape: SequenceOptions, clock: Clock | None = None) -> None:
+        self.instances: list[InstanceSlot] = []
+        self.may_recover: Callable[[], bool] = lambda: False
+        self.new_gate: Callable[[InstanceSlot, Callable[[], None]], ExecutionGate] = (
+            lambda instance, again: OpenGate()
+        )
         self.clock: Clock = LoopClock() if clock is None else clock
         self.queued = 0
         self._shape = shape
         self._known: dict[Id, Sequence] = {}
-        self._cells: dict[Lane, Cell] = {}
-        self._free: list[tuple[int, int, Cell]] = []  # a heap; also of cells that have gone
+        self._sequence_batches: dict[InstanceSlot, SequenceBatch] = {}
+        self._free: list[
+            tuple[int, int, SequenceBatch]
+        ] = []  # a heap; also of sequence_batches that have gone
         self._numbers = itertools.count(1)
         self._ids = itertools.count(1)
         self._backlog: OrderedDict[Sequence, None] = OrderedDict()
         self._backlogged = 0
         self._ends: list[tuple[int, int, Sequence]] = []  # a heap; also of those with a slot
         self._arrivals: OrderedDict[Sequence, int] = OrderedDict()  # the last one, oldest first
-        self._alarm = Alarm(self.clock, self._look)
+        self._alarm = CoalescingTimer(self.clock, self._check_timeouts)
         self.holding = shape.hold > 0 or shape.backlog_hold > 0
 
     # Requests
@@ -112,45 +122,48 @@ class SequenceScheduler:
                 " sequence"
             )
         if sequence is None:
-            sequence = self._begin(request.correlation_id)
+            sequence = self._start_sequence(request.correlation_id)
         elif request.flags & START:
             _log.warning(
                 "sequence %s starts again although it has not ended", sequence.id,
                 extra=model_fields(self._shape.model, request.model_version),
             )  # fmt: skip
-        self._wait(call, sequence)
+        self._add_to_backlog(call, sequence)
         if request.flags & END:
-            self._forget(sequence)
+            self._remove_sequence(sequence)
             sequence.ending = True
         else:
             self._arrivals[sequence] = self.clock.now()
             self._arrivals.move_to_end(sequence)
             sequence.overdue = False
-            self._alarm.set(self._arrivals[next(iter(self._arrivals))] + self._shape.idle)
-        if isinstance(sequence.cell, Cell):
-            if not self._let_go():
-                sequence.cell.wake(sequence.number)
+            self._alarm.schedule(self._arrivals[next(iter(self._arrivals))] + self._shape.idle)
+        if isinstance(sequence.sequence_batch, SequenceBatch):
+            if not self._end_hold():
+                sequence.sequence_batch.slot_ready(sequence.number)
         else:
             self._set_deadline(call, sequence)
-            self._let_go()
+            self._end_hold()
 
-    def _begin(self, correlation_id: Id) -> Sequence:
+    def _start_sequence(self, correlation_id: Id) -> Sequence:
         sequence = self._known[correlation_id] = Sequence(correlation_id)
         while self._free:
-            number, _, cell = heapq.heappop(self._free)
-            if self._cells.get(cell.lane) is cell and not cell.retired:
-                cell.take(sequence, number)
+            number, _, sequence_batch = heapq.heappop(self._free)
+            if (
+                self._sequence_batches.get(sequence_batch.instance) is sequence_batch
+                and not sequence_batch.retired
+            ):
+                sequence_batch.assign_slot(sequence, number)
                 return sequence
         self._backlog[sequence] = None
         return sequence
 
-    def _wait(self, call: SequenceCall, sequence: Sequence) -> None:
+    def _add_to_backlog(self, call: SequenceCall, sequence: Sequence) -> None:
         call.sequence = sequence
-        call.on_cancel = self._cancelled
-        call.holder = self if sequence.cell is None else sequence.cell
+        call.on_cancel = self._call_cancelled
+        call.holder = self if sequence.sequence_batch is None else sequence.sequence_batch
         sequence.calls.append(call)
         self.queued += 1
-        if sequence.cell is None:
+        if sequence.sequence_batch is None:
             self._backlogged += 1
 
     def _set_deadline(self, call: SequenceCall, sequence: Sequence) -> None:
@@ -158,9 +171,9 @@ class SequenceScheduler:
         if timeout > 0:
             end = self.clock.now() + timeout * 1000 + 1
             heapq.heappush(self._ends, (end, next(self._numbers), sequence))
-            self._alarm.set(end)
+            self._alarm.schedule(end)
 
-    def _let_go(self) -> bool:
+    def _end_hold(self) -> bool:
         """End the holding if enough has come; whether that has started what could be."""
         if not self.holding:
             return False
@@ -169,43 +182,43 @@ class SequenceScheduler:
         if in_slots < shape.hold or self._backlogged < shape.backlog_hold:
             return False
         self.holding = False
-        for cell in list(self._cells.values()):
-            cell.dispatch()
+        for sequence_batch in list(self._sequence_batches.values()):
+            sequence_batch.dispatch()
         return True
 
-    def _cancelled(self, call: Call) -> None:
+    def _call_cancelled(self, call: Call) -> None:
         """A call that waits has been cancelled; its sequence ends when its turn would come."""
         assert isinstance(call, SequenceCall) and call.sequence is not None
         sequence = call.sequence
         call.on_cancel = None
         call.failure_reason = call.failure_reason or FailureReason.OTHER
-        self.left(call)
-        if sequence.cell is None:
+        self.call_dequeued(call)
+        if sequence.sequence_batch is None:
             self._backlogged -= 1
         elif sequence.calls and sequence.calls[0] is call:
-            self.kill(sequence)
-            assert isinstance(sequence.cell, Cell)
-            sequence.cell.release(sequence.number)
+            self.end_sequence(sequence)
+            assert isinstance(sequence.sequence_batch, SequenceBatch)
+            sequence.sequence_batch.release_slot(sequence.number)
 
     # Sequences
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _remove_sequence(self, sequence: Sequence) -> None:
         if self._known.get(sequence.id) is sequence:
             del self._known[sequence.id]
         self._arrivals.pop(sequence, None)
 
-    def _expire(self, sequence: Sequence) -> None:
+    def _expire_sequence(self, sequence: Sequence) -> None:
         """No more requests come; the slot is free when there are none left."""
-        self._forget(sequence)
+        self._remove_sequence(sequence)
         if not sequence.ending:
             sequence.ending = True
-            cell = sequence.cell
-            if isinstance(cell, Cell) and not sequence.calls:
-                cell.release(sequence.number)
+            sequence_batch = sequence.sequence_batch
+            if isinstance(sequence_batch, SequenceBatch) and not sequence.calls:
+                sequence_batch.release_slot(sequence.number)
 
-    def kill(self, sequence: Sequence, error: HostError | None = None) -> None:
+    def end_sequence(self, sequence: Sequence, error: HostError | None = None) -> None:
         """Forget a sequence and end what waits in it, with that error or as cancelled."""
-        self._forget(sequence)
+        self._remove_sequence(sequence)
         calls = list(sequence.calls)
         sequence.calls.clear()
         sequence.dead = True
@@ -213,15 +226,15 @@ class SequenceScheduler:
             if call.finished or call.cancelled:
                 continue
             call.on_cancel = None
-            self.left(call)
-            if sequence.cell is None:
+            self.call_dequeued(call)
+            if sequence.sequence_batch is None:
                 self._backlogged -= 1
             if error is None:
                 call.cancel()
             else:
                 self.refuse(call, error)
 
-    def ran(self, call: SequenceCall) -> None:
+    def call_released(self, call: SequenceCall) -> None:
         """The model has released a call: it runs again, or may be the last one of its kind."""
         sequence = call.sequence
         if not self._shape.iterative or sequence is None:
@@ -236,130 +249,132 @@ class SequenceScheduler:
             except HostError as error:
                 self.refuse(call, error)
         elif self._known.get(sequence.id) is sequence:
-            self._expire(sequence)
+            self._expire_sequence(sequence)
 
-    def slot_free(self, cell: Cell, number: int) -> None:
+    def slot_free(self, sequence_batch: SequenceBatch, number: int) -> None:
         """Give a slot to the sequence that has waited longest."""
-        if self._cells.get(cell.lane) is not cell:
+        if self._sequence_batches.get(sequence_batch.instance) is not sequence_batch:
             return
-        if cell.retired:
-            cell.tell_if_empty()
+        if sequence_batch.retired:
+            sequence_batch.signal_if_empty()
             return
         while self._backlog:
             sequence = self._backlog.popitem(last=False)[0]
             if any(call.cancelled for call in sequence.calls):
-                self.kill(sequence)
+                self.end_sequence(sequence)
                 continue
             self._backlogged -= len(sequence.calls)
-            cell.take(sequence, number)
+            sequence_batch.assign_slot(sequence, number)
             if sequence.overdue:
-                self._expire(sequence)
-            cell.wake(number)
+                self._expire_sequence(sequence)
+            sequence_batch.slot_ready(number)
             return
-        heapq.heappush(self._free, (number, next(self._numbers), cell))
+        heapq.heappush(self._free, (number, next(self._numbers), sequence_batch))
 
-    def _look(self) -> None:
+    def _check_timeouts(self) -> None:
         """Time has passed: some sequences may have waited, or been idle, for too long."""
         now = self.clock.now()
         while self._ends and self._ends[0][0] <= now:
             sequence = heapq.heappop(self._ends)[2]
             if sequence in self._backlog:
-                self._time_out(sequence)
+                self._time_out_sequence(sequence)
         while self._arrivals:
             sequence, last = next(iter(self._arrivals.items()))
             if last + self._shape.idle > now:
-                self._alarm.set(last + self._shape.idle)
+                self._alarm.schedule(last + self._shape.idle)
                 break
-            if sequence.cell is None:
+            if sequence.sequence_batch is None:
                 del self._arrivals[sequence]
                 sequence.overdue = True
             else:
-                self._expire(sequence)
+                self._expire_sequence(sequence)
         if self._ends:
-            self._alarm.set(self._ends[0][0])
+            self._alarm.schedule(self._ends[0][0])
 
-    def _time_out(self, sequence: Sequence) -> None:
+    def _time_out_sequence(self, sequence: Sequence) -> None:
         del self._backlog[sequence]
         for call in sequence.calls:
             call.failure_reason = call.failure_reason or FailureReason.REJECTED
         error = unavailable("timeout of the corresponding sequence has been expired")
-        self.kill(sequence, error)
+        self.end_sequence(sequence, error)
 
     # Extra tensors
 
-    def equip(self, call: SequenceCall) -> None:
+    def add_controls_and_states(self, call: SequenceCall) -> None:
         """Add controls and states to a call that is about to run."""
         shape, request, sequence = self._shape, call.request, call.sequence
-        extra = shape.controls.of(request.flags, request.correlation_id)
+        extra = shape.controls.tensors_for(request.flags, request.correlation_id)
         if shape.states is None or sequence is None:
-            call.equip(extra, (), {}, {})
+            call.add_controls_and_states(extra, (), {}, {})
             return
         if sequence.states is None or request.flags & START:
-            sequence.states = shape.states.fresh()
+            sequence.states = shape.states.initial_states()
         states = sequence.states
-        call.equip([*extra, *states.values()], shape.outputs, shape.states.kept, states)
+        call.add_controls_and_states(
+            [*extra, *states.values()], shape.outputs, shape.states.kept, states
+        )
 
-    def padding(self) -> list[Tensor]:
+    def padding_tensors(self) -> list[Tensor]:
         """The extra tensors of a row without a request."""
         states = self._shape.states
-        fresh = [] if states is None else states.fresh().values()
-        return [*self._shape.controls.padding(), *fresh]
+        fresh = [] if states is None else states.initial_states().values()
+        return [*self._shape.controls.padding_tensors(), *fresh]
 
-    # Lanes
+    # InstanceSlots
 
-    def left(self, call: Call) -> None:
+    def call_dequeued(self, call: Call) -> None:
         """A call does not wait any more."""
         self.queued -= 1
 
-    def lane_free(self, lane: Lane) -> None:
-        """The lane has released its batch, or is new."""
-        cell = self._cells.get(lane)
-        if cell is not None:
-            cell.freed()
+    def instance_ready(self, instance: InstanceSlot) -> None:
+        """The instance has released its batch, or is new."""
+        sequence_batch = self._sequence_batches.get(instance)
+        if sequence_batch is not None:
+            sequence_batch.instance_ready()
             return
-        if lane not in self.lanes:
-            self.lanes.append(lane)
+        if instance not in self.instances:
+            self.instances.append(instance)
         shape = self._shape
-        gate = self.new_gate(lane, lambda: self._again(lane))
-        if isinstance(shape.strategy, Direct):
-            cell = DirectCell(self, lane, shape.slots, gate, shape.strategy)
+        gate = self.new_gate(instance, lambda: self._instance_ready_again(instance))
+        if isinstance(shape.strategy, DirectStrategy):
+            sequence_batch = DirectSequenceBatch(self, instance, shape.slots, gate, shape.strategy)
         else:
-            cell = OldestCell(self, lane, shape.slots, gate, shape.strategy)
-        self._cells[lane] = cell
+            sequence_batch = OldestSequenceBatch(self, instance, shape.slots, gate, shape.strategy)
+        self._sequence_batches[instance] = sequence_batch
         for number in range(shape.slots):
-            self.slot_free(cell, number)
-        self._let_go()
+            self.slot_free(sequence_batch, number)
+        self._end_hold()
 
-    def _again(self, lane: Lane) -> None:
-        """The lane may have what it waited for."""
-        cell = self._cells.get(lane)
-        if isinstance(cell, OldestCell):
-            cell.again()
-        elif cell is not None:
-            cell.dispatch()
+    def _instance_ready_again(self, instance: InstanceSlot) -> None:
+        """The instance may have what it waited for."""
+        sequence_batch = self._sequence_batches.get(instance)
+        if isinstance(sequence_batch, OldestSequenceBatch):
+            sequence_batch.instance_ready_again()
+        elif sequence_batch is not None:
+            sequence_batch.dispatch()
 
-    def retire(self, lane: Lane, then: Callable[[], None]) -> None:
-        """No new sequences for the lane; call back when its last one has ended, or the lane has."""
-        cell = self._cells.get(lane)
-        if cell is None:
+    def retire_instance(self, instance: InstanceSlot, then: Callable[[], None]) -> None:
+        """No new sequences for the instance; call back when its last one has ended, or the instance has."""
+        sequence_batch = self._sequence_batches.get(instance)
+        if sequence_batch is None:
             then()
             return
-        self.lanes.remove(lane)
-        cell.retired = True
-        cell.on_empty = then
-        cell.tell_if_empty()
+        self.instances.remove(instance)
+        sequence_batch.retired = True
+        sequence_batch.on_empty = then
+        sequence_batch.signal_if_empty()
 
-    def lane_gone(self, lane: Lane) -> None:
-        """The sequences of the lane have lost their places: they are ended with an error."""
-        if lane in self.lanes:
-            self.lanes.remove(lane)
-        cell = self._cells.pop(lane, None)
-        if cell is not None:
-            for sequence in cell.close():
-                self.kill(sequence, self.lost(sequence))
-            cell.tell_if_empty()
+    def instance_removed(self, instance: InstanceSlot) -> None:
+        """The sequences of the instance have lost their places: they are ended with an error."""
+        if instance in self.instances:
+            self.instances.remove(instance)
+        sequence_batch = self._sequence_batches.pop(instance, None)
+        if sequence_batch is not None:
+            for sequence in sequence_batch.close():
+                self.end_sequence(sequence, self.slot_lost_error(sequence))
+            sequence_batch.signal_if_empty()
 
-    def lost(self, sequence: Sequence) -> HostError:
+    def slot_lost_error(self, sequence: Sequence) -> HostError:
         """What those hear whose sequence has lost its slot."""
         return unavailable(
             f"sequence {sequence.id} of model '{self._shape.model}' has ended, for its instance"
@@ -369,13 +384,13 @@ class SequenceScheduler:
     def fail_queued(self, error: HostError) -> None:
         """Answer every call that has not started, and forget their sequences."""
         while self._backlog:
-            self.kill(self._backlog.popitem(last=False)[0], error)
-        for cell in list(self._cells.values()):
-            for number, sequence in enumerate(list(cell.slots)):
+            self.end_sequence(self._backlog.popitem(last=False)[0], error)
+        for sequence_batch in list(self._sequence_batches.values()):
+            for number, sequence in enumerate(list(sequence_batch.slots)):
                 if sequence is not None and sequence.calls:
-                    self.kill(sequence, error)
-                    cell.release(number)
-            cell.fail_waiting(error)
+                    self.end_sequence(sequence, error)
+                    sequence_batch.release_slot(number)
+            sequence_batch.fail_waiting(error)
 
 
 def backlog_hold_from_environment() -> int:

@@ -31,7 +31,7 @@ class _InitialState:
     data: bytes
 
 
-class States:
+class SequenceStates:
     """The `state` entries of a model's configuration. Reads files. Raises HostError."""
 
     def __init__(self, config: ModelConfig, directory: Path) -> None:
@@ -47,14 +47,14 @@ class States:
         names: set[str] = set()
         for entry in entries:
             if entry.input_name in names:
-                _refuse(f"State input name '{entry.input_name}' specified more than once.")
+                _invalid_state(f"State input name '{entry.input_name}' specified more than once.")
             names.add(entry.input_name)
             dims, data = _content(entry, directory)
             name, datatype = self.kept[entry.output_name]
             self._first.append(_InitialState(name, datatype, lead + dims, data))
             self._problem = self._problem or _growable(entry, config)
 
-    def fresh(self) -> dict[str, Tensor]:
+    def initial_states(self) -> dict[str, Tensor]:
         """The states of a sequence that starts, by the names of inputs; logs why there are none."""
         if self._problem:
             _log.error("Failed to initialize sequence state: %s", self._problem)
@@ -86,7 +86,7 @@ def _content(entry: ConfigPart, directory: Path) -> tuple[list[int], bytes]:
     name = entry.input_name
     count = len(entry.initial_state)
     if count > 1:
-        _refuse(
+        _invalid_state(
             f"initial_state field for state input '{name}' must contain exactly one or zero"
             f" element. Found '{count}' elements."
         )
@@ -96,18 +96,20 @@ def _content(entry: ConfigPart, directory: Path) -> tuple[list[int], bytes]:
         return dims, bytes(prod(dims) * _SIZES.get(datatype, 0))
     initial = entry.initial_state[0]
     if initial.data_type != entry.data_type:
-        _refuse(
+        _invalid_state(
             f"The data type used for 'initial_state' field of state '{name}' does not match the"
             " state data type."
         )
     if not initial.name:
-        _refuse(f"Field 'name' must be set when using initial_state for state input '{name}'.")
+        _invalid_state(
+            f"Field 'name' must be set when using initial_state for state input '{name}'."
+        )
     _check_dims(entry, list(initial.dims))
     dims = list(initial.dims)
     size = prod(dims) * _SIZES.get(datatype, 0)
     source = initial.WhichOneof("state_data")
     if source is None:
-        _refuse(f"initial_state setting expects state'{name}' to have state_data set")
+        _invalid_state(f"initial_state setting expects state'{name}' to have state_data set")
     if source == "zero_data":
         return dims, bytes(size)
     return dims, _read(directory, initial.data_file, datatype, size)
@@ -116,17 +118,17 @@ def _content(entry: ConfigPart, directory: Path) -> tuple[list[int], bytes]:
 def _check_dims(entry: ConfigPart, given: list[int]) -> None:
     name, dims = entry.input_name, list(entry.dims)
     if len(given) != len(dims):
-        _refuse(
+        _invalid_state(
             "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions"
             f" for state input '{name}'. {len(given)} != {len(dims)}"
         )
     for want, got in zip(dims, given, strict=True):
         if got < 0:
-            _refuse(
+            _invalid_state(
                 f"'initial_state' field for state input name '{name}' contains variable dimensions."
             )
         if want not in (-1, got):
-            _refuse(
+            _invalid_state(
                 f"'initial_state' dim for input name '{name}' doesn't match 'state' dim"
                 f" description. {got} != {want}"
             )
@@ -136,7 +138,7 @@ def _read(directory: Path, file: str, datatype: str, size: int) -> bytes:
     folder = directory / _FOLDER
     path = folder / file
     if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder)):
-        _refuse(f"initial state file '{path}' is outside of its folder '{_FOLDER}'")
+        _invalid_state(f"initial state file '{path}' is outside of its folder '{_FOLDER}'")
     try:
         data = read_file(path)
     except OSError as error:
@@ -144,17 +146,17 @@ def _read(directory: Path, file: str, datatype: str, size: int) -> bytes:
     if datatype == "BYTES":
         return data
     if len(data) < size:
-        _refuse(
+        _invalid_state(
             f"initial_state setting expects {size} bytes, but the data provided from {file}only"
             f" has {len(data)} bytes."
         )
     return data[:size]
 
 
-def _refuse(text: str) -> NoReturn:
+def _invalid_state(text: str) -> NoReturn:
     raise invalid_argument(text)
 
 
-def states_of(config: ModelConfig, directory: Path) -> States | None:
+def read_states(config: ModelConfig, directory: Path) -> SequenceStates | None:
     """The states of a model, None if it has none. Reads files. Raises HostError."""
-    return States(config, directory) if config.sequence_batching.state else None
+    return SequenceStates(config, directory) if config.sequence_batching.state else None

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from host.ensembles.inflight_limiter import InflightLimiter, Permit
-from tests.unit.host.scheduling.lanes import TICK, Clock
+from tests.unit.host.scheduling.fake_instances import TICK, Clock
 
 PATIENCE = 300 * 10**9 // TICK
 

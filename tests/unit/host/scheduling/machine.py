@@ -11,9 +11,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.request import Call, InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
-from host.scheduling.policy import Policies, QueuePolicy
+from host.scheduling.policy import QueuePolicies, QueuePolicy
 from host.scheduling.scheduler import Scheduler
-from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, prepared, request_of
+from tests.unit.host.scheduling.fake_instances import (
+    TICK,
+    Clock,
+    FakeInstanceSlot,
+    prepared,
+    request_of,
+)
 
 REQUESTS = st.tuples(
     st.integers(0, 6), st.sampled_from("aab"), st.integers(0, 4), st.integers(0, 9)
@@ -50,12 +56,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     """The class attributes (times in ticks) describe the scheduler that `make` returns."""
 
     most_lanes = 2
-    eager = 0  # batches that a lane takes ahead
+    eager = 0  # batches that a instance takes ahead
     largest = 1
     preferred: frozenset[int] = frozenset()
     delay = 0
     hold = 0
-    policies = Policies()
+    policies = QueuePolicies()
     new_call: Callable[[InferRequest], Call] = Call
     make: Callable[[AnyClock], Scheduler]
 
@@ -67,8 +73,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.calls: list[Call] = []
         self.heard: dict[Call, Heard] = {}
         self.sent: dict[Call, int] = {}  # responses that were not the last one
-        self.lanes: list[FakeLane] = []  # alive
-        self.retired: list[FakeLane] = []  # gone, or leaving while they still run something
+        self.instances: list[FakeInstanceSlot] = []  # alive
+        self.retired: list[FakeInstanceSlot] = []  # gone, or leaving while they still run something
         # The reference.
         self.queue: list[Entry] = []
         self.expected: list[list[Call]] = []
@@ -127,28 +133,32 @@ class SchedulerMachine(RuleBasedStateMachine):
             return priority
         return self.policies.default_level
 
-    @precondition(lambda self: len(self.lanes) < self.most_lanes)
+    @precondition(lambda self: len(self.instances) < self.most_lanes)
     @rule()
     def lane_joins(self) -> None:
-        lane = FakeLane(self.scheduler, self.batches, self.eager)
-        self.lanes.append(lane)
-        self.scheduler.lane_free(lane)
+        instance = FakeInstanceSlot(self.scheduler, self.batches, self.eager)
+        self.instances.append(instance)
+        self.scheduler.instance_ready(instance)
 
-    @precondition(lambda self: any(lane.running for lane in self.lanes))
+    @precondition(lambda self: any(instance.running for instance in self.instances))
     @rule(data=st.data())
     def batch_ends(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from([lane for lane in self.lanes if lane.running])).finish()
+        data.draw(
+            st.sampled_from([instance for instance in self.instances if instance.running])
+        ).finish()
 
-    @precondition(lambda self: any(lane.running for lane in self.lanes))
+    @precondition(lambda self: any(instance.running for instance in self.instances))
     @rule(data=st.data())
     def batch_lets_its_lane_go(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from([lane for lane in self.lanes if lane.running])).let_go()
+        data.draw(
+            st.sampled_from([instance for instance in self.instances if instance.running])
+        ).let_go()
 
     @precondition(lambda self: self.loose())
     @rule(data=st.data())
     def call_without_a_lane_ends(self, data: st.DataObject) -> None:
-        lane, call = data.draw(st.sampled_from(self.loose()))
-        lane.loose.remove(call)
+        instance, call = data.draw(st.sampled_from(self.loose()))
+        instance.loose.remove(call)
         call.respond(InferResponse("m", 1))
 
     @precondition(lambda self: self.loose())
@@ -159,55 +169,59 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.sent[call] = self.sent.get(call, 0) + (not call.finished)
             call.respond(InferResponse("m", 1), final=False)
 
-    def loose(self) -> list[tuple[FakeLane, Call]]:
-        return [(lane, call) for lane in [*self.lanes, *self.retired] for call in lane.loose]
+    def loose(self) -> list[tuple[FakeInstanceSlot, Call]]:
+        return [
+            (instance, call)
+            for instance in [*self.instances, *self.retired]
+            for call in instance.loose
+        ]
 
-    @precondition(lambda self: self.lanes)
+    @precondition(lambda self: self.instances)
     @rule(data=st.data())
     def lane_dies(self, data: st.DataObject) -> None:
-        lane = data.draw(st.sampled_from(self.lanes))
-        self.lanes.remove(lane)
-        self.retired.append(lane)
-        lane.die()
+        instance = data.draw(st.sampled_from(self.instances))
+        self.instances.remove(instance)
+        self.retired.append(instance)
+        instance.die()
 
-    @precondition(lambda self: self.lanes)
+    @precondition(lambda self: self.instances)
     @rule(data=st.data())
     def lane_leaves_and_its_batch_goes_on(self, data: st.DataObject) -> None:
-        lane = data.draw(st.sampled_from(self.lanes))
-        self.lanes.remove(lane)
-        self.retired.append(lane)
-        mine = [entry for entry in self.queue if entry.call in lane.ahead]
+        instance = data.draw(st.sampled_from(self.instances))
+        self.instances.remove(instance)
+        self.retired.append(instance)
+        mine = [entry for entry in self.queue if entry.call in instance.ahead]
         for entry in mine:
             self.queue.remove(entry)
             self.expected.append([entry.call])
-        lane.leave()
+        instance.leave()
 
     @precondition(lambda self: self.retired)
     @rule(data=st.data())
     def lane_is_gone_once_more(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.retired)).die()
 
-    @precondition(lambda self: self.retired and len(self.lanes) < self.most_lanes)
+    @precondition(lambda self: self.retired and len(self.instances) < self.most_lanes)
     @rule(data=st.data())
     def lane_comes_back(self, data: st.DataObject) -> None:
-        lane = data.draw(st.sampled_from(self.retired))
-        self.retired.remove(lane)
-        self.lanes.append(lane)
-        lane.come_back()
+        instance = data.draw(st.sampled_from(self.retired))
+        self.retired.remove(instance)
+        self.instances.append(instance)
+        instance.come_back()
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         call = data.draw(st.sampled_from(self.calls))
         self.queue = [entry for entry in self.queue if entry.call is not call]
-        everywhere = [*self.lanes, *self.retired]
-        told = {id(lane): len(lane.cancelled) for lane in everywhere}
+        everywhere = [*self.instances, *self.retired]
+        told = {id(instance): len(instance.cancelled) for instance in everywhere}
         ended = call.finished
         call.cancel()
         assert call.finished
-        for lane in everywhere:
-            runs_here = call in [*lane.running, *lane.loose, *lane.ahead] and not ended
-            assert len(lane.cancelled) - told[id(lane)] == runs_here
+        for instance in everywhere:
+            runs_here = call in [*instance.running, *instance.loose, *instance.ahead] and not ended
+            assert len(instance.cancelled) - told[id(instance)] == runs_here
 
     @rule(ticks=st.integers(1, 12))
     def time_passes(self, ticks: int) -> None:
@@ -241,8 +255,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.holding = 0
         if self.holding:
             return
-        free = sum(not lane.running for lane in self.lanes)
-        free += len(self.batches) - len(self.expected)  # lanes that have just been taken
+        free = sum(not instance.running for instance in self.instances)
+        free += len(self.batches) - len(self.expected)  # instances that have just been taken
         while free > 0 and self.queue:
             # Python sorts stably: those on time stay in their order.
             self.queue.sort(key=lambda entry: (entry.level, entry.late))
@@ -285,7 +299,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.settle()
         assert self.batches == self.expected
         assert self.scheduler.queued == len(self.queue)
-        assert sorted(map(id, self.scheduler.lanes)) == sorted(map(id, self.lanes))
+        assert sorted(map(id, self.scheduler.instances)) == sorted(map(id, self.instances))
 
     @invariant()
     def those_that_waited_too_long_are_refused(self) -> None:
@@ -299,8 +313,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         ran = [call for batch in self.batches for call in batch]
         assert len(ran) == len(set(map(id, ran)))
         assert not self.refused & set(ran)
-        busy = [c for lane in [*self.lanes, *self.retired] for c in (*lane.running, *lane.loose)]
-        busy += [call for lane in self.retired for call in lane.ahead]
+        busy = [
+            c
+            for instance in [*self.instances, *self.retired]
+            for c in (*instance.running, *instance.loose)
+        ]
+        busy += [call for instance in self.retired for call in instance.ahead]
         waiting = {entry.call for entry in self.queue}
         for call in self.calls:
             assert (call in waiting) + (call in busy or self.has_ended(call)) == 1

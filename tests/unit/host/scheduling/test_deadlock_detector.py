@@ -9,41 +9,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.errors import ErrorCode, HostError
-from host.inference.request import Call, InferRequest, InferResponse
-from host.scheduling.deadlock_detector import CircleWatch, _Graph
-from host.scheduling.ordering import OrderedCall, Ordering
-from tests.unit.host.scheduling.lanes import TICK, Clock
+from host.inference.request import Call, CallHolder, InferRequest, InferResponse
+from host.scheduling.deadlock_detector import DeadlockDetector, WaitGraph
+from host.scheduling.ordering import OrderedCall, ResponseOrdering
+from tests.unit.host.scheduling.fake_instances import TICK, Clock
 
 SECOND = 1_000_000_000 // TICK
 
 
-class Lane:
+class InstanceSlot(CallHolder):
     """Runs a call that may wait for others."""
 
-    def __init__(self, *waiting_for: Call) -> None:
-        self.waiting_for: Sequence[Call] = waiting_for
-        self.may_wait_for: Sequence[Sequence[Call]] = ()
+    blocking_calls: Sequence[Call] = ()
+    potentially_blocking_calls: Sequence[Sequence[Call]] = ()
+    resource_holders: Sequence[CallHolder] = ()
+
+    def __init__(self, *blocking_calls: Call) -> None:
+        self.blocking_calls: Sequence[Call] = blocking_calls
+        self.potentially_blocking_calls: Sequence[Sequence[Call]] = ()
 
 
-class Queue:
-    """Where calls wait for one of its lanes."""
+class Queue(CallHolder):
+    """Where calls wait for one of its instances."""
 
-    def __init__(self, *lanes: Lane) -> None:
-        self.lanes = list(lanes)
+    def __init__(self, *instances: InstanceSlot) -> None:
+        self.instances = list(instances)
         self.returning = False
 
-    def lane_returns(self) -> bool:
+    def may_recover(self) -> bool:
         return self.returning
 
 
-def call_at(place: object) -> Call:
+def call_at(place: CallHolder | None) -> Call:
     call = Call(InferRequest("m", []))
     call.holder = place
     return call
 
 
 def is_stuck(call: Call) -> bool:
-    return id(call) in _Graph([call], ()).stuck
+    return id(call) in WaitGraph([call], ()).stuck
 
 
 def test_a_call_that_nobody_has_taken_yet_is_not_stuck() -> None:
@@ -51,11 +55,11 @@ def test_a_call_that_nobody_has_taken_yet_is_not_stuck() -> None:
 
 
 def test_a_call_that_runs_is_not_stuck() -> None:
-    assert not is_stuck(call_at(Lane()))
+    assert not is_stuck(call_at(InstanceSlot()))
 
 
 def test_a_call_queued_behind_work_that_goes_on_is_not_stuck() -> None:
-    assert not is_stuck(call_at(Queue(Lane(), Lane())))
+    assert not is_stuck(call_at(Queue(InstanceSlot(), InstanceSlot())))
 
 
 def test_a_call_without_any_lane_waits_for_one_to_come_back() -> None:
@@ -63,85 +67,85 @@ def test_a_call_without_any_lane_waits_for_one_to_come_back() -> None:
 
 
 def test_a_model_with_one_lane_that_asks_itself_is_stuck() -> None:
-    lane = Lane()
-    call = call_at(Queue(lane))
-    lane.waiting_for = [call]
+    instance = InstanceSlot()
+    call = call_at(Queue(instance))
+    instance.blocking_calls = [call]
     assert is_stuck(call)
 
 
 def test_one_free_lane_is_enough() -> None:
-    busy, free = Lane(), Lane()
+    busy, free = InstanceSlot(), InstanceSlot()
     call = call_at(Queue(busy, free))
-    busy.waiting_for = [call]
+    busy.blocking_calls = [call]
     assert not is_stuck(call)
 
 
 def test_a_circle_of_two_models_is_stuck_on_either_side() -> None:
-    first, second = Lane(), Lane()
+    first, second = InstanceSlot(), InstanceSlot()
     to_first, to_second = call_at(Queue(first)), call_at(Queue(second))
-    first.waiting_for, second.waiting_for = [to_second], [to_first]
+    first.blocking_calls, second.blocking_calls = [to_second], [to_first]
     assert is_stuck(to_first)
     assert is_stuck(to_second)
 
 
 def test_a_call_queued_behind_a_circle_is_stuck_too() -> None:
-    lane = Lane()
-    queue = Queue(lane)
-    lane.waiting_for = [call_at(queue)]
+    instance = InstanceSlot()
+    queue = Queue(instance)
+    instance.blocking_calls = [call_at(queue)]
     assert is_stuck(call_at(queue))
 
 
 def test_a_finished_call_holds_nobody_up() -> None:
-    lane = Lane()
-    call = call_at(Queue(lane))
-    done = call_at(Queue(lane))
+    instance = InstanceSlot()
+    call = call_at(Queue(instance))
+    done = call_at(Queue(instance))
     done.respond(None)
-    lane.waiting_for = [done]
+    instance.blocking_calls = [done]
     assert not is_stuck(call)
     assert not is_stuck(done)
 
 
 def test_a_circle_through_a_running_call_is_stuck() -> None:
     """The call that runs waits for one in its own model's queue."""
-    lane = Lane()
-    outer = call_at(lane)
-    inner = call_at(Queue(lane))
-    lane.waiting_for = [inner]
+    instance = InstanceSlot()
+    outer = call_at(instance)
+    inner = call_at(Queue(instance))
+    instance.blocking_calls = [inner]
     assert is_stuck(inner)
     assert is_stuck(outer)
 
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_chains_may_be_long(closed: bool) -> None:
-    first = lane = Lane()
+    first = instance = InstanceSlot()
     for _ in range(5000):
-        call = call_at(Queue(lane))
-        lane = Lane(call)
-    last = call_at(Queue(lane))
+        call = call_at(Queue(instance))
+        instance = InstanceSlot(call)
+    last = call_at(Queue(instance))
     if closed:
-        first.waiting_for = [last]
+        first.blocking_calls = [last]
     assert is_stuck(last) == closed
 
 
 def test_a_lane_that_is_on_its_way_back_is_a_way_out() -> None:
-    lane = Lane()
-    queue = Queue(lane)
+    instance = InstanceSlot()
+    queue = Queue(instance)
     call = call_at(queue)
-    lane.waiting_for = [call]
+    instance.blocking_calls = [call]
     queue.returning = True
     assert not is_stuck(call)
 
 
 def test_a_call_whose_response_has_to_wait_for_that_of_a_stuck_one_is_stuck() -> None:
-    """Two lanes, one of which is free: the order of the responses is what closes the circle."""
-    asks, free = Lane(), Lane()
-    order = Ordering()
+    """Two instances, one of which is free: the order of the responses is what closes the circle."""
+    asks, free = InstanceSlot(), InstanceSlot()
+    order = ResponseOrdering()
     first, second = OrderedCall(InferRequest("m", [])), OrderedCall(InferRequest("m", []))
-    for call, lane in ((first, asks), (second, free)):
-        order.enter(call)
-        call.holder = lane
+    for call, instance in ((first, asks), (second, free)):
+        order.add_call(call)
+        call.holder = instance
     assert not is_stuck(second)
-    asks.waiting_for = [second]
+    asks.blocking_calls = [second]
     assert is_stuck(second)
     second.respond(None)
     assert is_stuck(second)
@@ -150,48 +154,49 @@ def test_a_call_whose_response_has_to_wait_for_that_of_a_stuck_one_is_stuck() ->
 
 
 def test_two_lanes_that_wait_for_the_same_busy_model_are_not_stuck() -> None:
-    """A diamond: both ways lead to one lane, which goes on."""
-    bottom = Queue(Lane())
-    top = Queue(Lane(call_at(bottom)), Lane(call_at(bottom)))
+    """A diamond: both ways lead to one instance, which goes on."""
+    bottom = Queue(InstanceSlot())
+    top = Queue(InstanceSlot(call_at(bottom)), InstanceSlot(call_at(bottom)))
     assert not is_stuck(call_at(top))
 
 
 def test_two_lanes_that_wait_for_the_same_circle_are_stuck() -> None:
-    lane = Lane()
-    bottom = Queue(lane)
-    lane.waiting_for = [call_at(bottom)]
-    top = Queue(Lane(call_at(bottom)), Lane(call_at(bottom)))
+    instance = InstanceSlot()
+    bottom = Queue(instance)
+    instance.blocking_calls = [call_at(bottom)]
+    top = Queue(InstanceSlot(call_at(bottom)), InstanceSlot(call_at(bottom)))
     assert is_stuck(call_at(top))
 
 
 def test_a_way_out_deep_in_the_graph_is_found() -> None:
-    first, second, free = Lane(), Lane(), Lane()
+    first, second, free = InstanceSlot(), InstanceSlot(), InstanceSlot()
     to_first = call_at(Queue(first))
     to_second = call_at(Queue(second, free))
-    first.waiting_for, second.waiting_for = [to_second], [to_first]
+    first.blocking_calls, second.blocking_calls = [to_second], [to_first]
     assert not is_stuck(to_first)
-    free.waiting_for = [to_first]
+    free.blocking_calls = [to_first]
     assert is_stuck(to_first)
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[Call]:
-    """Models with lanes, each of which runs something that waits for at most one call."""
+    """Models with instances, each of which runs something that waits for at most one call."""
     queues = [
-        Queue(*(Lane() for _ in range(draw(st.integers(0, 3)))))
+        Queue(*(InstanceSlot() for _ in range(draw(st.integers(0, 3)))))
         for _ in range(draw(st.integers(1, 4)))
     ]
-    lanes = [lane for queue in queues for lane in queue.lanes]
-    places = [*queues, *lanes]
+    instances = [instance for queue in queues for instance in queue.instances]
+    places = [*queues, *instances]
     calls = [
-        call_at(draw(st.sampled_from(places))) for _ in range(draw(st.integers(1, len(lanes) + 1)))
+        call_at(draw(st.sampled_from(places)))
+        for _ in range(draw(st.integers(1, len(instances) + 1)))
     ]
     for call in calls:
         if draw(st.integers(0, 9)) == 0:
             call.respond(None)
-    for lane in lanes:
+    for instance in instances:
         if draw(st.integers(0, 3)):
-            lane.waiting_for = [draw(st.sampled_from(calls))]
+            instance.blocking_calls = [draw(st.sampled_from(calls))]
     return calls
 
 
@@ -200,16 +205,16 @@ def stuck_calls(calls: list[Call]) -> set[int]:
     stuck = {id(call) for call in calls if not call.finished}
     while True:
 
-        def holds(lane: Lane) -> bool:
-            return any(id(call) in stuck for call in lane.waiting_for)  # noqa: B023
+        def holds(instance: InstanceSlot) -> bool:
+            return any(id(call) in stuck for call in instance.blocking_calls)  # noqa: B023
 
         kept = set()
         for call in calls:
             place = call.holder
             if isinstance(place, Queue):
-                held = bool(place.lanes) and all(map(holds, place.lanes))
+                held = bool(place.instances) and all(map(holds, place.instances))
             else:
-                assert isinstance(place, Lane)
+                assert isinstance(place, InstanceSlot)
                 held = holds(place)
             if id(call) in stuck and held:
                 kept.add(id(call))
@@ -244,8 +249,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def watch(clock: Clock) -> CircleWatch:
-    return CircleWatch(clock)
+def watch(clock: Clock) -> DeadlockDetector:
+    return DeadlockDetector(clock)
 
 
 TEXT = (
@@ -260,51 +265,51 @@ ORDER_TEXT = (
 )
 
 
-def test_the_call_that_closes_a_circle_fails_at_once(watch: CircleWatch, clock: Clock) -> None:
-    lane = Lane()
-    call = call_at(Queue(lane))
-    lane.waiting_for = [call]
+def test_the_call_that_closes_a_circle_fails_at_once(watch: DeadlockDetector, clock: Clock) -> None:
+    instance = InstanceSlot()
+    call = call_at(Queue(instance))
+    instance.blocking_calls = [call]
     errors = failure_of(call)
-    watch.add(call)
+    watch.add_call(call)
     assert [(error.code, error.message) for error in errors] == [(ErrorCode.INTERNAL, TEXT)]
     assert clock.armed == 0
 
 
-def test_a_circle_of_ordered_responses_is_explained(watch: CircleWatch) -> None:
-    asks = Lane()
-    order = Ordering()
+def test_a_circle_of_ordered_responses_is_explained(watch: DeadlockDetector) -> None:
+    asks = InstanceSlot()
+    order = ResponseOrdering()
     first, second = OrderedCall(InferRequest("m", [])), OrderedCall(InferRequest("m", []))
-    for call, lane in ((first, asks), (second, Lane())):
-        order.enter(call)
-        call.holder = lane
-    asks.waiting_for = [second]
+    for call, instance in ((first, asks), (second, InstanceSlot())):
+        order.add_call(call)
+        call.holder = instance
+    asks.blocking_calls = [second]
     errors = failure_of(second)
-    watch.add(second)
+    watch.add_call(second)
     assert [error.message for error in errors] == [ORDER_TEXT]
     assert not first.finished
 
 
-def test_a_call_that_hangs_on_somebody_elses_circle_is_left_alone(watch: CircleWatch) -> None:
-    lane = Lane()
-    queue = Queue(lane)
-    lane.waiting_for = [call_at(queue)]
+def test_a_call_that_hangs_on_somebody_elses_circle_is_left_alone(watch: DeadlockDetector) -> None:
+    instance = InstanceSlot()
+    queue = Queue(instance)
+    instance.blocking_calls = [call_at(queue)]
     outside = call_at(queue)
     assert is_stuck(outside)
-    watch.add(outside)
+    watch.add_call(outside)
     assert not outside.finished
 
 
-def test_a_circle_that_closes_later_is_found(watch: CircleWatch, clock: Clock) -> None:
-    """The lane that was the way out is given up."""
-    lane, other = Lane(), Lane()
-    queue = Queue(lane, other)
+def test_a_circle_that_closes_later_is_found(watch: DeadlockDetector, clock: Clock) -> None:
+    """The instance that was the way out is given up."""
+    instance, other = InstanceSlot(), InstanceSlot()
+    queue = Queue(instance, other)
     call = call_at(queue)
-    lane.waiting_for = [call]
+    instance.blocking_calls = [call]
     errors = failure_of(call)
-    watch.add(call)
+    watch.add_call(call)
     clock.advance(3 * SECOND)
     assert not errors
-    queue.lanes.remove(other)
+    queue.instances.remove(other)
     queue.returning = True
     clock.advance(3 * SECOND)
     assert not errors
@@ -316,43 +321,43 @@ def test_a_circle_that_closes_later_is_found(watch: CircleWatch, clock: Clock) -
 
 
 def test_only_one_call_of_a_circle_fails_and_it_is_the_newest(
-    watch: CircleWatch, clock: Clock
+    watch: DeadlockDetector, clock: Clock
 ) -> None:
-    first, second, free = Lane(), Lane(), Lane()
+    first, second, free = InstanceSlot(), InstanceSlot(), InstanceSlot()
     queue = Queue(second, free)
     to_first, to_second = call_at(Queue(first)), call_at(queue)
-    first.waiting_for, second.waiting_for = [to_second], [to_first]
+    first.blocking_calls, second.blocking_calls = [to_second], [to_first]
     hangs_on = call_at(queue)
     for call in (to_first, to_second, hangs_on):
-        watch.add(call)
-    queue.lanes.remove(free)
+        watch.add_call(call)
+    queue.instances.remove(free)
     clock.advance(SECOND)
     assert [call.finished for call in (to_first, to_second, hangs_on)] == [False, True, False]
     clock.advance(5 * SECOND)
     assert [call.finished for call in (to_first, to_second, hangs_on)] == [False, True, False]
 
 
-def test_every_circle_loses_a_call(watch: CircleWatch, clock: Clock) -> None:
+def test_every_circle_loses_a_call(watch: DeadlockDetector, clock: Clock) -> None:
     calls = []
     for _ in range(3):
-        lane = Lane()
-        queue = Queue(lane, Lane())
+        instance = InstanceSlot()
+        queue = Queue(instance, InstanceSlot())
         calls.append(call_at(queue))
-        lane.waiting_for = [calls[-1]]
-        watch.add(calls[-1])
-        queue.lanes.pop()
+        instance.blocking_calls = [calls[-1]]
+        watch.add_call(calls[-1])
+        queue.instances.pop()
     clock.advance(SECOND)
     assert all(call.finished for call in calls)
 
 
 def test_what_a_batch_may_wait_for_counts_when_it_has_been_open_for_a_while(
-    watch: CircleWatch, clock: Clock
+    watch: DeadlockDetector, clock: Clock
 ) -> None:
     """It was not asked in a way that holds the batch up, but the batch does not end without it."""
-    lane = Lane()
-    call = call_at(Queue(lane))
-    lane.may_wait_for = [[call]]
-    watch.add(call)
+    instance = InstanceSlot()
+    call = call_at(Queue(instance))
+    instance.potentially_blocking_calls = [[call]]
+    watch.add_call(call)
     clock.advance(SECOND)
     assert not call.finished
     clock.advance(SECOND)
@@ -360,36 +365,36 @@ def test_what_a_batch_may_wait_for_counts_when_it_has_been_open_for_a_while(
 
 
 def test_a_batch_that_can_end_without_its_questions_is_a_way_out(
-    watch: CircleWatch, clock: Clock
+    watch: DeadlockDetector, clock: Clock
 ) -> None:
-    """Of the batches that overlap on a lane, one asks nobody."""
-    lane = Lane()
-    call = call_at(Queue(lane))
-    lane.may_wait_for = [[call], []]
-    watch.add(call)
+    """Of the batches that overlap on a instance, one asks nobody."""
+    instance = InstanceSlot()
+    call = call_at(Queue(instance))
+    instance.potentially_blocking_calls = [[call], []]
+    watch.add_call(call)
     clock.advance(5 * SECOND)
     assert not call.finished
-    lane.may_wait_for = [[call], [call]]
+    instance.potentially_blocking_calls = [[call], [call]]
     clock.advance(SECOND)
     assert call.finished
 
 
-def test_nobody_is_watched_when_no_call_is_open(watch: CircleWatch, clock: Clock) -> None:
-    calls = [call_at(Queue(Lane())) for _ in range(3)]
+def test_nobody_is_watched_when_no_call_is_open(watch: DeadlockDetector, clock: Clock) -> None:
+    calls = [call_at(Queue(InstanceSlot())) for _ in range(3)]
     for call in calls:
-        watch.add(call)
+        watch.add_call(call)
     assert clock.armed == 1
     for call in calls:
         call.respond(None)
     clock.advance(SECOND)
     assert clock.armed == 0
-    watch.add(call_at(Queue(Lane())))
+    watch.add_call(call_at(Queue(InstanceSlot())))
     assert clock.armed == 1
 
 
-def test_calls_that_have_ended_are_not_kept_until_the_next_look(watch: CircleWatch) -> None:
+def test_calls_that_have_ended_are_not_kept_until_the_next_look(watch: DeadlockDetector) -> None:
     for _ in range(1000):
-        call = call_at(Queue(Lane()))
-        watch.add(call)
+        call = call_at(Queue(InstanceSlot()))
+        watch.add_call(call)
         call.respond(None)
     assert len(watch._open) <= 64

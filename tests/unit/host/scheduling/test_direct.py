@@ -7,7 +7,7 @@ from hypothesis import settings
 from host.errors import ErrorCode, unavailable
 from host.scheduling.clock import Clock
 from host.scheduling.direct import DirectScheduler
-from tests.unit.host.scheduling.lanes import FakeLane, call_of, error_of
+from tests.unit.host.scheduling.fake_instances import FakeInstanceSlot, call_of, error_of
 from tests.unit.host.scheduling.machine import SchedulerMachine
 
 
@@ -22,7 +22,7 @@ TestDirect.settings = settings(max_examples=25, stateful_step_count=40, deadline
 
 
 class EagerMachine(DirectMachine):
-    """A single lane that takes a call ahead: nobody can tell, but by its being there sooner."""
+    """A single instance that takes a call ahead: nobody can tell, but by its being there sooner."""
 
     eager = 1
     most_lanes = 1
@@ -42,12 +42,12 @@ TestGreedy.settings = settings(max_examples=50, stateful_step_count=40, deadline
 
 def test_a_call_starts_at_once_on_a_free_lane() -> None:
     scheduler = DirectScheduler()
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    instance = FakeInstanceSlot(scheduler)
+    scheduler.instance_ready(instance)
     call = call_of(5)
     scheduler.submit(call)
-    assert lane.batches == [[call]]
-    assert (scheduler.queued, scheduler.lanes) == (0, [lane])
+    assert instance.batches == [[call]]
+    assert (scheduler.queued, scheduler.instances) == (0, [instance])
 
 
 def test_a_call_that_was_cancelled_in_the_queue_never_runs() -> None:
@@ -59,39 +59,39 @@ def test_a_call_that_was_cancelled_in_the_queue_never_runs() -> None:
     error = error_of(calls[1])
     assert error is not None
     assert error.code is ErrorCode.CANCELLED
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
-    lane.finish()
-    assert lane.batches == [[calls[0]], [calls[2]]]
+    instance = FakeInstanceSlot(scheduler)
+    scheduler.instance_ready(instance)
+    instance.finish()
+    assert instance.batches == [[calls[0]], [calls[2]]]
 
 
 def test_a_cancelled_call_that_runs_is_told_to_its_lane() -> None:
     scheduler = DirectScheduler()
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    instance = FakeInstanceSlot(scheduler)
+    scheduler.instance_ready(instance)
     call = call_of()
     scheduler.submit(call)
     call.cancel()
     call.cancel()
-    assert lane.cancelled == [call]
+    assert instance.cancelled == [call]
 
 
 def test_calls_wait_for_a_lane_that_comes_back() -> None:
     scheduler = DirectScheduler()
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
-    lane.die()
+    instance = FakeInstanceSlot(scheduler)
+    scheduler.instance_ready(instance)
+    instance.die()
     call = call_of()
     scheduler.submit(call)
-    assert (scheduler.queued, scheduler.lanes, call.holder) == (1, [], scheduler)
-    scheduler.lane_free(lane)
-    assert lane.batches == [[call]]
+    assert (scheduler.queued, scheduler.instances, call.holder) == (1, [], scheduler)
+    scheduler.instance_ready(instance)
+    assert instance.batches == [[call]]
 
 
 def test_failing_the_queue_leaves_what_runs_alone() -> None:
     scheduler = DirectScheduler()
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    instance = FakeInstanceSlot(scheduler)
+    scheduler.instance_ready(instance)
     running, queued = call_of(), call_of()
     scheduler.submit(running)
     scheduler.submit(queued)
@@ -99,35 +99,35 @@ def test_failing_the_queue_leaves_what_runs_alone() -> None:
     scheduler.fail_queued(error)
     assert not running.finished
     assert error_of(queued) is error
-    lane.finish()
-    assert lane.batches == [[running]]
+    instance.finish()
+    assert instance.batches == [[running]]
 
 
 def test_a_call_that_an_ending_call_starts_runs_after_those_that_wait() -> None:
     scheduler = DirectScheduler()
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
+    instance = FakeInstanceSlot(scheduler)
+    scheduler.instance_ready(instance)
     first, second, third = call_of(), call_of(), call_of()
     first.subscribe(lambda response, final: scheduler.submit(third))
     scheduler.submit(first)
     scheduler.submit(second)
-    lane.finish()
-    lane.finish()
-    assert lane.batches == [[first], [second], [third]]
+    instance.finish()
+    instance.finish()
+    assert instance.batches == [[first], [second], [third]]
 
 
 def test_calls_that_were_sent_ahead_to_a_lane_that_died_run_in_their_order() -> None:
     scheduler = DirectScheduler()
-    lane = FakeLane(scheduler, eager=3)
-    scheduler.lane_free(lane)
+    instance = FakeInstanceSlot(scheduler, eager=3)
+    scheduler.instance_ready(instance)
     calls = [call_of() for _ in range(6)]
     for call in calls:
         scheduler.submit(call)
-    assert lane.ahead == calls[1:4]
-    lane.die()
+    assert instance.ahead == calls[1:4]
+    instance.die()
     assert calls[0].finished
-    other = FakeLane(scheduler)
-    scheduler.lane_free(other)
+    other = FakeInstanceSlot(scheduler)
+    scheduler.instance_ready(other)
     for _ in range(4):
         other.finish()
     assert other.batches == [[call] for call in calls[1:]]

@@ -11,9 +11,15 @@ from hypothesis import settings
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.request import Call, FailureReason, InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
-from host.scheduling.dynamic import HOLD, Closed, DynamicScheduler, hold_from_environment
-from host.scheduling.policy import Policies, QueuePolicy
-from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, call_of, same_kind
+from host.scheduling.dynamic import HOLD, CloseReason, DynamicScheduler, hold_from_environment
+from host.scheduling.policy import QueuePolicies, QueuePolicy
+from tests.unit.host.scheduling.fake_instances import (
+    TICK,
+    Clock,
+    FakeInstanceSlot,
+    call_of,
+    same_kind,
+)
 from tests.unit.host.scheduling.machine import SchedulerMachine
 
 DELAY = 50  # ticks
@@ -57,14 +63,14 @@ class WithPreferredSizesAndDelay(WithPreferredSizes):
 
 
 class WithRoomAndPatience(DynamicMachine):
-    policies = Policies(
+    policies = QueuePolicies(
         default=QueuePolicy(timeout_us=5 * TICK // 1000, may_shorten=True, max_size=3)
     )
 
 
 class WithPriorities(DynamicMachine):
     delay = 6
-    policies = Policies(
+    policies = QueuePolicies(
         levels=3,
         default_level=2,
         default=QueuePolicy(timeout_us=8 * TICK // 1000, delays=True, may_shorten=True),
@@ -74,7 +80,7 @@ class WithPriorities(DynamicMachine):
 
 class WithHold(DynamicMachine):
     hold = 4
-    policies = Policies(default=QueuePolicy(timeout_us=20 * TICK // 1000))
+    policies = QueuePolicies(default=QueuePolicy(timeout_us=20 * TICK // 1000))
 
 
 def case(machine: type[SchedulerMachine], examples: int) -> Any:
@@ -116,10 +122,10 @@ def asked(clock: Clock, **fields: Any) -> Call:
     return call
 
 
-def with_lane(scheduler: DynamicScheduler) -> FakeLane:
-    lane = FakeLane(scheduler)
-    scheduler.lane_free(lane)
-    return lane
+def with_lane(scheduler: DynamicScheduler) -> FakeInstanceSlot:
+    instance = FakeInstanceSlot(scheduler)
+    scheduler.instance_ready(instance)
+    return instance
 
 
 def ending(call: Call) -> Callable[[], str]:
@@ -137,70 +143,70 @@ def ending(call: Call) -> Callable[[], str]:
 def test_calls_that_waited_for_a_lane_go_together(clock: Clock) -> None:
     scheduler = new(clock, 8)
     calls = submit(scheduler, clock, 3, 3, 2, 1)
-    lane = with_lane(scheduler)
-    lane.finish()
-    assert lane.batches == [calls[:3], calls[3:]]
+    instance = with_lane(scheduler)
+    instance.finish()
+    assert instance.batches == [calls[:3], calls[3:]]
 
 
 def test_a_request_larger_than_the_largest_batch_goes_alone(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     calls = submit(scheduler, clock, 9, 1)
-    assert lane.batches == [calls[:1]]
+    assert instance.batches == [calls[:1]]
 
 
 def test_a_request_without_elements_takes_the_room_of_one(clock: Clock) -> None:
     scheduler = new(clock, 2)
     calls = submit(scheduler, clock, 0, 0, 0)
-    lane = with_lane(scheduler)
-    assert lane.batches == [calls[:2]]
+    instance = with_lane(scheduler)
+    assert instance.batches == [calls[:2]]
 
 
 @pytest.mark.parametrize("largest", [0, 1])
 def test_a_model_without_batches_gets_one_call_at_a_time(clock: Clock, largest: int) -> None:
     scheduler = new(clock, largest, DELAY)
     calls = submit(scheduler, clock, 1, 1)
-    lane = with_lane(scheduler)
-    lane.finish()
-    assert lane.batches == [[call] for call in calls]
+    instance = with_lane(scheduler)
+    instance.finish()
+    assert instance.batches == [[call] for call in calls]
 
 
 def test_what_does_not_fit_together_does_not_wait_for_company(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     first = submit(scheduler, clock, 1, kind="a")
-    assert lane.batches == []
+    assert instance.batches == []
     submit(scheduler, clock, 1, kind="b")
-    assert lane.batches == [first]
+    assert instance.batches == [first]
 
 
 def test_a_batch_that_is_not_full_waits_until_its_oldest_call_is_old_enough(clock: Clock) -> None:
     scheduler = new(clock, 8, DELAY)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     calls = submit(scheduler, clock, 1)
     clock.advance(DELAY - 10)
     calls += submit(scheduler, clock, 2)
     clock.advance(9)
-    assert lane.batches == []
+    assert instance.batches == []
     clock.advance(1)
-    assert lane.batches == [calls]
+    assert instance.batches == [calls]
     assert clock.armed == 0
 
 
 def test_a_full_batch_does_not_wait(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     calls = submit(scheduler, clock, 1, 3)
-    assert lane.batches == [calls]
+    assert instance.batches == [calls]
 
 
 def test_batches_are_counted_by_why_they_were_closed(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     for sizes, kinds in (((1, 3), "aa"), ((4,), "a"), ((1, 1), "ab")):
         for size, kind in zip(sizes, kinds, strict=True):
             submit(scheduler, clock, size, kind=kind)
-        lane.finish()
+        instance.finish()
     clock.advance(DELAY)  # for the last one
     assert {why.value: count for why, count in scheduler.closed.items()} == {
         "size": 2,
@@ -208,7 +214,7 @@ def test_batches_are_counted_by_why_they_were_closed(clock: Clock) -> None:
         "delay": 1,
         "no_delay": 0,
     }
-    for size, why in ((1, Closed.NO_DELAY), (2, Closed.SIZE)):
+    for size, why in ((1, CloseReason.NO_DELAY), (2, CloseReason.SIZE)):
         scheduler = new(clock, 4, preferred=[2, 3])
         with_lane(scheduler)
         submit(scheduler, clock, size)
@@ -237,89 +243,89 @@ def test_who_was_just_answered_may_ask_again_before_a_smaller_batch_is_made() ->
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 8)
     first = submit(scheduler, clock, 1, 1, 1)
-    lane = with_lane(scheduler)
-    assert lane.running == first
+    instance = with_lane(scheduler)
+    assert instance.running == first
     waiting = submit(scheduler, clock, 1, 1)
-    lane.finish()
-    assert not lane.running
+    instance.finish()
+    assert not instance.running
     again = submit(scheduler, clock, 1)
-    assert not lane.running
+    assert not instance.running
     clock.read()
-    assert lane.running == [*waiting, *again]
+    assert instance.running == [*waiting, *again]
 
 
 def test_a_batch_that_becomes_full_meanwhile_waits_no_longer() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 4)
     submit(scheduler, clock, 1, 1, 1)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     submit(scheduler, clock, 1, 1)
-    lane.finish()
+    instance.finish()
     submit(scheduler, clock, 1)
-    assert not lane.running
+    assert not instance.running
     submit(scheduler, clock, 1)
-    assert len(lane.running) == 4
+    assert len(instance.running) == 4
     clock.read()
-    assert len(lane.running) == 4
+    assert len(instance.running) == 4
 
 
 def test_a_batch_as_large_as_the_one_before_it_is_made_at_once() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 8)
     submit(scheduler, clock, 1, 1)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     waiting = submit(scheduler, clock, 1, 1)
-    lane.finish()
-    assert lane.running == waiting
+    instance.finish()
+    assert instance.running == waiting
 
 
 def test_a_lane_that_dies_in_that_moment_takes_nothing() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 8)
     submit(scheduler, clock, 1, 1)
-    lane, other = with_lane(scheduler), FakeLane(scheduler)
+    instance, other = with_lane(scheduler), FakeInstanceSlot(scheduler)
     waiting = submit(scheduler, clock, 1)
-    lane.finish()
-    scheduler.lane_gone(lane)
+    instance.finish()
+    scheduler.instance_removed(instance)
     clock.read()
-    assert not lane.running
-    scheduler.lane_free(other)
+    assert not instance.running
+    scheduler.instance_ready(other)
     clock.read()
     assert other.running == waiting
 
 
 def test_the_next_call_waits_its_own_time_when_the_oldest_is_cancelled(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     (oldest,) = submit(scheduler, clock, 1)
     clock.advance(30)
     (next_,) = submit(scheduler, clock, 1)
     oldest.cancel()
     clock.advance(DELAY - 1)
-    assert lane.batches == []
+    assert instance.batches == []
     clock.advance(1)
-    assert lane.batches == [[next_]]
+    assert instance.batches == [[next_]]
 
 
 def test_a_lane_that_dies_while_a_batch_gathers_takes_nothing(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    first, second = with_lane(scheduler), FakeLane(scheduler)
+    first, second = with_lane(scheduler), FakeInstanceSlot(scheduler)
     calls = submit(scheduler, clock, 1)
     first.die()
     clock.advance(DELAY + 1)
     assert scheduler.queued == 1
-    scheduler.lane_free(second)
+    scheduler.instance_ready(second)
     assert (first.batches, second.batches) == ([], [calls])
 
 
 def test_no_timer_outlives_a_queue_that_has_failed(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     submit(scheduler, clock, 1)
     scheduler.fail_queued(unavailable("going"))
     assert clock.armed == 0
     calls = submit(scheduler, clock, 4)
-    assert lane.batches == [calls]
+    assert instance.batches == [calls]
 
 
 def test_one_timer_is_enough_for_many_calls(clock: Clock) -> None:
@@ -332,8 +338,8 @@ def test_one_timer_is_enough_for_many_calls(clock: Clock) -> None:
 def test_every_free_lane_gets_a_batch(clock: Clock) -> None:
     scheduler = new(clock, 2)
     calls = submit(scheduler, clock, 2, 2, 2)
-    lanes = [with_lane(scheduler) for _ in range(3)]
-    assert [lane.running for lane in lanes] == [[call] for call in calls]
+    instances = [with_lane(scheduler) for _ in range(3)]
+    assert [instance.running for instance in instances] == [[call] for call in calls]
 
 
 # Preferred sizes
@@ -342,26 +348,26 @@ def test_every_free_lane_gets_a_batch(clock: Clock) -> None:
 def test_the_largest_preferred_size_that_can_be_reached_is_taken(clock: Clock) -> None:
     scheduler = new(clock, 16, preferred=[2, 4, 12])
     calls = submit(scheduler, clock, *[1] * 7)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     for _ in range(2):
-        lane.finish()
-    assert lane.batches == [calls[:4], calls[4:6], calls[6:]]
+        instance.finish()
+    assert instance.batches == [calls[:4], calls[4:6], calls[6:]]
 
 
 def test_a_preferred_size_is_not_waited_for_without_a_delay(clock: Clock) -> None:
     scheduler = new(clock, 8, preferred=[4])
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     calls = submit(scheduler, clock, 3)
-    assert lane.batches == [calls]
+    assert instance.batches == [calls]
 
 
 def test_a_preferred_size_that_is_reached_goes_at_once(clock: Clock) -> None:
     scheduler = new(clock, 8, DELAY, preferred=[2, 6])
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     calls = submit(scheduler, clock, 1)
-    assert lane.batches == []
+    assert instance.batches == []
     calls += submit(scheduler, clock, 1)
-    assert lane.batches == [calls]
+    assert instance.batches == [calls]
 
 
 def test_a_batch_stays_below_the_largest_preferred_size_rather_than_exceed_it(
@@ -369,9 +375,9 @@ def test_a_batch_stays_below_the_largest_preferred_size_rather_than_exceed_it(
 ) -> None:
     scheduler = new(clock, 8, DELAY, preferred=[3])
     calls = submit(scheduler, clock, 2, 2, 1)
-    lane = with_lane(scheduler)
-    lane.finish()
-    assert lane.batches == [calls[:1], calls[1:]]
+    instance = with_lane(scheduler)
+    instance.finish()
+    assert instance.batches == [calls[:1], calls[1:]]
 
 
 def test_a_batch_whose_time_is_over_takes_all_there_is_room_for(clock: Clock) -> None:
@@ -383,17 +389,17 @@ def test_a_batch_whose_time_is_over_takes_all_there_is_room_for(clock: Clock) ->
 
 def test_a_single_request_may_exceed_the_largest_preferred_size(clock: Clock) -> None:
     scheduler = new(clock, 8, DELAY, preferred=[4])
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     calls = submit(scheduler, clock, 6)
-    assert lane.batches == [calls]
+    assert instance.batches == [calls]
 
 
 # Queue policies
 
 
 def test_a_full_queue_refuses_at_once(clock: Clock) -> None:
-    scheduler = new(clock, 4, policies=Policies(default=QueuePolicy(max_size=2)))
-    lane = with_lane(scheduler)
+    scheduler = new(clock, 4, policies=QueuePolicies(default=QueuePolicy(max_size=2)))
+    instance = with_lane(scheduler)
     submit(scheduler, clock, 1, 1, 1)  # one runs
     for identity, name in (("7", "7"), ("", "<id_unknown>")):
         with pytest.raises(HostError) as caught:
@@ -401,12 +407,12 @@ def test_a_full_queue_refuses_at_once(clock: Clock) -> None:
         assert caught.value.code is ErrorCode.UNAVAILABLE
         assert caught.value.message == f"[request id: {name}] Exceeds maximum queue size"
     assert scheduler.queued == 2
-    lane.finish()
+    instance.finish()
     submit(scheduler, clock, 1)
 
 
 def test_a_cancelled_call_makes_room(clock: Clock) -> None:
-    scheduler = new(clock, 4, policies=Policies(default=QueuePolicy(max_size=1)))
+    scheduler = new(clock, 4, policies=QueuePolicies(default=QueuePolicy(max_size=1)))
     (call,) = submit(scheduler, clock, 1)
     call.cancel()
     submit(scheduler, clock, 1)
@@ -414,7 +420,7 @@ def test_a_cancelled_call_makes_room(clock: Clock) -> None:
 
 def test_calls_that_are_late_take_room(clock: Clock) -> None:
     policy = QueuePolicy(timeout_us=TICK // 1000, delays=True, max_size=1)
-    scheduler = new(clock, 4, policies=Policies(default=policy))
+    scheduler = new(clock, 4, policies=QueuePolicies(default=policy))
     submit(scheduler, clock, 1)
     clock.advance(2)
     with pytest.raises(HostError, match="Exceeds maximum queue size"):
@@ -422,7 +428,7 @@ def test_calls_that_are_late_take_room(clock: Clock) -> None:
 
 
 def test_every_level_has_room_of_its_own(clock: Clock) -> None:
-    policies = Policies(
+    policies = QueuePolicies(
         levels=2, default_level=2, default=QueuePolicy(max_size=1), own={2: QueuePolicy()}
     )
     scheduler = new(clock, 4, policies=policies)
@@ -434,8 +440,10 @@ def test_every_level_has_room_of_its_own(clock: Clock) -> None:
 
 
 def test_a_call_is_refused_when_its_time_is_over_and_not_before(clock: Clock) -> None:
-    """Without any lane, and with one that is busy all the time."""
-    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(timeout_us=10 * TICK // 1000)))
+    """Without any instance, and with one that is busy all the time."""
+    scheduler = new(
+        clock, 1, policies=QueuePolicies(default=QueuePolicy(timeout_us=10 * TICK // 1000))
+    )
     for _ in range(2):
         call = asked(clock)
         scheduler.submit(call)
@@ -457,7 +465,7 @@ def test_a_request_may_only_shorten_its_time_and_only_where_that_is_allowed(
     clock: Clock, asked_for: int, may_shorten: bool, over_after: int
 ) -> None:
     policy = QueuePolicy(timeout_us=10 * TICK // 1000, may_shorten=may_shorten)
-    scheduler = new(clock, 1, policies=Policies(default=policy))
+    scheduler = new(clock, 1, policies=QueuePolicies(default=policy))
     call = asked(clock, timeout_us=asked_for * TICK // 1000)
     scheduler.submit(call)
     ended = ending(call)
@@ -469,7 +477,7 @@ def test_a_request_may_only_shorten_its_time_and_only_where_that_is_allowed(
 
 def test_without_a_timeout_of_the_model_a_request_cannot_set_one(clock: Clock) -> None:
     policy = QueuePolicy(may_shorten=True, max_size=9)
-    scheduler = new(clock, 1, policies=Policies(default=policy))
+    scheduler = new(clock, 1, policies=QueuePolicies(default=policy))
     call = asked(clock, timeout_us=1)
     scheduler.submit(call)
     clock.advance(1000)
@@ -478,7 +486,7 @@ def test_without_a_timeout_of_the_model_a_request_cannot_set_one(clock: Clock) -
 
 
 def test_a_call_whose_time_is_over_does_not_run_even_if_the_timer_is_late(clock: Clock) -> None:
-    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(timeout_us=TICK // 1000)))
+    scheduler = new(clock, 1, policies=QueuePolicies(default=QueuePolicy(timeout_us=TICK // 1000)))
     call = asked(clock)
     scheduler.submit(call)
     ended = ending(call)
@@ -490,8 +498,8 @@ def test_a_call_whose_time_is_over_does_not_run_even_if_the_timer_is_late(clock:
 
 def test_a_call_that_comes_too_late_does_not_run_even_if_nobody_waits(clock: Clock) -> None:
     policy = QueuePolicy(timeout_us=90 * TICK // 1000, may_shorten=True)
-    scheduler = new(clock, 1, policies=Policies(default=policy))
-    lane = with_lane(scheduler)
+    scheduler = new(clock, 1, policies=QueuePolicies(default=policy))
+    instance = with_lane(scheduler)
     hasty, patient = asked(clock, timeout_us=2 * TICK // 1000), asked(clock)
     ended = ending(hasty)
     clock.advance(3)  # while its tensors were taken in
@@ -499,12 +507,12 @@ def test_a_call_that_comes_too_late_does_not_run_even_if_nobody_waits(clock: Clo
     scheduler.submit(patient)
     assert ended() == "Unavailable: Request timeout expired"
     assert hasty.failure_reason is FailureReason.REJECTED
-    assert lane.batches == [[patient]]
+    assert instance.batches == [[patient]]
 
 
 def test_less_time_than_that_of_earlier_calls_is_kept_to(clock: Clock) -> None:
     policy = QueuePolicy(timeout_us=90 * TICK // 1000, may_shorten=True)
-    scheduler = new(clock, 1, policies=Policies(default=policy))
+    scheduler = new(clock, 1, policies=QueuePolicies(default=policy))
     patient, hasty = asked(clock), asked(clock, timeout_us=5 * TICK // 1000)
     for call in (patient, hasty):
         scheduler.submit(call)
@@ -514,7 +522,7 @@ def test_less_time_than_that_of_earlier_calls_is_kept_to(clock: Clock) -> None:
 
 def test_a_delayed_call_goes_after_those_on_time_and_has_no_end_any_more(clock: Clock) -> None:
     policy = QueuePolicy(timeout_us=5 * TICK // 1000, delays=True)
-    scheduler = new(clock, 1, policies=Policies(levels=2, default_level=1, default=policy))
+    scheduler = new(clock, 1, policies=QueuePolicies(levels=2, default_level=1, default=policy))
     late, low = asked(clock, priority=1), asked(clock, priority=2)
     for call in (late, low):
         scheduler.submit(call)
@@ -523,18 +531,18 @@ def test_a_delayed_call_goes_after_those_on_time_and_has_no_end_any_more(clock: 
     scheduler.submit(punctual)
     clock.advance(2)
     assert scheduler.queued == 3
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     for _ in range(2):
-        lane.finish()
-    assert lane.batches == [[punctual], [late], [low]]
+        instance.finish()
+    assert instance.batches == [[punctual], [late], [low]]
 
 
 def test_a_call_that_runs_is_not_refused(clock: Clock) -> None:
-    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(timeout_us=TICK // 1000)))
-    lane = with_lane(scheduler)
+    scheduler = new(clock, 1, policies=QueuePolicies(default=QueuePolicy(timeout_us=TICK // 1000)))
+    instance = with_lane(scheduler)
     (call,) = submit(scheduler, clock, 1)
     clock.advance(100)
-    assert lane.running == [call]
+    assert instance.running == [call]
 
 
 @pytest.mark.parametrize(
@@ -543,31 +551,31 @@ def test_a_call_that_runs_is_not_refused(clock: Clock) -> None:
 def test_a_priority_that_does_not_exist_is_the_default_one(
     clock: Clock, priority: int, place: int
 ) -> None:
-    scheduler = new(clock, 1, policies=Policies(levels=3, default_level=2))
+    scheduler = new(clock, 1, policies=QueuePolicies(levels=3, default_level=2))
     for level in (3, 1):
         scheduler.submit(asked(clock, priority=level))
     call = asked(clock, priority=priority)
     scheduler.submit(call)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     for _ in range(2):
-        lane.finish()
+        instance.finish()
     place = {0: 1, 1: 1, 2: 2}[place]
-    assert lane.batches[place] == [call]
+    assert instance.batches[place] == [call]
 
 
 def test_priorities_of_a_model_without_levels_are_not_looked_at(clock: Clock) -> None:
-    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(max_size=9)))
+    scheduler = new(clock, 1, policies=QueuePolicies(default=QueuePolicy(max_size=9)))
     calls = [asked(clock, priority=priority) for priority in (3, 1, 2)]
     for call in calls:
         scheduler.submit(call)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     for _ in range(2):
-        lane.finish()
-    assert lane.batches == [[call] for call in calls]
+        instance.finish()
+    assert instance.batches == [[call] for call in calls]
 
 
 def test_any_number_of_levels_costs_nothing(clock: Clock) -> None:
-    scheduler = new(clock, 1, policies=Policies(levels=2**63, default_level=2**62))
+    scheduler = new(clock, 1, policies=QueuePolicies(levels=2**63, default_level=2**62))
     low, high = asked(clock, priority=2**63), asked(clock, priority=2**61)
     for call in (low, high):
         scheduler.submit(call)
@@ -576,7 +584,7 @@ def test_any_number_of_levels_costs_nothing(clock: Clock) -> None:
 
 def test_calls_that_have_left_are_not_remembered(clock: Clock) -> None:
     """Even if their time would be over in an hour only."""
-    policies = Policies(default=QueuePolicy(timeout_us=3_600_000_000))
+    policies = QueuePolicies(default=QueuePolicy(timeout_us=3_600_000_000))
     scheduler = new(clock, 1, policies=policies)
     submit(scheduler, clock, 1)
     for _ in range(1000):
@@ -586,7 +594,7 @@ def test_calls_that_have_left_are_not_remembered(clock: Clock) -> None:
 
 
 def test_a_caller_that_hears_of_its_timeout_may_ask_again_at_once(clock: Clock) -> None:
-    scheduler = new(clock, 1, policies=Policies(default=QueuePolicy(timeout_us=TICK // 1000)))
+    scheduler = new(clock, 1, policies=QueuePolicies(default=QueuePolicy(timeout_us=TICK // 1000)))
     first = asked(clock)
     first.subscribe(lambda response, final: scheduler.submit(asked(clock)))
     scheduler.submit(first)
@@ -599,14 +607,14 @@ def test_a_caller_that_hears_of_its_timeout_may_ask_again_at_once(clock: Clock) 
 
 def test_nothing_starts_before_so_many_wait_and_everything_does_afterwards(clock: Clock) -> None:
     scheduler = new(clock, 4, hold=3)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     calls = submit(scheduler, clock, 1, 1)
-    assert lane.batches == []
+    assert instance.batches == []
     calls += submit(scheduler, clock, 1)
-    assert lane.batches == [calls]
-    lane.finish()
+    assert instance.batches == [calls]
+    instance.finish()
     calls += submit(scheduler, clock, 1)
-    assert lane.batches[1:] == [calls[3:]]
+    assert instance.batches[1:] == [calls[3:]]
 
 
 def test_holding_back_is_over_once_so_many_have_waited_even_without_a_lane(clock: Clock) -> None:

@@ -12,17 +12,17 @@ from host.errors import internal, unavailable
 from host.inference.request import Call, InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.dynamic import DynamicScheduler
-from host.scheduling.ordering import OrderedCall, Ordering
-from host.scheduling.policy import Policies, QueuePolicy
-from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, same_kind
+from host.scheduling.ordering import OrderedCall, ResponseOrdering
+from host.scheduling.policy import QueuePolicies, QueuePolicy
+from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, same_kind
 from tests.unit.host.scheduling.machine import SchedulerMachine
 
 
 class Ordered(SchedulerMachine):
-    """Several lanes, batches that leave theirs, deaths, refusals, cancellations."""
+    """Several instances, batches that leave theirs, deaths, refusals, cancellations."""
 
     largest = 3
-    policies = Policies(default=QueuePolicy(timeout_us=6 * TICK // 1000))
+    policies = QueuePolicies(default=QueuePolicy(timeout_us=6 * TICK // 1000))
     new_call: Callable[[InferRequest], Call] = OrderedCall
 
     @classmethod
@@ -58,7 +58,7 @@ class Asked:
     """Calls in an ordering, and what their askers hear: `name:text`, `name.` at the end."""
 
     def __init__(self, *names: str) -> None:
-        self.order = Ordering()
+        self.order = ResponseOrdering()
         self.heard: list[str] = []
         self.calls = [self.ask(name) for name in names]
 
@@ -73,7 +73,7 @@ class Asked:
                 self.heard.append(f"{name}.")
 
         call.subscribe(hear)
-        self.order.enter(call)
+        self.order.add_call(call)
         return call
 
 
@@ -219,11 +219,11 @@ def test_a_model_may_send_on_while_its_responses_are_held() -> None:
 def test_a_call_is_behind_the_one_that_may_respond_now() -> None:
     asked = Asked("a", "b", "c")
     a, b, c = asked.calls
-    assert [call.behind for call in asked.calls] == [None, a, a]
+    assert [call.blocking_call for call in asked.calls] == [None, a, a]
     b.cancel()
-    assert [call.behind for call in asked.calls] == [None, None, a]
+    assert [call.blocking_call for call in asked.calls] == [None, None, a]
     a.respond(answer())
-    assert c.behind is None
+    assert c.blocking_call is None
 
 
 def test_outside_of_an_ordering_it_is_a_call_like_any_other() -> None:
@@ -236,19 +236,19 @@ def test_outside_of_an_ordering_it_is_a_call_like_any_other() -> None:
 def test_order_is_kept_over_several_lanes(early: bool) -> None:
     clock = Clock()
     scheduler = DynamicScheduler(1, 0.0, same_kind, keep_order=True, clock=clock)
-    lanes = [FakeLane(scheduler) for _ in range(3)]
-    for lane in lanes:
-        scheduler.lane_free(lane)
+    instances = [FakeInstanceSlot(scheduler) for _ in range(3)]
+    for instance in instances:
+        scheduler.instance_ready(instance)
     heard: list[int] = []
     calls = [OrderedCall(InferRequest("m", [])) for _ in range(6)]
     for number, call in enumerate(calls):
         call.subscribe(lambda _r, _f, number=number: heard.append(number))  # type: ignore[misc]
         scheduler.submit(call)
-    while scheduler.queued or any(lane.running or lane.loose for lane in lanes):
-        for lane in lanes:
-            if lane.running:
-                (lane.let_go if early else lane.finish)()
-            for call in reversed(lane.loose):
+    while scheduler.queued or any(instance.running or instance.loose for instance in instances):
+        for instance in instances:
+            if instance.running:
+                (instance.let_go if early else instance.finish)()
+            for call in reversed(instance.loose):
                 call.respond(answer())
-            lane.loose.clear()
+            instance.loose.clear()
     assert heard == list(range(6))

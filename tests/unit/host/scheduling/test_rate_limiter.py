@@ -14,19 +14,25 @@ from host.inference.request import Call
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.gate import LimitedGate
-from host.scheduling.policy import Policies, QueuePolicy
-from host.scheduling.queue import LaneQueue
-from host.scheduling.rate_limiter import Allowance, Need, Permit, RateLimiter, Resource
-from host.scheduling.scheduler import Lane
-from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, call_of
+from host.scheduling.policy import QueuePolicies, QueuePolicy
+from host.scheduling.queue import InstanceQueue
+from host.scheduling.rate_limiter import (
+    Permit,
+    RateLimiter,
+    Resource,
+    ResourceLimit,
+    ResourceRequest,
+)
+from host.scheduling.scheduler import InstanceSlot
+from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, call_of
 
 
-def need(name: str = "R", count: int = 1, device: int = 0, priority: int = 1) -> Need:
-    return Need([Resource(name, count)], device, priority)
+def need(name: str = "R", count: int = 1, device: int = 0, priority: int = 1) -> ResourceRequest:
+    return ResourceRequest([Resource(name, count)], device, priority)
 
 
-def shared(name: str = "R", count: int = 1, device: int = 0) -> Need:
-    return Need([Resource(name, count, shared=True)], device)
+def shared(name: str = "R", count: int = 1, device: int = 0) -> ResourceRequest:
+    return ResourceRequest([Resource(name, count, shared=True)], device)
 
 
 def ask(permit: Permit, log: list[str], name: str) -> None:
@@ -34,9 +40,9 @@ def ask(permit: Permit, log: list[str], name: str) -> None:
 
     def granted() -> None:
         log.append(name)
-        permit.start()
+        permit.start_execution()
 
-    if permit.ask(granted):
+    if permit.request_execution(granted):
         granted()
 
 
@@ -44,7 +50,7 @@ def test_without_needs_nobody_waits() -> None:
     limiter = RateLimiter()
     log: list[str] = []
     for name in "abc":
-        ask(limiter.permit(Need()), log, name)
+        ask(limiter.permit(ResourceRequest()), log, name)
     assert log == ["a", "b", "c"]
 
 
@@ -56,9 +62,9 @@ def test_there_is_as_much_as_the_most_demanding_instance_needs() -> None:
     ask(other, log, "other")
     ask(large, log, "large")
     assert log == ["one", "other"]
-    one.end()
+    one.finish_execution()
     assert log == ["one", "other"]
-    other.end()
+    other.finish_execution()
     assert log == ["one", "other", "large"]
 
 
@@ -83,25 +89,25 @@ def test_a_new_instance_makes_more_room() -> None:
 
 
 def test_nobody_overtakes_the_first_one() -> None:
-    limiter = RateLimiter([Allowance("R", 1), Allowance("S", 1)])
+    limiter = RateLimiter([ResourceLimit("R", 1), ResourceLimit("S", 1)])
     holder, first, other = (limiter.permit(need(name)) for name in ("R", "R", "S"))
     log: list[str] = []
     ask(holder, log, "holder")
     ask(first, log, "first")
     ask(other, log, "other")
     assert log == ["holder"], "S is free, but it is not the turn of the other"
-    holder.end()
+    holder.finish_execution()
     assert log == ["holder", "first", "other"]
 
 
 def test_all_of_it_is_given_or_nothing() -> None:
-    limiter = RateLimiter([Allowance("R", 1), Allowance("S", 1)])
-    both = limiter.permit(Need([Resource("R", 1), Resource("S", 1)]))
+    limiter = RateLimiter([ResourceLimit("R", 1), ResourceLimit("S", 1)])
+    both = limiter.permit(ResourceRequest([Resource("R", 1), Resource("S", 1)]))
     holder, small = limiter.permit(need("S")), limiter.permit(need("R"))
     log: list[str] = []
     ask(holder, log, "holder")
     ask(both, log, "both")
-    both.give_back()
+    both.release_unused()
     ask(small, log, "small")
     assert log == ["holder", "small"], "nothing of R was set aside for both"
 
@@ -112,12 +118,12 @@ def test_who_has_run_less_goes_first() -> None:
     log: list[str] = []
     for _ in range(2):
         ask(often, log, "often")
-        often.end()
+        often.finish_execution()
     ask(holder, log, "holder")
     ask(often, log, "often")
     ask(seldom, log, "seldom")
-    holder.end()
-    seldom.end()
+    holder.finish_execution()
+    seldom.finish_execution()
     assert log[-2:] == ["seldom", "often"]
 
 
@@ -140,38 +146,40 @@ LIMITED = (
 @pytest.mark.parametrize(
     ("allowances", "wanted", "limit"),
     [
-        ([Allowance("R", 1)], need(count=2), 1),
-        ([Allowance("S", 9)], need(), 0),
-        ([Allowance("r", 9)], need(), 0),
-        ([Allowance("R", 3), Allowance("R", 2)], need(count=3), 2),
-        ([Allowance("R", 9, 1)], need(device=0), 0),
-        ([Allowance("R", 9), Allowance("R", 1, 0)], need(count=2, device=0), 1),
-        ([Allowance("R", 1, 0), Allowance("R", 2, 1)], shared(count=3), 2),
+        ([ResourceLimit("R", 1)], need(count=2), 1),
+        ([ResourceLimit("S", 9)], need(), 0),
+        ([ResourceLimit("r", 9)], need(), 0),
+        ([ResourceLimit("R", 3), ResourceLimit("R", 2)], need(count=3), 2),
+        ([ResourceLimit("R", 9, 1)], need(device=0), 0),
+        ([ResourceLimit("R", 9), ResourceLimit("R", 1, 0)], need(count=2, device=0), 1),
+        ([ResourceLimit("R", 1, 0), ResourceLimit("R", 2, 1)], shared(count=3), 2),
     ],
     ids=["too little", "not listed", "other case", "least of repeats", "other device",
          "device before all", "largest of devices"],
 )  # fmt: skip
 def test_what_could_never_run_is_refused(
-    allowances: Sequence[Allowance], wanted: Need, limit: int
+    allowances: Sequence[ResourceLimit], wanted: ResourceRequest, limit: int
 ) -> None:
     limiter = RateLimiter(allowances)
     with pytest.raises(HostError) as caught:
         limiter.permit(wanted)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == LIMITED.format(limit, wanted.resources[0].count)
-    limiter.permit(Need())  # and is forgotten
+    limiter.permit(ResourceRequest())  # and is forgotten
 
 
 @pytest.mark.parametrize(
     ("allowances", "wanted"),
     [
-        ([Allowance("R", 9)], need(count=9, device=3)),
-        ([Allowance("R", 1), Allowance("R", 2, 0)], need(count=2, device=0)),
-        ([Allowance("R", 1, 0), Allowance("R", 2, 1)], shared(count=2)),
+        ([ResourceLimit("R", 9)], need(count=9, device=3)),
+        ([ResourceLimit("R", 1), ResourceLimit("R", 2, 0)], need(count=2, device=0)),
+        ([ResourceLimit("R", 1, 0), ResourceLimit("R", 2, 1)], shared(count=2)),
     ],
     ids=["every device", "device before all", "shared"],
 )
-def test_what_is_allowed_can_run(allowances: Sequence[Allowance], wanted: Need) -> None:
+def test_what_is_allowed_can_run(
+    allowances: Sequence[ResourceLimit], wanted: ResourceRequest
+) -> None:
     log: list[str] = []
     ask(RateLimiter(allowances).permit(wanted), log, "it")
     assert log == ["it"]
@@ -205,7 +213,7 @@ async def loading_holds_resources() -> None:
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait([waiting])
-    other.end()
+    other.finish_execution()
     ask(other, log, "other")
     assert log == ["other", "other"], "who was cancelled holds nobody up"
 
@@ -217,7 +225,7 @@ async def loading_holds_resources() -> None:
 def test_nothing_is_given_twice_and_nobody_is_forgotten(
     wants: list[tuple[int, int]], steps: list[int]
 ) -> None:
-    limiter = RateLimiter([Allowance("R", 3)])
+    limiter = RateLimiter([ResourceLimit("R", 3)])
     permits = [limiter.permit(need(count=count, priority=rank)) for count, rank in wants]
     running: list[Permit] = []
     waiting: list[Permit] = []
@@ -225,7 +233,7 @@ def test_nothing_is_given_twice_and_nobody_is_forgotten(
     def begin(permit: Permit) -> None:
         if permit in waiting:
             waiting.remove(permit)
-        permit.start()
+        permit.start_execution()
         running.append(permit)
         assert sum(p.need.resources[0].count for p in running) <= 3
 
@@ -233,95 +241,97 @@ def test_nothing_is_given_twice_and_nobody_is_forgotten(
         permit = permits[step % len(permits)]
         if permit in running:
             running.remove(permit)
-            permit.end()
+            permit.finish_execution()
         elif permit not in waiting:
             waiting.append(permit)
-            if permit.ask(lambda permit=permit: begin(permit)):
+            if permit.request_execution(lambda permit=permit: begin(permit)):
                 begin(permit)
     while running:
-        running.pop().end()
+        running.pop().finish_execution()
     assert not waiting
 
 
 # Schedulers with a gate
 
 
-def gated(scheduler: LaneQueue, limiter: RateLimiter, *needs: Need) -> list[FakeLane]:
-    lanes: list[FakeLane] = []
-    permits: dict[Lane, Permit] = {}
+def gated(
+    scheduler: InstanceQueue, limiter: RateLimiter, *needs: ResourceRequest
+) -> list[FakeInstanceSlot]:
+    instances: list[FakeInstanceSlot] = []
+    permits: dict[InstanceSlot, Permit] = {}
 
-    class Limited(FakeLane):
+    class Limited(FakeInstanceSlot):
         def run(self, calls: Sequence[Call]) -> None:
-            permits[self].start()
+            permits[self].start_execution()
             super().run(calls)
 
         def finish(self) -> None:
-            permits[self].end()
+            permits[self].finish_execution()
             super().finish()
 
     for wanted in needs:
-        lane = Limited(scheduler)  # type: ignore[arg-type]
-        permits[lane] = limiter.permit(wanted)
-        lanes.append(lane)
+        instance = Limited(scheduler)  # type: ignore[arg-type]
+        permits[instance] = limiter.permit(wanted)
+        instances.append(instance)
     scheduler.gate = LimitedGate(permits.__getitem__, scheduler.dispatch)
-    for lane in lanes:
-        scheduler.lane_free(lane)  # type: ignore[attr-defined]
-    return lanes
+    for instance in instances:
+        scheduler.instance_ready(instance)  # type: ignore[attr-defined]
+    return instances
 
 
 @pytest.mark.parametrize("kind", ["direct", "dynamic"])
 def test_calls_of_two_models_share_a_resource(kind: str) -> None:
     limiter = RateLimiter()
 
-    def scheduler() -> LaneQueue:
+    def scheduler() -> InstanceQueue:
         if kind == "direct":
             return DirectScheduler()
         return DynamicScheduler(4, 0, lambda one, other: True, clock=Clock())
 
     one, other = scheduler(), scheduler()
-    (lane,) = gated(one, limiter, need())
+    (instance,) = gated(one, limiter, need())
     (second,) = gated(other, limiter, need())
     calls = [call_of() for _ in range(4)]
     one.submit(calls[0])  # type: ignore[attr-defined]
     for waiting in calls[1:]:
         other.submit(waiting)  # type: ignore[attr-defined]
-    assert lane.running == [calls[0]]
+    assert instance.running == [calls[0]]
     assert other.queued == 3
     calls[1].cancel()
-    lane.finish()
+    instance.finish()
     assert second.running == (calls[2:] if kind == "dynamic" else calls[2:3]), "they may grow"
 
 
 def test_a_permission_that_is_of_no_use_any_more_goes_to_others() -> None:
     limiter = RateLimiter()
     schedulers = [DirectScheduler() for _ in range(3)]
-    lanes = [gated(scheduler, limiter, need())[0] for scheduler in schedulers]
+    instances = [gated(scheduler, limiter, need())[0] for scheduler in schedulers]
     calls = [call_of() for _ in range(3)]
     for scheduler, waiting in zip(schedulers, calls, strict=True):
         scheduler.submit(waiting)
     calls[1].cancel()
-    lanes[0].finish()
-    assert not lanes[1].running
-    assert lanes[2].running == [calls[2]]
+    instances[0].finish()
+    assert not instances[1].running
+    assert instances[2].running == [calls[2]]
     schedulers[1].submit(fresh := call_of())
-    lanes[2].finish()
-    assert lanes[1].running == [fresh]
+    instances[2].finish()
+    assert instances[1].running == [fresh]
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed", "expired"])
 def test_a_model_that_has_nothing_to_run_any_more_lets_others_go_first(end: str) -> None:
     clock = Clock()
-    limiter = RateLimiter([Allowance("R", 1), Allowance("S", 1)])
-    policies = Policies(default=QueuePolicy(timeout_us=5 * TICK // 1000))
+    limiter = RateLimiter([ResourceLimit("R", 1), ResourceLimit("S", 1)])
+    policies = QueuePolicies(default=QueuePolicy(timeout_us=5 * TICK // 1000))
     needy = DynamicScheduler(4, 0, lambda one, other: True, clock=clock, policies=policies)
     holder, other = DirectScheduler(), DirectScheduler()
     gated(holder, limiter, need("R"))
     gated(needy, limiter, need("R"))
-    (lane,) = gated(other, limiter, need("S"))
+    (instance,) = gated(other, limiter, need("S"))
     holder.submit(call_of())
     needy.submit(waiting := call_of(now_ns=clock.now()))
     other.submit(call_of())
-    assert not lane.running
+    assert not instance.running
     if end == "cancelled":
         waiting.cancel()
     elif end == "failed":
@@ -329,28 +339,28 @@ def test_a_model_that_has_nothing_to_run_any_more_lets_others_go_first(end: str)
     else:
         clock.advance(10)
     assert waiting.finished
-    assert lane.running
+    assert instance.running
 
 
 def test_a_lane_that_goes_while_it_waits_holds_nobody_up() -> None:
     limiter = RateLimiter()
     schedulers = [DirectScheduler() for _ in range(3)]
-    lanes = [gated(scheduler, limiter, need())[0] for scheduler in schedulers]
+    instances = [gated(scheduler, limiter, need())[0] for scheduler in schedulers]
     for scheduler in schedulers:
         scheduler.submit(call_of())
-    schedulers[1].lane_gone(lanes[1])
-    lanes[0].finish()
-    assert lanes[2].running
+    schedulers[1].instance_removed(instances[1])
+    instances[0].finish()
+    assert instances[2].running
     assert schedulers[1].queued == 1
 
 
 def test_the_instance_that_has_run_least_is_chosen() -> None:
     scheduler = DirectScheduler()
-    lanes = gated(scheduler, RateLimiter(), need(priority=1), need(priority=2))
-    runs = {id(lane): 0 for lane in lanes}
+    instances = gated(scheduler, RateLimiter(), need(priority=1), need(priority=2))
+    runs = {id(instance): 0 for instance in instances}
     for _ in range(30):
         scheduler.submit(call_of())
-        (busy,) = [lane for lane in lanes if lane.running]
+        (busy,) = [instance for instance in instances if instance.running]
         runs[id(busy)] += 1
         busy.finish()
     assert list(runs.values()) == [20, 10]

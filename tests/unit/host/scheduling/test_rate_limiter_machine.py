@@ -15,7 +15,13 @@ from hypothesis.stateful import (
 )
 
 from host.errors import ErrorCode, HostError
-from host.scheduling.rate_limiter import Allowance, Need, Permit, RateLimiter, Resource
+from host.scheduling.rate_limiter import (
+    Permit,
+    RateLimiter,
+    Resource,
+    ResourceLimit,
+    ResourceRequest,
+)
 
 Pool = tuple[str, int | None]
 
@@ -106,7 +112,7 @@ class LimiterMachine(RuleBasedStateMachine):
         instances: list[tuple[list[tuple[str, int]], int, int, bool]],
     ) -> None:
         self.allowed = allowed
-        self.limiter = RateLimiter([Allowance(*given) for given in allowed])
+        self.limiter = RateLimiter([ResourceLimit(*given) for given in allowed])
         for instance in instances:
             self.load(*instance)
 
@@ -128,7 +134,7 @@ class LimiterMachine(RuleBasedStateMachine):
         clash = any((name, None) in alive for name, on in alive if on is not None)
         small = any(self.limit(pool) < count for pool, count in pools.items())
         try:
-            one.permit = self.limiter.permit(Need(resources, device, priority))
+            one.permit = self.limiter.permit(ResourceRequest(resources, device, priority))
         except HostError as error:
             assert error.code is ErrorCode.INVALID_ARG and (clash or small)
             self.known.remove(one)
@@ -144,7 +150,7 @@ class LimiterMachine(RuleBasedStateMachine):
             if one is not None:
                 one.came, self.asked = self.asked, self.asked + 1
                 self.settle()
-                at_once = one.permit.ask(lambda one=one: self.told.append(one))  # type: ignore[misc]
+                at_once = one.permit.request_execution(lambda one=one: self.told.append(one))  # type: ignore[misc]
                 assert at_once == one.granted
                 if at_once:
                     self.told.append(one)
@@ -158,7 +164,7 @@ class LimiterMachine(RuleBasedStateMachine):
                 self.start(one)
 
     def start(self, one: Known) -> None:
-        one.permit.start()
+        one.permit.start_execution()
         one.granted = False
         one.running += 1
         one.executions += 1
@@ -174,7 +180,7 @@ class LimiterMachine(RuleBasedStateMachine):
     def end(self, one: Known) -> None:
         one.running -= 1
         self.settle()
-        one.permit.end()
+        one.permit.finish_execution()
 
     @rule(number=st.integers(0, 9))
     def has_nothing_to_run(self, number: int) -> None:
@@ -185,7 +191,7 @@ class LimiterMachine(RuleBasedStateMachine):
     def give_back(self, one: Known) -> None:
         one.granted, one.came = False, -1
         self.settle()
-        one.permit.give_back()
+        one.permit.release_unused()
 
     @rule(number=st.integers(0, 9), dies=st.booleans())
     def goes(self, number: int, dies: bool) -> None:
@@ -232,9 +238,9 @@ class LimiterMachine(RuleBasedStateMachine):
         for pool in {pool for k in self.known for pool in k.pools}:
             name, device = pool
             count = self.limit(pool) if self.allowed else 9
-            need = Need([Resource(name, count, device is None)], device or 0)
+            need = ResourceRequest([Resource(name, count, device is None)], device or 0)
             permit = self.limiter.permit(need)
-            assert permit.ask(lambda: None), f"{pool} has not come back"
+            assert permit.request_execution(lambda: None), f"{pool} has not come back"
             permit.close()
 
 

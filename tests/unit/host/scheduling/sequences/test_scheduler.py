@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from host.config.schema import pb
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.request import Call, InferRequest, InferResponse, Tensor
-from host.scheduling.sequences.call import END, START, Padding, SequenceCall
+from host.scheduling.sequences.call import END, START, PaddingCall, SequenceCall
 from host.scheduling.sequences.factory import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler
-from tests.unit.host.scheduling.lanes import TICK, Clock, FakeLane, error_of
+from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, error_of
 
 US_PER_TICK = TICK // 1000
 UNKNOWN = "must specify the START flag on the first request of the sequence"
@@ -52,10 +52,10 @@ def submit(
     return call
 
 
-class Lane(FakeLane):
+class InstanceSlot(FakeInstanceSlot):
     """Knows which of its rows belong to requests."""
 
-    may_wait_for: Sequence[Sequence[Call]] = ()
+    potentially_blocking_calls: Sequence[Sequence[Call]] = ()
 
     def requests(self) -> list[SequenceCall]:
         return [call for call in self.running if isinstance(call, SequenceCall)]
@@ -74,14 +74,14 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock(early=1)
         self.scheduler = scheduler_of(self.clock, self.text, self.largest, self.idle)
-        self.lanes: list[Lane] = []
+        self.instances: list[InstanceSlot] = []
         self.calls: list[SequenceCall] = []
         self.answers: dict[Call, int] = {}
         self.ran: list[SequenceCall] = []
-        self.places: dict[Any, tuple[Lane, int]] = {}
-        self.seen: dict[Lane, list[Call]] = {}
-        self.retired: dict[Lane, list[Any]] = {}  # and the sequences that they had then
-        self.empty: list[Lane] = []  # retired ones whose sequences have all ended
+        self.places: dict[Any, tuple[InstanceSlot, int]] = {}
+        self.seen: dict[InstanceSlot, list[Call]] = {}
+        self.retired: dict[InstanceSlot, list[Any]] = {}  # and the sequences that they had then
+        self.empty: list[InstanceSlot] = []  # retired ones whose sequences have all ended
         self.open: set[int] = set()  # ids of which nothing has happened that could end them
 
     @rule(
@@ -111,67 +111,71 @@ class Machine(RuleBasedStateMachine):
 
         call.subscribe(hear)
 
-    @precondition(lambda self: len(self.lanes) - len(self.retired) < 2)
+    @precondition(lambda self: len(self.instances) - len(self.retired) < 2)
     @rule()
     def lane_joins(self) -> None:
-        lane = Lane(self.scheduler)
-        self.lanes.append(lane)
-        self.scheduler.lane_free(lane)
+        instance = InstanceSlot(self.scheduler)
+        self.instances.append(instance)
+        self.scheduler.instance_ready(instance)
 
-    @precondition(lambda self: any(lane.running for lane in self.lanes))
+    @precondition(lambda self: any(instance.running for instance in self.instances))
     @rule(data=st.data())
     def batch_ends(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from([lane for lane in self.lanes if lane.running])).finish()
+        data.draw(
+            st.sampled_from([instance for instance in self.instances if instance.running])
+        ).finish()
 
-    @precondition(lambda self: self.lanes)
+    @precondition(lambda self: self.instances)
     @rule(data=st.data())
     def lane_dies(self, data: st.DataObject) -> None:
         self.open.clear()
-        lane = data.draw(st.sampled_from(self.lanes))
-        queued = [call for call in self.calls if not call.finished and self.lane_of(call) is lane]
-        self.lanes.remove(lane)
-        lane.die()
+        instance = data.draw(st.sampled_from(self.instances))
+        queued = [
+            call for call in self.calls if not call.finished and self.lane_of(call) is instance
+        ]
+        self.instances.remove(instance)
+        instance.die()
         assert all(call.finished for call in queued)
-        if self.retired.pop(lane, None) is not None:
-            self.empty.remove(lane)  # whoever waited for that has been told
+        if self.retired.pop(instance, None) is not None:
+            self.empty.remove(instance)  # whoever waited for that has been told
 
-    @precondition(lambda self: len(self.lanes) > len(self.retired))
+    @precondition(lambda self: len(self.instances) > len(self.retired))
     @rule(data=st.data())
     def lane_is_retired(self, data: st.DataObject) -> None:
-        lane = data.draw(st.sampled_from([x for x in self.lanes if x not in self.retired]))
-        self.retired[lane] = self.sequences_of(lane)
-        self.scheduler.retire(lane, lambda: self.empty.append(lane))
+        instance = data.draw(st.sampled_from([x for x in self.instances if x not in self.retired]))
+        self.retired[instance] = self.sequences_of(instance)
+        self.scheduler.retire_instance(instance, lambda: self.empty.append(instance))
 
     @precondition(lambda self: self.empty)
     @rule()
     def retired_lane_ends(self) -> None:
-        lane = self.empty.pop()
-        assert not lane.running
-        assert not self.sequences_of(lane)
-        del self.retired[lane]
-        self.lanes.remove(lane)
-        self.scheduler.lane_gone(lane)
+        instance = self.empty.pop()
+        assert not instance.running
+        assert not self.sequences_of(instance)
+        del self.retired[instance]
+        self.instances.remove(instance)
+        self.scheduler.instance_removed(instance)
 
-    def sequences_of(self, lane: Lane) -> list[Any]:
-        return [s for s in self.scheduler._cells[lane].slots if s is not None]
+    def sequences_of(self, instance: InstanceSlot) -> list[Any]:
+        return [s for s in self.scheduler._sequence_batches[instance].slots if s is not None]
 
     @invariant()
     def retired_lanes_get_no_new_sequences(self) -> None:
-        for lane, before in self.retired.items():
-            assert set(map(id, self.sequences_of(lane))) <= set(map(id, before))
+        for instance, before in self.retired.items():
+            assert set(map(id, self.sequences_of(instance))) <= set(map(id, before))
             assert (
-                self.sequences_of(lane)
-                or lane.running
-                or self.flying(lane)
-                or (self.empty.count(lane) == 1)
+                self.sequences_of(instance)
+                or instance.running
+                or self.flying(instance)
+                or (self.empty.count(instance) == 1)
             )
 
-    def flying(self, lane: Lane) -> bool:
-        return bool(getattr(self.scheduler._cells[lane], "_flying", ()))
+    def flying(self, instance: InstanceSlot) -> bool:
+        return bool(getattr(self.scheduler._sequence_batches[instance], "_flying", ()))
 
     def lane_of(self, call: SequenceCall) -> Any:
-        cell: Any = call.sequence.cell if call.sequence is not None else None
-        return None if cell is None else cell.lane
+        sequence_batch: Any = call.sequence.sequence_batch if call.sequence is not None else None
+        return None if sequence_batch is None else sequence_batch.instance
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
@@ -194,32 +198,45 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def batches_keep_to_the_rules(self) -> None:
-        for lane in self.lanes:
-            if not lane.running or self.seen.get(lane) == lane.running:
+        for instance in self.instances:
+            if not instance.running or self.seen.get(instance) == instance.running:
                 continue
-            self.seen[lane] = list(lane.running)
-            assert len(lane.running) <= self.largest
-            sequences = [call.sequence for call in lane.requests()]
+            self.seen[instance] = list(instance.running)
+            assert len(instance.running) <= self.largest
+            sequences = [call.sequence for call in instance.requests()]
             assert len(set(map(id, sequences))) == len(sequences), "two of one sequence"
-            for row, call in enumerate(lane.running):
+            for row, call in enumerate(instance.running):
                 if not isinstance(call, SequenceCall):
                     assert self.rows_are_slots
-                    assert row < len(lane.running) - 1, "padding at the end"
+                    assert row < len(instance.running) - 1, "padding at the end"
                     continue
                 self.ran.append(call)
-                place = lane, row if self.rows_are_slots else 0
+                place = instance, row if self.rows_are_slots else 0
                 assert self.places.setdefault(call.sequence, place) == place, "it has moved"
 
     @invariant()
     def a_slot_has_one_sequence(self) -> None:
-        cells = list(self.scheduler._cells.values())
-        assert {id(cell.lane) for cell in cells} == {id(lane) for lane in self.lanes}
-        held = [sequence for cell in cells for sequence in cell.slots if sequence is not None]
+        sequence_batches = list(self.scheduler._sequence_batches.values())
+        assert {id(sequence_batch.instance) for sequence_batch in sequence_batches} == {
+            id(instance) for instance in self.instances
+        }
+        held = [
+            sequence
+            for sequence_batch in sequence_batches
+            for sequence in sequence_batch.slots
+            if sequence is not None
+        ]
         assert len(held) == len(set(map(id, held)))
-        assert all(len(cell.slots) == self.slots for cell in cells)
+        assert all(len(sequence_batch.slots) == self.slots for sequence_batch in sequence_batches)
         if self.scheduler._backlog:
-            others = [cell for cell in cells if cell.lane not in self.retired]
-            assert all(None not in cell.slots for cell in others), "it waits beside a free slot"
+            others = [
+                sequence_batch
+                for sequence_batch in sequence_batches
+                if sequence_batch.instance not in self.retired
+            ]
+            assert all(None not in sequence_batch.slots for sequence_batch in others), (
+                "it waits beside a free slot"
+            )
 
     @invariant()
     def sequences_keep_their_order(self) -> None:
@@ -231,26 +248,29 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def no_call_is_lost_or_answered_twice(self) -> None:
-        running = {call for lane in self.lanes for call in lane.running}
+        running = {call for instance in self.instances for call in instance.running}
         waiting = [c for c in self.calls if not c.finished and c not in running]
         assert self.scheduler.queued == len(waiting)
         assert all(self.answers[call] == call.finished for call in self.calls)
 
     @invariant()
     def nothing_waits_beside_a_free_lane(self) -> None:
-        for cell in self.scheduler._cells.values():
-            if not any(lane is cell.lane and lane.running for lane in self.lanes):
-                assert not any(s is not None and s.calls for s in cell.slots)
+        for sequence_batch in self.scheduler._sequence_batches.values():
+            if not any(
+                instance is sequence_batch.instance and instance.running
+                for instance in self.instances
+            ):
+                assert not any(s is not None and s.calls for s in sequence_batch.slots)
 
     def teardown(self) -> None:
-        if len(self.lanes) == len(self.retired):
+        if len(self.instances) == len(self.retired):
             self.lane_joins()
         for _ in range(2000):
-            running = [lane for lane in self.lanes if lane.running]
+            running = [instance for instance in self.instances if instance.running]
             if not running and not self.scheduler.queued:
                 break
-            for lane in running:
-                lane.finish()
+            for instance in running:
+                instance.finish()
             if not running:
                 self.clock.advance(1)
         assert all(self.answers[call] == 1 for call in self.calls)
@@ -282,20 +302,20 @@ def clock() -> Clock:
     return Clock()
 
 
-def with_lane(scheduler: SequenceScheduler) -> Lane:
-    lane = Lane(scheduler)
-    scheduler.lane_free(lane)
-    return lane
+def with_lane(scheduler: SequenceScheduler) -> InstanceSlot:
+    instance = InstanceSlot(scheduler)
+    scheduler.instance_ready(instance)
+    return instance
 
 
 def test_new_sequences_fill_lanes_evenly(clock: Clock) -> None:
     scheduler = scheduler_of(clock)
-    lanes = [with_lane(scheduler) for _ in range(2)]
+    instances = [with_lane(scheduler) for _ in range(2)]
     for number in (1, 2, 3):
         submit(scheduler, clock, number, START)
-    assert [len(lane.requests()) for lane in lanes] == [1, 1]
-    lanes[0].finish()
-    assert [call.request.correlation_id for call in lanes[0].requests()] == [3]
+    assert [len(instance.requests()) for instance in instances] == [1, 1]
+    instances[0].finish()
+    assert [call.request.correlation_id for call in instances[0].requests()] == [3]
 
 
 def test_numbers_and_strings_are_different_ids(clock: Clock) -> None:
@@ -307,15 +327,15 @@ def test_numbers_and_strings_are_different_ids(clock: Clock) -> None:
 
 def test_a_used_slot_gets_the_oldest_of_the_backlog_with_all_its_requests(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     submit(scheduler, clock, 1, START)
     waiting = [submit(scheduler, clock, 2, START), submit(scheduler, clock, 2)]
     submit(scheduler, clock, 3, START)
     submit(scheduler, clock, 1, END)
     order = []
     for _ in range(4):
-        order += lane.requests()
-        lane.finish()
+        order += instance.requests()
+        instance.finish()
     assert order[2:] == waiting
 
 
@@ -337,68 +357,68 @@ def test_the_backlog_waits_as_long_as_its_least_patient_request(clock: Clock) ->
 
 def test_idle_sequences_lose_their_slots_and_those_in_the_backlog_wait(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1, idle=10)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     submit(scheduler, clock, 1, START)
     waiting = submit(scheduler, clock, 2, START)
-    lane.finish()
+    instance.finish()
     clock.advance(9)
-    assert not lane.running
+    assert not instance.running
     clock.advance(1)
-    assert lane.requests() == [waiting]
+    assert instance.requests() == [waiting]
 
 
 def test_a_cancelled_head_ends_its_sequence(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     submit(scheduler, clock, 1, START)
     head, behind = submit(scheduler, clock, 1), submit(scheduler, clock, 1)
     head.cancel()
     assert behind.cancelled
     other = submit(scheduler, clock, 2, START)
-    lane.finish()
-    assert lane.requests() == [other]
+    instance.finish()
+    assert instance.requests() == [other]
 
 
 def test_direct_batches_can_wait_for_a_share_of_the_slots(clock: Clock) -> None:
     text = "direct { minimum_slot_utilization: 0.6 max_queue_delay_microseconds: 4000 }"
     scheduler = scheduler_of(clock, text)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     submit(scheduler, clock, 1, START)
-    assert not lane.running
+    assert not instance.running
     submit(scheduler, clock, 2, START)
-    assert len(lane.requests()) == 2
-    lane.finish()
+    assert len(instance.requests()) == 2
+    instance.finish()
     submit(scheduler, clock, 2)
     clock.advance(3)
-    assert not lane.running
+    assert not instance.running
     clock.advance(1)
-    assert [isinstance(call, Padding) for call in lane.running] == [True, False]
+    assert [isinstance(call, PaddingCall) for call in instance.running] == [True, False]
 
 
 def test_oldest_batches_wait_for_a_preferred_size_until_their_delay_is_over(clock: Clock) -> None:
     text = "oldest { preferred_batch_size: 2 max_queue_delay_microseconds: 4000 }"
     scheduler = scheduler_of(clock, text)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     submit(scheduler, clock, 1, START)
-    assert not lane.running
+    assert not instance.running
     submit(scheduler, clock, 2, START)
-    assert len(lane.requests()) == 2
-    lane.finish()
+    assert len(instance.requests()) == 2
+    instance.finish()
     late = submit(scheduler, clock, 2)
     clock.advance(3)
-    assert not lane.running
+    assert not instance.running
     clock.advance(1)
-    assert lane.requests() == [late]
+    assert instance.requests() == [late]
 
 
 def test_oldest_batches_keep_the_order_of_responses_if_asked(clock: Clock) -> None:
     scheduler = scheduler_of(clock, "oldest { preserve_ordering: true }", largest=1)
-    lanes = [with_lane(scheduler)]
+    instances = [with_lane(scheduler)]
     first = submit(scheduler, clock, 1, START | END)
     second = submit(scheduler, clock, 2, START | END)
-    assert lanes[0].requests() == [first]
-    lanes[0].let_go()
-    assert lanes[0].requests() == [second]
+    assert instances[0].requests() == [first]
+    instances[0].let_go()
+    assert instances[0].requests() == [second]
     second.respond(InferResponse("m", 1))
     assert not second.finished
     first.respond(InferResponse("m", 1))
@@ -412,38 +432,38 @@ def test_the_first_batch_can_be_held_back(
     monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "2")
     monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", str(backlog))
     scheduler = scheduler_of(clock, largest=1)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     submit(scheduler, clock, 1, START)
-    assert not lane.running
+    assert not instance.running
     submit(scheduler, clock, 1)
-    assert bool(lane.running) == (backlog == 0)
+    assert bool(instance.running) == (backlog == 0)
     submit(scheduler, clock, 2, START)
     submit(scheduler, clock, 2)
-    assert lane.running
+    assert instance.running
 
 
 def test_requests_that_run_again_go_together(clock: Clock) -> None:
     scheduler = scheduler_of(clock, "iterative_sequence: true")
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     calls = [submit(scheduler, clock, 0) for _ in range(3)]
-    lane.finish()
+    instance.finish()
     assert [call.request.correlation_id for call in calls] == [1, 2, 3]
-    again = lane.requests()
+    again = instance.requests()
     assert again == calls[1:]
     assert all(call.try_reschedule() for call in again)
-    lane.running = []
-    scheduler.lane_free(lane)
-    assert lane.requests() == again
+    instance.running = []
+    scheduler.instance_ready(instance)
+    assert instance.requests() == again
     assert [call.request.flags for call in again] == [0, 0]
 
 
 def test_a_request_whose_sequence_was_idle_cannot_run_again(clock: Clock) -> None:
     scheduler = scheduler_of(clock, "iterative_sequence: true", idle=5)
-    lane = with_lane(scheduler)
+    instance = with_lane(scheduler)
     call = submit(scheduler, clock, 0)
     clock.advance(6)
     assert call.try_reschedule()
-    lane.running = []
-    scheduler.lane_free(lane)
+    instance.running = []
+    scheduler.instance_ready(instance)
     error = error_of(call)
     assert error is not None and UNKNOWN in error.message

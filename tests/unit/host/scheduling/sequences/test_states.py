@@ -9,16 +9,16 @@ from google.protobuf import text_format
 
 from host.config.schema import pb
 from host.errors import ErrorCode, HostError
-from host.scheduling.sequences.states import States
+from host.scheduling.sequences.states import SequenceStates
 
 INITIAL = 'name: "n" data_type: TYPE_INT32 dims: 2'
 
 
-def states_of(directory: Path, text: str, largest: int = 0, copies: int = 1) -> States:
+def states_of(directory: Path, text: str, largest: int = 0, copies: int = 1) -> SequenceStates:
     config = pb.ModelConfig(name="m", max_batch_size=largest)
     state = f'input_name: "s" output_name: "t" data_type: TYPE_INT32 dims: -1 {text}'
     text_format.Parse(f"sequence_batching {{ {f'state {{ {state} }}' * copies} }}", config)
-    return States(config, directory)
+    return SequenceStates(config, directory)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ def test_files_lie_in_their_folder(tmp_path: Path) -> None:
 def test_states_begin_with_zeros_of_the_smallest_shape(
     tmp_path: Path, largest: int, lead: list[int]
 ) -> None:
-    (tensor,) = states_of(tmp_path, "dims: 3", largest).fresh().values()
+    (tensor,) = states_of(tmp_path, "dims: 3", largest).initial_states().values()
     assert (tensor.name, tensor.shape, bytes(tensor.data)) == ("s", [*lead, 1, 3], bytes(12))
 
 
 def test_zeros_can_be_asked_for_and_their_value_does_not_matter(tmp_path: Path) -> None:
     for word in ("true", "false"):
         states = states_of(tmp_path, f"initial_state {{ {INITIAL} zero_data: {word} }}")
-        (tensor,) = states.fresh().values()
+        (tensor,) = states.initial_states().values()
         assert (tensor.shape, bytes(tensor.data)) == ([2], bytes(8))
 
 
@@ -108,7 +108,9 @@ def test_sizes_that_vary_are_those_of_the_file_that_states_begin_with(tmp_path: 
     (tmp_path / "initial_state").mkdir()
     (tmp_path / "initial_state" / "f").write_bytes(b"\1\0\0\0\2\0\0\0")
     (tensor,) = (
-        states_of(tmp_path, f'initial_state {{ {INITIAL} data_file: "f" }}').fresh().values()
+        states_of(tmp_path, f'initial_state {{ {INITIAL} data_file: "f" }}')
+        .initial_states()
+        .values()
     )
     assert (tensor.shape, bytes(tensor.data)) == ([2], b"\1\0\0\0\2\0\0\0")
 
@@ -118,7 +120,7 @@ def test_memory_that_grows_needs_a_gpu(tmp_path: Path, caplog: pytest.LogCapture
     state = 'input_name: "s" use_growable_memory: true use_same_buffer_for_input_output: true'
     text_format.Parse(f"instance_group {{ kind: KIND_CPU }} sequence_batching {{ state {{ {state}"
                       " } }", config)  # fmt: skip
-    assert States(config, tmp_path).fresh() == {}
+    assert SequenceStates(config, tmp_path).initial_states() == {}
     assert (
         "Failed to initialize sequence state: 'use_growable_memory' can only work with KIND_GPU"
         " model instances right now. Please either change the instance type to KIND_GPU or set"

@@ -1,4 +1,4 @@
-"""Lanes that run nothing, a clock that a test moves, and calls to queue."""
+"""InstanceSlots that run nothing, a clock that a test moves, and calls to queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from host.errors import HostError, unavailable
 from host.inference.request import Call, InferRequest, InferResponse
-from host.scheduling.scheduler import Scheduler
+from host.scheduling.scheduler import InstanceSlot, Scheduler
 
 TICK = 1_000_000
 """Nanoseconds of the clock's unit."""
@@ -78,8 +78,10 @@ class Clock:
                 timer.callback()
 
 
-class FakeLane:
+class FakeInstanceSlot(InstanceSlot):
     """Keeps what it is given until the test ends it; so many batches are taken ahead if `eager`."""
+
+    blocking_calls: Sequence[Call] = ()
 
     def __init__(
         self, scheduler: Scheduler, batches: list[list[Call]] | None = None, eager: int = 0
@@ -90,20 +92,19 @@ class FakeLane:
         self.next: deque[list[Call]] = deque()  # the batches that follow
         self.unstarted: list[Call] = []
         self.left = False
-        self.loose: list[Call] = []  # of batches that have let the lane go
+        self.loose: list[Call] = []  # of batches that have let the instance go
         self.batches = [] if batches is None else batches
         self.cancelled: list[Call] = []
-        self.waiting_for: Sequence[Call] = ()
 
     def run(self, calls: Sequence[Call]) -> None:
         assert calls, "an empty batch"
         assert not any(call.finished or call.cancelled for call in calls), "runs what has ended"
         if self.running and self.eager:
-            assert len(self.next) < self.eager, "too many batches ahead on one lane"
+            assert len(self.next) < self.eager, "too many batches ahead on one instance"
             assert all(call.holder is self.scheduler for call in calls)
             self.next.append(list(calls))
             return
-        assert not self.running, "two batches at a time on one lane"
+        assert not self.running, "two batches at a time on one instance"
         assert all(call.holder is self for call in calls)
         self.running = list(calls)
         self.batches.append(list(calls))
@@ -126,14 +127,14 @@ class FakeLane:
         return unstarted
 
     def finish(self) -> None:
-        """The batch ends well, and the lane is free."""
+        """The batch ends well, and the instance is free."""
         calls = self.running
         self._next()
         for call in calls:
             call.respond(InferResponse("m", 1))
 
     def let_go(self) -> None:
-        """The lane is free, and the batch goes on."""
+        """The instance is free, and the batch goes on."""
         self.loose += self.running
         self._next()
 
@@ -143,13 +144,13 @@ class FakeLane:
         left = bool(self.running) and all(call.finished for call in self.running)
         if self.running and not left:
             self.batches.append(list(self.running))
-        self.scheduler.lane_free(self)
+        self.scheduler.instance_ready(self)
         if left:
             self._next()
 
     def leave(self) -> None:
         """It takes nothing more; what it has, it runs."""
-        self.scheduler.lane_gone(self)
+        self.scheduler.instance_removed(self)
         self.left = True
         for batch in self.next:
             if any(not call.finished for call in batch):
@@ -176,7 +177,7 @@ class FakeLane:
             self.unstarted = ahead
         for call in calls + loose:
             call.fail(unavailable("died"))
-        self.scheduler.lane_gone(self)
+        self.scheduler.instance_removed(self)
 
 
 def call_of(size: int = 1, kind: str = "", now_ns: int = 0) -> Call:
