@@ -20,7 +20,7 @@ from host.frontends.http.infer_request import to_request
 from host.frontends.http.infer_response import encode_infer_response
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.json_text import error_body
-from host.frontends.http.routes import Route, find_route
+from host.frontends.http.routes import INFER, Route, find_route
 from host.frontends.http1.cycle import STATUS_LINES, Header
 from host.frontends.http1.header_cache import Body, FastHandler, ResponseCallback
 from host.frontends.open_requests import OpenRequests
@@ -63,7 +63,7 @@ class FastInference:
         if not self._enabled or method != "POST":
             return None
         route = find_route(url.partition(b"?")[0])
-        if route is None or route.endpoint.name != "infer":
+        if route is None or route.endpoint is not INFER:
             return None
         known = dict(reversed(headers))
         if known.get(b"content-encoding", b"identity") not in (b"", b"identity"):
