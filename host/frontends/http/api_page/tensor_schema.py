@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model as JSON schemas, and examples of them (protocol spec 0.2)."""
+"""JSON schemas and examples of inputs and outputs (docs/reference/protocol.md, 0.2)."""
 
 from __future__ import annotations
 
