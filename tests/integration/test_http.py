@@ -215,7 +215,7 @@ def test_compressed_requests_and_responses(client: Client, host: RunningHost, wa
 
 
 def test_a_body_that_is_one_tensor(host: RunningHost) -> None:
-    """Raw binary: no JSON at all (protocol spec 1)."""
+    """Raw binary data without JSON (docs/reference/protocol.md, 1)."""
     status, headers, answer = ask(
         host, "POST", "/v2/models/scores/infer", np.float32([3, 4]).tobytes(),
         Inference_Header_Content_Length="0",

@@ -1,4 +1,4 @@
-"""The infer endpoint answers alike, whether without a task or the usual way."""
+"""The infer endpoint gives the same responses on the fast path and in a task."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CLASSES = [{"name": "Y", "parameters": {"classification": 2}}]
 
 
 def _body(data: bytes = NUMBERS, **members: Any) -> tuple[bytes, dict[str, str]]:
-    """A body with binary data, and the header that says where that begins."""
+    """Return a body with binary data, and the header with the length of its JSON part."""
     text = json.dumps({"inputs": [BINARY], **members}).encode()
     return text + data, {"Inference-Header-Content-Length": str(len(text))}
 

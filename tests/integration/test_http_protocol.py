@@ -1,4 +1,4 @@
-"""The HTTP protocol row by row: what is asked, and the exact answer (protocol spec 1, 4, 5, 7)."""
+"""HTTP requests and their exact responses (docs/reference/protocol.md, 1, 4, 5, 7)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The HTTP/REST door (protocol spec 1): an ASGI application over the core."""
+"""The HTTP/REST frontend: an ASGI application (docs/reference/protocol.md, 1)."""

@@ -1,4 +1,4 @@
-"""Everything about the server and its models but inference (protocol spec 1.3 to 1.5, 5)."""
+"""Health, metadata, statistics and model control (docs/reference/protocol.md, 1.3 to 1.5, 5)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from host.inference.request import Parameter
 
 
 class AdminHandler:
-    """One method per endpoint. All raise HostError. `max_input_size` is `--http-max-input-size`."""
+    """Has one method per endpoint. All raise HostError. `max_input_size` is in bytes."""
 
     def __init__(self, core: Core, max_input_size: int) -> None:
         self._core = core
@@ -27,43 +27,43 @@ class AdminHandler:
         self._metadata = json.dump(asdict(core.server_metadata()))
 
     async def live(self, exchange: HttpExchange, route: Route) -> None:
-        """Success if the server works, and an empty body either way."""
+        """Answer with status 200 if the server is live, otherwise 400; the body is empty."""
         await _send_health(exchange, self._core.live())
 
     async def ready(self, exchange: HttpExchange, route: Route) -> None:
-        """Success if the server is ready, and an empty body either way."""
+        """Answer with status 200 if the server is ready, otherwise 400; the body is empty."""
         await _send_health(exchange, await self._core.ready())
 
     async def model_ready(self, exchange: HttpExchange, route: Route) -> None:
-        """Success if the model can be asked, otherwise why not."""
+        """Answer with an empty body if the model is ready, otherwise with an error."""
         if not await self._core.model_ready(route.resource, route.version):
-            self._core.model_config(route.resource, route.version)  # says what is not there
+            self._core.model_config(route.resource, route.version)  # raises if the model is unknown
             raise invalid_argument("Model version not ready")
         await exchange.send_empty()
 
     async def server_metadata(self, exchange: HttpExchange, route: Route) -> None:
-        """Name, version and extensions."""
+        """Answer with name, version and extensions of the server."""
         await exchange.send_json(self._metadata)
 
     async def model_metadata(self, exchange: HttpExchange, route: Route) -> None:
-        """Versions, inputs and outputs of a model."""
+        """Answer with versions, inputs and outputs of a model."""
         metadata = self._core.model_metadata(route.resource, route.version)
         await exchange.send_json(json.dump(asdict(metadata)))
 
     async def model_config(self, exchange: HttpExchange, route: Route) -> None:
-        """The complete configuration of a model."""
+        """Answer with the complete configuration of a model."""
         config = self._core.model_config(route.resource, route.version)
         await exchange.send_json(to_json(config).encode())
 
     async def statistics(self, exchange: HttpExchange, route: Route) -> None:
-        """What one model has done, or all of them."""
+        """Answer with the inference statistics of one model or of all models."""
         found = self._core.statistics(route.resource, route.version)
         await exchange.send_json(
             json.dump({"model_stats": [_statistics_json(entry) for entry in found]})
         )
 
     async def repository_index(self, exchange: HttpExchange, route: Route) -> None:
-        """What is in the repositories."""
+        """Answer with the models in the repositories."""
         ready = (await self._read_json_object(exchange)).get("ready", False)
         if type(ready) is not bool:
             raise invalid_argument("Invalid value for 'ready': expected a boolean")
@@ -72,7 +72,7 @@ class AdminHandler:
         await exchange.send_json(json.dump(lines))
 
     async def load_model(self, exchange: HttpExchange, route: Route) -> None:
-        """Load or reload a model, maybe with a configuration and files of the client's."""
+        """Load or reload a model; the client can send a configuration and files."""
         document = await self._read_json_object(exchange)
         parameters: dict[str, Parameter | bytes] = {}
         for key, value in json.members(document.get("parameters", {})):
@@ -87,7 +87,7 @@ class AdminHandler:
         await exchange.send_empty()
 
     async def unload_model(self, exchange: HttpExchange, route: Route) -> None:
-        """Begin to unload a model."""
+        """Start to unload a model."""
         document = await self._read_json_object(exchange)
         parameters = dict(json.members(document.get("parameters", {})))
         dependents = json.as_bool(parameters.get("unload_dependents", False))
@@ -95,11 +95,11 @@ class AdminHandler:
         await exchange.send_empty()
 
     async def control_in_repository(self, exchange: HttpExchange, route: Route) -> None:
-        """Refuse: models are found by their names alone (protocol spec 1.5)."""
+        """Refuse a named repository (docs/reference/protocol.md, 1.5)."""
         raise unsupported("'repository_name' specification is not supported")
 
     async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
-        """The JSON object of a body that may as well be empty."""
+        """Read the body as a JSON object; an empty body is an empty object."""
         body = await exchange.read_body(
             self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
         )
@@ -121,7 +121,7 @@ def _decode_file(key: str, text: str) -> bytes:
 
 
 def _statistics_json(entry: ModelStatistics) -> dict[str, Any]:
-    """One version's statistics, with all the members that clients know, in their order."""
+    """Return the statistics of one version with all members, in the order of Triton."""
     known = asdict(entry)
     batches = known.pop("batch_stats")
     responses = known.pop("response_stats", {})

@@ -1,6 +1,6 @@
-"""The HTTP door: an ASGI application that finds who answers a request, and puts errors into words.
+"""The ASGI application of the HTTP endpoints: routes requests to handlers and answers errors.
 
-Protocol spec 1.
+The rules are in docs/reference/protocol.md, 1.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from host.core import Core
 from host.errors import HostError, internal, unavailable
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
+from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler
-from host.frontends.http.api_page.page import ROUTES, ApiPageHandler
+from host.frontends.http.api_page import page
 from host.frontends.http.exchange import ClientDisconnected, HttpExchange
 from host.frontends.http.fast_path import FastInference
 from host.frontends.http.generate import GenerateHandler
 from host.frontends.http.infer import InferHandler
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.load_report import load_report
-from host.frontends.http.routes import Route, find_route
+from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.settings import SettingsHandler
 from host.frontends.http.shared_memory import SharedMemoryHandler
 from host.frontends.http.tensors import JsonInputLimit
@@ -37,10 +38,9 @@ _INFERENCE = "inference"
 
 
 class HttpApp:
-    """All endpoints over one core. Everything here belongs to the event loop's thread.
+    """Serves all HTTP endpoints of one core. Call it in the thread of the event loop only.
 
-    `families` are the metrics of models.
-    Once `drain` is called, new inference requests are refused with 503.
+    `families` returns the metrics of models. After `drain`, new inference requests get status 503.
     """
 
     def __init__(
@@ -59,27 +59,45 @@ class HttpApp:
             core, restrictions, forwarding, max_input_size, header_reader, self._open_requests
         )
         self.fast_path = fast_inference.find_handler
-        """Which requests are answered without a task; see `host.frontends.http1.header_cache`."""
+        """Finds the handler of a request without a task (`host.frontends.http1.header_cache`)."""
         self.drain = self._open_requests.drain
-        parts = (
-            InferHandler(core, forwarding, max_input_size, header_reader),
-            GenerateHandler(core, max_input_size, load_report(families)),
-            AdminHandler(core, max_input_size),
-            SharedMemoryHandler(core, max_input_size),
-            SettingsHandler(core, max_input_size),
-            ApiPageHandler(core, restrictions),
-        )
-        self._api_page_routes = ROUTES if api_page else {}
-        self._handlers: dict[str, Handler] = {
-            name: getattr(part, name)
-            for part in parts
-            for name in dir(part)
-            if not name.startswith("_")
+        infer = InferHandler(core, forwarding, max_input_size, header_reader)
+        generate = GenerateHandler(core, max_input_size, load_report(families))
+        admin = AdminHandler(core, max_input_size)
+        memory = SharedMemoryHandler(core, max_input_size)
+        settings = SettingsHandler(core, max_input_size)
+        api_page_handler = page.ApiPageHandler(core, restrictions)
+        self._api_page_routes = page.ROUTES if api_page else {}
+        self._handlers: dict[Endpoint, Handler] = {
+            routes.SERVER_LIVE: admin.live,
+            routes.SERVER_READY: admin.ready,
+            routes.SERVER_METADATA: admin.server_metadata,
+            routes.MODEL_READY: admin.model_ready,
+            routes.MODEL_METADATA: admin.model_metadata,
+            routes.MODEL_CONFIG: admin.model_config,
+            routes.STATISTICS: admin.statistics,
+            routes.REPOSITORY_INDEX: admin.repository_index,
+            routes.LOAD_MODEL: admin.load_model,
+            routes.UNLOAD_MODEL: admin.unload_model,
+            routes.NAMED_REPOSITORY_CONTROL: admin.control_in_repository,
+            routes.INFER: infer.infer,
+            routes.GENERATE: generate.generate,
+            routes.GENERATE_STREAM: generate.generate_stream,
+            routes.SYSTEM_STATUS: memory.system_status,
+            routes.SYSTEM_REGISTER: memory.system_register,
+            routes.SYSTEM_UNREGISTER: memory.system_unregister,
+            routes.CUDA_STATUS: memory.cuda_status,
+            routes.CUDA_REGISTER: memory.cuda_register,
+            routes.CUDA_UNREGISTER: memory.cuda_unregister,
+            routes.TRACE_SETTING: settings.trace_setting,
+            routes.LOG_SETTINGS: settings.log_settings,
+            page.DOCS: api_page_handler.docs,
+            page.OPENAPI: api_page_handler.openapi,
         }
 
     @property
     def open_requests(self) -> int:
-        """Inference requests that are not answered yet."""
+        """The number of inference requests without a complete response."""
         return self._open_requests.count
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -92,10 +110,10 @@ class HttpApp:
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:
-            # The client has gone, and nobody hears this; or the server's time to exit is over.
+            # The client has disconnected, or the exit timeout of the server has passed.
             if not exchange.response_started:
                 await exchange.send_error(unavailable("Server exiting"))
-        except Exception as error:  # a defect: logged, and answered if that is still possible
+        except Exception as error:  # a defect of ours
             _log.error("unexpected failure of an HTTP request", exc_info=error)
             if not exchange.response_started:
                 await exchange.send_error(internal(f"unexpected failure: {type(error).__name__}"))
@@ -114,9 +132,9 @@ class HttpApp:
             allow = [(b"allow", ", ".join(endpoint.methods).encode())]
             await exchange.send_error(internal("Method Not Allowed"), allow, 405)
         elif endpoint.category == _INFERENCE:
-            await self._handle_inference(self._handlers[endpoint.name], exchange, route)
+            await self._handle_inference(self._handlers[endpoint], exchange, route)
         else:
-            await self._handlers[endpoint.name](exchange, route)
+            await self._handlers[endpoint](exchange, route)
 
     async def _handle_inference(
         self, handler: Handler, exchange: HttpExchange, route: Route

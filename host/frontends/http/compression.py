@@ -1,4 +1,7 @@
-"""Bodies that travel compressed: gzip, and deflate, which is a zlib stream (protocol spec 1.9)."""
+"""Compresses and decompresses HTTP bodies (docs/reference/protocol.md, 1.9).
+
+The encodings are gzip, and deflate, which is a zlib stream.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,20 @@ from collections.abc import Sequence
 from host.errors import HostError, invalid_argument
 from host.inference.request import Buffer
 
-_MIN_THREAD_BYTES = 65536  # bytes; below that, the loop may wait for it
-_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # a decompressor tells them apart by their first bytes
+_MIN_THREAD_BYTES = 65536  # bytes; smaller bodies are compressed in the event loop
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects the format
 _COMPRESSION_OVERHEAD = 65536  # bytes by which a compressed body may exceed what it becomes
 
 SUPPORTED_ENCODINGS = ("gzip", "deflate")
 
 
 def max_compressed_size(max_size: int) -> int:
-    """How large a body may be that becomes no more than `max_size` bytes."""
+    """Return the largest size of a compressed body that has at most `max_size` bytes of data."""
     return max_size + max_size // 100 + _COMPRESSION_OVERHEAD
 
 
 def decompressed_too_large(max_size: int) -> HostError:
-    """The complaint about a body that becomes more than `max_size` bytes."""
+    """Return the error for a body with more than `max_size` bytes of decompressed data."""
     return invalid_argument(
         f"Decompressed data size exceeds the maximum allowed value of {max_size} bytes. Use"
         " --http-max-input-size to increase the limit."
@@ -30,13 +33,13 @@ def decompressed_too_large(max_size: int) -> HostError:
 
 
 async def decompress(body: bytes, max_size: int) -> bytes:
-    """What a body becomes, whichever of the two it is.
+    """Decompress a gzip or deflate body.
 
-    Raises HostError INVALID_ARG if that is more than `max_size` bytes, or if it is neither.
+    Raises HostError INVALID_ARG if the data exceeds `max_size` bytes, or is in neither format.
     """
     if not body:
         raise invalid_argument("nothing to be decompressed")
-    # What it becomes decides how long it takes, and that is not known before.
+    # The time depends on the decompressed size, which is not known yet.
     if len(body) < 1024:
         return _decompress(body, max_size)
     return await asyncio.to_thread(_decompress, body, max_size)
@@ -45,7 +48,7 @@ async def decompress(body: bytes, max_size: int) -> bytes:
 def _decompress(body: bytes, max_size: int) -> bytes:
     stream = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
-        # Never more than one byte too much is made.
+        # One byte over the limit is enough to detect that the data is too large.
         data = stream.decompress(body, max_size + 1)
         if len(data) <= max_size and not stream.eof:
             data += stream.decompress(stream.unconsumed_tail, max_size + 1 - len(data))
@@ -59,9 +62,9 @@ def _decompress(body: bytes, max_size: int) -> bytes:
 
 
 def choose_encoding(accepted: bytes) -> str:
-    """The encoding of `Accept-Encoding` with the highest weight, "" for none; the first of equals.
+    """Return the encoding with the highest weight in `Accept-Encoding`, "" for none.
 
-    What is not known is passed over, and so is what has a weight that is no number.
+    The first of equal weights counts. Unknown encodings and invalid weights are ignored.
     """
     best, weight = "", 0.0
     for item in accepted.decode("latin-1").split(","):
@@ -88,7 +91,7 @@ def _parse_weight(options: str) -> float | None:
 
 
 async def compress(parts: Sequence[Buffer], encoding: str) -> bytes:
-    """The pieces of a body as one compressed body."""
+    """Compress the parts of a body into one body."""
     if sum(len(part) for part in parts) < _MIN_THREAD_BYTES:
         return _compress(parts, encoding)
     return await asyncio.to_thread(_compress, parts, encoding)

@@ -1,4 +1,4 @@
-"""One request and its response, over ASGI: headers, the body within a limit, the reply."""
+"""One HTTP request and its response over ASGI, with a size limit for the body."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HTTP_STATUS = {
     ErrorCode.ALREADY_EXISTS: 400,
     ErrorCode.CANCELLED: 400,
 }
-"""HTTP status of each kind of failure (protocol spec 0.1)."""
+"""The HTTP status of each error code (docs/reference/protocol.md, 0.1)."""
 
 _JOIN_UP_TO = 65536  # bytes of a response; copying more than that costs more than a second write
 
@@ -31,11 +31,11 @@ Header = tuple[bytes, bytes]
 
 
 class ClientDisconnected(Exception):
-    """The client has closed the connection; there is nobody to answer."""
+    """The client has closed the connection."""
 
 
 class HttpExchange:
-    """A request that is being answered. `headers` are by lowercase name, the first of a name."""
+    """A request and its response. `headers` has lowercase names, and the first of equal names."""
 
     __slots__ = ("response_started", "headers", "method", "_receive", "_scope", "_send")
 
@@ -46,18 +46,18 @@ class HttpExchange:
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
         self.method: str = scope["method"]
-        self.response_started = False  # the response is on its way
+        self.response_started = False  # the response head is sent
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self._scope = scope
         self._receive = receive
         self._send = send
 
     def header(self, name: str) -> bytes | None:
-        """The value of a header; `name` is in lowercase."""
+        """Return the value of a header; `name` is in lowercase."""
         return self.headers.get(name.encode("utf-8", "surrogateescape"))
 
     def raw_headers(self) -> Iterable[Header]:
-        """All headers, with their names as the client has written them."""
+        """Return all headers; the names have the case that the client sent."""
         names: Sequence[bytes] | None = self._scope.get("extensions", {}).get(RAW_HEADER_NAMES)
         headers: list[Header] = self._scope["headers"]
         if names is None:
@@ -65,11 +65,14 @@ class HttpExchange:
         return [(name, value) for name, (_, value) in zip(names, headers, strict=True)]
 
     def content_length(self) -> int | None:
-        """What `Content-Length` says, None without one. Raises HostError INVALID_ARG."""
+        """Return the value of `Content-Length`, None without one. Raises HostError INVALID_ARG."""
         return self.length_header("Content-Length")
 
     def length_header(self, name: str) -> int | None:
-        """A header with a 32-bit number of bytes. Raises HostError INVALID_ARG (spec 1.6)."""
+        """Return a length header, a 32-bit number of bytes; None if it is absent.
+
+        Raises HostError INVALID_ARG (docs/reference/protocol.md, 1.6).
+        """
         value = self.headers.get(name.lower().encode())
         if value is None:
             return None
@@ -86,10 +89,9 @@ class HttpExchange:
         return number
 
     async def read_body(self, max_size: int, too_large: Callable[[int], HostError]) -> bytes:
-        """The whole body. Raises what `too_large` makes of a size of more than `max_size` bytes.
+        """Read the whole body. Raises `too_large(size)` if it exceeds `max_size` bytes.
 
-        A body that declares its size is refused before it is read, another one as soon as there
-        is too much of it.
+        A declared size is checked before the body is read, and the actual size on arrival.
         """
         declared = self.headers.get(b"content-length")
         if declared is not None and int(declared) > max_size:
@@ -125,7 +127,7 @@ class HttpExchange:
         headers: Iterable[Header] = (),
         status: int = 200,
     ) -> None:
-        """Answer with a body in pieces; large ones are not copied."""
+        """Send a response whose body has several parts; large parts are not copied."""
         size = 0
         for part in parts:
             size += len(part) if type(part) is bytes else memoryview(part).nbytes
@@ -143,11 +145,11 @@ class HttpExchange:
     async def start_response(
         self, kind: bytes, headers: Iterable[Header] = (), status: int = 200
     ) -> None:
-        """Begin a response that is sent in chunks as they come."""
+        """Start a response whose body is sent in chunks."""
         await self._send_head(status, kind, list(headers))
 
     async def send_chunk(self, data: bytes, more: bool = True) -> None:
-        """The next part of such a response. Waits while the client reads nothing."""
+        """Send the next chunk. Waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _send_head(self, status: int, kind: bytes, headers: list[Header]) -> None:
@@ -156,17 +158,17 @@ class HttpExchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_empty(self) -> None:
-        """Answer with success and nothing else."""
+        """Send status 200 with an empty body."""
         await self.send_response(JSON, ())
 
     async def send_json(self, body: bytes) -> None:
-        """Answer with JSON."""
+        """Send a JSON response."""
         await self.send_response(JSON, (body,))
 
     async def send_error(
         self, error: HostError, headers: Iterable[Header] = (), status: int | None = None
     ) -> None:
-        """Answer with an error; its status follows from its code."""
+        """Send an error response; by default, the error code gives the status."""
         message = error.message or error.code.value
         await self.send_response(
             JSON, (error_body(message),), headers, status or HTTP_STATUS[error.code]

@@ -1,8 +1,7 @@
-"""Inference requests that are answered without a task: the infer endpoint for nearly all clients.
+"""The fast path of the infer endpoint: answers most inference requests without a task.
 
-What the head of a request says is worked out once, and each request with that head costs little
-more than its inference. Whatever is out of the ordinary, and every request that has a fault, is
-left to the endpoint that answers everything (`infer`).
+A request head is parsed once, and later requests with the same head reuse the result. Requests
+with an error, and requests with unusual options, use the full endpoint (`infer`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from host.frontends.http.infer_request import to_request
 from host.frontends.http.infer_response import encode_infer_response
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.json_text import error_body
-from host.frontends.http.routes import Route, find_route
+from host.frontends.http.routes import INFER, Route, find_route
 from host.frontends.http1.cycle import STATUS_LINES, Header
 from host.frontends.http1.header_cache import Body, FastHandler, ResponseCallback
 from host.frontends.open_requests import OpenRequests
@@ -29,17 +28,17 @@ from host.inference.request import Call, Classification, InferResponse
 from host.models.registry import parse_version
 
 _HEADER_LENGTH_NAME = b"inference-header-content-length"
-_MAX_BODY_BYTES = 65536  # bytes of a body: a larger one comes in several parts anyway
+_MAX_BODY_BYTES = 65536  # bytes; a larger body arrives in several parts anyway
 _HEAD_TEMPLATE = b"%bcontent-type: %b\r\ncontent-length: "
 _JSON_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], JSON)
 _BINARY_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], BINARY)
 
 _Submitted = tuple[Call, Classification | None, Container[str], tuple[str, ...]]
-"""What was asked to be classified, which outputs are bytes, and which are in client's memory."""
+"""The call, its classification, the binary outputs, and the outputs in shared memory."""
 
 
 class FastInference:
-    """`max_input_size` is `--http-max-input-size`, `open_requests` those of the door."""
+    """Finds and runs the fast path. `max_input_size` is `--http-max-input-size`."""
 
     def __init__(
         self,
@@ -59,11 +58,11 @@ class FastInference:
     def find_handler(
         self, method: str, url: bytes, headers: Sequence[Header]
     ) -> FastHandler | None:
-        """What answers requests with this head; None if that is not done here."""
+        """Return the handler of requests with this head; None if they need the full endpoint."""
         if not self._enabled or method != "POST":
             return None
         route = find_route(url.partition(b"?")[0])
-        if route is None or route.endpoint.name != "infer":
+        if route is None or route.endpoint is not INFER:
             return None
         known = dict(reversed(headers))
         if known.get(b"content-encoding", b"identity") not in (b"", b"identity"):
@@ -87,7 +86,7 @@ class FastInference:
     def submit_request(
         self, route: Route, version: int, header_length: int, body: bytes
     ) -> _Submitted | None:
-        """Start a request; None if it is for others, who tell what is wrong with it."""
+        """Start a request; None if the full endpoint must handle it or report its error."""
         if self._core.request_tracer is not None or self._open_requests.draining:
             return None
         try:
@@ -103,12 +102,12 @@ class FastInference:
         return call, request.classification, binary_outputs(head), outputs_in_shared_memory
 
     def request_finished(self) -> None:
-        """A request that was submitted is answered."""
+        """Count a submitted request as finished."""
         self._open_requests.request_finished()
 
 
 class _FastInferHandler:
-    """What all requests with one head have in common."""
+    """Handles all requests with the same head."""
 
     __slots__ = ("_header_length", "_inference", "_route", "_version")
 
@@ -121,7 +120,7 @@ class _FastInferHandler:
         self._header_length = header_length
 
     def start_request(self, body: bytes, done: ResponseCallback) -> Call | None:
-        """Answer one of them."""
+        """Start one request; `done` gets the response. None if it needs the full endpoint."""
         inference = self._inference
         submitted = inference.submit_request(self._route, self._version, self._header_length, body)
         if submitted is None:
@@ -149,7 +148,7 @@ def _encode_response(
     binary_names: Container[str],
     outputs_in_shared_memory: Container[str],
 ) -> tuple[bytes, Sequence[Body]]:
-    """The head of a response, which may be added to, and the parts of its body."""
+    """Return the head of a response, without its empty last line, and the parts of its body."""
     if classes is not None:
         response = classify(response, classes)
     json, chunks = encode_infer_response(response, binary_names, outputs_in_shared_memory)

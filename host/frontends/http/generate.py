@@ -1,4 +1,4 @@
-"""The generate endpoints: one JSON object, or a stream of server-sent events (spec 1.10)."""
+"""The generate endpoints: JSON or server-sent events (docs/reference/protocol.md, 1.10)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NOT_ONE_RESPONSE = error_body(
 )
 
 LoadReport = Callable[[HttpExchange], Iterable[Header]]
-"""Makes the headers that tell a load balancer how busy the model is, if the client asks."""
+"""Returns the headers that report the load of the model, if the client asks for them."""
 
 
 class GenerateHandler:
-    """Answers requests of flat JSON. `max_input_size` is `--http-max-input-size`."""
+    """Answers requests in flat JSON. `max_input_size` is `--http-max-input-size`."""
 
     def __init__(self, core: Core, max_input_size: int, load_report: LoadReport) -> None:
         self._core = core
@@ -35,7 +35,7 @@ class GenerateHandler:
         self._load_report = load_report
 
     async def generate(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the only response as one JSON object. Raises HostError before it begins."""
+        """Answer with one response as a JSON object. Raises HostError before that."""
         request, trace = await self._start_request(exchange, route)
         with trace:
             status, body = 200, b""
@@ -43,16 +43,16 @@ class GenerateHandler:
                 async for response in responses:
                     if body:
                         body = _NOT_ONE_RESPONSE
-                        break  # nobody wants the others: this cancels the request
+                        break  # this cancels the request
                     status, body = _encode_response(response)
             with trace_response(request):
                 await exchange.start_response(JSON, self._load_report(exchange), status)
                 await exchange.send_chunk(body or _NOT_ONE_RESPONSE, more=False)
 
     async def generate_stream(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with an event for each response, when it comes. Raises HostError before it begins.
+        """Send an event for each response. Raises HostError before the first event.
 
-        The next response is taken when the client has room for it.
+        Waits for the client to read before it takes the next response.
         """
         request, trace = await self._start_request(exchange, route)
         with trace:
@@ -74,7 +74,7 @@ class GenerateHandler:
     async def _start_request(
         self, exchange: HttpExchange, route: Route
     ) -> tuple[InferRequest, AbstractContextManager[None]]:
-        """What is asked, and what to work on it within."""
+        """Return the request, and the context manager that traces it."""
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         config = self._core.model_config(route.resource, route.version)
@@ -90,7 +90,7 @@ class GenerateHandler:
 
 
 def _encode_response(response: InferResponse) -> tuple[int, bytes]:
-    """Status and JSON of a response; of an error, or of what cannot be written as JSON, that."""
+    """Return status and JSON of a response, or of its error if it has no JSON form."""
     error = response.error
     if error is None:
         try:

@@ -1,4 +1,4 @@
-"""Between the flat JSON of the generate endpoints, and requests and responses (spec 1.10)."""
+"""Converts the flat JSON of the generate endpoints (docs/reference/protocol.md, 1.10)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _NO_LIMIT = JsonInputLimit(MAX_BYTES)  # all inputs have one together
 
 
 def to_request(config: ModelConfig, version: int, text: bytes, max_input_size: int) -> InferRequest:
-    """The request that a flat JSON object stands for; inputs take `max_input_size` bytes at most.
+    """Convert a flat JSON object to a request with at most `max_input_size` bytes of inputs.
 
-    Raises HostError with the texts of protocol spec 1.10.
+    Raises HostError with the texts of docs/reference/protocol.md, 1.10.
     """
     pairs = json.members(json.parse(text))
     request = InferRequest(config.name, [], version)
@@ -62,7 +62,7 @@ def to_request(config: ModelConfig, version: int, text: bytes, max_input_size: i
 
 
 class _RequestBuilder:
-    """Puts members into a request: inputs of the model as such, all else as parameters."""
+    """Adds JSON members to a request: as inputs if the model has them, otherwise as parameters."""
 
     def __init__(self, config: ModelConfig, request: InferRequest, max_input_size: int) -> None:
         self.inputs = {entry.name: entry for entry in config.input}
@@ -91,14 +91,14 @@ class _RequestBuilder:
                 " --http-max-input-size to increase the limit."
             )
         self._input_size += len(data)
-        # Nothing at all has a shape only if the model has a place for it.
+        # An empty input has a shape only if the model has a variable dimension.
         placed = data or -1 in entry.dims
         shape = _deduce_shape(key, count, [*self._batch_dims, *entry.dims]) if placed else []
         request.inputs.append(Tensor(key, datatype, shape, data))
 
 
 def _encode_input(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
-    """The bytes of a scalar or an array, and the number of elements: those of the outermost one."""
+    """Return the bytes of a scalar or an array, and the length of the outermost array."""
     refusal = binary_only_error(name, datatype)
     if refusal is not None:
         raise refusal
@@ -115,7 +115,7 @@ def _encode_input(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
 
 
 def _deduce_shape(name: str, count: int, dims: Sequence[int]) -> list[int]:
-    """The shape of so many elements: the innermost variable dimension takes what is left."""
+    """Return a shape of `count` elements; the innermost variable dimension takes the rest."""
     wrong = invalid_argument(
         f"The schema can not convert input '{name}' to tensor with proper shape"
     )
@@ -136,7 +136,7 @@ def _deduce_shape(name: str, count: int, dims: Sequence[int]) -> list[int]:
 
 
 def to_json(response: InferResponse) -> bytes:
-    """A response without an error as a flat object, its names sorted. Raises HostError."""
+    """Write a successful response as a flat object with sorted names. Raises HostError."""
     fields: dict[str, bytes] = {}
     if response.id:
         fields["id"] = json.dump(response.id)
@@ -152,7 +152,7 @@ def to_json(response: InferResponse) -> bytes:
 
 
 def _format_output(tensor: Tensor) -> bytes:
-    """A tensor of one element as that, any other one as a flat array."""
+    """Write a tensor of one element as a scalar, and any other tensor as a flat array."""
     array = write_tensor(tensor)
     single = all(dim == 1 for dim in tensor.shape)
     return array[1:-1] if single else array

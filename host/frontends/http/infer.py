@@ -1,4 +1,4 @@
-"""The infer endpoint (protocol spec 1.6 to 1.9)."""
+"""The infer endpoint (docs/reference/protocol.md, 1.6 to 1.9)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class UnknownEncoding(HostError):
-    """The body is encoded in a way that is not known; the client is told what is."""
+    """The content encoding is unknown; the response lists the supported ones."""
 
     headers: tuple[Header, ...] = ((b"accept-encoding", b"gzip, deflate"),)
 
 
 class InferHandler:
-    """Answers requests to models of one response each.
+    """Answers inference requests with one response each.
 
     `max_input_size` is `--http-max-input-size`.
     """
@@ -79,7 +79,7 @@ class InferHandler:
             binary_names = binary_outputs(head)
         if self._forwarding:
             request.parameters.update(self._forwarding.to_parameters(exchange.raw_headers()))
-        del body  # the request keeps what it needs, until it is answered
+        del body  # the request holds the parts that it needs
         outputs_in_shared_memory = request.output_placement or ()
         if tracing is None:
             response = await self._core.infer(request)
@@ -120,9 +120,9 @@ class InferHandler:
         await exchange.send_response(kind, parts, headers)
 
     async def _read_body(self, exchange: HttpExchange) -> tuple[bytes, int | None]:
-        """The whole body, decompressed, and where its JSON part ends if there is more than that.
+        """Return the decompressed body, and the length of its JSON part, None for all.
 
-        What is too large is refused before it is read, if that can be known.
+        A body that declares too large a size is refused before it is read.
         """
         encoding = exchange.headers.get(b"content-encoding", b"identity").decode("latin-1")
         if encoding in SUPPORTED_ENCODINGS:
@@ -161,7 +161,7 @@ class InferHandler:
 
 
 def json_too_large(size: int, most: int) -> HostError:
-    """The complaint about JSON of more than `max_input_size` bytes."""
+    """Return the error for a JSON part of more than `most` bytes."""
     return invalid_argument(
         f"request JSON size of {size} bytes exceeds the maximum allowed input size of {most}"
         " bytes. Use --http-max-input-size to increase the limit."
@@ -183,7 +183,7 @@ def _check_header_size(size: int | None, whole: int) -> None:
 
 
 def binary_outputs(head: InferenceHeader) -> Container[str]:
-    """Which outputs are answered as bytes behind the JSON part."""
+    """Return the names of outputs that the client wants as binary data."""
     if isinstance(head.outputs, list) and head.outputs:
         return [output.name for output in head.outputs if output.binary]
     return ALL_NAMES if head.binary_output else ()

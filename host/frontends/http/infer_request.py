@@ -1,6 +1,6 @@
-"""A JSON part and the bytes behind it into `InferRequest`: tensors stay views of the one body.
+"""Builds an `InferRequest` from a JSON part and binary data; tensors are views of the body.
 
-Protocol spec 1.6 and 1.8.
+The rules are in docs/reference/protocol.md, 1.6 and 1.8.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def to_request(
     header_length: int,
     regions: Regions,
 ) -> InferRequest:
-    """The request of a head and of a body whose binary section begins at byte `header_length`.
+    """Build a request from a JSON part and a body with binary data from byte `header_length`.
 
-    Raises HostError with the texts of protocol spec 1.6 and 4.
+    Raises HostError with the texts of docs/reference/protocol.md, 1.6 and 4.
     """
     request = InferRequest(
         model,
@@ -70,7 +70,7 @@ def to_request(
 
 
 def _shared_memory_input(head: InputHeader, regions: Regions) -> Tensor:
-    """An input that lies in a client's memory."""
+    """Return an input that is in client-registered shared memory."""
     assert head.region is not None
     block = regions.find_block(*head.region)
     return Tensor(head.name, head.datatype, head.shape.copy(), block, block)
@@ -78,7 +78,7 @@ def _shared_memory_input(head: InputHeader, regions: Regions) -> Tensor:
 
 def _add_outputs(head: InferenceHeader, request: InferRequest, regions: Regions) -> None:
     if isinstance(head.outputs, HostError):
-        # Not the remembered error itself: it would collect the tracebacks of all who raise it.
+        # A new error: the cached one would collect the traceback of every request.
         raise HostError(head.outputs.code, head.outputs.message)
     counts: dict[str, int] = {}
     for output in head.outputs:
@@ -95,9 +95,9 @@ def _add_outputs(head: InferenceHeader, request: InferRequest, regions: Regions)
 def raw_request(
     config: ModelConfig, version: int, body: bytes, limit: JsonInputLimit
 ) -> InferRequest:
-    """The request of a body that is nothing but the data of the model's only input.
+    """Build a request from a body that is the raw data of the only input of the model.
 
-    Raises HostError INVALID_ARG with the texts of protocol spec 1.8.
+    Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md, 1.8.
     """
     name: str = config.name
     if len(config.input) != 1:

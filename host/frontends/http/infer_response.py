@@ -1,4 +1,4 @@
-"""`InferResponse` into the body of an HTTP response, as pieces that are not joined (spec 1.7)."""
+"""Encodes an `InferResponse` as the parts of an HTTP body (docs/reference/protocol.md, 1.7)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from host.frontends.http.tensors import write_tensor
 from host.inference.request import Buffer, InferResponse
 from host.inference.shared_memory_bytes import read_bytes
 
-_CACHE_SIZE = 2048  # descriptions of each kind
+_CACHE_SIZE = 2048  # entries of each cache
 
 
 class AllNames:
-    """All names there are."""
+    """A container of every name."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -27,10 +27,10 @@ ALL_NAMES = AllNames()
 def encode_infer_response(
     response: InferResponse, binary: Container[str], outputs_in_shared_memory: Container[str]
 ) -> tuple[bytes, list[Buffer]]:
-    """The JSON part, and the bytes of the outputs named in `binary`, in order.
+    """Return the JSON part, and the data of the outputs named in `binary`, in order.
 
-    Outputs in `outputs_in_shared_memory` are in the client's memory already. Raises
-    HostError with the texts of protocol spec 1.7.
+    Outputs in `outputs_in_shared_memory` have their data there already. Raises
+    HostError with the texts of docs/reference/protocol.md, 1.7.
     """
     chunks: list[Buffer] = []
     entries: list[bytes] = []
@@ -74,7 +74,7 @@ def _model_fields(name: str, version: int) -> bytes:
 
 @functools.lru_cache(_CACHE_SIZE)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """The beginning of an output's entry; its end is missing."""
+    """Return the JSON of an output without its closing brace."""
     whole = json.dump({"name": name, "datatype": datatype, "shape": list(shape)})
     return whole[:-1]
 

@@ -1,4 +1,4 @@
-"""The JSON part of an inference request: what it says, before any model is asked (spec 1.6)."""
+"""Parses the JSON part of an inference request (docs/reference/protocol.md, 1.6)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from host.inference.correlation_id import checked_correlation_text
 from host.inference.request import Parameter
 from host.instances.regions import RegionPart
 
-_CACHE_SIZE = 2048  # JSON parts; one client's requests repeat the same one
+_CACHE_SIZE = 2048  # JSON parts; a client often repeats the same one
 _MAX_CACHED_BYTES = 1024  # bytes of a JSON part
 
 _INT64 = 1 << 63
@@ -22,7 +22,7 @@ _INT64 = 1 << 63
 
 @dataclass(slots=True)
 class InputHeader:
-    """One input. Its bytes are `data`, or in a region, or the next `binary_size` of the body."""
+    """One input: `data`, or a region, or the next `binary_size` bytes of the body."""
 
     name: str
     datatype: str
@@ -34,7 +34,7 @@ class InputHeader:
 
 @dataclass(slots=True)
 class OutputHeader:
-    """One requested output: how it is to be answered. `classes` 0 means the tensor itself."""
+    """One requested output. `classes` is the number of classes; 0 requests the tensor."""
 
     name: str
     binary: bool = False
@@ -61,14 +61,14 @@ class InferenceHeader:
 
 
 class InferenceHeaderReader:
-    """Reads JSON parts; inputs that come as JSON are bounded by `limit`."""
+    """Parses and caches JSON parts; `limit` is the size limit of inputs in JSON form."""
 
     def __init__(self, limit: JsonInputLimit) -> None:
         self._limit = limit
         self._cached_read = functools.lru_cache(_CACHE_SIZE)(self._read)
 
     def read(self, text: bytes) -> InferenceHeader:
-        """What a JSON part says. Raises HostError with the texts of protocol spec 1.6."""
+        """Parse a JSON part. Raises HostError with the texts of docs/reference/protocol.md, 1.6."""
         return self._cached_read(text) if len(text) <= _MAX_CACHED_BYTES else self._read(text)
 
     def _read(self, text: bytes) -> InferenceHeader:
@@ -154,7 +154,7 @@ def _parse_shape(value: Any) -> list[int]:
         dims = [json.as_unsigned(dim) for dim in json.as_array(value)]
     except HostError as error:
         raise json.with_context("Unable to parse 'shape'", error) from None
-    # Sizes are signed numbers from here on, and what is not one of them becomes negative.
+    # Sizes become signed 64-bit numbers: larger ones become negative.
     return [dim if dim < _INT64 else dim - 2 * _INT64 for dim in dims]
 
 
@@ -170,7 +170,7 @@ def _parse_region(parameters: dict[str, Any]) -> RegionPart | None:
 
 
 def _apply_parameters(value: Any, head: InferenceHeader) -> None:
-    """Known parameters go to their place in the head, the others to its `parameters`."""
+    """Store known parameters in their fields, and all others in `parameters`."""
     try:
         pairs = json.members(value)
     except HostError as error:
@@ -207,7 +207,7 @@ def _parse_correlation_id(value: Any) -> int | str:
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
-    """A parameter that only the model knows. Raises HostError INVALID_ARG for other types."""
+    """Return a custom parameter. Raises HostError INVALID_ARG for an unsupported type."""
     if type(value) is str:
         return json.as_text(value)
     if type(value) is bool or json.is_signed(value):

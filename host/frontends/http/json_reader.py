@@ -1,7 +1,7 @@
-"""A reader of JSON that can say what is wrong, and where, in the words that clients know.
+"""A JSON parser whose error messages are those of Triton, with the position.
 
 It is iterative, so no depth is too much, and takes what Triton takes beyond standard JSON: `NaN`,
-`Inf`, `Infinity`, their negatives, and strings of any bytes (protocol spec 0.4).
+`Inf`, `Infinity`, their negatives, and strings of any bytes (docs/reference/protocol.md, 0.4).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from host.errors import ErrorCode, HostError, internal
 
 MAX_VALUES = 50_000
-"""How many values outside of flat arrays of numbers are read: half a second's work at most."""
+"""The most values outside of flat number arrays; they take at most half a second."""
 
 MAX_ARRAYS = 500_000
 """How many arrays may begin right inside of another one; those are read in runs."""
@@ -38,7 +38,7 @@ _ESCAPE = re.compile(
 
 
 class JsonObject(dict[str, Any]):
-    """An object in which a name occurs more than once. The first one counts; `pairs` has all."""
+    """An object with a repeated name. The first one counts; `pairs` has all members."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(reversed(pairs))
@@ -46,7 +46,7 @@ class JsonObject(dict[str, Any]):
 
 
 class JsonTooLarge(HostError):
-    """There are more values than this reader takes the time for."""
+    """The text has more values than the limit of this parser."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INTERNAL, message)

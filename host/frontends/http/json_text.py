@@ -1,4 +1,4 @@
-"""JSON as clients of the HTTP door write and read it (protocol spec 0.4).
+"""Reads and writes the JSON of HTTP clients (docs/reference/protocol.md, 0.4).
 
 Well-formed text is decoded by msgspec. The rest of the dialect (`NaN`, names that occur twice,
 bytes that are no UTF-8, any depth) and every complaint is the reader's in `json_reader`.
@@ -21,7 +21,7 @@ _NEEDS_ESCAPE = re.compile(rb'[\x00-\x1f"\\]')
 _SHORT_ESCAPES = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
 
 _MAX_CONTAINERS = 4_000_000
-"""How many arrays and objects a text may have; as Python objects they take 60 times the room."""
+"""The most arrays and objects in a text; as Python objects, they take 60 times the memory."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -31,7 +31,7 @@ _UINT64 = 1 << 64
 
 
 def parse(text: bytes) -> Any:
-    """The value of a JSON text; an object that has a name twice is a JsonObject.
+    """Parse a JSON text; an object with a repeated name becomes a JsonObject.
 
     Bytes of strings that are no UTF-8 become lone surrogates (`surrogateescape`). Raises HostError
     INTERNAL.
@@ -45,8 +45,8 @@ def parse(text: bytes) -> Any:
         value = _decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _read_leniently(text)
-    # Of equal names the first counts, but msgspec keeps the last: has it seen as many members as
-    # there are names?
+    # The first of equal names counts, but msgspec keeps the last. Compare the number of members
+    # with the number of names to find repeated names.
     if text.count(b'":') - text.count(b'\\":') == _count_members(value):
         return value
     try:
@@ -59,7 +59,7 @@ def _read_leniently(text: bytes) -> Any:
     try:
         return read(text)
     except JsonTooLarge:
-        try:  # faster, and less exact: of what the reader alone knows, it takes `NaN`
+        try:  # faster, but of the extensions it accepts only `NaN`
             return json.loads(text.decode("utf-8", "surrogateescape"))
         except (ValueError, RecursionError):
             pass
@@ -67,7 +67,7 @@ def _read_leniently(text: bytes) -> Any:
 
 
 def _count_members(value: Any) -> int:
-    """How many members the objects have that a request usually consists of."""
+    """Count the members of the objects that a normal request has."""
     if type(value) is not dict:
         return 0
     count = len(value)
@@ -80,14 +80,14 @@ def _count_members(value: Any) -> int:
 
 
 def member(owner: Any, name: str) -> Any:
-    """A member of an object. Raises HostError INTERNAL if it is absent."""
+    """Return a member of an object. Raises HostError INTERNAL if it is absent."""
     if isinstance(owner, dict) and name in owner:
         return owner[name]
     raise internal(f"attempt to access non-existing object member '{name}'")
 
 
 def members(value: Any) -> list[tuple[str, Any]]:
-    """Every member in the order of the text, repeated ones included. Raises HostError INTERNAL."""
+    """Return all members in order, including repeated names. Raises HostError INTERNAL."""
     if not isinstance(value, dict):
         raise internal("attempt to get members for non-object")
     if isinstance(value, JsonObject):
@@ -96,7 +96,7 @@ def members(value: Any) -> list[tuple[str, Any]]:
 
 
 def as_text(value: Any) -> str:
-    """A string, which must be text. Raises HostError INTERNAL."""
+    """Return a value that is a valid string. Raises HostError INTERNAL."""
     if type(value) is not str:
         raise wrong_type("string")
     if not value.isascii():
@@ -108,48 +108,48 @@ def as_text(value: Any) -> str:
 
 
 def as_bool(value: Any) -> bool:
-    """A boolean. Raises HostError INTERNAL."""
+    """Return a value that is a boolean. Raises HostError INTERNAL."""
     if type(value) is not bool:
         raise wrong_type("boolean")
     return value
 
 
 def as_unsigned(value: Any) -> int:
-    """An integer of 64 bits without sign. Raises HostError INTERNAL."""
+    """Return a value that is an unsigned 64-bit integer. Raises HostError INTERNAL."""
     if not is_unsigned(value):
         raise wrong_type("unsigned-integer")
     return int(value)
 
 
 def as_array(value: Any) -> list[Any]:
-    """An array. Raises HostError INTERNAL."""
+    """Return a value that is an array. Raises HostError INTERNAL."""
     if type(value) is not list:
         raise wrong_type("array")
     return value
 
 
 def is_unsigned(value: Any) -> bool:
-    """Whether it is an integer of 64 bits without sign."""
+    """Return whether a value is an unsigned 64-bit integer."""
     return type(value) is int and 0 <= value < _UINT64
 
 
 def is_signed(value: Any) -> bool:
-    """Whether it is an integer of 64 bits with a sign."""
+    """Return whether a value is a signed 64-bit integer."""
     return type(value) is int and -_INT64 <= value < _INT64
 
 
 def wrong_type(expected: str) -> HostError:
-    """The complaint that a value is not of the expected type."""
+    """Return the error for a value that does not have the expected type."""
     return internal(f"attempt to access JSON non-{expected} as {expected}")
 
 
 def with_context(context: str, error: HostError) -> HostError:
-    """The same complaint, with what it is about before it."""
+    """Return the error with a context before its message."""
     return HostError(error.code, f"{context}: {error.message}")
 
 
 def dump(value: Any) -> bytes:
-    """Compact JSON of data made of plain types. Lone surrogates become question marks."""
+    """Write plain data as compact JSON. Lone surrogates become question marks."""
     try:
         return _encode(value)
     except (UnicodeEncodeError, ValueError):
@@ -158,14 +158,14 @@ def dump(value: Any) -> bytes:
 
 
 def dump_numbers(values: Sequence[Any]) -> bytes:
-    """A flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`."""
+    """Write a flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`."""
     if values and type(values[0]) is float and not math.isfinite(sum(map(abs, values))):
         return json.dumps(values, separators=(",", ":")).encode()
     return _encode(values)
 
 
 def dump_strings(values: Sequence[bytes]) -> bytes:
-    """A flat array of strings of these bytes, which need be no UTF-8."""
+    """Write a flat array of strings; the bytes can be invalid UTF-8."""
     try:
         return _encode([value.decode() for value in values])
     except UnicodeDecodeError:
@@ -182,5 +182,5 @@ def _escape(found: re.Match[bytes]) -> bytes:
 
 
 def error_body(message: str) -> bytes:
-    """What the body of every error is (protocol spec 0.1)."""
+    """Return the body of an error response (docs/reference/protocol.md, 0.1)."""
     return dump({"error": message})

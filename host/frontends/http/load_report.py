@@ -1,4 +1,4 @@
-"""How full a model is, told to load balancers that ask for it (ORCA; protocol spec 1.9)."""
+"""Reports the load of models to load balancers (ORCA; docs/reference/protocol.md, 1.9)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("pbhost")
 
 
 def load_report(families: Callable[[], Iterable[MetricFamily]]) -> LoadReport:
-    """What makes the report from the metrics of models, which `families` gives."""
+    """Return a function that makes the report from the metrics that `families` returns."""
 
     def report(exchange: HttpExchange) -> Iterable[Header]:
         wanted = exchange.headers.get(_FORMAT)
@@ -36,7 +36,7 @@ def load_report(families: Callable[[], Iterable[MetricFamily]]) -> LoadReport:
 
 
 def _kv_cache_blocks(families: Iterable[MetricFamily]) -> dict[str, float]:
-    """What models say of the blocks of their caches, by the kind of number. Raises ValueError."""
+    """Return the counts of KV cache blocks that models report, by kind. Raises ValueError."""
     blocks: dict[str, float] = {}
     for family in families:
         if family.name == _FAMILY:
@@ -49,7 +49,7 @@ def _kv_cache_blocks(families: Iterable[MetricFamily]) -> dict[str, float]:
 
 
 def _format_report(wanted: bytes, blocks: dict[str, float]) -> bytes:
-    """The report in one of two forms. Raises ValueError for another one."""
+    """Format the report as text or JSON. Raises ValueError for another format."""
     most = blocks["max"]
     full = blocks["used"] / most if most else 0.0
     tokens = int(most * blocks["tokens_per"])

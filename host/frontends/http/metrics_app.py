@@ -1,4 +1,4 @@
-"""The metrics endpoint: GET /metrics (protocol spec 6)."""
+"""The metrics endpoint: GET /metrics (docs/reference/protocol.md, 6)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _JSON = "application/json"
 
 
 class MetricsApp:
-    """An ASGI application; `families` is asked on every scrape."""
+    """The ASGI application of the metrics port; calls `families` on each scrape."""
 
     def __init__(self, families: Callable[[], Awaitable[Iterable[MetricFamily]]]) -> None:
         self._families = families
@@ -36,7 +36,7 @@ class MetricsApp:
         accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
         try:
             kind, body = render_exposition(await self._families(), accept.decode("latin-1"))
-        except Exception as error:  # a defect: logged, and the scrape is answered
+        except Exception as error:  # a defect of ours
             _log.error("unexpected failure of a scrape", exc_info=error)
             text = f"unexpected failure: {type(error).__name__}"
             await _send_response(send, 500, _JSON, _error_body(text))

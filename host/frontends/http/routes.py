@@ -1,4 +1,4 @@
-"""From the path of a request to what it is about (protocol spec 1.2)."""
+"""The HTTP endpoints, and the parser of request paths (docs/reference/protocol.md, 1.2)."""
 
 from __future__ import annotations
 
@@ -10,60 +10,85 @@ _CACHE_SIZE = 4096  # paths
 _MAX_CACHED_BYTES = 256  # bytes of a path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Endpoint:
-    """A kind of request: the methods it has, and the category that may be restricted."""
+    """One kind of request: its HTTP methods, and the API category that can be restricted.
 
-    name: str
+    Endpoints are compared by identity. `HttpApp` has the table of their handlers.
+    """
+
     methods: tuple[str, ...]
     category: str
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a path means. `resource` is the model or region that it names, `version` has digits."""
+    """The meaning of a path: `resource` is the named model or region, `version` has digits only."""
 
     endpoint: Endpoint
     resource: str = ""
     version: str = ""
 
 
-_GET, _POST, _BOTH = ("GET",), ("POST",), ("GET", "POST")
+_GET, _POST, _GET_OR_POST = ("GET",), ("POST",), ("GET", "POST")
+
+SERVER_LIVE = Endpoint(_GET, "health")
+SERVER_READY = Endpoint(_GET, "health")
+SERVER_METADATA = Endpoint(_GET, "metadata")
+MODEL_READY = Endpoint(_GET, "health")
+MODEL_METADATA = Endpoint(_GET, "metadata")
+MODEL_CONFIG = Endpoint(_GET, "model-config")
+STATISTICS = Endpoint(_GET, "statistics")
+TRACE_SETTING = Endpoint(_GET_OR_POST, "trace")
+LOG_SETTINGS = Endpoint(_GET_OR_POST, "logging")
+INFER = Endpoint(_POST, "inference")
+GENERATE = Endpoint(_POST, "inference")
+GENERATE_STREAM = Endpoint(_POST, "inference")
+REPOSITORY_INDEX = Endpoint(_POST, "model-repository")
+LOAD_MODEL = Endpoint(_POST, "model-repository")
+UNLOAD_MODEL = Endpoint(_POST, "model-repository")
+NAMED_REPOSITORY_CONTROL = Endpoint(_POST, "model-repository")
+SYSTEM_STATUS = Endpoint(_GET, "shared-memory")
+SYSTEM_REGISTER = Endpoint(_POST, "shared-memory")
+SYSTEM_UNREGISTER = Endpoint(_POST, "shared-memory")
+CUDA_STATUS = Endpoint(_GET, "shared-memory")
+CUDA_REGISTER = Endpoint(_POST, "shared-memory")
+CUDA_UNREGISTER = Endpoint(_POST, "shared-memory")
 
 _SERVER_ENDPOINTS = {
-    "": Endpoint("server_metadata", _GET, "metadata"),
-    "/health/live": Endpoint("live", _GET, "health"),
-    "/health/ready": Endpoint("ready", _GET, "health"),
-    "/models/stats": Endpoint("statistics", _GET, "statistics"),
-    "/trace/setting": Endpoint("trace_setting", _BOTH, "trace"),
-    "/logging": Endpoint("log_settings", _BOTH, "logging"),
+    "": SERVER_METADATA,
+    "/health/live": SERVER_LIVE,
+    "/health/ready": SERVER_READY,
+    "/models/stats": STATISTICS,
+    "/trace/setting": TRACE_SETTING,
+    "/logging": LOG_SETTINGS,
 }
 _MODEL_ENDPOINTS = {
-    "": Endpoint("model_metadata", _GET, "metadata"),
-    "ready": Endpoint("model_ready", _GET, "health"),
-    "config": Endpoint("model_config", _GET, "model-config"),
-    "stats": Endpoint("statistics", _GET, "statistics"),
-    "infer": Endpoint("infer", _POST, "inference"),
-    "generate": Endpoint("generate", _POST, "inference"),
-    "generate_stream": Endpoint("generate_stream", _POST, "inference"),
+    "": MODEL_METADATA,
+    "ready": MODEL_READY,
+    "config": MODEL_CONFIG,
+    "stats": STATISTICS,
+    "infer": INFER,
+    "generate": GENERATE,
+    "generate_stream": GENERATE_STREAM,
 }
-_REPOSITORY_INDEX = Endpoint("repository_index", _POST, "model-repository")
-_MODEL_CONTROL = {
-    "load": Endpoint("load_model", _POST, "model-repository"),
-    "unload": Endpoint("unload_model", _POST, "model-repository"),
-}
-_NAMED_REPOSITORY_CONTROL = Endpoint("control_in_repository", _POST, "model-repository")
+_MODEL_CONTROL = {"load": LOAD_MODEL, "unload": UNLOAD_MODEL}
 _SHARED_MEMORY = {
-    f"{kind}sharedmemory": {
-        verb: Endpoint(f"{kind}_{verb}", methods, "shared-memory")
-        for verb, methods in (("status", _GET), ("register", _POST), ("unregister", _POST))
-    }
-    for kind in ("system", "cuda")
+    "systemsharedmemory": {
+        "status": SYSTEM_STATUS,
+        "register": SYSTEM_REGISTER,
+        "unregister": SYSTEM_UNREGISTER,
+    },
+    "cudasharedmemory": {
+        "status": CUDA_STATUS,
+        "register": CUDA_REGISTER,
+        "unregister": CUDA_UNREGISTER,
+    },
 }
 
 
 def find_route(path: bytes) -> Route | None:
-    """What a path (not decoded, without its query) means; None if it means nothing."""
+    """Return the route of a path (not decoded, without its query); None if it is unknown."""
     return _cached_parse_path(path) if len(path) <= _MAX_CACHED_BYTES else _parse_path(path)
 
 
@@ -78,11 +103,11 @@ def _parse_path(path: bytes) -> Route | None:
         case ["models", model, *rest] if model:
             return _model_route(_unquote(model), rest)
         case ["repository", *repository, "index"] if len(repository) < 2 and "" not in repository:
-            return Route(_REPOSITORY_INDEX)
+            return Route(REPOSITORY_INDEX)
         case ["repository", "models", model, ("load" | "unload") as verb] if model:
             return Route(_MODEL_CONTROL[verb], _unquote(model))
         case ["repository", repository, "models", model, "load" | "unload"] if repository and model:
-            return Route(_NAMED_REPOSITORY_CONTROL)
+            return Route(NAMED_REPOSITORY_CONTROL)
         case [memory, verb] if verb in _SHARED_MEMORY.get(memory, ()):
             return Route(_SHARED_MEMORY[memory][verb])
         case [memory, "region", region, verb] if region and verb in _SHARED_MEMORY.get(memory, ()):
@@ -96,20 +121,20 @@ _cached_parse_path = functools.lru_cache(_CACHE_SIZE)(_parse_path)
 def _model_route(model: str, rest: list[str]) -> Route | None:
     match rest:
         case ["trace", "setting"]:
-            return Route(_SERVER_ENDPOINTS["/trace/setting"], model)
+            return Route(TRACE_SETTING, model)
         case ["versions", version, *tail] if version.isascii() and version.isdigit():
             pass
         case tail:
             version = ""
     name = tail[0] if len(tail) == 1 else "" if not tail else "/"
     endpoint = _MODEL_ENDPOINTS.get(name)
-    # An empty last part is not the same as none.
+    # A path that ends with "/" is not the path without it.
     return None if endpoint is None or tail == [""] else Route(endpoint, model, version)
 
 
 def _unquote(name: str) -> str:
-    """A name as clients mean it: they escape what may not stand in a path.
+    """Decode the percent escapes of a name.
 
-    What is no escape stands for itself, and bytes that are no UTF-8 become replacement characters.
+    Text that is not a valid escape stays as it is. Invalid UTF-8 becomes replacement characters.
     """
     return unquote_to_bytes(name.encode("latin-1")).decode("utf-8", "replace")

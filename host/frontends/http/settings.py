@@ -1,4 +1,4 @@
-"""The endpoints of trace and log settings (protocol spec 7.1, 7.4)."""
+"""The endpoints of trace and log settings (docs/reference/protocol.md, 7.1, 7.4)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from host.tracing.updates import NUMBERS, to_change
 
 
 class SettingsHandler:
-    """One method per endpoint: GET shows the settings, POST changes them and shows what is now.
+    """Has one method per endpoint: GET returns the settings, POST changes and returns them.
 
-    All raise HostError. `max_input_size` is `--http-max-input-size`.
+    All methods raise HostError. `max_input_size` is `--http-max-input-size`.
     """
 
     def __init__(self, core: Core, max_input_size: int) -> None:
@@ -25,15 +25,17 @@ class SettingsHandler:
         self._max_input_size = max_input_size
 
     async def trace_setting(self, exchange: HttpExchange, route: Route) -> None:
-        """Trace settings: those of a model, or those of all that have none of their own."""
-        shown = self._core.trace_settings(route.resource)  # a model that is not there comes first
+        """Answer with the trace settings of one model, or with the global ones."""
+        shown = self._core.trace_settings(
+            route.resource
+        )  # reports an unknown model before an invalid body
         if exchange.method == "POST":
             change = trace_change(await self._read_json_object(exchange))
             shown = self._core.trace_settings(route.resource, change)
         await exchange.send_json(json.dump(shown))
 
     async def log_settings(self, exchange: HttpExchange, route: Route) -> None:
-        """Settings of the log."""
+        """Answer with the log settings."""
         log = self._core.log
         if exchange.method == "POST":
             document = await self._read_json_object(exchange)
@@ -41,9 +43,9 @@ class SettingsHandler:
         await exchange.send_json(json.dump(log.describe()))
 
     async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
-        """The JSON object that the body is; of members with one name, the first counts.
+        """Read the body as a JSON object; the first of equal names counts.
 
-        `null`, which clients send who were given no settings, has none.
+        `null` means an empty object: clients without settings send it.
         """
         body = await exchange.read_body(
             self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
@@ -56,12 +58,12 @@ class SettingsHandler:
 
 
 def trace_change(document: dict[str, Any]) -> SettingChanges:
-    """The change that a client asks for. Raises HostError."""
+    """Convert a JSON object to a change of trace settings. Raises HostError."""
     levels: list[str] | None = None
     if "trace_level" in document:
         given = document["trace_level"]
         if given is None:
-            levels = []  # clears it; an array without names says nothing of it
+            levels = []  # null clears the setting; an empty array leaves it unchanged
         elif names := [json.as_text(level) for level in json.as_array(given)]:
             levels = names
     numbers = {

@@ -1,4 +1,4 @@
-"""Clients' shared memory over HTTP (protocol spec 4)."""
+"""The shared memory endpoints (docs/reference/protocol.md, 4)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from host.frontends.http.routes import Route
 
 
 class SharedMemoryHandler:
-    """One method per endpoint. All raise HostError. `max_input_size` is `--http-max-input-size`."""
+    """Has one method per endpoint. All raise HostError. `max_input_size` is in bytes."""
 
     def __init__(self, core: Core, max_input_size: int) -> None:
         self._core = core
         self._max_input_size = max_input_size
 
     async def system_status(self, exchange: HttpExchange, route: Route) -> None:
-        """One region, or all."""
+        """Answer with the status of one region or of all regions."""
         regions = self._core.regions.status(route.resource)
         await exchange.send_json(json.dump([asdict(region) for region in regions]))
 
     async def system_register(self, exchange: HttpExchange, route: Route) -> None:
-        """Map an object of the client's."""
+        """Register a shared-memory object of the client."""
         request = await self._read_request(exchange, route, "system")
         _require(request, "key")
         key = json.as_text(request["key"])
@@ -37,17 +37,17 @@ class SharedMemoryHandler:
         await exchange.send_empty()
 
     async def system_unregister(self, exchange: HttpExchange, route: Route) -> None:
-        """Forget one region, or all."""
+        """Unregister one region or all regions."""
         self._core.regions.unregister(route.resource)
         await exchange.send_empty()
 
     async def cuda_status(self, exchange: HttpExchange, route: Route) -> None:
-        """None exist, so one that is named is not found."""
+        """Answer with an empty list; a named region is never found."""
         self._core.regions.cuda_status(route.resource)
         await exchange.send_json(b"[]")
 
     async def cuda_register(self, exchange: HttpExchange, route: Route) -> None:
-        """Refused, once the request is known to be one."""
+        """Validate the request, then refuse it: CUDA regions are not supported."""
         request = await self._read_request(exchange, route, "cuda")
         _require(request, "raw_handle")
         json.as_text(json.member(request["raw_handle"], "b64"))
@@ -57,7 +57,7 @@ class SharedMemoryHandler:
         await exchange.send_empty()
 
     async def cuda_unregister(self, exchange: HttpExchange, route: Route) -> None:
-        """None exist, and to forget such is a success."""
+        """Succeed without an effect: there are no CUDA regions."""
         self._core.regions.require_enabled()
         await exchange.send_empty()
 

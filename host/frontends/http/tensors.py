@@ -1,4 +1,4 @@
-"""Tensors as JSON arrays, and back (protocol spec 0.2, 1.6, 1.7)."""
+"""Converts tensors from and to JSON arrays (docs/reference/protocol.md, 0.2, 1.6, 1.7)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stub.wire.datatypes import CODES
 
 MAX_BYTES = 2**63 - 1
 MAX_NESTING = 100
-"""How deep the arrays of a tensor's data may be nested."""
+"""The maximum nesting depth of the JSON arrays of a tensor."""
 
 _SIGNED = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64}
 _UNSIGNED = {"UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64}
@@ -35,13 +35,13 @@ _BINARY_ONLY = ("FP16", "BF16")
 
 
 class JsonInputLimit:
-    """The most bytes that an input may have which comes as JSON (`--http-max-input-size`)."""
+    """The size limit, in bytes, of an input in JSON form (`--http-max-input-size`)."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
 
     def check_size(self, name: str, size: int) -> None:
-        """Raise HostError INVALID_ARG if an input is larger."""
+        """Raise HostError INVALID_ARG if the input is larger than the limit."""
         if size > self.max_bytes:
             raise invalid_argument(
                 f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum"
@@ -50,7 +50,7 @@ class JsonInputLimit:
             )
 
     def raw_too_large(self, size: int) -> HostError:
-        """The complaint about a body that is nothing but an input, and larger."""
+        """Return the error for a raw input that is larger than the limit."""
         return invalid_argument(
             f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of"
             f" {self.max_bytes} bytes. Use --http-max-input-size to increase the limit."
@@ -60,10 +60,10 @@ class JsonInputLimit:
 def read_tensor(
     name: str, datatype: str, shape: Sequence[int], data: Any, limit: JsonInputLimit
 ) -> bytes:
-    """The bytes of an input whose `data` is a JSON array, nested in any way.
+    """Return the bytes of an input whose `data` is a JSON array, with any nesting.
 
-    `shape` says how many elements there must be; of BYTES, whoever takes the tensor counts them.
-    Raises HostError with the texts of protocol spec 1.6.
+    `shape` gives the number of elements. Elements of BYTES are counted later, by the core.
+    Raises HostError with the texts of docs/reference/protocol.md, 1.6.
     """
     count = _element_count(name, shape)
     refusal = binary_only_error(name, datatype)
@@ -97,7 +97,7 @@ def read_tensor(
 
 
 def binary_only_error(name: str, datatype: str) -> HostError | None:
-    """The complaint about an input of a datatype that JSON has no numbers for."""
+    """Return the error for an input of a datatype without a JSON form; None if it has one."""
     if datatype not in _BINARY_ONLY:
         return None
     return invalid_argument(
@@ -107,13 +107,13 @@ def binary_only_error(name: str, datatype: str) -> HostError | None:
 
 
 def _element_count(name: str, shape: Sequence[int]) -> int:
-    """Raises HostError INVALID_ARG if there is no such number."""
+    """Return the number of elements. Raises HostError INVALID_ARG for an invalid shape."""
     if any(dim < 0 for dim in shape):
         raise invalid_argument(
             f"invalid shape for input '{name}': shape {_format_shape(shape)} contains one or more"
             " invalid dimensions"
         )
-    count = math.prod(shape) if shape else 0  # that of no dimensions is none (spec 3.3)
+    count = math.prod(shape) if shape else 0  # no dimensions: no elements, see protocol.md, 3.3
     if count > MAX_BYTES:
         raise invalid_argument(
             f"invalid shape for input '{name}': shape {_format_shape(shape)} causes total element"
@@ -127,7 +127,7 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 
 def flatten(data: list[Any]) -> list[Any]:
-    """The scalars of nested arrays in order. Raises HostError INVALID_ARG if they go too deep."""
+    """Return the scalars of nested arrays in order. Raises HostError INVALID_ARG if too deep."""
     levels = 1
     while True:
         kinds = set(map(type, data))
@@ -144,7 +144,7 @@ def flatten(data: list[Any]) -> list[Any]:
 
 
 def _flatten_mixed(data: list[Any], levels: int) -> list[Any]:
-    """The same where scalars and arrays stand side by side: one by one."""
+    """Flatten arrays that contain both scalars and arrays; this is slower."""
     flat: list[Any] = []
     stack = [iter(data)]
     while stack:
@@ -163,7 +163,7 @@ def _flatten_mixed(data: list[Any], levels: int) -> list[Any]:
 
 
 def read_numbers(datatype: str, values: list[Any]) -> bytes:
-    """The bytes of scalars, of any datatype but BYTES, FP16 and BF16.
+    """Encode scalars of any datatype except BYTES, FP16 and BF16.
 
     Integers keep their low bytes. Raises HostError INTERNAL for an element of another type.
     """
@@ -193,7 +193,7 @@ def read_numbers(datatype: str, values: list[Any]) -> bytes:
 
 
 def read_strings(name: str, data: list[Any], limit: JsonInputLimit) -> bytes:
-    """The bytes of a BYTES tensor. Raises HostError for what is no string, or too much."""
+    """Encode strings as a BYTES tensor. Raises HostError if not strings, or if too large."""
     values = flatten(data)
     if set(map(type, values)) - {str}:
         raise with_context("Unable to parse JSON bytes array", wrong_type("string"))
@@ -210,15 +210,15 @@ def read_strings(name: str, data: list[Any], limit: JsonInputLimit) -> bytes:
 
 
 def write_tensor(tensor: Tensor) -> bytes:
-    """A tensor's elements as a flat JSON array. Raises HostError (protocol spec 1.7)."""
+    """Write a tensor as a flat JSON array. Raises HostError (docs/reference/protocol.md, 1.7)."""
     values = elements_of(tensor)
     return dump_strings(values) if tensor.datatype == "BYTES" else dump_numbers(values)
 
 
 def elements_of(tensor: Tensor) -> list[Any]:
-    """Numbers, booleans, or the bytes of strings, in order.
+    """Return the elements of a tensor in order: numbers, booleans, or strings as bytes.
 
-    Raises HostError (protocol spec 1.7).
+    Raises HostError (docs/reference/protocol.md, 1.7).
     """
     datatype, data = tensor.datatype, read_bytes(tensor.data)
     if datatype in _BINARY_ONLY:
@@ -243,7 +243,7 @@ def elements_of(tensor: Tensor) -> list[Any]:
 
 
 def split_strings(data: bytes | memoryview) -> list[bytes]:
-    """The elements of a BYTES tensor; what does not end within the buffer is left out."""
+    """Return the elements of a BYTES tensor, without an incomplete last element."""
     whole = bytes(data)
     elements: list[bytes] = []
     at, end = 0, len(whole)

@@ -1,4 +1,4 @@
-"""A request at the HTTP door that may be traced (protocol spec 7.2)."""
+"""Records trace events of HTTP requests (docs/reference/protocol.md, 7.2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from host.inference.request import InferRequest, RequestTracer
 
 
 def receive_started(tracing: RequestTracer | None) -> int:
-    """When the door has begun to read a request, in nanoseconds; 0 while nothing is traced."""
+    """Return the start time of a request in nanoseconds; 0 if tracing is off."""
     return 0 if tracing is None else time.monotonic_ns()
 
 
@@ -22,7 +22,7 @@ def trace_request(
     request: InferRequest,
     receive_started_ns: int,
 ) -> Iterator[None]:
-    """Until the end of this, the door works on the request, whose body it has read."""
+    """Trace a request, whose body is complete, until its response is sent."""
     if tracing is None:
         yield
         return
@@ -45,7 +45,7 @@ def trace_request(
 
 @contextmanager
 def trace_response(request: InferRequest) -> Iterator[None]:
-    """Until the end of this, the door sends the answer."""
+    """Record the start and the end of sending a response."""
     trace = request.trace
     if trace is not None:
         trace.record_event("HTTP_SEND_START")

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection, with limits on sizes and times."""
+"""One HTTP/1.1 connection, with size limits and timeouts."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ _TOO_MANY_CHUNKS = (
 _HEADERS_TOO_LARGE = "Request headers are too large"
 _UNSUPPORTED_CODING = "Unsupported transfer encoding, only 'chunked' is supported."
 _REQUEST_TIMEOUT = "The request did not arrive in time"
-_MAX_UNREAD_BODY = 1 << 20  # bytes of a body that wait for the application
+_MAX_UNREAD_BODY = 1 << 20  # bytes of a body that the application has not read
 
 _log = logging.getLogger("pbhost")
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a connection may take for what, in seconds, and how large headers may be.
+    """The timeouts of a connection in seconds, and the size limit of headers in bytes.
 
-    `header_timeout`: until TLS is set up, and until a request's headers are there, from its first
-    byte or the connection's beginning. `data_rate_interval`: a body must bring
-    `min_interval_bytes` bytes in that time, and a client must have taken something of a response.
-    `idle_timeout`: between two requests. `max_header_bytes` is as
-    well the most that may come between two parts of a body, and after the last one.
+    `header_timeout` limits the TLS handshake, and the time until the headers of a request are
+    complete. In each `data_rate_interval`, a client must send `min_interval_bytes` bytes of a body,
+    and must read some bytes of a pending response. `idle_timeout` is the time between two requests.
+    `max_header_bytes` also limits the bytes between two parts of a body, and after the last one.
     """
 
     header_timeout: float = 60.0
@@ -54,10 +53,10 @@ class Timeouts:
 
 
 class Http1Connection(asyncio.Protocol):
-    """Answers a client's requests one after the other, without a task or with one each.
+    """Answers the requests of one client in order, each on the fast path or in a task.
 
-    The task is cancelled when the client goes. `connections` and `tasks` have what is open;
-    `header_cache` has what needs none.
+    When the client disconnects, the task is cancelled. The connection adds itself and its tasks to
+    `connections` and `tasks`. `header_cache` finds the requests for the fast path.
     """
 
     transport: asyncio.Transport
@@ -81,24 +80,24 @@ class Http1Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._parser = RequestParser(self)
-        self._scope: dict[str, Any] = {}  # what all its requests have in common
-        # Requests: the one that comes in, the one that is being answered, those that wait for that.
+        self._scope: dict[str, Any] = {}  # the scope fields that all requests share
+        # Requests: the one that arrives, the one in execution, and those that wait for it
         self._incoming_cycle: RequestResponseCycle | None = None
         self._active_cycle: RequestResponseCycle | FastPathCycle | None = None
         self._pipelined_cycles: deque[RequestResponseCycle] = deque()
-        # What comes in
-        self._receiving_request = False  # a request, which is not complete yet
+        # Receiving
+        self._receiving_request = False  # a request has started and is not complete
         self._in_headers = False
-        self._held_data = b""  # a request that may need no task, whose body is not there yet
-        self._overhead_bytes = self._chunks = 0  # bytes since the last ones of a body; chunks of it
-        self._received_bytes = 0  # bytes since the last look
+        self._held_data = b""  # a fast-path request without its whole body
+        self._overhead_bytes = self._chunks = 0  # bytes since the last body part; chunks
+        self._received_bytes = 0  # bytes since the last check
         self._reading_paused = False
-        self._receive_timer: asyncio.TimerHandle | None = None  # runs while a request comes in
-        # What goes out
-        self._writing_paused: asyncio.Event | None = None  # set when that is over
-        self._error_response = b""  # the answer to a request that ends the connection
-        self._last_unsent_bytes = 0  # bytes that waited to be sent at the last look
-        self._send_timer: asyncio.TimerHandle | None = None  # runs while the client takes nothing
+        self._receive_timer: asyncio.TimerHandle | None = None  # runs while a request arrives
+        # Sending
+        self._writing_paused: asyncio.Event | None = None  # set when writing resumes
+        self._error_response = b""  # sent before the connection closes
+        self._last_unsent_bytes = 0  # bytes in the write buffer at the last check
+        self._send_timer: asyncio.TimerHandle | None = None  # runs while writing is paused
         # Between requests
         self._had_request = False
         self._idle_since = 0.0
@@ -135,7 +134,7 @@ class Http1Connection(asyncio.Protocol):
             self._active_cycle.client_disconnected()
 
     def data_received(self, data: bytes) -> None:
-        # The rest of a request does not count as another one.
+        # The rest of a request is not a new activity.
         if not (self._receiving_request or self._held_data):
             self._on_activity()
         if self._active_cycle is None and not self._receiving_request:
@@ -152,7 +151,7 @@ class Http1Connection(asyncio.Protocol):
             self._parser.feed(data)
         except MalformedRequest as error:
             self._reject_request(400, f"malformed HTTP request: {error}")
-        except Exception as error:  # a defect of ours; the connection's state is not to be trusted
+        except Exception as error:  # a defect of ours; the state of the connection is unknown
             _log.error("unexpected failure of an HTTP connection", exc_info=error)
             self.transport.abort()
         if self._receiving_request and not self.closing:
@@ -169,9 +168,9 @@ class Http1Connection(asyncio.Protocol):
             self._cancel_receive_timer()
 
     def _try_fast_path(self, data: bytes, may_wait: bool) -> bool:
-        """Whether these bytes are a request that needs no task: it has begun, or its body waits.
+        """Start a request on the fast path, or hold it until its body arrives; False for neither.
 
-        Many clients send the body after the head, but few in more than two parts altogether.
+        Many clients send head and body separately, but few send more than two parts.
         """
         if self._header_cache is None or self._writing_paused is not None or self.closing:
             return False
@@ -197,11 +196,11 @@ class Http1Connection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more is taken from this client."""
+        """Whether the connection ignores further data from the client."""
         return bool(self._error_response) or self.transport.is_closing()
 
     def resume_reading(self) -> None:
-        """Let more come in."""
+        """Resume reading from the client."""
         if self._reading_paused:
             self._reading_paused = False
             self.transport.resume_reading()
@@ -212,27 +211,27 @@ class Http1Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """The client does not take what it is sent."""
+        """Stop writing: the client does not read."""
         self._writing_paused = asyncio.Event()
         if self._send_timer is None:
             self._last_unsent_bytes = -1
             self._check_send_progress()
 
     def resume_writing(self) -> None:
-        """It has taken most of it, or gone."""
+        """Continue writing: the client has read enough, or has disconnected."""
         if self._writing_paused is not None:
             self._writing_paused.set()
             self._writing_paused = None
 
     async def wait_until_writable(self) -> None:
-        """Return once the client has taken enough of what it was sent."""
+        """Wait until the client has read enough of the sent data."""
         if self._writing_paused is not None:
             await self._writing_paused.wait()
 
     # Timeouts
 
     def _check_receive_rate(self) -> None:
-        """The time for a request's headers is over, or it is time to see how its body comes."""
+        """Reject the request if its headers are late or its body is too slow."""
         self._receive_timer = None
         self._parse_held_data()
         keeps_pace = (
@@ -252,7 +251,7 @@ class Http1Connection(asyncio.Protocol):
             self._receive_timer = None
 
     def _check_send_progress(self) -> None:
-        """Give up a client that has taken nothing since the last look."""
+        """Abort the connection if the client has read nothing since the last check."""
         self._send_timer = None
         if self._writing_paused is None or self.transport.is_closing():
             return
@@ -266,7 +265,7 @@ class Http1Connection(asyncio.Protocol):
         )
 
     def _check_idle(self) -> None:
-        """Close a connection without a request. There is no timer per request for that."""
+        """Close an idle connection. This timer is not restarted for each request."""
         left = limit = (
             self._timeouts.idle_timeout if self._had_request else self._timeouts.header_timeout
         )
@@ -278,21 +277,21 @@ class Http1Connection(asyncio.Protocol):
         self._idle_timer = self._loop.call_later(left, self._check_idle)
 
     def _parse_held_data(self) -> None:
-        """Treat a request whose body has not come like any other."""
+        """Parse a held request, so that it no longer waits for the fast path."""
         if self._held_data:
             held_data, self._held_data = self._held_data, b""
             self._parse(held_data)
 
-    # What the parser hears
+    # Events of the parser
 
     def on_request_begin(self) -> None:
-        """A request begins."""
+        """Start to receive a request."""
         self._receiving_request = self._in_headers = True
         self._overhead_bytes = self._received_bytes = self._chunks = 0
         self._cancel_receive_timer()
 
     def on_head(self, head: RequestHead) -> None:
-        """All that comes before a request's body is there."""
+        """Start a request, or queue it, when its head is complete."""
         if self.closing:
             return
         size, expects_continue = len(head.url), False
@@ -307,7 +306,7 @@ class Http1Connection(asyncio.Protocol):
             self._reject_request(431, _HEADERS_TOO_LARGE)
             return
         self._in_headers = False
-        self._cancel_receive_timer()  # it was about the headers
+        self._cancel_receive_timer()  # it was the timeout of the headers
         path, query = head.split_url()
         scope: Message = {
             **self._scope,
@@ -330,12 +329,12 @@ class Http1Connection(asyncio.Protocol):
             self._pause_reading()
 
     def on_chunk(self) -> None:
-        """A chunk of a body begins."""
+        """Count a chunk of a body."""
         self._chunks += 1
 
     def on_body(self, part: bytes) -> None:
-        """A part of a body."""
-        # The last, empty chunk is counted as well, but brings no body.
+        """Pass on a part of a body."""
+        # The last, empty chunk is counted too, but it causes no call of this method.
         if self._chunks > MAX_CHUNKS:
             self._reject_request(400, _TOO_MANY_CHUNKS)
         self._overhead_bytes = 0
@@ -347,17 +346,17 @@ class Http1Connection(asyncio.Protocol):
             self._pause_reading()
 
     def on_request_complete(self) -> None:
-        """A request is complete."""
+        """Finish the body of a request."""
         cycle = self._incoming_cycle
         if cycle is None or self.closing:
             return
         self._receiving_request = False
         self._idle_since = self._loop.time()
         if not self._pipelined_cycles:
-            self.resume_reading()  # only who reads notices that a client goes
+            self.resume_reading()  # a disconnect is noticed only while reading
         cycle.feed_eof()
 
-    # Answers
+    # Responses
 
     def _start_cycle(self, cycle: RequestResponseCycle) -> None:
         self._active_cycle = cycle
@@ -366,7 +365,7 @@ class Http1Connection(asyncio.Protocol):
         task.add_done_callback(self._tasks.discard)
 
     def response_complete(self) -> None:
-        """The running request is answered: the next one may begin."""
+        """Start the next request after a complete response."""
         self._active_cycle = None
         self._idle_since = self._loop.time()
         if self.transport.is_closing():
@@ -379,7 +378,7 @@ class Http1Connection(asyncio.Protocol):
             self.resume_reading()
 
     def shutdown(self) -> None:
-        """Close the connection once its request is answered."""
+        """Close the connection after the responses to all received requests."""
         self._parse_held_data()
         last = self._pipelined_cycles[-1] if self._pipelined_cycles else self._active_cycle
         if last is None:
@@ -393,14 +392,14 @@ class Http1Connection(asyncio.Protocol):
         return isinstance(self._active_cycle, FastPathCycle)
 
     def cancel_fast_path(self) -> None:
-        """The time to answer what needs no task is over; it says so to its client."""
+        """Cancel the request on the fast path; its client gets an error response."""
         if isinstance(self._active_cycle, FastPathCycle):
             self._active_cycle.cancel()
 
     def _reject_request(self, status: int, text: str) -> None:
-        """Answer what comes in with an error, if no response has begun, and close the connection.
+        """Answer the incoming request with an error, and close the connection.
 
-        Requests that came before it are answered first.
+        Earlier requests are answered first. A response that has started gets no error.
         """
         if self.closing:
             return
@@ -411,14 +410,14 @@ class Http1Connection(asyncio.Protocol):
         )
         about = self._incoming_cycle if self._receiving_request and not self._in_headers else None
         if about is not None and about.response_complete:
-            self.transport.close()  # it has its answer
+            self.transport.close()  # it has its response already
         elif self._pipelined_cycles and about is self._pipelined_cycles[-1]:
             self._pipelined_cycles.pop()
         elif self._active_cycle in (None, about):
             self._send_error_response()
 
     def _send_error_response(self) -> None:
-        """Say the last words, if they do not interrupt a response."""
+        """Send the error response, unless another response has started, and close."""
         if self._active_cycle is None or not self._active_cycle.response_started:
             self.transport.write(self._error_response)
         self.transport.close()

@@ -1,4 +1,4 @@
-"""One HTTP request and its response on a connection, as an ASGI application sees them."""
+"""The request-response cycle of an ASGI application on a connection."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ STATUS_LINES = {
 
 
 class RequestConnection(Protocol):
-    """What a request needs of the connection that it came by."""
+    """The part of a connection that a cycle uses."""
 
     transport: asyncio.Transport
     write_small: Callable[[bytes], None]
 
     async def wait_until_writable(self) -> None:
-        """Return once the client has taken enough of what it was sent."""
+        """Wait until the client has read enough of the sent data."""
 
     def resume_reading(self) -> None:
-        """Let more of the request come."""
+        """Resume reading from the client."""
 
     def response_complete(self) -> None:
-        """The response is complete."""
+        """Start the next request after a complete response."""
 
 
 class RequestResponseCycle:
-    """The body is kept as the pieces that came, until the application takes them."""
+    """One request and its response. It stores body parts until the application reads them."""
 
     __slots__ = (
         "response_complete",
@@ -78,33 +78,33 @@ class RequestResponseCycle:
         self.keep_alive = keep_alive
         self.disconnected = False
         self.more_body = True
-        self.response_started = False  # the response
-        self.response_complete = False  # the response
-        self.unread_bytes = 0  # bytes of the body that the application has not taken
+        self.response_started = False
+        self.response_complete = False
+        self.unread_bytes = 0  # bytes of the body that the application has not read
         self.task: asyncio.Task[None] | None = None
         self._connection = connection
         self._expects_continue = expects_continue
         self._body_parts: list[bytes] = []
-        self._response_head = b""  # until the first part of the body is there
+        self._response_head = b""  # waits for the first part of the body
         self._chunked = False
-        self._body_read = False  # the application has had the whole body
+        self._body_read = False  # the application has read the whole body
         self._receive_event: asyncio.Event | None = None  # exists while the application waits
 
     # The connection's side
 
     def feed_body(self, part: bytes) -> None:
-        """A part of the body has come."""
+        """Add a received part of the body."""
         self._body_parts.append(part)
         self.unread_bytes += len(part)
         self._notify()
 
     def feed_eof(self) -> None:
-        """The body is complete."""
+        """Mark the body as complete."""
         self.more_body = False
         self._notify()
 
     def client_disconnected(self) -> None:
-        """The client has gone: whoever answers it may stop."""
+        """Cancel the request after a disconnect of the client."""
         self.disconnected = True
         self._notify()
         if self.task is not None:
@@ -115,10 +115,10 @@ class RequestResponseCycle:
             self._receive_event.set()
 
     async def run(self, app: App) -> None:
-        """Have the request answered. A response that is not complete then ends the connection."""
+        """Run the application. Closes the connection if the response is then incomplete."""
         try:
             await app(self.scope, self.receive, self.send)
-        except Exception as error:  # a defect: logged, and half an answer ends the connection
+        except Exception as error:  # a defect of ours
             _log.error("unexpected failure of an HTTP application", exc_info=error)
         finally:
             self.task = None
@@ -128,7 +128,7 @@ class RequestResponseCycle:
     # The application's side
 
     async def receive(self) -> Message:
-        """The next part of the body; after the last, that the client has gone."""
+        """Return the next part of the body; after the last one, `http.disconnect`."""
         connection = self._connection
         if self._expects_continue and not connection.transport.is_closing():
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -137,7 +137,7 @@ class RequestResponseCycle:
             if not self._body_read and (self._body_parts or not self.more_body):
                 parts, self._body_parts, self.unread_bytes = self._body_parts, [], 0
                 self._body_read = not self.more_body
-                # A single piece is passed on as it is.
+                # A single part is not copied.
                 body = parts[0] if len(parts) == 1 else b"".join(parts)
                 return {"type": "http.request", "body": body, "more_body": self.more_body}
             connection.resume_reading()
@@ -147,14 +147,14 @@ class RequestResponseCycle:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send the head, which waits for the first part of the body, or a part of the body."""
+        """Send a part of the body. The head is sent with the first part."""
         await self._connection.wait_until_writable()
         if self.disconnected:
             return
         if message["type"] == "http.response.start":
             self.response_started = True
             if self._expects_continue and self.more_body and not self._body_parts:
-                # It may send its body or not: what comes next could be either.
+                # The client may or may not send the body, so the next bytes are ambiguous.
                 self.keep_alive = False
             self._expects_continue = False
             self._build_response_head(message["status"], message["headers"])
@@ -183,7 +183,7 @@ class RequestResponseCycle:
         self._response_head = b"".join(lines)
 
     def _write_body(self, body: bytes | memoryview, more: bool) -> None:
-        """Write a part of the body, together with what belongs before and after it."""
+        """Write a part of the body, with its head and its chunk framing."""
         write = self._connection.transport.write
         head, self._response_head = self._response_head, b""
         if self.scope["method"] == "HEAD":

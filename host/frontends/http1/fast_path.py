@@ -1,4 +1,4 @@
-"""One HTTP request that is answered without a task, and its response on a connection."""
+"""The request-response cycle of a request on the fast path, without a task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("pbhost")
 
 
 class FastPathCycle:
-    """Its request is complete. The flags describe the response."""
+    """One complete request and its response."""
 
     __slots__ = (
         "response_complete",
@@ -37,10 +37,10 @@ class FastPathCycle:
         self._request: FastRequest | None = None
 
     def start_request(self, handler: FastHandler, body: bytes) -> bool:
-        """Have it answered; False if that needs a task after all."""
+        """Call the handler; False if the request needs a task."""
         try:
             request = handler(body, self._send_response)
-        except Exception as error:  # a defect, which is to be seen in the log and by the client
+        except Exception as error:  # a defect of ours
             _log.error("unexpected failure of an HTTP request", exc_info=error)
             if not self.response_complete:
                 self._send_response(*_INTERNAL_ERROR)
@@ -49,12 +49,12 @@ class FastPathCycle:
         return request is not None
 
     def client_disconnected(self) -> None:
-        """The client has gone."""
+        """Cancel the request after a disconnect of the client."""
         self._disconnected = True
         self.cancel()
 
     def cancel(self) -> None:
-        """End it now."""
+        """Cancel the request if its response is not sent yet."""
         if self._request is not None and not self.response_complete:
             self._request.cancel()
 

@@ -1,8 +1,7 @@
-"""Heads of requests that clients send again and again, recognised instead of parsed.
+"""Caches request heads, so that repeated heads are not parsed again.
 
-A client's requests of one kind have the same head, byte by byte. What its application can answer
-without a task it says once for a head; parsing, the scope and a task are half of the CPU time that
-a small request takes.
+A client sends the same head, byte for byte, for each request of one kind. The cache finds the
+handler of a known head. Parsing, scope and task take half of the CPU time of a small request.
 """
 
 from __future__ import annotations
@@ -13,53 +12,48 @@ from typing import Protocol
 from host.frontends.http1.cycle import Header
 from host.frontends.http1.parser import parse_head
 
-_MAX_HEAD_BYTES = 2048  # bytes of a head that is remembered
-_MAX_HEADS = 256  # of them
+_MAX_HEAD_BYTES = 2048  # larger heads are not cached
+_MAX_HEADS = 256  # the cache is cleared when it is full
 _HEAD_END = b"\r\n\r\n"
 _EXCLUDED_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 
 Body = bytes | memoryview
 
 ResponseCallback = Callable[[bytes, Sequence[Body]], None]
-"""Takes a response, once: its head, to which more lines and the empty one may be added, and the
-parts of its body.
-"""
+"""Takes the only response: its head without the empty last line, and the parts of its body."""
 
 
 class FastRequest(Protocol):
-    """A request that is being answered."""
+    """A started request on the fast path."""
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more; or there is no time left for it.
-
-        It is called, then, with what there is to say.
-        """
+        """Cancel the request. Its callback then gets an error response."""
 
 
 FastHandler = Callable[[bytes, ResponseCallback], FastRequest | None]
-"""Answers a request with this body by calling the other, maybe before it returns.
+"""Starts a request with a body. It can call the callback before it returns.
 
-None if the request has to go the usual way after all.
+Returns None if the request needs a task.
 """
 
 FastPath = Callable[[str, bytes, Sequence[Header]], FastHandler | None]
-"""What answers requests of this method, this path (not decoded, with its query) and these headers
-(names in lowercase) without a task; None if nothing does.
+"""Returns the handler of requests with a method, a path (not decoded, with its query) and headers
+(names in lowercase); None if they need a task.
 """
 
 
 class HeaderCache:
-    """The heads that one application's clients have sent."""
+    """The cached request heads of one application."""
 
     def __init__(self, fast_path: FastPath) -> None:
         self._fast_path = fast_path
         self._handlers: dict[bytes, tuple[FastHandler, int] | None] = {}
 
     def find_handler(self, data: bytes) -> tuple[FastHandler, int, int] | None:
-        """What answers the request that begins `data`, where its body begins, and how many bytes
-        are missing; that is negative if there are too many.
+        """Return the handler of the request in `data`, the start of its body, and the number of
+        missing bytes, which is negative if there are too many.
 
-        None if the head is not complete, or nothing answers it so.
+        None if the head is incomplete, or if the request needs a task.
         """
         end = data.find(_HEAD_END, 0, _MAX_HEAD_BYTES) + 4
         if end < 4:
@@ -84,7 +78,7 @@ class HeaderCache:
     def _find_handler_of(self, head: bytes) -> tuple[FastHandler, int] | None:
         parsed = parse_head(head)
         if parsed is None or parsed.version != "1.1" or not parsed.keep_alive:
-            return None  # the connection's own parser says what is wrong with it, if anything is
+            return None  # the parser of the connection reports any error
         names = [name for name, _ in parsed.headers]
         if names.count(b"content-length") != 1 or not _EXCLUDED_HEADERS.isdisjoint(names):
             return None

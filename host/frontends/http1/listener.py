@@ -1,4 +1,4 @@
-"""An ASGI application on a port, in the host's own event loop."""
+"""Listens on a port for one ASGI application, in the event loop of the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from host.frontends.http1.header_cache import FastPath, HeaderCache
 from host.frontends.sockets import BACKLOG, listening_socket
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
-_CLOSE_TIMEOUT = 1.0  # for the last answers to leave
+_CLOSE_TIMEOUT = 1.0  # seconds, to send the last responses
 
 
 class HttpListener:
@@ -57,7 +57,7 @@ class HttpListener:
                 ssl_handshake_timeout=self._timeouts.header_timeout if self._tls else None,
                 backlog=BACKLOG,
             )
-        except BaseException:  # also if cancelled: nobody else would close it
+        except BaseException:  # also after a cancellation
             listening.close()
             raise
         return port
@@ -73,7 +73,7 @@ class HttpListener:
         )
 
     async def stop(self, grace: float) -> None:
-        """Accept nothing more, let running requests end within `grace` seconds, and close."""
+        """Stop accepting, wait up to `grace` seconds for running requests, and close."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -83,12 +83,12 @@ class HttpListener:
         busy = [*self._tasks, *(c.closed for c in self._connections if c.on_fast_path)]
         if busy:
             await asyncio.wait(busy, timeout=max(0.0, grace))
-        for task in self._tasks:  # what still runs; it says so to its client
+        for task in self._tasks:  # their clients get an error response
             task.cancel()
         for connection in list(self._connections):
             connection.cancel_fast_path()
         last = [connection.closed for connection in self._connections]
-        if last:  # what is written is still to be sent
+        if last:  # wait until the written data is sent
             await asyncio.wait(last, timeout=_CLOSE_TIMEOUT)
         for connection in list(self._connections):
             connection.transport.abort()

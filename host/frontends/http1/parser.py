@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests out of what a client sends, parsed by httptools."""
+"""Parses HTTP/1.1 requests with httptools."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ _NOT_ASCII = re.compile(rb"[\x80-\xff]")
 
 
 class MalformedRequest(Exception):
-    """What came is no HTTP/1.1."""
+    """The data is not valid HTTP/1.1."""
 
 
 @dataclass(slots=True)
 class RequestHead:
-    """What comes before a body. `names` are those of the headers as received; there they are in
-    lowercase. `path` is not decoded.
-    """
+    """The request line and headers. `headers` has lowercase names, `names` has those received."""
 
     url: bytes = b""
     headers: list[Header] = field(default_factory=list)
@@ -36,7 +34,7 @@ class RequestHead:
     keep_alive: bool = False
 
     def split_url(self) -> tuple[bytes, bytes]:
-        """Path, not decoded, and query."""
+        """Return the path, not decoded, and the query."""
         url = self.url
         if not url.startswith(b"/"):
             try:
@@ -49,30 +47,30 @@ class RequestHead:
 
 
 class RequestHandler(Protocol):
-    """Whoever hears of requests."""
+    """Receives the events of a parser."""
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more is to be read."""
+        """Whether the parser must stop."""
 
     def on_request_begin(self) -> None:
-        """A request begins."""
+        """Handle the start of a request."""
 
     def on_head(self, head: RequestHead) -> None:
-        """All that comes before its body is there."""
+        """Handle a complete head."""
 
     def on_chunk(self) -> None:
-        """A chunk of its body begins."""
+        """Handle the start of a chunk."""
 
     def on_body(self, part: bytes) -> None:
-        """A part of its body."""
+        """Handle a part of the body."""
 
     def on_request_complete(self) -> None:
-        """It is complete."""
+        """Handle the end of a request."""
 
 
 class RequestParser:
-    """The methods that begin with `on_` are httptools'."""
+    """Parses requests and calls a handler. httptools calls the `on_` methods."""
 
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
@@ -80,16 +78,16 @@ class RequestParser:
         self._upgrading = False
         self._in_head = False
         self._head = RequestHead()
-        self._at_request_start = True  # what comes next begins a request
+        self._at_request_start = True  # the next data starts a request
         self._in_request_line = False  # the first line of a request is not complete
 
     def feed(self, data: bytes) -> None:
-        """Take what has come. Raises MalformedRequest, or another error if an event has failed."""
+        """Parse received data. Raises MalformedRequest, or the error of a failed event."""
         if self._at_request_start or self._in_request_line:
             data = self._normalize_request_line(data)
         try:
             self._feed(data)
-        except httptools.HttpParserCallbackError:  # of what an event has raised
+        except httptools.HttpParserCallbackError:  # raised by an event
             raise
         except httptools.HttpParserError as error:
             raise MalformedRequest(str(error)) from None
@@ -100,8 +98,8 @@ class RequestParser:
                 self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                # Clients may propose HTTP/2. We go on with 1.1; the parser takes that for the end
-                # of HTTP, so another one takes over, with what it has to know of the body.
+                # A client can propose HTTP/2, but the server continues with 1.1. httptools stops
+                # here, so a new parser continues with the framing headers of the body.
                 framing = _framing_lines(self._head.headers)
                 self._parser = self._new_parser()
                 if framing:
@@ -111,11 +109,10 @@ class RequestParser:
                 data = data[upgrade.args[0] :]
 
     def _normalize_request_line(self, data: bytes) -> bytes:
-        """The same, with the first line as the parser takes it.
+        """Return the data with a first line that httptools accepts.
 
-        It refuses methods that it does not know, and paths that are not ASCII, which some clients
-        send as they are; the percent form of such a byte means the same. A request that begins
-        behind another one's end in the same data is left as it is.
+        httptools rejects unknown methods, and paths that are not ASCII, which some clients send.
+        Such bytes are percent-encoded. A second request in the same data is not changed.
         """
         end = data.find(b"\n")
         line = data if end < 0 else data[:end]
@@ -124,7 +121,7 @@ class RequestParser:
             found = _METHOD_PATTERN.match(line)
             if found is None:
                 return data
-            method = found[0] if len(found[0]) < len(line) else b""  # there may be more of it
+            method = found[0] if len(found[0]) < len(line) else b""  # the method may be incomplete
         self._in_request_line = end < 0
         if line.isascii() and (not method or method in _PARSER_METHODS):
             return data
@@ -134,7 +131,7 @@ class RequestParser:
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        # Some clients send a length beside chunks. The chunks count; see `_complete_head`.
+        # Some clients send both a length and chunks. The chunks count; see `_complete_head`.
         parser.set_dangerous_leniencies(lenient_chunked_length=True)
         return parser
 
@@ -150,7 +147,7 @@ class RequestParser:
             self._head.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # What comes behind a body (trailers) is no header: it is too late to mean anything.
+        # Trailers after a chunked body are ignored.
         if self._in_head and not self._upgrading:
             self._head.headers.append((name.lower(), value))
             self._head.names.append(name)
@@ -170,16 +167,14 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade() and _framing_lines(self._head.headers):
-            return  # its body is still to come, see `feed`
+            return  # its body follows, see `_feed`
         self._at_request_start = True
         self._in_request_line = False
         self._handler.on_request_complete()
 
 
 def parse_head(data: bytes) -> RequestHead | None:
-    """What these bytes say that are a whole head and nothing else; None if they are malformed, or
-    ask for another protocol.
-    """
+    """Parse a complete head; None if it is malformed or asks for another protocol."""
     reading = _HeadParser()
     parser = httptools.HttpRequestParser(reading)
     try:
@@ -191,7 +186,7 @@ def parse_head(data: bytes) -> RequestHead | None:
 
 
 class _HeadParser:
-    """The methods are httptools'."""
+    """Collects a head. httptools calls the methods."""
 
     def __init__(self) -> None:
         self.head = RequestHead()
@@ -206,13 +201,13 @@ class _HeadParser:
 def _complete_head(head: RequestHead, parser: httptools.HttpRequestParser) -> None:
     head.method = parser.get_method().decode("ascii")
     head.version = parser.get_http_version()
-    # Where both frame a body, somebody before us may have taken what follows for a part of it.
+    # A proxy may read a body with both framing headers in another way (request smuggling).
     clear = not {name for name, _ in head.headers} >= _FRAMING_HEADERS
     head.keep_alive = head.version != "1.0" and clear and parser.should_keep_alive()
 
 
 def _framing_lines(headers: Iterable[Header]) -> bytes:
-    """The header lines that say how long a body is; empty without one."""
+    """Return the header lines that frame a body; empty without a body."""
     return b"".join(
         name + b": " + value + b"\r\n" for name, value in headers if name in _FRAMING_HEADERS
     )

@@ -1,4 +1,4 @@
-"""The OpenAPI document of a server: its endpoints and, of each loaded model, what it takes."""
+"""The OpenAPI document of a server: its endpoints and its loaded models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from host.frontends.restrictions import Restrictions
 
 
 def openapi_document(core: Core, restrictions: Restrictions) -> Schema:
-    """The document (OpenAPI 3.1) of the server as it is now.
+    """Return the OpenAPI 3.1 document for the models that are loaded now.
 
     Besides what the standard has, `x-models` lists the versions of models in a form that is easily
     shown. The secrets that open restricted APIs are not in it.
@@ -22,7 +22,7 @@ def openapi_document(core: Core, restrictions: Restrictions) -> Schema:
     paths: dict[str, Schema] = {}
     for model in models:
         paths |= model_paths(model, operations)
-    paths |= server_paths(operations)  # of equal paths, these are the ones that are found
+    paths |= server_paths(operations)  # the server paths win, as in routing
     tags = [{"name": name, "description": text} for name, text in TAGS.items()]
     tags += [{"name": tag} for tag in dict.fromkeys(model.tag for model in models)]
     return {
@@ -48,7 +48,7 @@ def openapi_document(core: Core, restrictions: Restrictions) -> Schema:
 
 def _models(core: Core) -> list[DescribedModel]:
     ready = core.list_ready_versions()
-    latest = dict(ready)  # of each name, the last one
+    latest = dict(ready)  # the last version of each name
     return [
         DescribedModel(
             core.model_metadata(name, str(version)),

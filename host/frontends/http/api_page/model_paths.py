@@ -1,4 +1,4 @@
-"""One version of a model in an OpenAPI document: its paths, and the schemas of its own."""
+"""The OpenAPI paths and schemas of one model version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SEQUENCE_PARAMETERS = {"sequence_id": 1, "sequence_start": True, "sequence_end"
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """A loaded version of a model. `latest`: it is the one that is asked if no version is named."""
+    """A loaded model version. `latest`: requests without a version go to this one."""
 
     metadata: ModelMetadata
     config: ModelConfig
@@ -42,27 +42,27 @@ class DescribedModel:
 
     @property
     def name(self) -> str:
-        """The model's."""
+        """The name of the model."""
         return self.metadata.name
 
     @property
     def tag(self) -> str:
-        """What its operations are listed under."""
+        """The OpenAPI tag of its operations."""
         return f"model {self.name}"
 
     @property
     def decoupled(self) -> bool:
-        """Whether it answers with any number of responses."""
+        """Whether the model is decoupled: it can send any number of responses."""
         return bool(self.config.model_transaction_policy.decoupled)
 
     @property
     def path(self) -> str:
-        """Where this version is found."""
+        """The path with the version number."""
         return f"/v2/models/{quote(self.name, safe='')}/versions/{self.version}"
 
     @property
     def paths(self) -> list[str]:
-        """All that lead to this version."""
+        """All paths of this version."""
         found = [self.path]
         if self.latest:
             found.insert(0, f"/v2/models/{quote(self.name, safe='')}")
@@ -70,31 +70,31 @@ class DescribedModel:
 
     @property
     def required(self) -> list[TensorMetadata]:
-        """The inputs that every request has."""
+        """The inputs that every request needs."""
         names = {entry.name for entry in self.config.input if not entry.optional}
         return [entry for entry in self.metadata.inputs if entry.name in names]
 
     @property
     def optional(self) -> list[TensorMetadata]:
-        """The inputs that a request may leave out."""
+        """The optional inputs."""
         return [entry for entry in self.metadata.inputs if entry not in self.required]
 
     @property
     def has_json_form(self) -> bool:
-        """Whether a request can be written as JSON."""
+        """Whether all required inputs have a JSON form."""
         return all(map(tensors.has_json_form, self.required))
 
     @property
     def sequential(self) -> bool:
-        """Whether it takes sequences."""
+        """Whether the model uses sequence batching."""
         return bool(self.config.HasField("sequence_batching"))
 
     def parameters(self) -> dict[str, object]:
-        """Parameters that a request needs: a sequence of its own, if the model takes sequences."""
+        """Return the parameters that a request needs: a new sequence for a sequence model."""
         return dict(_SEQUENCE_PARAMETERS) if self.sequential else {}
 
     def summary(self) -> Schema:
-        """What there is to say to who wants to show it: an entry of `x-models`."""
+        """Return the entry of `x-models` that the page shows."""
         optional = self.optional
         return {
             "name": self.name,
@@ -113,7 +113,7 @@ class DescribedModel:
 
 
 def model_paths(model: DescribedModel, operations: Operations) -> dict[str, Schema]:
-    """Path items by path."""
+    """Return the path items of a model version by path."""
     tag = model.tag
     title = f"{model.name} version {model.version}"
 
@@ -132,7 +132,7 @@ def model_paths(model: DescribedModel, operations: Operations) -> dict[str, Sche
     }
     if not model.decoupled:
         items["/infer"] = {"post": _infer(model, operations, title)}
-    if model.has_json_form and not model.sequential:  # generate knows no sequences
+    if model.has_json_form and not model.sequential:  # generate does not support sequences
         items["/generate_stream"] = {"post": _generate(model, operations, title, stream=True)}
         if not model.decoupled:
             items["/generate"] = {"post": _generate(model, operations, title, stream=False)}

@@ -1,4 +1,4 @@
-"""Operations of an OpenAPI document: what each one takes, answers, and is kept from others by."""
+"""Builds OpenAPI operations: parameters, bodies, responses and access restrictions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ERRORS = {
 
 
 def reference(name: str) -> Schema:
-    """A schema among the components."""
+    """Return a reference to a schema of the components."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def json_body(schema: Schema, required: bool, example: object = None) -> Schema:
-    """A request body of JSON."""
+    """Return a JSON request body."""
     media: Schema = {"schema": schema}
     if example is not None:
         media["example"] = example
@@ -39,7 +39,7 @@ def json_body(schema: Schema, required: bool, example: object = None) -> Schema:
 
 
 def path_parameter(name: str, description: str) -> Schema:
-    """A part of a path that is any text but none."""
+    """Return a path parameter that is any text except the empty one."""
     return {
         "name": name,
         "in": "path",
@@ -50,7 +50,7 @@ def path_parameter(name: str, description: str) -> Schema:
 
 
 class Operations:
-    """Makes operations; those of a restricted category say which header opens them."""
+    """Builds operations; an operation of a restricted category names the required header."""
 
     def __init__(self, restrictions: Restrictions) -> None:
         self._restrictions = restrictions
@@ -67,10 +67,10 @@ class Operations:
         parameters: Iterable[Schema] = (),
         details: str = "",
     ) -> Schema:
-        """One operation.
+        """Return one operation.
 
-        `answer` is the schema of the JSON that success is answered with, None for an empty body,
-        or a whole `content` by media type. `errors` are the other statuses.
+        `answer` is the schema of a successful JSON response, None for an empty body, or a whole
+        `content` by media type. `errors` are the error statuses.
         """
         success: Schema = {"description": "Success."}
         if answer is not None:
@@ -92,7 +92,7 @@ class Operations:
         return made
 
     def security_schemes(self) -> dict[str, Schema]:
-        """The restricted categories, each with its header."""
+        """Return the security schemes: one header per restricted category."""
         return {
             category: {
                 "type": "apiKey",
@@ -105,7 +105,7 @@ class Operations:
 
 
 def error_responses() -> dict[str, Schema]:
-    """What operations refer to as their answers to what goes wrong."""
+    """Return the error responses that operations refer to."""
     return {
         f"Error{status}": {
             "description": description,

@@ -1,4 +1,4 @@
-"""GET /docs and GET /openapi.json: the models of a server for those who look and try."""
+"""GET /docs and GET /openapi.json: a web page that shows and tries the models of the server."""
 
 from __future__ import annotations
 
@@ -17,20 +17,17 @@ from host.frontends.restrictions import Restrictions
 
 _FILE = Path(__file__).with_name("page.html")
 _HTML = b"text/html; charset=utf-8"
-_NO_CACHE: Header = (b"cache-control", b"no-cache")  # models come and go
-_UNRESTRICTED = (
-    ""  # the category of what shows nothing of the server, so that it cannot be restricted
-)
+_NO_CACHE: Header = (b"cache-control", b"no-cache")  # the loaded models change
 
-ROUTES: Mapping[bytes, Route] = {
-    b"/docs": Route(Endpoint("docs", ("GET",), _UNRESTRICTED)),
-    b"/openapi.json": Route(Endpoint("openapi", ("GET",), "metadata")),
-}
-"""Where they are found; they are no part of the protocol."""
+DOCS = Endpoint(("GET",), "")  # the page has no data of the server, so it is never restricted
+OPENAPI = Endpoint(("GET",), "metadata")
+
+ROUTES: Mapping[bytes, Route] = {b"/docs": Route(DOCS), b"/openapi.json": Route(OPENAPI)}
+"""The routes of the page by path. They are no part of the protocol."""
 
 
 class ApiPageHandler:
-    """One method per endpoint."""
+    """Handles the two endpoints of the page."""
 
     def __init__(self, core: Core, restrictions: Restrictions) -> None:
         self._core = core
@@ -44,17 +41,17 @@ class ApiPageHandler:
         ]
 
     async def docs(self, exchange: HttpExchange, route: Route) -> None:
-        """The page, which is the same for all servers: it reads the document."""
+        """Send the page. It is the same for all servers, and reads the OpenAPI document."""
         await exchange.send_response(_HTML, (self._page,), self._headers)
 
     async def openapi(self, exchange: HttpExchange, route: Route) -> None:
-        """The OpenAPI document of the server as it is now."""
+        """Send the OpenAPI document of the models that are loaded now."""
         body = json.dump(openapi_document(self._core, self._restrictions))
         await exchange.send_response(JSON, (body,), [_NO_CACHE])
 
 
 def _policy(page: bytes) -> bytes:
-    """A policy by which nothing runs and nothing is loaded but what the page has brought along."""
+    """Return a content security policy that allows only the scripts and styles of the page."""
     hashes = {
         kind: " ".join(
             f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""What every server serves, whatever its models are, in an OpenAPI document."""
+"""The OpenAPI paths and schemas that do not depend on the loaded models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TAGS = {
 
 
 def server_paths(operations: Operations) -> dict[str, Schema]:
-    """Path items by path."""
+    """Return the path items of the server by path."""
     make = operations.operation
     return {
         "/v2/health/live": {"get": _health(operations, "Whether it works")},
@@ -155,7 +155,7 @@ def _object(properties: Schema) -> Schema:
 
 
 def schemas() -> dict[str, Schema]:
-    """The components that these and the models' paths refer to."""
+    """Return the component schemas that all paths refer to."""
     boolean: Schema = {"type": "boolean"}
     integer: Schema = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
     unsigned: Schema = {"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}

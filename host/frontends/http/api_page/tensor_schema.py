@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model as JSON schemas, and examples of them (protocol spec 0.2)."""
+"""JSON schemas and examples of inputs and outputs (docs/reference/protocol.md, 0.2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from host.frontends.http.api_page.operations import COUNT, STRING, Schema, reference
 from host.inference.metadata import TensorMetadata
 
-_MAX_EXAMPLE_ELEMENTS = 1024  # elements; nobody reads more
+_MAX_EXAMPLE_ELEMENTS = 1024  # elements of an example
 _FP32, _FP64 = 3.4028234663852886e38, 1.7976931348623157e308
 
 
@@ -33,22 +33,22 @@ _ELEMENTS: dict[str, Schema] = {
 
 
 def has_json_form(tensor: TensorMetadata) -> bool:
-    """Whether it can be written as JSON; tensors of FP16 and BF16 travel as bytes only."""
+    """Return whether a tensor has a JSON form; FP16 and BF16 have only a binary form."""
     return tensor.datatype in _ELEMENTS
 
 
 def element_schemas() -> dict[str, Schema]:
-    """An element of each datatype that JSON can write."""
+    """Return the schema of one element, for each datatype with a JSON form."""
     return _ELEMENTS
 
 
 def example_shape(shape: Sequence[int]) -> list[int]:
-    """A shape with every variable dimension as 1."""
+    """Return the shape with each variable dimension replaced by 1."""
     return [1 if dim < 0 else dim for dim in shape]
 
 
 def example_values(tensor: TensorMetadata) -> list[object] | None:
-    """Elements of the example shape, flat; None if that is too much, or if JSON has none."""
+    """Return flat example elements; None if there are too many, or without a JSON form."""
     count = math.prod(example_shape(tensor.shape)) if tensor.shape else 0
     if not has_json_form(tensor) or count > _MAX_EXAMPLE_ELEMENTS:
         return None
@@ -63,7 +63,7 @@ def example_values(tensor: TensorMetadata) -> list[object] | None:
 
 
 def input_schema(tensor: TensorMetadata, max_batch_size: int) -> Schema:
-    """An input in a request whose tensors are JSON.
+    """Return the schema of an input in JSON form.
 
     `max_batch_size` is how large its first dimension may be; 0 if the model does not batch.
     """
@@ -84,7 +84,7 @@ def input_schema(tensor: TensorMetadata, max_batch_size: int) -> Schema:
 
 
 def values_schema(tensor: TensorMetadata) -> Schema:
-    """The elements as a flat array; how many is said where the shape leaves no choice."""
+    """Return the schema of a flat array; a fixed shape gives its length."""
     schema: Schema = {"type": "array", "items": reference(f"{tensor.datatype}-element")}
     if all(dim >= 0 for dim in tensor.shape):
         schema["minItems"] = schema["maxItems"] = math.prod(tensor.shape)
@@ -92,7 +92,7 @@ def values_schema(tensor: TensorMetadata) -> Schema:
 
 
 def output_schema(tensor: TensorMetadata) -> Schema:
-    """An output in a response: JSON, or bytes behind it, or classes, which are text."""
+    """Return the schema of an output: JSON data, binary data, or classes as text."""
     return {
         "type": "object",
         "description": f"{tensor.datatype} {tensor.shape}",
@@ -108,7 +108,7 @@ def output_schema(tensor: TensorMetadata) -> Schema:
 
 
 def _shape(shape: Sequence[int], max_batch_size: int) -> Schema:
-    """Arrays of numbers that fit the shape."""
+    """Return the schema of an array of dimensions that fits the shape."""
     if all(dim >= 0 for dim in shape):
         return {"const": list(shape)}
     dims: list[Schema] = [COUNT if dim < 0 else {"const": dim} for dim in shape]

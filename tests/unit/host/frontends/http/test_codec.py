@@ -1,4 +1,4 @@
-"""The HTTP codec against tritonclient's own, and against whatever bytes there are."""
+"""The HTTP codec, compared with tritonclient and tested with arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def assert_same(found: Array, expected: Array) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-# Requests as the official client writes them
+# Requests of tritonclient
 
 sent = st.tuples(in_json, st.just(False)) | st.tuples(in_bytes, st.just(True))
 
@@ -168,7 +168,7 @@ def test_request_options_round_trip(
     assert request.parameters == custom
 
 
-# Requests as anybody may write them
+# Requests in any valid form
 
 
 @st.composite
@@ -210,7 +210,7 @@ def test_a_body_that_is_one_tensor_gets_its_shape(array: Array, variable: int, b
     assert_same(array_of(tensor), array.reshape(tensor.shape))
 
 
-# Responses as the official client reads them
+# Responses, read by tritonclient
 
 
 @given(
@@ -237,7 +237,7 @@ def test_the_client_reads_the_arrays_that_were_answered(
             assert_same(result.as_numpy(str(index)), array)
 
 
-# Whatever bytes there are
+# Arbitrary bytes
 
 scalars = (
     st.none()
@@ -349,12 +349,12 @@ exact = st.recursive(
 @given(exact)
 def test_both_readers_read_what_python_reads(document: Any) -> None:
     text = json.dumps(document).encode()
-    expected = repr(json.loads(text))  # NaN is no equal of itself
+    expected = repr(json.loads(text))  # NaN is not equal to itself
     assert repr(json_text.parse(text)) == expected
     assert repr(json_reader.read(text)) == expected
 
 
-# Everything around it
+# Paths and headers
 
 
 @given(st.binary(max_size=60), st.sampled_from([b"/v2/models/", b"/v2/", b""]))

@@ -1,4 +1,4 @@
-"""Requests with a known head: answered without a task, or the usual way, but always the same."""
+"""The fast path and the task path give the same responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class _Held:
-    """A request that is answered when the test says so, or with 503 when it is cancelled."""
+    """A request that waits for the test, or gets status 503 when it is cancelled."""
 
     def __init__(self, body: bytes, done: ResponseCallback) -> None:
         self.body = body
@@ -114,7 +114,7 @@ def served(
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    """The body of the next response, which keeps the connection open."""
+    """Read the body of the next response; the connection stays open."""
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"connection: close" not in head
@@ -123,7 +123,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 async def closing_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Status line and body of the last response of a connection."""
+    """Read status line and body of the last response on a connection."""
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert b"\r\nconnection: close" in head
     return head.split(b"\r\n")[0], body

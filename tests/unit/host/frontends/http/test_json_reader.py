@@ -1,4 +1,4 @@
-"""What clients are told about JSON that is none, and where (protocol spec 0.4)."""
+"""Error messages and positions of invalid JSON (docs/reference/protocol.md, 0.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an HTTP connection may take: clients that dawdle, on purpose or not, are let go."""
+"""The timeouts of HTTP connections: slow and idle clients are disconnected."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.waiting import FakeClockLoop
 _Result = TypeVar("_Result")
 
 SOON = 0.05
-"""Seconds of timeouts of the kind that a test is about; there is plenty of the others."""
+"""The timeout, in seconds, that a test is about; the other timeouts are much longer."""
 
 Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[_Result]]
 
 
 def served(app: App, timeouts: Timeouts, client: Client[_Result]) -> _Result:
-    """What a client returns who is connected to this application."""
+    """Return the result of a client that is connected to an application."""
 
     async def main() -> _Result:
         listener = HttpListener(app, "127.0.0.1", 0, timeouts=timeouts)
@@ -178,7 +178,7 @@ def test_a_connection_waiting_for_a_response_is_not_idle() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         answer = asyncio.create_task(reader.readuntil(b"at last"))
-        for _ in range(10):  # what could end it has its chance meanwhile
+        for _ in range(10):  # each timeout can expire meanwhile
             await passes(writer, SOON)
         assert not answer.done()
         go_on.set()

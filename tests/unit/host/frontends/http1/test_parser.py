@@ -1,4 +1,4 @@
-"""Requests out of bytes: what clients write into the first line that few others do."""
+"""The parser of HTTP/1.1 requests: unusual first lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from host.frontends.http1.parser import MalformedRequest, RequestHead, RequestPa
 
 
 class RecordingHandler:
-    """What the parser has told, in short."""
+    """Records the events of a parser."""
 
     def __init__(self) -> None:
         self.closing = False
