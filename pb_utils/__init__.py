@@ -19,7 +19,6 @@ from pb_utils._memory import (
     TRITONSERVER_MEMORY_GPU,
     MemoryType,
     PreferredMemory,
-    SharedMemory,
 )
 from pb_utils._metrics import Metric, MetricFamily, MetricKind
 from pb_utils._model_config import (
@@ -37,6 +36,7 @@ from pb_utils._request import (
     InferenceRequest,
     get_input_tensor_by_name,
 )
+from pb_utils._request_fields import InferenceTrace
 from pb_utils._response import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,
@@ -44,8 +44,8 @@ from pb_utils._response import (
 )
 from pb_utils._runtime import get_model_dir
 from pb_utils._sender import InferenceResponseSender
+from pb_utils._shared_memory import SharedMemory
 from pb_utils._tensor import Tensor
-from pb_utils._trace import InferenceTrace
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

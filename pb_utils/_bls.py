@@ -12,12 +12,12 @@ from pb_utils._stream import ResponseStream, call_soon_on
 if TYPE_CHECKING:
     import asyncio
 
-    from pb_utils._request import InferenceRequest
+    from pb_utils._request_fields import RequestFields
     from pb_utils._response import InferenceResponse
 
 
 def exec_and_wait(
-    request: InferenceRequest, decoupled: bool, execution_timeout: float | None
+    request: RequestFields, decoupled: bool, execution_timeout: float | None
 ) -> InferenceResponse | ResponseIterator:
     """Return the only response, or an iterator as soon as there is a first one.
 
@@ -37,7 +37,7 @@ def exec_and_wait(
 
 
 def exec_on_event_loop(
-    request: InferenceRequest, decoupled: bool, execution_timeout: float | None
+    request: RequestFields, decoupled: bool, execution_timeout: float | None
 ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
     """Return a future, on the running event loop, of what ``exec_and_wait`` returns.
 

@@ -9,10 +9,10 @@ from pb_utils import _arguments, _bls, _parameters
 from pb_utils._iterator import ResponseIterator
 from pb_utils._memory import PreferredMemory
 from pb_utils._model_exception import TritonModelException
+from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._response import InferenceResponse
 from pb_utils._sender import InferenceResponseSender, Responder
 from pb_utils._tensor import Tensor
-from pb_utils._trace import NO_TRACE, InferenceTrace
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,47 +29,14 @@ _NO_PARAMETERS: Mapping[str, object] = {}
 _NO_PREFERENCE = PreferredMemory._none()
 
 
-class InferenceRequest:
+class InferenceRequest(RequestFields):
     """Input tensors for a model, and everything that travels with them.
 
     The same class serves requests that come in and those that a model makes (BLS). ``_handle``
     is None for a request that the model made.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_cancelled",
-        "_correlation_id",
-        "_flags",
-        "_handle",
-        "_inputs",
-        "_model_name",
-        "_model_version",
-        "_parameters",
-        "_preferred_memory",
-        "_release_flags",
-        "_request_id",
-        "_requested_output_names",
-        "_sender",
-        "_timeout",
-        "_trace",
-    )
-
-    _request_id: str
-    _correlation_id: int | str
-    _inputs: list[Tensor]
-    _requested_output_names: Iterable[str]
-    _model_name: str
-    _model_version: int
-    _flags: int
-    _timeout: int
-    _parameters: Mapping[str, object]
-    _preferred_memory: PreferredMemory
-    _trace: InferenceTrace
-    _handle: Responder | None
-    _sender: InferenceResponseSender | None
-    _release_flags: int
-    _cancelled: bool
+    __slots__ = ()
 
     @overload
     def __init__(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Callable, Protocol
 from pb_utils._model_exception import TritonModelException
 
 if TYPE_CHECKING:
-    from pb_utils._request import InferenceRequest
+    from pb_utils._request_fields import RequestFields
     from pb_utils._response import InferenceResponse
 
 
@@ -33,7 +33,7 @@ class Runtime(Protocol):
         """Write a message to the server's log; levels are 0 INFO to 3 VERBOSE."""
         ...
 
-    def exec(self, request: InferenceRequest) -> InferenceResponse:
+    def exec(self, request: RequestFields) -> InferenceResponse:
         """Send a request to another model and wait for its only response.
 
         Failures are responses.
@@ -44,7 +44,7 @@ class Runtime(Protocol):
         ...
 
     def send_request(
-        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
+        self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         """Send a request to another model and do not wait; return what cancels it.
 
@@ -144,12 +144,12 @@ class NoHostRuntime:
         )
         sys.stderr.flush()
 
-    def exec(self, request: InferenceRequest) -> InferenceResponse:
+    def exec(self, request: RequestFields) -> InferenceResponse:
         """Refuse."""
         raise self._unsupported("A request to another model (BLS)")
 
     def send_request(
-        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
+        self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         """Refuse."""
         raise self._unsupported("A request to another model (BLS)")

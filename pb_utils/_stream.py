@@ -14,7 +14,7 @@ from pb_utils._response import InferenceResponse
 if TYPE_CHECKING:
     import asyncio
 
-    from pb_utils._request import InferenceRequest
+    from pb_utils._request_fields import RequestFields
 
 
 class NoResponseYet(Exception):
@@ -50,7 +50,7 @@ class ResponseStream:
 
     @classmethod
     def send_request(
-        cls, request: InferenceRequest, decoupled: bool, execution_timeout: float | None
+        cls, request: RequestFields, decoupled: bool, execution_timeout: float | None
     ) -> ResponseStream:
         """Send a request; after so many seconds cancel it, and end with an error.
 

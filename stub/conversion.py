@@ -4,8 +4,8 @@ from typing import Dict, List, Mapping, Optional, Sequence, cast
 
 import pb_utils
 from pb_utils._copying import copy_into
+from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._sender import Responder
-from pb_utils._trace import NO_TRACE, InferenceTrace
 from stub.memory import SharedMemoryUnavailable, StubMemory
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import (
@@ -97,7 +97,7 @@ def _inputs_from_wire(wires: Sequence[WireTensor], memory: StubMemory) -> List[p
     return tensors
 
 
-def request_to_wire(request: pb_utils.InferenceRequest, memory: StubMemory) -> WireRequest:
+def request_to_wire(request: RequestFields, memory: StubMemory) -> WireRequest:
     """An outgoing (BLS) request. Raises ArenaFull or ConversionError, and has then lent nothing."""
     exported: List[Block] = []
     parameters = _request_parameters(request)
@@ -110,7 +110,7 @@ def request_to_wire(request: pb_utils.InferenceRequest, memory: StubMemory) -> W
     return _wire_request(request, inputs, parameters)
 
 
-def request_to_wire_inline(request: pb_utils.InferenceRequest) -> WireRequest:
+def request_to_wire_inline(request: RequestFields) -> WireRequest:
     """An outgoing request with all its bytes, for a process without memory to place them in.
 
     Raises ConversionError.
@@ -140,7 +140,7 @@ def place_inputs_in_arena(wire: WireRequest, memory: StubMemory) -> WireRequest:
 
 
 def _wire_request(
-    request: pb_utils.InferenceRequest,
+    request: RequestFields,
     inputs: List[WireTensor],
     parameters: Dict[str, Parameter],
 ) -> WireRequest:
@@ -272,7 +272,7 @@ def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[st
     return cast(Dict[str, Parameter], dict(parameters))
 
 
-def _request_parameters(request: pb_utils.InferenceRequest) -> Dict[str, Parameter]:
+def _request_parameters(request: RequestFields) -> Dict[str, Parameter]:
     """As they travel. Raises ConversionError, which names the model (pb_utils spec 5.3)."""
     try:
         return _encodable_parameters(request._parameters)

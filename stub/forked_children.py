@@ -12,6 +12,7 @@ from array import array
 from typing import Callable, List, Optional
 
 import pb_utils
+from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import NoHostRuntime, ResponseReceiver
 from stub.conversion import (
     ConversionError,
@@ -108,7 +109,7 @@ class ForkedChildRuntime(NoHostRuntime):
         """`<model directory>/<version>`."""
         return self._parent.model_dir()
 
-    def exec(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
+    def exec(self, request: RequestFields) -> pb_utils.InferenceResponse:
         """Ask another model and wait, as in the stub itself."""
         self._parent.check_bls_allowed()
         try:
@@ -132,7 +133,7 @@ class ForkedChildRuntime(NoHostRuntime):
         return response_from_wire(answer.response, self._memory)
 
     def send_request(
-        self, request: pb_utils.InferenceRequest, decoupled: bool, receive: ResponseReceiver
+        self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         """Refuse what `exec` cannot do."""
         if decoupled:

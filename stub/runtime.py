@@ -6,6 +6,7 @@ from collections import deque
 from typing import Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import pb_utils
+from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
 from stub.channel import Channel
 from stub.conversion import ConversionError, arena_full_message, request_to_wire, response_from_wire
@@ -119,7 +120,7 @@ class StubRuntime:
         """Bytes of the own arena without those that this process itself keeps."""
         return self._memory.free_bytes()
 
-    def exec(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
+    def exec(self, request: RequestFields) -> pb_utils.InferenceResponse:
         """Ask another model and wait. Every failure but a call out of season is a response."""
         self.check_bls_allowed()
         wire = self._to_wire(request)
@@ -144,7 +145,7 @@ class StubRuntime:
         return response_from_wire(answers[0], self._memory, preferred)
 
     def send_request(
-        self, request: pb_utils.InferenceRequest, decoupled: bool, receive: ResponseReceiver
+        self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         """Ask another model and do not wait. Every failure but one out of season is a response."""
         self.check_bls_allowed()
@@ -229,9 +230,7 @@ class StubRuntime:
                 "BLS is only supported during the 'execute' function."
             )
 
-    def _to_wire(
-        self, request: pb_utils.InferenceRequest
-    ) -> "Union[WireRequest, pb_utils.InferenceResponse]":
+    def _to_wire(self, request: RequestFields) -> "Union[WireRequest, pb_utils.InferenceResponse]":
         """The request for a message; what stands against it as a response."""
         try:
             return request_to_wire(request, self._memory)

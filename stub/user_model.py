@@ -10,6 +10,7 @@ import types
 from typing import Any, Dict, List, Optional
 
 import pb_utils
+from stub.module_isolation import isolate_modules
 from stub.wire.messages import ModelSource
 
 
@@ -93,6 +94,7 @@ class UserModel:
 
     def _import(self, source: ModelSource) -> types.ModuleType:
         """The module `<version>.<stem>`, so that relative imports of its siblings work."""
+        isolate_modules()
         _extend_sys_path(self.version_directory, source.directory)
         package = types.ModuleType(str(source.version))
         # Named outright rather than found on sys.path, where the working directory comes first.
@@ -103,6 +105,8 @@ class UserModel:
 
     def _import_backend(self, source: ModelSource) -> types.ModuleType:
         """The plain module `<stem>`, from exactly that file."""
+        if not self.path.startswith(_HERE + os.sep):  # backends of ours import our modules
+            isolate_modules()
         _extend_sys_path(source.backend)
         name = source.file[: -len(".py")]
         spec = importlib.util.spec_from_file_location(name, self.path)

@@ -18,7 +18,7 @@ from pb_utils.testing._metrics import Metrics
 from pb_utils.testing._other_models import OtherModels
 
 if TYPE_CHECKING:
-    from pb_utils._request import InferenceRequest
+    from pb_utils._request_fields import RequestFields
     from pb_utils._runtime import ResponseReceiver
 
 
@@ -71,7 +71,7 @@ class HarnessRuntime:
             " that uses pb_utils.testing"
         )
 
-    def exec(self, request: InferenceRequest) -> InferenceResponse:
+    def exec(self, request: RequestFields) -> InferenceResponse:
         """Have another model answer, in this thread."""
         self._check_bls_allowed()
         stream = ResponseStream()
@@ -89,7 +89,7 @@ class HarnessRuntime:
         return response
 
     def send_request(
-        self, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
+        self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
         """Have another model answer, in a thread of its own."""
         self._check_bls_allowed()
