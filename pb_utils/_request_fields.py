@@ -10,7 +10,7 @@ from pb_utils._tensor import Tensor
 
 
 class InferenceTrace:
-    """Identifies a request's trace; handed on to another model's request, it links the two."""
+    """The trace of a request; pass it to a request to another model to link the two."""
 
     __slots__ = ("_context", "_number")
 
@@ -18,7 +18,7 @@ class InferenceTrace:
     _number: int
 
     def __init__(self) -> None:
-        """Refuse: a trace comes from ``InferenceRequest.trace()``.
+        """Always fail: use ``InferenceRequest.trace()``.
 
         Raises:
             TypeError: always.

@@ -85,7 +85,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         for folder in sys.path:
             if os.path.realpath(folder or ".") == own:
                 passed = True
-            elif not passed or folder not in self._path_before:
+            elif (not passed or folder not in self._path_before) and not _has_this_project(folder):
                 folders.append(folder)
         return folders
 
@@ -104,6 +104,11 @@ class _Finder(importlib.abc.MetaPathFinder):
             if importer is not None and vars(importer) is globals:
                 return own[name if fromlist else name.partition(".")[0]]
         return self._original_import(name, globals, locals, fromlist or (), level)
+
+
+def _has_this_project(folder: str) -> bool:
+    """Tells whether a folder holds another copy of this project, such as an installed one."""
+    return os.path.isfile(os.path.join(folder, "pb_utils", "_runtime.py"))
 
 
 class _LoadedModule(importlib.abc.Loader):
