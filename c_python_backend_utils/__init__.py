@@ -13,9 +13,9 @@ from pb_utils import (
 from pb_utils._iterator import ResponseIterator
 from pb_utils._memory import MemoryType
 from pb_utils._metrics import Metric, MetricKind
+from pb_utils._request_fields import InferenceTrace
 from pb_utils._sender import InferenceResponseSender
 from pb_utils._shared_memory import SharedMemory, shared_memory
-from pb_utils._trace import InferenceTrace
 
 __all__ = [
     "InferenceRequest",

@@ -36,6 +36,7 @@ from pb_utils._request import (
     InferenceRequest,
     get_input_tensor_by_name,
 )
+from pb_utils._request_fields import InferenceTrace
 from pb_utils._response import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,
@@ -45,7 +46,6 @@ from pb_utils._runtime import get_model_dir
 from pb_utils._sender import InferenceResponseSender
 from pb_utils._shared_memory import SharedMemory
 from pb_utils._tensor import Tensor
-from pb_utils._trace import InferenceTrace
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

@@ -1,4 +1,4 @@
-"""Enumerations that behave as the ones of a C++ binding do: named integers without an order."""
+"""Enumerations that behave like those of Triton's C++ binding: named, unordered integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class NamedInt(enum.Enum):
     """A member equals its integer value and hashes like it, but is no ``int`` and has no order.
 
     A parameter of such a type takes only the member itself, never a plain number
-    (pb_utils spec 3.2).
+    (docs/reference/model_api.md, 3.2).
     """
 
     def __eq__(self, other: object) -> bool:

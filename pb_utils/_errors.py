@@ -1,4 +1,4 @@
-"""The two ways in which a model reports failure: an exception, and an error put into a response."""
+"""The error that a model puts into a response, and the exception that the API raises."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["TritonError", "TritonModelException"]
 
 
 class TritonError:
-    """An error that fails one request. A plain value: it is put into a response, not raised."""
+    """An error that fails one request. It is not an exception: put it into a response."""
 
     __slots__ = ("_code", "_message")
 
     class ErrorCode(NamedInt):
-        """What kind of failure the client is told about."""
+        """The kind of failure, which determines the client's status code."""
 
         UNKNOWN = 0
         INTERNAL = 1
@@ -41,10 +41,10 @@ class TritonError:
     def __init__(
         self, message: str | bytes | bytearray, code: ErrorCode = ErrorCode.INTERNAL
     ) -> None:
-        """Make an error with the text and the code that the client shall see.
+        """Create an error with the message and the code that the client receives.
 
         Raises:
-            TypeError: ``message`` is no text, or ``code`` is not one of the codes of this class.
+            TypeError: ``message`` is not text, or ``code`` is not an ``ErrorCode``.
         """
         self._message = _arguments.check_message("__init__", "message", message)
         self._code = _arguments.check_instance("__init__", "code", code, TritonError.ErrorCode)

@@ -1,4 +1,4 @@
-"""What a model gets from a request that may be answered several times."""
+"""The iterator over the responses of a decoupled model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pb_utils._stream import NoResponseYet, ResponseStream, call_soon_on
 
 
 class ResponseIterator:
-    """Gives the responses of another model one after the other: ``for`` or ``async for``.
+    """Iterates over the responses of another model, by ``for`` or ``async for``.
 
-    The responses are kept. When all have been taken, a further ``for`` begins again with the first
-    one; before that, it goes on where the last one stopped. An iterator that is dropped before the
-    end cancels its request.
+    The responses are kept: after the last one, another ``for`` starts again with the first one;
+    before that, it continues. Deleting the iterator before the end cancels the request.
     """
 
     __slots__ = ("__weakref__", "_stream")
@@ -21,7 +20,7 @@ class ResponseIterator:
     _stream: ResponseStream
 
     def __init__(self) -> None:
-        """Refuse: an iterator comes from ``InferenceRequest.exec(decoupled=True)``.
+        """Always fail: use ``InferenceRequest.exec(decoupled=True)``.
 
         Raises:
             TypeError: always.
@@ -43,10 +42,11 @@ class ResponseIterator:
     def __next__(self) -> InferenceResponse:
         """Wait for the next response.
 
-        A model that ends without a last response gives one without outputs, error or parameters.
+        If the model ends with only a final flag, the last response has no outputs, error or
+        parameters.
 
         Raises:
-            StopIteration: that was the last one.
+            StopIteration: there are no more responses.
         """
         response = self._stream.next_response()
         if response is None:
@@ -58,10 +58,10 @@ class ResponseIterator:
         return iter(self)
 
     async def __anext__(self) -> InferenceResponse:
-        """Wait for the next response without holding up the event loop (not in Triton).
+        """Wait for the next response without blocking the event loop (Triton lacks this).
 
         Raises:
-            StopAsyncIteration: that was the last one.
+            StopAsyncIteration: there are no more responses.
         """
         import asyncio  # not before it is needed: it would slow down every start
 
@@ -87,8 +87,8 @@ class ResponseIterator:
             return response
 
     def cancel(self) -> None:
-        """Tell the other model that nobody waits for the rest; what it still sends arrives.
+        """Cancel the request; responses that the other model still sends arrive.
 
-        Nothing happens if all has come, or if it was told before.
+        Has no effect after the last response or after an earlier call.
         """
         self._stream.cancel_request()

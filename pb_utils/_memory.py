@@ -1,4 +1,4 @@
-"""Kinds of memory, and the preference for one of them."""
+"""The kinds of memory in which tensors lie, and the preference for one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """Where a model would like to have the outputs of a request to another model."""
+    """The preferred memory for the outputs of a request to another model."""
 
     __slots__ = ("_device_id", "_type")
 
@@ -30,7 +30,8 @@ class PreferredMemory:
         """Prefer ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``, and a device.
 
         Raises:
-            TypeError: the type is none of the two (a plain number is not), or the id no integer.
+            TypeError: the type is not a ``MemoryType`` (a plain number is not), or the id is not
+                an integer.
         """
         self._type = _arguments.check_instance(
             "__init__", "preferred_memory_type", preferred_memory_type, MemoryType

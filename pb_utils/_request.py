@@ -1,4 +1,4 @@
-"""The request that a model receives, or sends to another model."""
+"""The request that a model receives, or sends to another model (BLS)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pb_utils import _arguments, _bls, _parameters
 from pb_utils._iterator import ResponseIterator
 from pb_utils._memory import PreferredMemory
 from pb_utils._model_exception import TritonModelException
-from pb_utils._request_fields import RequestFields
+from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._response import InferenceResponse
 from pb_utils._sender import InferenceResponseSender, Responder
 from pb_utils._tensor import Tensor
-from pb_utils._trace import NO_TRACE, InferenceTrace
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,11 +30,7 @@ _NO_PREFERENCE = PreferredMemory._none()
 
 
 class InferenceRequest(RequestFields):
-    """Input tensors for a model, and everything that travels with them.
-
-    The same class serves requests that come in and those that a model makes (BLS). ``_handle``
-    is None for a request that the model made.
-    """
+    """A request with its input tensors: received by ``execute``, or created for another model."""
 
     __slots__ = ()
 
@@ -87,26 +82,26 @@ class InferenceRequest(RequestFields):
         trace: InferenceTrace = NO_TRACE,
         parameters: Parameters | None = None,
     ) -> None:
-        """Make a request to another model.
+        """Create a request to another model.
 
         Args:
             request_id: appears in the other model's ``request_id()`` and in logs.
             correlation_id: sequence of a stateful model; an int of 64 bits without sign, or a str.
             inputs: tensors of any shape and data type.
             requested_output_names: outputs to return; all if empty.
-            model_name: the model to ask.
+            model_name: name of the other model.
             model_version: its version; -1 lets the model's version policy choose.
             flags: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END`` or-ed.
             timeout: microseconds, applied to queueing only if the model's configuration allows.
-            preferred_memory: where the outputs should lie.
-            trace: trace of which the request shall be a part.
-            parameters: custom parameters.
+            preferred_memory: preferred memory for the outputs.
+            trace: trace that the request becomes part of.
+            parameters: custom parameters, a dict of str to bool, int or str.
 
         Raises:
             TypeError: an argument has another type, is out of range, or is missing.
             RuntimeError: ``correlation_id`` is negative or needs more than 64 bits.
             TritonModelException: ``correlation_id`` is neither int nor str, an input is None, an
-                output name is empty, or ``parameters`` is no dict of str to bool, int or str.
+                output name is empty, or ``parameters`` is not a dict of str to bool, int or str.
         """
         take = "__init__"
         self._request_id = _arguments.check_text(take, "request_id", request_id)
@@ -178,7 +173,7 @@ class InferenceRequest(RequestFields):
         return list(self._inputs)
 
     def request_id(self) -> str:
-        """Return the id that the client gave, or empty text."""
+        """Return the request id that the client sent, or empty text."""
         return self._request_id
 
     def correlation_id(self) -> int | str:
@@ -194,20 +189,20 @@ class InferenceRequest(RequestFields):
         """Replace the sequence flags.
 
         Raises:
-            TypeError: ``flags`` is no integer of 32 bits without sign.
+            TypeError: ``flags`` is not an unsigned integer of 32 bits.
         """
         self._flags = _arguments.check_integer("set_flags", "flags", flags, 32)
 
     @_arguments.with_argument_errors
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of an incoming request after ``execute`` has returned.
+        """Set whether a request is released or rescheduled after ``execute`` returns.
 
         Args:
             flags: ``TRITONSERVER_REQUEST_RELEASE_ALL`` or ``..._RESCHEDULE``.
 
         Raises:
-            TypeError: ``flags`` is no integer of 32 bits without sign.
-            TritonModelException: the model made this request itself.
+            TypeError: ``flags`` is not an unsigned integer of 32 bits.
+            TritonModelException: the model created this request itself.
         """
         checked = _arguments.check_integer("set_release_flags", "flags", flags, 32)
         self._incoming("set_release_flags()")
@@ -226,18 +221,18 @@ class InferenceRequest(RequestFields):
         return _parameters.to_json(self._parameters)
 
     def requested_output_names(self) -> set[str]:
-        """Return the names of the outputs to give; all configured ones if the client named none."""
+        """Return the names of the requested outputs; all outputs if the client named none."""
         return set(self._requested_output_names)
 
     def trace(self) -> InferenceTrace:
-        """Return the trace, to be passed to requests that shall be a part of it."""
+        """Return the trace; pass it to requests that become part of it."""
         return self._trace
 
     def is_cancelled(self) -> bool:
         """Return whether the client has cancelled the request; once true it stays so.
 
         Raises:
-            TritonModelException: the model made this request itself.
+            TritonModelException: the model created this request itself.
         """
         if not self._cancelled:
             self._cancelled = self._incoming("is_cancelled()").is_cancelled()
@@ -246,7 +241,7 @@ class InferenceRequest(RequestFields):
     def get_response_sender(self) -> InferenceResponseSender:
         """Return the request's sender, always the same one.
 
-        It stays valid after the request is gone. That of a request that the model made itself
+        It stays valid after the request is deleted. The sender of a request that the model created
         cannot send.
         """
         if self._sender is None:
@@ -276,16 +271,16 @@ class InferenceRequest(RequestFields):
 
         Args:
             decoupled: whether the model may give any number of responses.
-            execution_timeout: seconds after which the request is cancelled and answered with an
-                error, UNAVAILABLE; None for any time. If ``decoupled``, they are those until the
-                last response. Triton does not have this argument.
+            execution_timeout: seconds until the last response; then the request is cancelled and
+                answered with an error, UNAVAILABLE. None for no limit. Triton does not have this
+                argument.
 
         Returns:
-            The response; if ``decoupled``, an iterator, as soon as the first one has come. If the
-            model failed or does not exist, the response has an error.
+            The response; if ``decoupled``, an iterator, after the first response has arrived. If
+            the model fails or does not exist, the response has an error.
 
         Raises:
-            TypeError: ``decoupled`` is no bool, or ``execution_timeout`` no number above 0.
+            TypeError: ``decoupled`` is not a bool, or ``execution_timeout`` not a number above 0.
             TritonModelException: called outside of ``execute``.
         """
         several = _arguments.check_boolean("exec", "decoupled", decoupled)
@@ -311,13 +306,13 @@ class InferenceRequest(RequestFields):
     def async_exec(
         self, decoupled: bool = False, *, execution_timeout: float | None = None
     ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
-        """Send the request like ``exec``, but let the running event loop go on.
+        """Send the request like ``exec``, without blocking the running event loop.
 
         Returns:
             A future of what ``exec`` returns. Cancelling it cancels the request.
 
         Raises:
-            TypeError: ``decoupled`` is no bool, or ``execution_timeout`` no number above 0.
+            TypeError: ``decoupled`` is not a bool, or ``execution_timeout`` not a number above 0.
             RuntimeError: no event loop is running.
             TritonModelException: raised by the future: called outside of ``execute``.
         """

@@ -1,4 +1,4 @@
-"""The response that a model gives, or gets from another model."""
+"""The response that a model returns, or receives from another model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: dict[str, bool | int | str] | None = None,
     ) -> None:
-        """Make a response of output tensors of any shape and data type.
+        """Create a response from output tensors of any shape and data type.
 
         Args:
-            output_tensors: the outputs; those that the client did not ask for are dropped.
-            error: fails the request. Tensors and parameters are ignored then.
+            output_tensors: the outputs; those that the client did not request are dropped.
+            error: fails the request; output tensors and parameters are then ignored.
             parameters: custom parameters for the client; integers of 64 bits.
 
         Raises:
@@ -78,7 +78,7 @@ class InferenceResponse:
     def parameters(self) -> str:
         """Return the parameters as JSON text: ``{}`` if there are none.
 
-        Empty text for an error and for the empty last response of another model.
+        The text is empty for an error, and for an empty final response of another model.
 
         Raises:
             TritonModelException: a received parameter is neither bool, int, str nor float.

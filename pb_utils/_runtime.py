@@ -1,4 +1,4 @@
-"""The one seam between the API and whatever runs a model: a host's stub, or nobody."""
+"""The interface between the API and the process that runs the model."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 
 ResponseReceiver = Callable[["InferenceResponse | None", bool], None]
-"""Takes a response, None for a last one that is only an end, and whether it is the last one.
+"""Receives a response and whether it is final; None is a final flag without a response.
 
-Called from a thread of the runtime's, where it must not wait.
+Called on a thread of the runtime; it must not wait.
 """
 
 
 class Runtime(Protocol):
-    """What the API asks of the process that runs the model. Every method may be called from any
-    thread, and waits without holding the GIL.
+    """The calls of the API to the process that runs the model.
+
+    Any thread may call the methods; they wait without the GIL.
     """
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
@@ -123,7 +124,7 @@ class Runtime(Protocol):
         ...
 
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Let go of metrics; called by finalisers, so it neither waits nor takes a lock."""
+        """Release metrics. Finalisers call this, so it neither waits nor takes a lock."""
         ...
 
     def error_message(self, text: str) -> str:
@@ -132,7 +133,7 @@ class Runtime(Protocol):
 
 
 class NoHostRuntime:
-    """Stands in while a model is imported by an ordinary Python: it can log, and nothing else."""
+    """The runtime outside of a server: it can write logs, and refuses all other calls."""
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
         """Write the message to stderr as the server does before its log is up."""
@@ -145,55 +146,55 @@ class NoHostRuntime:
         sys.stderr.flush()
 
     def exec(self, request: RequestFields) -> InferenceResponse:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("A request to another model (BLS)")
 
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("A request to another model (BLS)")
 
     def model_dir(self) -> str:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("get_model_dir()")
 
     def free_memory(self) -> int:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("free_memory()")
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("load_model()")
 
     def unload_model(self, name: str, dependents: bool) -> None:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("unload_model()")
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("is_model_ready()")
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("MetricFamily")
 
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
     ) -> int:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("Metric")
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("Metric")
 
     def read_metric(self, metric: int) -> float:
-        """Refuse."""
+        """Always fail: no server runs this model."""
         raise self._unsupported("Metric")
 
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Do nothing: whoever made them has gone, or is another process."""
+        """Do nothing: the runtime that created the metrics is gone."""
 
     def error_message(self, text: str) -> str:
         """Return the text as it is."""
@@ -216,19 +217,19 @@ _override: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar(
 
 
 def install(runtime: Runtime) -> None:
-    """Let ``runtime`` answer for the whole process from now on."""
+    """Make ``runtime`` the runtime of the whole process."""
     global _installed
     _installed = runtime
 
 
 def current() -> Runtime:
-    """Return the runtime that answers here: the one in use in this context, or the process's."""
+    """Return the runtime of this context, or that of the process."""
     return _override.get() or _thread_runtime or _installed
 
 
 @contextmanager
 def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
-    """Let ``runtime`` answer within this block, in this context only.
+    """Make ``runtime`` the current one within this block, in this context only.
 
     Threads that are started inside have contexts of their own. Without a host they see the
     runtime of the outermost block; if it is ``lasting``, also after the block, until
@@ -248,7 +249,7 @@ def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
 
 
 def stop_using(runtime: Runtime) -> None:
-    """Let ``runtime`` answer no thread of an earlier block any more."""
+    """Stop using ``runtime`` for the threads of an earlier block."""
     global _thread_runtime
     if _thread_runtime is runtime:
         _thread_runtime = None
@@ -258,6 +259,6 @@ def get_model_dir() -> str:
     """Return the folder of the running model's version, ``<model>/<version>``.
 
     Raises:
-        TritonModelException: no host runs this model.
+        TritonModelException: no server runs this model.
     """
     return current().model_dir()

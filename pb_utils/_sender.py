@@ -1,4 +1,4 @@
-"""How a model answers an incoming request when it does not return the response."""
+"""Response senders, which answer a request during or after ``execute``."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ _CLOSED = "Unable to send response. Response sender has been closed."
 
 
 class Responder(ABC):
-    """One incoming request as its runtime knows it, and how far its answers have got.
+    """The runtime's side of an incoming request, and the state of its responses.
 
-    It is the ``_handle`` of the request; the request and its sender hold it. A runtime makes a
-    subclass. When both holders are gone and it is not ``closed``, no answer can come any more.
+    The request (as ``_handle``) and its sender refer to it. A runtime defines a subclass. If both
+    references are gone and it is not ``closed``, the request can no longer be answered.
     """
 
     __slots__ = ("__weakref__", "_lock", "has_response", "closed", "decoupled")
 
     def __init__(self, decoupled: bool) -> None:
-        """Begin without an answer; ``decoupled`` allows any number of them."""
+        """Create it without responses; ``decoupled`` allows any number of them."""
         self.decoupled = decoupled
         self.has_response = False
         self.closed = False
         self._lock = threading.Lock()
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:
-        """Send one response, or None for an end alone, if the state allows it.
+        """Send one response, or only the final flag if ``response`` is None.
 
         Raises:
-            TritonModelException: it does not (pb_utils spec 2.6), or it cannot be delivered.
+            TritonModelException: the state does not allow it (docs/reference/model_api.md, 2.6), or
+                the response cannot be delivered.
         """
         self._check_open(response)
-        self._wait_for_credit()  # it may wait, so not with the lock
+        self._wait_for_credit()  # without the lock, because it may wait
         with self._lock:
             self._check_open(response)
             self._send_response(response, final)
@@ -48,14 +49,14 @@ class Responder(ABC):
             self.closed = final
 
     def close(self) -> bool:
-        """Let no further response be sent; return whether one could have been."""
+        """Refuse further responses; return whether the request was open."""
         with self._lock:
             was_open, self.closed = not self.closed, True
             return was_open
 
     @abstractmethod
     def is_cancelled(self) -> bool:
-        """Return whether the caller has gone."""
+        """Return whether the client has cancelled the request."""
 
     def _check_open(self, response: InferenceResponse | None) -> None:
         if not self.decoupled:
@@ -68,19 +69,19 @@ class Responder(ABC):
 
     @abstractmethod
     def _wait_for_credit(self) -> None:
-        """Wait until the caller has taken enough of what was sent before.
+        """Wait while too many earlier responses are outstanding.
 
         Raises:
-            TritonModelException: it has not, for too long.
+            TritonModelException: the client received none of them within the timeout.
         """
 
     @abstractmethod
     def _send_response(self, response: InferenceResponse | None, final: bool) -> None:
-        """Pass a response on. Called with the lock held."""
+        """Deliver a response. Called with the lock held."""
 
 
 class InferenceResponseSender:
-    """Answers one incoming request, from any thread, during and after ``execute``."""
+    """Sends the responses to one request, from any thread, during and after ``execute``."""
 
     __slots__ = ("__weakref__", "_cancelled", "_responder")
 
@@ -88,7 +89,7 @@ class InferenceResponseSender:
     _cancelled: bool
 
     def __init__(self) -> None:
-        """Refuse: a sender comes from ``InferenceRequest.get_response_sender()``.
+        """Always fail: use ``InferenceRequest.get_response_sender()``.
 
         Raises:
             TypeError: always.
@@ -97,7 +98,7 @@ class InferenceResponseSender:
 
     @classmethod
     def _from_responder(cls, responder: Responder | None) -> InferenceResponseSender:
-        """Make a sender; an responder of None is that of a request that the model made itself."""
+        """Create a sender; ``responder`` is None for a request that the model made itself."""
         sender = cls.__new__(cls)
         sender._responder = responder
         sender._cancelled = False
@@ -105,16 +106,16 @@ class InferenceResponseSender:
 
     @_arguments.with_argument_errors
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response; the outputs that nobody asked for are left out.
+        """Send a response. Outputs that the client did not request are left out.
 
         Args:
-            response: the response; None, with the flag, for an end alone.
+            response: the response; None, with the final flag, ends the request without one.
             flags: ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` for the last one, else 0.
 
         Raises:
             TypeError: an argument has another type.
-            TritonModelException: another flag, nothing to send, the request was answered
-                already, or its caller does not take what was sent before.
+            TritonModelException: the flags are unknown, there is nothing to send, the final
+                response was sent before, or the client does not receive earlier responses.
         """
         checked = _arguments.check_integer("send", "flags", flags, 32)
         if response is not None:
@@ -135,7 +136,7 @@ class InferenceResponseSender:
     def is_cancelled(self) -> bool:
         """Return whether the client has cancelled the request; once true it stays so.
 
-        After the last response it is what was known then.
+        After the last response the result does not change.
 
         Raises:
             TritonModelException: the model made this request itself.

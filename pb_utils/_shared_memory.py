@@ -1,4 +1,4 @@
-"""The shared memory of an instance, and how much of it is free."""
+"""The shared memory in which an instance passes its tensors on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pb_utils import _runtime
 
 
 class SharedMemory:
-    """The memory that this instance's tensors are handed on in; there is one, ``shared_memory``."""
+    """The shared memory of this instance's tensors; the only object is ``shared_memory``."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Refuse: the stub has the only one.
+        """Always fail: use ``shared_memory``.
 
         Raises:
             TypeError: always.
@@ -19,12 +19,11 @@ class SharedMemory:
         raise TypeError("c_python_backend_utils.SharedMemory: No constructor defined!")
 
     def free_memory(self) -> int:
-        """Return the limit (``--arena-byte-size``) less the tensors that this instance keeps there.
+        """Return the free bytes: the limit (``--arena-byte-size``) minus the tensors kept here.
 
-        Those are its own and those that others have given it since the first call. What it has
-        handed on and others read is not taken off: that comes back by itself, a moment later. So
-        a model that keeps nothing finds the same number before and after. Small tensors travel
-        inside messages and do not count.
+        The instance's own tensors count, and those that it received since the first call. Tensors
+        that were sent and that others still read do not count, because their memory is released
+        soon. Small tensors travel inside messages and do not count.
 
         Raises:
             TritonModelException: no host runs this model.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Tensor:
     """A named array of one of Triton's data types.
 
-    Where the content lies (pb_utils spec 4.1, 4.2):
+    Where the content lies (docs/reference/model_api.md, 4.1 and 4.2):
 
     * ``_array`` is what ``as_numpy`` returns: the array the tensor was made from, or a private
       one made on the first call: a copy, or what the kernel copies when it is written to.
@@ -56,7 +56,7 @@ class Tensor:
 
     @_arguments.with_argument_errors
     def __init__(self, name: str | bytes | bytearray, numpy_array: npt.NDArray[Any]) -> None:
-        """Make a tensor of an array of any shape, sharing its memory until it is first sent.
+        """Create a tensor from an array of any shape; it shares memory until first sent.
 
         Args:
             name: name of the model's output, or of another model's input.
@@ -65,8 +65,8 @@ class Tensor:
                 is not C-contiguous is copied.
 
         Raises:
-            TypeError: ``numpy_array`` is no ndarray, or ``name`` no text.
-            TritonModelException: the name is empty, or the dtype has no data type of Triton.
+            TypeError: ``numpy_array`` is not an ndarray, or ``name`` is not text.
+            TritonModelException: the name is empty, or Triton has no data type for the dtype.
         """
         if not isinstance(numpy_array, np.ndarray):
             raise _arguments.type_error("__init__", "numpy_array", "a numpy.ndarray", numpy_array)
@@ -98,22 +98,21 @@ class Tensor:
     @staticmethod
     @_arguments.with_argument_errors
     def from_dlpack(name: str | bytes | bytearray, obj: object) -> Tensor:
-        """Make a tensor over the memory of another library, which is held until the tensor dies.
+        """Create a tensor that shares the memory of another library's tensor.
 
-        Memory on a GPU stays there; work that is pending on it is waited for, unless it comes in
-        a bare capsule.
+        GPU memory stays on the GPU. Pending GPU work is waited for, unless ``obj`` is a capsule.
 
         Args:
             name: name of the tensor.
             obj: a DLPack capsule, or an object with ``__dlpack__`` and ``__dlpack_device__``, of
                 any shape and of bool, (u)int8 ... (u)int64, float16/32/64 or bfloat16. A tensor
-                that has gaps along its first dimension is copied.
+                with gaps along its first dimension is copied.
 
         Raises:
-            TypeError: ``name`` is no text.
-            TritonModelException: the name is empty, or the object is not supported: no DLPack, on
-                another device than the CPU or a GPU of CUDA that works, an unknown type, not
-                contiguous in C order, or consumed before.
+            TypeError: ``name`` is not text.
+            TritonModelException: the name is empty, or the object is not supported: it has no
+                DLPack, is on a device other than the CPU or a working CUDA GPU, has an unknown
+                type, is not C-contiguous, or its capsule was consumed before.
         """
         name = _checked_name("from_dlpack", name)
         received = _dlpack.receive(obj)
@@ -136,7 +135,7 @@ class Tensor:
         return self._name
 
     def shape(self) -> list[int]:
-        """Return the size of each dimension; empty for a zero-dimensional tensor."""
+        """Return the shape as a list of ints; empty for a zero-dimensional tensor."""
         return list(self._shape)
 
     def triton_dtype(self) -> int:
@@ -144,19 +143,19 @@ class Tensor:
         return self._code
 
     def is_cpu(self) -> bool:
-        """Return whether the content lies in host memory, also if that is pinned."""
+        """Return True if the content is in host memory (pageable or pinned), False if on a GPU."""
         return self._on_gpu is None
 
     def as_numpy(self, copy: bool = True) -> npt.NDArray[Any]:
         """Return the content as an array of the tensor's shape.
 
         Args:
-            copy: True gives the array the tensor was made from, or for a received tensor a
-                writable private copy; it is the same array on every call. False gives a read-only
-                view of the content without a copy. BYTES are an object array of ``bytes`` always.
+            copy: True returns the array that the tensor was created from, or a writable private
+                copy for a received tensor; every call returns the same array. False returns a
+                read-only view without a copy. BYTES always give an object array of ``bytes``.
 
         Raises:
-            TritonModelException: the tensor is BF16, which numpy does not know, or on a GPU.
+            TritonModelException: the tensor is BF16, which NumPy lacks, or on a GPU.
         """
         self._check_on_cpu()
         if self._code == BF16:
@@ -197,11 +196,12 @@ class Tensor:
         """Return a DLPack capsule over the tensor's own storage; it keeps the tensor alive.
 
         What a consumer writes there is what the tensor sends from then on, unless it was on a GPU
-        and has been sent. Received content is replaced by a private copy first (decision 4).
+        and has been sent. Received content is first replaced by a private copy
+        (docs/explanation/decisions/0004).
 
         Raises:
-            TritonModelException: the tensor is BYTES, or there is no room on the GPU where the
-                content was wished for.
+            TritonModelException: the tensor is BYTES, or the preferred GPU has too little free
+                memory.
         """
         if self._on_gpu is not None:
             return _dlpack.export_from_gpu(self, self._device_memory(), self._code, self._shape)
@@ -218,13 +218,13 @@ class Tensor:
         """Return a DLPack capsule like ``to_dlpack``, or over a copy of it.
 
         Args:
-            stream: is not looked at; nothing of ours is pending on what is exported.
-            copy: True asks for a copy, False forbids it.
-            max_version: is not looked at; every consumer understands the capsule.
-            dl_device: ``(1, 0)`` asks for a tensor on a GPU as a copy in host memory.
+            stream: ignored; no GPU work is pending on the exported memory.
+            copy: True requests a copy, False forbids it.
+            max_version: ignored; every consumer understands the capsule.
+            dl_device: ``(1, 0)`` requests a copy in host memory of a tensor on a GPU.
 
         Raises:
-            BufferError: the content would have to be copied to a GPU, or must not be copied.
+            BufferError: the export needs a copy to a GPU, or a copy that ``copy`` forbids.
             TritonModelException: as for ``to_dlpack``, or the copy fails.
         """
         here = self.__dlpack_device__()

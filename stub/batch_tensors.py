@@ -1,6 +1,7 @@
-"""Tensors about a whole batch: made of its inputs, and taken apart into its outputs.
+"""Creates the batch inputs of a batch, and splits its batch outputs.
 
-`batch_input` and `batch_output` of a configuration (configuration spec 4.8).
+They are `batch_input` and `batch_output` of a configuration
+(docs/reference/configuration_and_scheduling.md, 4.8).
 """
 
 import json

@@ -4,9 +4,8 @@ from typing import Dict, List, Mapping, Optional, Sequence, cast
 
 import pb_utils
 from pb_utils._copying import copy_into
-from pb_utils._request_fields import RequestFields
+from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._sender import Responder
-from pb_utils._trace import NO_TRACE, InferenceTrace
 from stub.memory import SharedMemoryUnavailable, StubMemory
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import (
@@ -274,7 +273,10 @@ def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[st
 
 
 def _request_parameters(request: RequestFields) -> Dict[str, Parameter]:
-    """As they travel. Raises ConversionError, which names the model (pb_utils spec 5.3)."""
+    """Returns the parameters for the wire.
+
+    Raises ConversionError, which names the model (docs/reference/model_api.md, 5.3).
+    """
     try:
         return _encodable_parameters(request._parameters)
     except ConversionError as problem:
@@ -284,7 +286,7 @@ def _request_parameters(request: RequestFields) -> Dict[str, Parameter]:
 
 
 def arena_full_message(full: ArenaFull) -> str:
-    """The documented text (pb_utils spec 6.1), and behind it what would help."""
+    """Returns the documented text (docs/reference/model_api.md, 6.1), then advice."""
     return (
         f"Failed to increase the shared memory pool size to {full.used + full.requested} bytes. "
         f"Error: {full}; raise --arena-byte-size or return smaller tensors"

@@ -1,4 +1,4 @@
-"""One batch: requests in, the model's `execute`, its return value checked, responses out."""
+"""Runs batches: receives requests, calls `execute`, checks what it returns, sends responses."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ class InvalidReturnValue(Exception):
 
 
 class RunningBatch:
-    """A batch on its way through the model."""
+    """A batch that the model is processing."""
 
     __slots__ = (
         "context",
@@ -53,14 +53,14 @@ class RunningBatch:
         self.started = self.inputs_ready = time.monotonic_ns()
         self.requests: List[pb_utils.InferenceRequest] = []
         self.responders: List[StubResponder] = []
-        self.exported: List[Block] = []  # what its answers refer to; lives until they are sent
-        self.context: Optional[str] = None  # of the first request that is part of a trace
+        self.exported: List[Block] = []  # blocks of its responses; kept until they are sent
+        self.context: Optional[str] = None  # trace context of its first traced request
 
 
 class Executor:
-    """Runs batches of one instance, on the main thread; coroutines end on their loop.
+    """Runs the batches of one instance on the main thread, and coroutines on the event loop.
 
-    `send` takes what the host is told outside of `run_batch`.
+    `send` sends the messages that `run_batch` does not return.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Executor:
         self._batch_tensors = BatchTensors.from_config(initialize.args["model_config"])
 
     def run_batch(self, batch: Execute) -> List[ToHost]:
-        """What the host is told when the main thread is free again."""
+        """Runs a batch; returns the messages for the host."""
         views = self._memory.views
         views.begin_batch(regions=not self._decoupled)
         messages = self._run_requests(batch)
-        views.end_batch()  # what is still alive belongs to the model alone: it has kept it
+        views.end_batch()  # the model has kept the views that are still alive
         return messages
 
     def _run_requests(self, batch: Execute) -> List[ToHost]:
@@ -110,18 +110,18 @@ class Executor:
                 returned = self._coroutines.submit(returned, running.number).result()
             self._memory.execute_returned()
             return self._finish_batch(running, returned)
-        except BaseException as error:  # whatever it raised, SystemExit too, is the answer
+        except BaseException as error:  # SystemExit as well: the error answers the requests
             self._memory.execute_returned()
             return self._fail_batch(running, error)
         finally:
             opentelemetry_context.detach(token)
 
     def release_sent_blocks(self) -> None:
-        """What `run_batch` returned has been sent."""
+        """Releases the blocks of the responses, which have been sent."""
         self._unsent_blocks = []
 
     def replace_unsendable(self, unsendable: Sequence[ToHost], error: Exception) -> List[ToHost]:
-        """What the host is told in place of answers that no message can carry."""
+        """Returns error responses for responses that cannot be encoded."""
         text = f"the answers of model '{self._name}' cannot be sent: {error!r}"
         messages: List[ToHost] = []
         for message in unsendable:
@@ -135,7 +135,7 @@ class Executor:
         return messages
 
     def _skip_cancelled_batch(self, running: RunningBatch) -> List[ToHost]:
-        """Nobody waits for the batch: it was cancelled before it began."""
+        """Closes all requests of a batch that was cancelled before it began."""
         for responder in running.responders:
             responder.close()
         self._memory.execute_returned()
@@ -179,7 +179,10 @@ class Executor:
     def _fail_requests(
         self, running: RunningBatch, gone: Sequence[Tuple[StubResponder, SharedMemoryUnavailable]]
     ) -> None:
-        """A client has taken its memory away: other clients' requests run without its own."""
+        """Fails the requests whose shared memory is gone; the others still run.
+
+        Raises SharedMemoryUnavailable if no request is left.
+        """
         if not running.requests:
             raise gone[0][1]
         for responder, error in gone:
@@ -199,7 +202,10 @@ class Executor:
     # The end of a batch
 
     def _finish_batch(self, running: RunningBatch, returned: Any) -> List[ToHost]:
-        """Answer what `execute` returned. Raises InvalidReturnValue (spec 2.4)."""
+        """Answers the requests with what `execute` returned.
+
+        Raises InvalidReturnValue (docs/reference/model_api.md, 2.4).
+        """
         outputs_begin = time.monotonic_ns()
         exported = running.exported
         messages: List[ToHost] = []
@@ -257,7 +263,7 @@ class Executor:
                 raise InvalidReturnValue(MORE_THAN_ONE)
 
     def _fail_batch(self, running: RunningBatch, error: BaseException) -> List[ToHost]:
-        """Every request of the batch that has not been answered gets the error."""
+        """Answers every open request of the batch with the error."""
         told = isinstance(error, (InvalidReturnValue, BatchTensorError))
         text = str(error) if told else describe_exception(error)
         failure = self._failure_message(text)
@@ -301,12 +307,12 @@ class Executor:
     def _continue_in_background(
         self, running: RunningBatch, coroutine: Coroutine[Any, Any, Any]
     ) -> List[ToHost]:
-        """Let the coroutine go on by itself, and take the next batch.
+        """Runs the coroutine in the background, so that the next batch can begin.
 
-        A decoupled model may have any number of them (pb_utils spec 2.7), others as many as may
-        overlap: with no place left, the main thread waits for one to end.
+        A decoupled model may have any number of coroutines (docs/reference/model_api.md, 2.7).
+        Another model may have `max_concurrent_batches`; at that limit the main thread waits.
         """
-        self._memory.views.end_batch()  # it may answer before this thread is back
+        self._memory.views.end_batch()  # the coroutine may respond before this method returns
         future = self._coroutines.submit(coroutine, running.number)
         if self._decoupled:
             late = tuple(self._registry.end_batch(running.responders))
@@ -321,13 +327,13 @@ class Executor:
             return [InstanceReleased(running.number)]
 
     def _on_coroutine_done(self, running: RunningBatch, done: "Future[Any]") -> None:
-        """A coroutine of an ordinary model has ended; on the loop's thread.
+        """Sends the responses of a model that is not decoupled; called on the event loop's thread.
 
-        Its requests and responses live until the answers are sent: these refer to their memory.
+        Requests and responses are kept until then, because the messages refer to their memory.
         """
         try:
             messages = self._finish_batch(running, done.result())
-        except BaseException as error:  # whatever it raised, SystemExit too, is the answer
+        except BaseException as error:  # SystemExit as well: the error answers the requests
             messages = self._fail_batch(running, error)
         try:
             self._send_or_replace(messages)
@@ -339,13 +345,14 @@ class Executor:
     def _send_or_replace(self, messages: Sequence[ToHost]) -> None:
         try:
             self._send(messages)
-        except (TypeError, ValueError, OverflowError) as error:  # no message can carry it
+        except (TypeError, ValueError, OverflowError) as error:  # a response cannot be encoded
             self._send(self.replace_unsendable(messages, error))
 
     def _on_decoupled_coroutine_done(self, running: RunningBatch, done: "Future[Any]") -> None:
-        """A coroutine of a decoupled model has ended; on the loop's thread.
+        """Fails the open requests if the coroutine of a decoupled model raised an exception.
 
-        Requests that nobody holds any more then answer for themselves.
+        Called on the event loop's thread. A request without references gets an error response
+        when it is deleted.
         """
         error = None if done.cancelled() else done.exception()
         if error is not None:
@@ -365,6 +372,6 @@ class Executor:
 
 
 def _format_traceback(error: BaseException) -> str:
-    """As Python prints it, without what no message can carry."""
+    """Returns the traceback as Python prints it, with unencodable characters escaped."""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return "".join(lines).rstrip().encode(errors="backslashreplace").decode()

@@ -26,6 +26,7 @@ import pb_utils  # noqa: E402
 from pb_utils import testing  # noqa: E402
 from pb_utils._datatypes import BF16, NAMES  # noqa: E402
 from stub.literals import InvalidInput, read_inputs  # noqa: E402
+from stub.module_isolation import isolate_modules  # noqa: E402
 
 SUCCEEDED, FAILED, BAD_USAGE = 0, 1, 2
 """Exit statuses: every response is a good one; one is an error, or the model raised; bad usage."""
@@ -199,4 +200,6 @@ if __name__ == "__main__":
     # As in a server: the working directory, then what is installed; the harness adds the model's.
     sys.path[0] = ""
     sys.path.append(os.path.dirname(_here))
+    if not given.backend.startswith(_here + os.sep):  # backends of ours import our modules
+        isolate_modules()
     sys.exit(run_job(given))

@@ -1,4 +1,4 @@
-"""What a model asks the host itself: model control and metrics."""
+"""Calls from a model to the host: model control and metrics."""
 
 import itertools
 import threading
@@ -47,13 +47,13 @@ class HostCalls:
         self.allowed = True
 
     def receive_reply(self, reply: m.HostReply) -> None:
-        """Wake whoever asked."""
+        """Wakes the thread that made the call."""
         call = self._pending.pop(reply.number)
         call.reply = reply
         call.done.release()
 
     def error_message(self, text: str) -> str:
-        """How the host's refusal of something that the model asked for reads (spec 3.13)."""
+        """Returns the text of an error of the host (docs/reference/model_api.md, 3.13)."""
         return f"Failed to process the request for model '{self._name}', message: {text}"
 
     def _call(self, message: MessageFactory) -> Value:

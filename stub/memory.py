@@ -1,4 +1,4 @@
-"""The stub's shared memory: its own arena, others' blocks on loan, and who must be told what."""
+"""The shared memory of a stub: its own arena, and blocks imported from other processes."""
 
 import os
 import sys
@@ -25,17 +25,20 @@ from stub.wire.shared_file import file_identity
 
 
 class SharedMemoryUnavailable(Exception):
-    """A process that has ended, or a client, had a tensor in memory that is no longer there."""
+    """The shared memory of a tensor is gone: its process ended, or its client removed it."""
 
 
 _BETWEEN_BATCHES = 0
-_IN_EXECUTE = 1  # the next question that `execute` asks takes one along
-_AFTER_EXECUTE = sys.maxsize  # the batch's last frame is about to take them all
-"""So many loans may have ended before somebody is woken to tell the host."""
+_IN_EXECUTE = 1  # the next BLS request also carries the releases
+_AFTER_EXECUTE = sys.maxsize  # the batch's last frame carries all releases
+"""How many blocks may be released before the service thread is woken to tell the host."""
 
 
 class StubMemory:
-    """`wake` is called when a loan ended outside a batch, so that somebody tells the host."""
+    """The arenas that a stub reads and writes.
+
+    `wake` wakes the service thread, which tells the host about released blocks.
+    """
 
     def __init__(self, own: Arena, wake: Callable[[], None]) -> None:
         self.own = own
@@ -53,12 +56,15 @@ class StubMemory:
         self._releases_before_wake = _BETWEEN_BATCHES
 
     def add_inherited_arena(self, number: int, fd: int, limit: int) -> None:
-        """Read an arena whose descriptor was inherited."""
+        """Opens an arena for reading by an inherited descriptor."""
         self._readers[number] = ArenaReader(fd, limit)
         self._sources[number] = OpenArena(number, f"/proc/self/fd/{fd}", limit)
 
     def open_arena(self, message: OpenArena) -> None:
-        """Read another process's arena, or a client's region. Raises OSError if it is gone."""
+        """Opens another process's arena, or registers a client's region.
+
+        Raises OSError if it is gone.
+        """
         if not message.region and message.arena not in self._readers:
             fd = os.open(message.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -68,7 +74,7 @@ class StubMemory:
         self._sources[message.arena] = message
 
     def _reader(self, number: int) -> Union[ArenaReader, RegionMapping, None]:
-        """None if it is gone, or if the client has made a region smaller, for as long as it is."""
+        """Returns None if the memory is gone, or while the client's region is too small."""
         reader = self._readers.get(number)
         message = self._sources.get(number) if reader is None else None
         if message is None:
@@ -84,7 +90,7 @@ class StubMemory:
         return reader
 
     def output_buffer(self, size: int, placement: OutputPlacement) -> Optional[memoryview]:
-        """Where the client wants an output, writable; None if it has no room for it there."""
+        """Returns the client's memory for an output, writable; None if the output does not fit."""
         arena, offset, room = placement
         region = self._reader(arena) if size <= room else None
         if not isinstance(region, RegionMapping):
@@ -93,7 +99,7 @@ class StubMemory:
         return region.writable(offset, size)
 
     def close_arena(self, number: int) -> None:
-        """Forget an arena; its mapping goes with the last tensor that lies in it."""
+        """Closes an arena; its mapping ends with the last tensor in it."""
         self._readers.pop(number, None)
         self._sources.pop(number, None)
         mapping = self._view_mappings.pop(number, None)
@@ -113,7 +119,7 @@ class StubMemory:
         return mapping
 
     def import_block(self, tensor: WireTensor) -> Block:
-        """The block that the tensor names, on loan until the returned object dies.
+        """Imports the block of a tensor; deleting the returned object releases it.
 
         Raises SharedMemoryUnavailable.
         """
@@ -138,10 +144,10 @@ class StubMemory:
         return block
 
     def free_bytes(self) -> int:
-        """Bytes that the own arena would have left if it had all that this process keeps.
+        """Returns the bytes that stay free if the arena holds all tensors that this process keeps.
 
-        That is what others have lent it, but not what they read. Loans count from the first call
-        on: few models ask, and the others need not pay for it.
+        Imported blocks count, exported blocks do not. Imports are counted from the first call on,
+        so that models without such a call do not pay for it.
         """
         with self._imported_lock:
             if self._imported_blocks is None:
@@ -151,38 +157,38 @@ class StubMemory:
         return max(0, self.own.free_bytes(excluding=self.exported.exported_blocks()) - imported)
 
     def inline_limit(self, tensors: int) -> int:
-        """Bytes that each of so many tensors may have to travel inside the next message."""
+        """Returns the bytes that each of so many tensors may have inside the next message."""
         return max(
             INLINE_ALWAYS, self.ring_free_bytes() // (self._batch_requests * max(1, tensors))
         )
 
     def write_block(self, data: memoryview) -> Block:
-        """Write bytes into the own arena. Raises ArenaFull."""
+        """Writes bytes into the own arena. Raises ArenaFull."""
         return self.own.write_with(data.nbytes, lambda room: copy_into(room, data))
 
     def write_block_with(self, size: int, fill: Callable[[memoryview], None]) -> Block:
-        """As `write_block`, of bytes that `fill` writes. Raises what it raises as well."""
+        """Reserves a block and lets `fill` write it. Raises ArenaFull, and what `fill` raises."""
         return self.own.write_with(size, fill)
 
     def cancel_export(self, blocks: Iterable[Block]) -> None:
-        """The host has not been told of them after all."""
+        """Reverts `export_blocks`: the message to the host was not sent."""
         for block in blocks:
             if block.arena == self.own.number:
                 self.exported.release_block(block.arena, block.offset, 1)
 
     def export_blocks(self, blocks: Iterable[Block]) -> None:
-        """The host is about to be told of these blocks: keep each until it is returned.
+        """Keeps blocks that a message is about to name until the host releases them.
 
-        A block on loan needs no keeping: the host itself holds it for this process.
+        Imported blocks need no reference here: the host holds them for this process.
         """
         for block in blocks:
             if block.arena == self.own.number:
                 self.exported.export_block(block)
 
     def take_releases(self) -> Optional[BlockRelease]:
-        """The loans that ended since the last call, as the message that says so.
+        """Returns a message with the imported blocks that were released since the last call.
 
-        An answer that refers to a loan keeps it from ending before it is sent.
+        A response that refers to an imported block keeps it until the response is sent.
         """
         releases = self._unsent_releases
         if not releases:
@@ -192,22 +198,22 @@ class StubMemory:
             while True:
                 counts[releases.popleft()] += 1
         except IndexError:
-            pass  # that was all; another thread may have taken the last ones
+            pass  # empty; another thread may have taken the last ones
         if not counts:
             return None
         return BlockRelease([(arena, offset, count) for (arena, offset), count in counts.items()])
 
     def begin_batch(self, requests: int = 1) -> None:
-        """The main thread is about to run `execute` with so many requests."""
+        """Begins a batch of so many requests, on the main thread."""
         self._releases_before_wake = _IN_EXECUTE
         self._batch_requests = requests
 
     def execute_returned(self) -> None:
-        """`execute` has returned."""
+        """Notes that `execute` has returned."""
         self._releases_before_wake = _AFTER_EXECUTE
 
     def end_batch(self) -> None:
-        """The batch's answers are sent."""
+        """Ends the batch, after its responses were sent."""
         self._releases_before_wake = _BETWEEN_BATCHES
         if self._unsent_releases:
             self._wake()

@@ -1,4 +1,4 @@
-"""The span that a batch is part of, as the current one of OpenTelemetry inside of `execute`."""
+"""Makes the span of a batch the current OpenTelemetry context inside `execute`."""
 
 import json
 from typing import Any
@@ -8,9 +8,9 @@ _modules: Any = None
 
 
 def attach(context: str) -> Any:
-    """Make W3C headers (JSON) the current context of this thread; what to `detach` by.
+    """Makes W3C headers (JSON) this thread's current context; returns the token for `detach`.
 
-    Without OpenTelemetry in this Python, nothing happens: the model cannot make spans either.
+    Returns None if OpenTelemetry is not installed: the model cannot create spans then.
     """
     global _modules
     if _modules is None:
@@ -28,6 +28,6 @@ def attach(context: str) -> Any:
 
 
 def detach(token: Any) -> None:
-    """Have the context be what it was before `attach`."""
+    """Restores the context from before `attach`."""
     if token is not None:
         _modules[0].detach(token)

@@ -1,4 +1,4 @@
-"""The stub as an operating-system process: its signals, its streams, its name, its parent."""
+"""Sets up a stub process: signals, standard streams, process title, parent-death signal."""
 
 import ctypes
 import faulthandler
@@ -13,9 +13,9 @@ _MAX_FREED_HEAP_BYTES = 256 << 20  # bytes of freed memory
 
 
 def set_title(name: str, role: str = "pbhost-stub") -> None:
-    """Show `pbhost-stub <name>` in ps and top.
+    """Shows `pbhost-stub <name>` in ps and top.
 
-    An execution environment need not have setproctitle; then only what `ps -o comm` shows is set.
+    Without setproctitle in the execution environment, only `ps -o comm` shows the role.
     """
     try:
         import setproctitle
@@ -28,12 +28,12 @@ def set_title(name: str, role: str = "pbhost-stub") -> None:
 
 
 def set_up_stub_process(title: str) -> None:
-    """Make this process what a model may rely on (pb_utils spec 1.2)."""
+    """Sets up the process as models expect it (docs/reference/model_api.md, 1.2)."""
     ignore_stop_signals()
     kill_with_parent()
     tune_malloc(_MAX_FREED_HEAP_BYTES)
     set_title(title)
-    # A crash in native code leaves a Python stack in the host's log; that of the thread is enough.
+    # A crash in native code writes the Python stack of its thread to the host's log.
     faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1)  # `kill -USR1` shows what every thread is doing
     for stream in (sys.stdout, sys.stderr):
@@ -43,9 +43,9 @@ def set_up_stub_process(title: str) -> None:
 
 
 def ignore_stop_signals() -> None:
-    """Let SIGINT and SIGTERM pass: a stub ends when its host says so.
+    """Makes SIGINT and SIGTERM have no effect: a stub stops when its host says so.
 
-    They are handled, not ignored, for what the model starts would inherit that.
+    An empty handler does this, because child processes would inherit SIG_IGN.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
@@ -58,7 +58,7 @@ def _restore_default_signals() -> None:
 
 
 def kill_with_parent() -> None:
-    """Have the kernel kill this process when the host's spawning thread ends, on Linux."""
+    """Makes the kernel kill this process when the host's spawning thread ends (Linux only)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)

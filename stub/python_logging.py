@@ -1,22 +1,22 @@
-"""What a model writes with Python's own `logging`, taken to the host's log."""
+"""Forwards the records of Python's `logging` to the host's log."""
 
 import logging
 
 from pb_utils import _runtime
 
 _ERROR, _WARNING, _INFO, _VERBOSE = 2, 1, 0, 3
-"""Levels as in pb_utils spec 3.12."""
+"""Levels as in docs/reference/model_api.md, 3.12."""
 
 
 class HostHandler(logging.Handler):
-    """Passes records on as `pb_utils.Logger` does, with the place that they come from."""
+    """Forwards records as `pb_utils.Logger` does, with their file name and line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record; the host decides whether it is shown."""
+        """Sends one record; the host decides whether to write it."""
         try:
             text = self.format(record)
             _runtime.current().log(_level(record.levelno), record.filename, record.lineno, text)
-        except Exception:  # as the standard handlers: a log that fails must not fail its writer
+        except Exception:  # like the standard handlers: logging must not raise
             self.handleError(record)
 
 
@@ -29,10 +29,10 @@ def _level(number: int) -> int:
 
 
 def install() -> None:
-    """Have the host's log take what nobody else does, from level INFO on.
+    """Forwards records that have no other handler, from level INFO on.
 
-    It stands in for the handler of last resort, not among those of the root logger: a model that
-    configures `logging` itself, by `basicConfig` or in another way, gets what it asks for.
+    The handler replaces `logging.lastResort` and is not a handler of the root logger, so that a
+    model can still configure `logging` itself, for example by `basicConfig`.
     """
     handler = HostHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))

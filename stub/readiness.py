@@ -1,4 +1,4 @@
-"""The model's own say on whether it is ready: `is_ready`, called beside its work."""
+"""Calls the model's `is_ready` while other requests run."""
 
 import threading
 from typing import Callable, Sequence
@@ -12,7 +12,7 @@ from stub.wire.messages import (
 
 
 class ReadinessChecker:
-    """Answers each check from a thread of its own: the service thread must not wait for users."""
+    """Runs each check on a new thread, because the service thread must not wait for user code."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class ReadinessChecker:
 
     @property
     def defines_is_ready(self) -> bool:
-        """Whether the model has a say."""
+        """Whether the model defines `is_ready`."""
         return hasattr(self._model.instance, "is_ready")
 
     def start_check(self, number: int) -> None:
-        """Begin a check; the host begins the next one when it has heard of this one."""
+        """Starts a check; the host starts the next one after it has this one's result."""
         thread = threading.Thread(target=self._run_check, args=(number,), daemon=True)
         thread.name = "pbhost-is-ready"
         thread.start()
@@ -42,7 +42,7 @@ class ReadinessChecker:
             said = self._model.instance.is_ready()
             if is_coroutine(said):
                 said = self._coroutines.submit(said, 0).result()
-        except BaseException as error:  # whatever it raised is the reason
+        except BaseException as error:  # the exception is the reason that the client sees
             self._send([ReadinessResult(number, False, describe_exception(error))])
             return
         if not isinstance(said, bool):

@@ -1,4 +1,4 @@
-"""Answers that leave one by one: the responders of a stub, and what senders do with them."""
+"""Sends the responses of response senders, with a limit on outstanding responses."""
 
 import threading
 import time
@@ -24,29 +24,28 @@ from stub.wire.payload import (
 )
 
 _MAX_OUTSTANDING_BYTES = 4 << 20
-"""Responses of one request that its caller has not taken yet: a sender waits beyond that."""
+"""A sender waits while the client has so many bytes of responses to receive."""
 
 _EVENT_LOOP_FACTOR = 16
-"""So many times more for a sender on an event loop: its wait holds up every other coroutine."""
+"""Multiplies the limits on an event loop, where waiting blocks all coroutines."""
 
 
 _HeldResponse = Tuple[WireResponse, List[Block]]
-"""A response, and what it refers to."""
+"""A response, and the blocks that it refers to."""
 
 
 class ResponderRegistry:
-    """Every responder that may still be answered; any thread may call.
+    """All responders of requests that are not answered yet; any thread may call.
 
-    `wake` has `take_responses_to_dropped_requests`
-    called soon, by a thread that may send.
+    `wake` wakes the service thread, which calls `take_responses_to_dropped_requests`.
     """
 
     def __init__(self, channel: Channel, memory: StubMemory, wake: Callable[[], None]) -> None:
         self.channel = channel
         self.memory = memory
         self.send_timeout = 60.0
-        self.max_outstanding_responses = 128  # responses of one request under way
-        self.loop_thread: Optional[int] = None  # where waiting is worst
+        self.max_outstanding_responses = 128  # per request
+        self.loop_thread: Optional[int] = None  # where waiting blocks all coroutines
         self._name = ""
         self._wake = wake
         self._current_responders: Sequence[StubResponder] = ()
@@ -61,17 +60,17 @@ class ResponderRegistry:
         )  # cancelled before their batch has begun
 
     def configure(self, message: Initialize) -> None:
-        """The instance is known, and how long a sender may wait."""
+        """Sets the instance's name and the limits of senders."""
         self._name = message.instance_name
         self.max_outstanding_responses = max(1, message.max_outstanding_responses)
         self.send_timeout = message.send_timeout
 
     def set_loop_thread(self, thread: int) -> None:
-        """That thread runs an event loop."""
+        """Sets the thread that runs the event loop."""
         self.loop_thread = thread
 
     def begin_batch(self, batch: int, responders: "Sequence[StubResponder]") -> None:
-        """These are answered from now on; those cancelled already are told so."""
+        """Registers the responders of a batch; applies cancellations that came before it."""
         with self._batch_lock:
             self._current_responders = responders
             self._last_batch = batch
@@ -82,7 +81,7 @@ class ResponderRegistry:
                 self._cancelled_early = {key for key in self._cancelled_early if key[0] > batch}
 
     def end_batch(self, responders: "Sequence[StubResponder]") -> List[int]:
-        """The main thread has left the batch; the indexes that are still to be answered."""
+        """Unregisters a batch; returns the indexes of requests that are not answered yet."""
         late: List[int] = []
         for responder in responders:
             if not responder.closed:
@@ -93,7 +92,7 @@ class ResponderRegistry:
         return late
 
     def cancel_request(self, batch: int, index: int) -> None:
-        """The caller of that request has gone."""
+        """Cancels a request, also one whose batch has not begun."""
         with self._batch_lock:
             if batch > self._last_batch:
                 self._cancelled_early.add((batch, index))
@@ -103,7 +102,7 @@ class ResponderRegistry:
             responder.cancel()
 
     def acknowledge_responses(self, batch: int, index: int, count: int) -> None:
-        """The caller of that request has taken responses."""
+        """Notes that the client has received responses to a request."""
         responder = self._find_responder(batch, index)
         if responder is not None:
             responder.acknowledge_responses(count)
@@ -115,12 +114,15 @@ class ResponderRegistry:
         return self._late_responders.get((batch, index))
 
     def on_responder_dropped(self, batch: int, index: int, held: Optional[_HeldResponse]) -> None:
-        """Nobody can answer that request any more. Called by finalisers: waits for nothing."""
+        """Queues an answer to a request without references. Called by finalisers: never waits."""
         self._dropped.append((batch, index, held))
         self._wake()
 
     def take_responses_to_dropped_requests(self, exported: List[Block]) -> List[ToHost]:
-        """The answers to requests that were dropped since the last call; `exported` as usual."""
+        """Returns the responses to requests that were dropped since the last call.
+
+        Adds the blocks of the responses to `exported`.
+        """
         answers: List[ToHost] = []
         while self._dropped:
             batch, index, held = self._dropped.popleft()
@@ -136,7 +138,7 @@ class ResponderRegistry:
     def export_held_response(
         self, held: Optional[_HeldResponse], exported: List[Block]
     ) -> Optional[WireResponse]:
-        """A response that is about to be sent after all, if there is one."""
+        """Exports the blocks of a held response, if there is one, and returns the response."""
         if held is None:
             return None
         response, blocks = held
@@ -145,7 +147,7 @@ class ResponderRegistry:
         return response
 
     def no_response_error(self) -> WireResponse:
-        """The answer to a request for which the model has none."""
+        """Returns the error for a request that the model dropped without a response."""
         return error_response(
             f"Model instance '{self._name}' returned no response for this request and let go of"
             " it: `execute` must return one InferenceResponse for each request, or its response"
@@ -154,10 +156,10 @@ class ResponderRegistry:
 
 
 class _ResponseCredit:
-    """What was sent to one caller, and what it has taken of that.
+    """Counts the responses sent to one client, and those that it has acknowledged.
 
-    Each figure is changed by one thread only: those of what was sent by whoever has the responder's
-    lock, those of what was taken by the service thread.
+    The thread with the responder's lock changes the counts of sent responses; the service thread
+    changes the others.
     """
 
     __slots__ = ("changed", "sent", "sent_bytes", "sizes", "acknowledged", "acknowledged_bytes")
@@ -166,7 +168,7 @@ class _ResponseCredit:
         self.sizes: Deque[int] = deque()
         self.sent = self.sent_bytes = 0
         self.acknowledged = self.acknowledged_bytes = 0
-        self.changed = threading.Event()  # something has changed for the better
+        self.changed = threading.Event()  # set on acknowledgement and cancellation
 
     def add_sent(self, size: int) -> None:
         self.sizes.append(size)
@@ -174,7 +176,7 @@ class _ResponseCredit:
         self.sent += 1
 
     def remove_last_sent(self) -> None:
-        """The last one was not sent after all."""
+        """Reverts `add_sent`: the response was not sent."""
         self.sent_bytes -= self.sizes.pop()
         self.sent -= 1
 
@@ -192,7 +194,7 @@ class _ResponseCredit:
 
 
 class StubResponder(Responder):
-    """One request of a batch."""
+    """Answers one request of a batch."""
 
     __slots__ = (
         "_credit",
@@ -216,11 +218,11 @@ class StubResponder(Responder):
         output_placement: Optional[Mapping[str, OutputPlacement]] = None,
         max_outstanding_responses: int = 0,
     ) -> None:
-        """`requested_outputs` are those that the caller wants, `output_placement` where it wants
-        some of them.
+        """Creates the responder of one request.
 
-        `max_outstanding_responses` is how many responses may be under way to it, 0 for as many
-        as to any other.
+        `requested_outputs` are the names of the outputs to send, `output_placement` the client's
+        memory for some of them. `max_outstanding_responses` limits the unacknowledged responses;
+        0 means the limit of the instance.
         """
         super().__init__(decoupled)
         self.batch = batch
@@ -230,38 +232,36 @@ class StubResponder(Responder):
         self.output_placement = output_placement
         self.max_outstanding_responses = max_outstanding_responses
         self._registry = registry
-        self._held_response: Optional[_HeldResponse] = None  # sent, but not as the last one
-        self._credit: Optional[_ResponseCredit] = (
-            None  # of a decoupled request that has got a response
-        )
+        self._held_response: Optional[_HeldResponse] = None  # sent without the final flag
+        self._credit: Optional[_ResponseCredit] = None  # set by the first decoupled response
 
     def __del__(self) -> None:
         if not self.closed:
             self._registry.on_responder_dropped(self.batch, self.index, self._held_response)
 
     def to_wire(self, response: pb_utils.InferenceResponse, exported: List[Block]) -> WireResponse:
-        """A response as the caller is to get it; `exported` as in `tensor_to_wire`."""
+        """Converts a response for the wire; `exported` as in `tensor_to_wire`."""
         return response_to_wire(
             response, self.requested_outputs, self._registry.memory, exported, self.output_placement
         )
 
     def take_held_response(self, exported: List[Block]) -> Optional[WireResponse]:
-        """What an ordinary model has sent without the flag that ends the request."""
+        """Returns the response that was sent without the final flag, if any, and removes it."""
         held, self._held_response = self._held_response, None
         return self._registry.export_held_response(held, exported)
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has gone."""
+        """Whether the client has cancelled the request."""
         return self.cancelled
 
     def cancel(self) -> None:
-        """The caller has gone: from now on nothing waits for it."""
+        """Marks the request cancelled and wakes a sender that waits."""
         self.cancelled = True
         if self._credit is not None:
             self._credit.changed.set()
 
     def acknowledge_responses(self, count: int) -> None:
-        """The caller has taken so many responses; the service thread only."""
+        """Adds acknowledged responses; called on the service thread only."""
         if self._credit is not None:
             self._credit.acknowledge(count)
 
@@ -295,7 +295,7 @@ class StubResponder(Responder):
         if response is not None:
             wire = self.to_wire(response, exported)
         if not self.decoupled:
-            # The caller gets one message, and it is the last one.
+            # The client gets a single, final message.
             if not final:
                 assert wire is not None
                 self._held_response = wire, exported
@@ -303,7 +303,7 @@ class StubResponder(Responder):
             if wire is None and self._held_response is not None:
                 wire, exported = self._held_response
                 self._held_response = None
-            # Its client may change its memory now, and `execute` goes on.
+            # After this response the client may change its shared memory.
             self._registry.memory.views.detach_from_client_regions()
         self._registry.memory.export_blocks(exported)
         if wire is not None and not final:
@@ -312,7 +312,7 @@ class StubResponder(Responder):
             self._credit.add_sent(sum(_wire_nbytes(output) for output in wire.outputs))
         try:
             self._registry.channel.send([Response(self.batch, self.index, wire, final)])
-        except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
+        except (TypeError, ValueError, OverflowError) as error:  # the response cannot be encoded
             self._registry.memory.cancel_export(exported)
             if self._credit is not None and wire is not None and not final:
                 self._credit.remove_last_sent()

@@ -1,4 +1,4 @@
-"""The user's `TritonPythonModel`: found, imported, called, and its exceptions put into words."""
+"""Finds, imports and calls the user's `TritonPythonModel`, and describes its exceptions."""
 
 import importlib
 import importlib.util
@@ -10,11 +10,12 @@ import types
 from typing import Any, Dict, List, Optional
 
 import pb_utils
+from stub.module_isolation import isolate_modules
 from stub.wire.messages import ModelSource
 
 
 class ModelFailure(Exception):
-    """The model cannot be used; the text is what the user gets to read."""
+    """The model cannot be used; the text is the error that the user sees."""
 
 
 _FRAMES_HEADING = "\n\nAt:\n"
@@ -30,15 +31,15 @@ _FUTURES = os.path.join("concurrent", "futures", "_base.py")
 def _note_text(note: object) -> str:
     try:
         return str(note)
-    except Exception as broken:  # the `__str__` of somebody's class
+    except Exception as broken:  # the user's `__str__` may raise anything
         return f"<NOTE UNAVAILABLE DUE TO {type(broken).__name__}>"
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception as one text: type, message, then frames with the innermost first.
+    """Returns an exception as one text: type, message, then frames with the innermost first.
 
-    The form is that of pb_utils spec 2.9. Frames of this project are left out, and those in which
-    it waits for a coroutine: they say nothing to a model author.
+    The form is that of docs/reference/model_api.md, 2.9. Frames of this project and
+    those that wait for a coroutine are left out: they do not help a model author.
     """
     try:
         message = str(error) or "<EMPTY MESSAGE>"
@@ -56,18 +57,20 @@ def describe_exception(error: BaseException) -> str:
             lines.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename:
-        # The place of a syntax error is in no frame; it is what the user wants to know.
+        # No frame has the position of a syntax error.
         lines.append(f"  {error.filename}({error.lineno}): {(error.text or '').strip()}\n")
     text = f"{type(error).__name__}: {message}"
     if lines:
         text += _FRAMES_HEADING + "".join(reversed(lines))
-    return text.encode(errors="backslashreplace").decode()  # it must travel, whatever is in it
+    return text.encode(
+        errors="backslashreplace"
+    ).decode()  # surrogates cannot be encoded in a message
 
 
 class UserModel:
     """The class from `<directory>/<version>/<file>`, and later its one instance.
 
-    A Python-based backend's is from `<backend>/<file>`, and the version's directory is its data.
+    A Python-based backend's class is from `<backend>/<file>`; the version's directory is its data.
     """
 
     def __init__(self, source: ModelSource, stub_name: str) -> None:
@@ -78,7 +81,7 @@ class UserModel:
         if not source.file.endswith(".py"):
             raise ModelFailure(f"Model name must end with '.py'. Model name is \"{source.file}\".")
         if not os.path.isfile(self.path):
-            # The documented text speaks of health; the cause stands behind it.
+            # The beginning is the documented text; the cause follows it.
             raise ModelFailure(
                 f"Stub process '{stub_name}' is not healthy. Failed to preinitialize Python stub:"
                 f" Python model file not found in '{self.path}'"
@@ -93,9 +96,10 @@ class UserModel:
 
     def _import(self, source: ModelSource) -> types.ModuleType:
         """The module `<version>.<stem>`, so that relative imports of its siblings work."""
+        isolate_modules()
         _extend_sys_path(self.version_directory, source.directory)
         package = types.ModuleType(str(source.version))
-        # Named outright rather than found on sys.path, where the working directory comes first.
+        # Not found on sys.path: the working directory comes first there.
         package.__path__ = [self.version_directory]
         sys.modules[package.__name__] = package
         stem = source.file[: -len(".py")].replace("/", ".")
@@ -103,6 +107,8 @@ class UserModel:
 
     def _import_backend(self, source: ModelSource) -> types.ModuleType:
         """The plain module `<stem>`, from exactly that file."""
+        if not self.path.startswith(_HERE + os.sep):  # backends of ours import our modules
+            isolate_modules()
         _extend_sys_path(source.backend)
         name = source.file[: -len(".py")]
         spec = importlib.util.spec_from_file_location(name, self.path)
@@ -113,9 +119,9 @@ class UserModel:
         return module
 
     def auto_complete_config(self, config: str) -> Optional[str]:
-        """What `auto_complete_config` makes of the configuration, None if it is not defined.
+        """Calls the model's `auto_complete_config`; returns None if it is not defined.
 
-        Both are JSON; numpy's integers count as numbers.
+        Takes and returns a configuration as JSON. NumPy integers are written as numbers.
 
         Raises ModelFailure.
         """
@@ -126,7 +132,7 @@ class UserModel:
         try:
             completed = self._model_class.auto_complete_config(given)
         except ModelFailure:
-            raise  # by a backend of ours, which has said what there is to say
+            raise  # a backend of this project has already described the error
         except BaseException as error:  # SystemExit, too
             raise ModelFailure(describe_exception(error)) from error
         if not isinstance(completed, pb_utils.ModelConfig):
@@ -143,7 +149,7 @@ class UserModel:
             ) from error
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Construct the model and call `initialize`, if there is one. Raises ModelFailure."""
+        """Constructs the model and calls its `initialize`, if it has one. Raises ModelFailure."""
         try:
             self.instance = self._model_class()
             if hasattr(self.instance, "initialize"):
@@ -154,7 +160,7 @@ class UserModel:
             raise ModelFailure(describe_exception(error)) from error
 
     def finalize(self) -> Optional[str]:
-        """Call `finalize`, if there is one; the text of its exception, if it raised."""
+        """Calls `finalize`, if the model has one; returns the text of an exception."""
         if self.instance is None or not hasattr(self.instance, "finalize"):
             return None
         try:
@@ -169,14 +175,14 @@ _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pb_utils.__file_
 
 
 def _extend_sys_path(*directories: str) -> None:
-    """Have modules looked for there too, then in our folder: what is installed comes first."""
+    """Appends the directories, then ours, to `sys.path`: installed modules come first."""
     if sys.path[-1:] == [_PACKAGE_ROOT]:
-        sys.path.pop()  # put there by the entry point, before anything of the model's was known
+        sys.path.pop()  # the entry point put it there
     sys.path.extend(folder for folder in (*directories, _PACKAGE_ROOT) if folder not in sys.path)
 
 
 def _describe_import_error(error: BaseException) -> str:
-    """Frames of the import machinery say nothing to a model author."""
+    """Describes an exception without the frames of the import system."""
     lines = describe_exception(error).splitlines(keepends=True)
     text = "".join(line for line in lines if "importlib" not in line.split("(")[0])
     return text[: -len(_FRAMES_HEADING)] if text.endswith(_FRAMES_HEADING) else text

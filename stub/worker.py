@@ -1,4 +1,4 @@
-"""The stub's main loop and its service thread."""
+"""The main loop and the service thread of a stub."""
 
 import json
 import os
@@ -58,7 +58,7 @@ class Worker:
         )  # work that came while `execute` waited for another
 
     def run(self) -> None:
-        """Serve until told to leave."""
+        """Handles messages until the host stops this stub."""
         self._install_runtime()
         service = threading.Thread(target=self._serve_service, name="pbhost-service", daemon=True)
         service.start()
@@ -74,7 +74,7 @@ class Worker:
             service.join()
             self._channel.close()
 
-    # What a process of its own does, and a thread of somebody else's does not (stub.thread_worker)
+    # Overridden by stub.thread_worker, where the stub is a thread of another process
 
     def _register_fork_handlers(self) -> Optional[ForkedChildren]:
         return ForkedChildren(self._runtime, self._memory)
@@ -98,10 +98,10 @@ class Worker:
             self._channel.send([m.LogLine(1, "binding.py", 0, warning)])
 
     def _on_host_gone(self) -> None:
-        os._exit(1)  # nobody is left to answer to
+        os._exit(1)  # the host is gone
 
     def _on_service_failure(self) -> None:
-        # Without this thread no answer would come, and nobody would notice the host's end.
+        # Without this thread no reply arrives, and the end of the host goes unnoticed.
         traceback.print_exc()
         os._exit(1)
 
@@ -118,7 +118,7 @@ class Worker:
             self._handle_memory_message(message)
 
     def _defer_work(self, message: m.ToStub) -> None:
-        """What comes while the main thread waits for an answer in the middle of a batch."""
+        """Handles messages that arrive while `execute` waits for a BLS response."""
         if isinstance(message, m.Execute):
             self._deferred_work.append(message)
         else:
@@ -231,7 +231,7 @@ class Worker:
     def _serve_service(self) -> None:
         try:
             self._run_service_loop()
-        except BaseException:  # a defect: printed, and the end of this process
+        except BaseException:  # a bug: print it and end this process
             self._on_service_failure()
 
     def _run_service_loop(self) -> None:
@@ -271,7 +271,7 @@ class Worker:
                     trim_at = None
 
     def _send_deferred_messages(self) -> None:
-        """Finalisers run in the middle of anything, so they leave it to this thread to speak."""
+        """Sends messages of finalisers, which must not send themselves: they may run anywhere."""
         placed: List[Block] = []  # lives until what refers to it is sent
         messages = [
             *self._registry.take_responses_to_dropped_requests(placed),

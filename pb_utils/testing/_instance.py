@@ -281,7 +281,7 @@ def _checked_return_value(
     """Return what ``execute`` of a model that is not decoupled returned, if a server accepts it.
 
     Raises:
-        InvalidReturnValue: it does not (pb_utils spec 2.4).
+        InvalidReturnValue: it does not (docs/reference/model_api.md, 2.4).
     """
     if returned is None:
         return [None] * len(requests)

@@ -12,6 +12,7 @@ from pb_utils._datatypes import BF16
 from pb_utils._errors import TritonError
 from pb_utils._model_exception import TritonModelException
 from pb_utils._request import InferenceRequest
+from pb_utils._request_fields import RequestFields
 from pb_utils._response import InferenceResponse
 from pb_utils._sender import Responder
 from pb_utils._tensor import Tensor
@@ -126,7 +127,7 @@ def as_arrays(response: InferenceResponse) -> dict[str, npt.NDArray[Any]]:
 
 
 def request_as_received(
-    request: InferenceRequest, pending_request: PendingRequest, outputs: Iterable[str]
+    request: RequestFields, pending_request: PendingRequest, outputs: Iterable[str]
 ) -> InferenceRequest:
     """Return the request as its model receives it; ``outputs`` are meant if it names none."""
     return InferenceRequest._from_wire(

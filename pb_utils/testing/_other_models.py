@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pb_utils._request import InferenceRequest
+    from pb_utils._request_fields import RequestFields
     from pb_utils._runtime import ResponseReceiver
     from pb_utils._tensor import Tensor
 
@@ -92,7 +93,7 @@ class OtherModels:
 
     def infer(
         self,
-        request: InferenceRequest,
+        request: RequestFields,
         decoupled: bool,
         receive: ResponseReceiver,
         cancelled: threading.Event,

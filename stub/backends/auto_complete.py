@@ -1,4 +1,7 @@
-"""What a configuration gets from the file of a model that it leaves things to (spec 2.4)."""
+"""Completes a configuration from the model's file.
+
+See docs/reference/configuration_and_scheduling.md, 2.4.
+"""
 
 from typing import Any, Dict, List, Sequence
 

@@ -122,7 +122,8 @@ class Batch:
         self.sizes = [
             _batch_size(each, contract) if contract.supports_batching else 1 for each in tensors
         ]
-        # The scheduler joins only requests with the same set of inputs (configuration spec 4.7).
+        # The scheduler batches only requests with the same set of inputs
+        # (docs/reference/configuration_and_scheduling.md, 4.7).
         self.inputs: Dict[str, Array] = {
             name: self._concatenated_input(name, [each[name] for each in tensors])
             for name in tensors[0]

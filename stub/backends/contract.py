@@ -11,10 +11,10 @@ class ConfiguredTensor:
     """One tensor of the configuration, in the form in which the model sees it.
 
     `shape` is complete: with the batch dimension, as -1, where there is one. `is_batch_tensor`:
-    there is one for all requests of a batch, of whatever shape. `is_control`: it tells of a
-    sequence. `is_shape_tensor`: its values are sizes, and the first of them is that of the batch
-    where there is one (configuration spec 7.6). `is_non_linear`: its bytes are in a layout that is
-    the model's own.
+    one tensor for all requests of a batch, of any shape. `is_control`: a control input of a
+    sequence. `is_shape_tensor`: its values are sizes, the first of them the batch size if there
+    is one (docs/reference/configuration_and_scheduling.md, 7.6). `is_non_linear`: the layout of its
+    bytes is specific to the model.
     """
 
     __slots__ = (
@@ -66,7 +66,8 @@ class ModelContract:
     dimension; `has_only_plain_tensors`: whether all are ordinary, so that those of a single request
     need no second look.
 
-    Among the inputs are those about the batch (configuration spec 4.8), and about the sequence.
+    The inputs include batch inputs (docs/reference/configuration_and_scheduling.md, 4.8) and
+    sequence controls.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -110,7 +111,9 @@ class ModelContract:
         )
 
     def check_model(self, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> None:
-        """Compare with all that the model provides (configuration spec 2.7).
+        """Compares the configuration with the tensors of the model.
+
+        See docs/reference/configuration_and_scheduling.md, 2.7.
 
         A configuration may leave out outputs, and inputs that the model can do without.
 

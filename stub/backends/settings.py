@@ -104,7 +104,7 @@ def model_path(config: Mapping[str, Any], version_dir: str, capability: str = ""
     """The path of the model's file or folder, which need not exist.
 
     `capability` is that of the instance's GPU, "8.6": a file may be meant for it alone
-    (configuration spec 1.7).
+    (docs/reference/configuration_and_scheduling.md, 1.7).
     """
     name: str = config["default_model_filename"]
     name = config.get("cc_model_filenames", {}).get(capability, name)

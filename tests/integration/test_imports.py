@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
-from tests.conftest import ROOT, RepositoryBuilder, Serve
+from tests.asking import Client, tensor
+from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve
 
 BODY = """
 import triton_python_backend_utils as pb_utils
@@ -101,3 +105,106 @@ def test_files_and_classes_that_are_not_there_are_named(
         whole = f"failed to load '{name}' version 1: Internal: {text}"
         assert re.search(re.escape(whole) + "$", host.output, re.MULTILINE), name
         assert f"Failed to initialize Python stub for auto-complete: {text}" in host.output
+
+
+NAMES = ("host", "stub", "pb_utils", "msgspec", "zmq")
+FILES = {
+    "module": {f"1/{name}.py": "MINE = True\n" for name in NAMES},
+    "package": {
+        f"1/{name}/{file}.py": f"MINE = {file == 'part'}\n"
+        for name in NAMES
+        for file in ("__init__", "part", "memory")
+    },
+}
+SOURCE = {
+    "module": "\n".join(f"import {name}; assert {name}.MINE" for name in NAMES),
+    "package": "\n".join(
+        f"from {name}.part import MINE; assert MINE\nfrom {name} import memory; memory.MINE"
+        for name in NAMES
+    ),
+}
+OURS = """
+import os, pickle, sys
+import triton_python_backend_utils as pb
+import numpy
+
+class TritonPythonModel:
+    def initialize(self, args):
+        assert pb.get_model_dir().endswith("/1")
+        assert pickle.loads(pickle.dumps(pb.TritonModelException("x"))).args == ("x",)
+        pb.Logger.log_info("logged by the model")
+
+    def execute(self, requests):
+        if requests[0].request_id() == "exit":
+            os._exit(1)
+        got = pb.get_input_tensor_by_name(requests[0], "IN").as_numpy()
+        return [pb.InferenceResponse([pb.Tensor("OUT", got + 1)]) for _ in requests]
+"""
+CONFIG = """
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+
+def infer_one(client: Client) -> int:
+    result = client.infer("m", [tensor("IN", np.zeros(1, np.int32))])
+    return int(result.as_numpy("OUT")[0])
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_models_modules_win_over_the_hosts_of_the_same_names(
+    repository: RepositoryBuilder, serve: Serve, kind: str, start: str
+) -> None:
+    repository.add("m", SOURCE[kind] + OURS, CONFIG, files=FILES[kind])
+    host = serve(repository, f"--stub-start={start}").wait_started()
+    host.wait_for("logged by the model")
+    with host.client() as client:
+        assert infer_one(client) == 1
+        inputs = [tensor("IN", np.zeros(1, np.int32))]
+        with pytest.raises(InferenceServerException, match="is not healthy"):
+            client.infer("m", inputs, request_id="exit")
+        host.wait_for("restarted")
+        assert infer_one(client) == 1
+
+
+def test_modules_in_a_folder_that_the_model_adds_to_the_path_win_over_the_hosts(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = "import sys, os\nsys.path.append(os.path.dirname(__file__) + '/lib')\n"
+    files = {name.replace("1/", "1/lib/"): text for name, text in FILES["module"].items()}
+    repository.add("m", source + SOURCE["module"] + OURS, CONFIG, files=files)
+    with serve(repository).wait_started().client() as client:
+        assert infer_one(client) == 1
+
+
+def test_a_model_without_such_modules_gets_the_hosts(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = """
+import pb_utils
+import triton_python_backend_utils
+import pb_utils._tensor
+import zmq
+assert pb_utils.Tensor is triton_python_backend_utils.Tensor is pb_utils._tensor.Tensor
+assert zmq.Context
+"""
+    repository.add("m", source + OURS, CONFIG)
+    with serve(repository).wait_started().client() as client:
+        assert infer_one(client) == 1
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_models_modules_win_at_the_terminal_as_well(
+    repository: RepositoryBuilder, kind: str
+) -> None:
+    path = repository.add("m", SOURCE[kind] + OURS, CONFIG, files=FILES[kind])
+    done = subprocess.run(
+        [sys.executable, "-m", "host", "run", str(path), "--input=IN=[1]"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[2]" in done.stdout

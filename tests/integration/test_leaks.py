@@ -144,11 +144,11 @@ def test_requests_of_every_outcome_leave_nothing_behind(repository: RepositoryBu
         async with serving(repository, log_warning=False) as bench:
             chance = random.Random(1)
             await many_requests(bench, REQUESTS // 4, chance)
-            await bench.nothing_is_held()
+            await bench.assert_no_memory_held()
             before, memory = Holdings.now(), resident()
             await many_requests(bench, REQUESTS, chance)
             assert set(bench.outcomes) > {"right", "cancelled", "raises"}
-            await bench.nothing_is_held()
+            await bench.assert_no_memory_held()
             await nothing_beyond(before, "what the requests took to be given back")
             assert resident() - memory < 32 * MIB
             bench.assert_no_faults()
@@ -171,14 +171,14 @@ def test_loading_and_unloading_leaves_nothing_behind(repository: RepositoryBuild
                 await core.load_model("fails", {})
                 with pytest.raises(host.HostError, match="on purpose"):
                     await bench.server.infer("fails", {"INPUT0": np.ones(20_000, dtype=np.float32)})
-                await bench.must_answer("ask", 5000)
+                await bench.assert_answers("ask", 5000)
                 await core.unload_model("fails", False)
                 await eventually(lambda: len(pool._instances) == 2, "the stub to end")
                 if turn == 1:
                     before, memory = Holdings.now(), resident()
             assert before is not None
             await nothing_beyond(before, "what the models took to be given back")
-            await bench.nothing_is_held()
+            await bench.assert_no_memory_held()
             assert resident() - memory < 16 * MIB
             assert len(pool.arenas._files) == len(pool.arenas.on_closed) == 2
             bench.assert_no_faults()
@@ -197,7 +197,7 @@ def test_crashes_leave_nothing_behind(repository: RepositoryBuilder) -> None:
                 command = np.array([how], dtype=np.object_)
                 with pytest.raises(host.HostError, match="is not healthy"):
                     await bench.server.infer("misbehave", {"COMMAND": command})
-                await eventually(lambda: len(bench.lanes("misbehave")) == 1, "a new stub")
+                await eventually(lambda: len(bench.serving_instances("misbehave")) == 1, "a new stub")
                 echo = np.array(["echo x"], dtype=np.object_)
                 await bench.server.infer("misbehave", {"COMMAND": echo})
 
@@ -205,7 +205,7 @@ def test_crashes_leave_nothing_behind(repository: RepositoryBuilder) -> None:
             before = Holdings.now()
             for how in ["aborts", "segfaults"] * 3:
                 await crash(how)
-            await bench.must_answer("identity", 60_000)
+            await bench.assert_answers("identity", 60_000)
             await nothing_beyond(before, "what the stubs took to be given back")
             bench.assert_no_faults()
 

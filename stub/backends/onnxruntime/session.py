@@ -55,7 +55,9 @@ Provider = Tuple[str, Dict[str, str]]
 
 
 def session_options(config: Mapping[str, Any], settings: Settings) -> Any:
-    """The SessionOptions that a configuration asks for (configuration spec 7.7, 7.8).
+    """Returns the SessionOptions of a configuration.
+
+    See docs/reference/configuration_and_scheduling.md, 7.7 and 7.8.
 
     Raises ModelFailure.
     """

@@ -1,7 +1,7 @@
 """CUDA graphs: which ones a configuration asks for, and which of them can run a batch.
 
 A graph repeats what was recorded once, for inputs of one size. With a lower bound it serves smaller
-ones as well, filled up with zeros (configuration spec 2.3).
+ones as well, filled up with zeros (docs/reference/configuration_and_scheduling.md, 2.3).
 """
 
 from math import prod

@@ -65,7 +65,10 @@ def _check_flag(
 
 
 def complete_config(config: Dict[str, Any], plan: Plan, profiles: Sequence[int]) -> None:
-    """Fill in tensors, batch size and scheduler, in place (spec 2.4). Raises ModelFailure."""
+    """Fills in tensors, batch size and scheduler, in place. Raises ModelFailure.
+
+    See docs/reference/configuration_and_scheduling.md, 2.4.
+    """
     model, size = config["name"], config.get("max_batch_size", 0)
     largest = plan.max_batch(profiles)
     if size > largest:

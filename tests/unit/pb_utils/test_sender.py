@@ -1,4 +1,4 @@
-"""The sender's state machine (pb_utils spec 2.6)."""
+"""The sender's state machine (docs/reference/model_api.md, 2.6)."""
 
 from __future__ import annotations
 
