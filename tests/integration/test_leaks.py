@@ -197,7 +197,9 @@ def test_crashes_leave_nothing_behind(repository: RepositoryBuilder) -> None:
                 command = np.array([how], dtype=np.object_)
                 with pytest.raises(host.HostError, match="is not healthy"):
                     await bench.server.infer("misbehave", {"COMMAND": command})
-                await eventually(lambda: len(bench.serving_instances("misbehave")) == 1, "a new stub")
+                await eventually(
+                    lambda: len(bench.serving_instances("misbehave")) == 1, "a new stub"
+                )
                 echo = np.array(["echo x"], dtype=np.object_)
                 await bench.server.infer("misbehave", {"COMMAND": echo})
 
