@@ -28,16 +28,16 @@ from stub.wire.spawn import SpawnArguments
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of the three sockets' identities, behind the stub's token."""
 
-_ONE = (1).to_bytes(8, "little")  # to add to an eventfd
-_FULL_RING_POLL_SECONDS = 0.001  # between looks at a ring that the host has yet to empty
+_ONE = (1).to_bytes(8, "little")  # increments an eventfd
+_FULL_RING_POLL_SECONDS = 0.001  # poll interval while the ring is full
 
 
 class HostGone(Exception):
-    """The host has ended, and this process goes on without it."""
+    """The host has ended, but this process continues."""
 
 
 class Channel:
-    """Connects on construction."""
+    """The connection to the host, open after construction."""
 
     def __init__(self, spawn: SpawnArguments) -> None:
         to_stub, to_host = map_rings(spawn.rings_fd)
@@ -55,8 +55,8 @@ class Channel:
         self._pid = os.getpid()
         self._context = zmq.Context()
         self._session = Session()
-        # A finaliser of the user's may run anywhere below, and have something to say: whoever has
-        # the lock takes it again, and what is said in the middle of something else waits here.
+        # The user's finalisers may run anywhere below and send messages. So the lock is
+        # reentrant, and messages that are sent during another send wait here.
         self._lock = threading.RLock()
         self._sending = False
         self._unsent: Deque[Tuple[bytes, Sequence[ToHost]]] = deque()
@@ -71,15 +71,15 @@ class Channel:
     def _connect(self, endpoint: str, identity: bytes, hello: Hello) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, identity)
-        socket.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded by the host's lanes
+        socket.setsockopt(zmq.SNDHWM, 0)  # the host's instance slots limit it
         socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 5000)  # last words must arrive; a dead host must not hold us
+        socket.setsockopt(zmq.LINGER, 5000)  # deliver final messages; do not wait for a dead host
         socket.connect(endpoint)
         socket.send(encode([hello]))
         return socket
 
     def send(self, messages: Sequence[ToHost]) -> None:
-        """Send one frame; any thread. Raises what encoding raises, and then has sent nothing.
+        """Sends one frame, from any thread. If encoding raises, nothing was sent.
 
         Raises RuntimeError in a forked child, whose frames would fall into the parent's.
         """
@@ -91,7 +91,7 @@ class Channel:
             self._send_unsent()
 
     def _send_unsent(self) -> None:
-        """Send what is to be sent, unless that is what the lock's owner is doing already."""
+        """Sends the waiting frames, unless a caller on this thread already sends them."""
         while self._unsent and not self._sending:
             self._sending = True
             try:
@@ -102,13 +102,13 @@ class Channel:
 
     def _send_frame(self, frame: bytes, messages: Sequence[ToHost]) -> None:
         if self._session.state is State.ENDED:
-            return  # the last words are said; what threads of the model add is for nobody
+            return  # the session has ended; messages of the model's threads are dropped
         for message in messages:
             self._session.advance(message)
         if self._ring.try_write(frame):
             os.write(self._host_event, _ONE)
             return
-        # The host always gets round to its rings; if it is gone, so are we (see the worker).
+        # A live host empties its rings; the worker ends this process if the host is gone.
         while not self._ring.write_overflow_marker():
             if self._host_gone:
                 return
@@ -117,15 +117,15 @@ class Channel:
         self._outbox.send(frame)
 
     def is_idle(self) -> bool:
-        """Whether the main thread waited for the work that it has, and there is no more."""
+        """Tells whether the main thread waited for its current work and no more is queued."""
         if not self._waited or self._pending_frames:
             return False
-        has_work = select.poll()  # only one thread at a time may use one
+        has_work = select.poll()  # a poll object is not thread-safe
         has_work.register(self._work_event, select.POLLIN)
         return not has_work.poll(0)
 
     def receive_work(self) -> List[ToStub]:
-        """Wait for the next frame of work; main thread only. Raises HostGone if abandoned."""
+        """Waits for the next frame of work; main thread only. Raises HostGone."""
         self._waited = not self._pending_frames and not self._has_work(0)
         while not self._pending_frames:
             self._pending_frames = (
@@ -141,13 +141,13 @@ class Channel:
         return self._decode_frame(self._work.recv() if frame is None else frame)
 
     def _busy_poll(self) -> None:
-        """Wait a while for work that is about to come: who sleeps would be too late for it."""
+        """Busy-polls briefly for work, because waking from sleep takes longer."""
         end = time.monotonic() + BUSY_POLL_SECONDS
         while not self._has_work(0) and time.monotonic() < end:
-            os.sched_yield()  # to whoever is on this core, maybe the host
+            os.sched_yield()  # let another process use this core, maybe the host
 
     def receive_service(self, descriptors: Sequence[int], wait_ms: Optional[int]) -> "Wakeup":
-        """Wait for a service frame, for one of the descriptors, or until the time is over.
+        """Waits for a service frame, for one of the descriptors, or for the timeout.
 
         Service thread only; `wait_ms` in milliseconds, None for no limit.
         """
@@ -172,20 +172,20 @@ class Channel:
         return messages
 
     def mark_host_gone(self) -> None:
-        """The host is gone: nothing is sent any more, and who waits for work is told."""
+        """Marks the host as gone: nothing is sent any more, and `receive_work` raises HostGone."""
         self._host_gone = True
         self._session.state = State.ENDED
         os.write(self._work_event, _ONE)
 
     def close(self) -> None:
-        """Deliver what was sent, then disconnect. The service thread must have ended."""
+        """Delivers the sent frames, then disconnects. The service thread must have ended."""
         for socket in self._sockets:
             socket.close(0 if self._host_gone else None)
         self._context.term()
 
 
 class Wakeup:
-    """Why the service thread woke up: messages, and descriptors that have something to read."""
+    """Messages and readable descriptors that woke the service thread."""
 
     __slots__ = ("messages", "descriptors")
 

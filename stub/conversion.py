@@ -1,4 +1,4 @@
-"""Between messages and what a model author sees."""
+"""Converts between wire messages and the objects of `pb_utils`."""
 
 from typing import Dict, List, Mapping, Optional, Sequence, cast
 
@@ -21,11 +21,11 @@ from stub.wire.payload import (
 
 
 class ConversionError(Exception):
-    """A parameter that no message can carry, or a tensor that a GPU does not give."""
+    """A parameter cannot be encoded, or a tensor cannot be copied from its GPU."""
 
 
 def tensor_from_wire(wire: WireTensor, memory: StubMemory) -> pb_utils.Tensor:
-    """A tensor over the bytes where they lie."""
+    """Returns a tensor that shares the received bytes."""
     if wire.data is not None:
         return pb_utils.Tensor._from_wire(
             wire.name, wire.code, wire.shape, memoryview(wire.data), None
@@ -68,7 +68,7 @@ def tensor_to_wire(
 def request_from_wire(
     wire: WireRequest, memory: StubMemory, responder: Responder, outputs: Sequence[str]
 ) -> pb_utils.InferenceRequest:
-    """An incoming request, which wants these outputs. Raises SharedMemoryUnavailable."""
+    """Returns an incoming request with these outputs. Raises SharedMemoryUnavailable."""
     return pb_utils.InferenceRequest._from_wire(
         request_id=wire.id,
         correlation_id=wire.correlation_id,
@@ -87,7 +87,7 @@ def request_from_wire(
 def _inputs_from_wire(wires: Sequence[WireTensor], memory: StubMemory) -> List[pb_utils.Tensor]:
     tensors: List[pb_utils.Tensor] = []
     gone: Optional[SharedMemoryUnavailable] = None
-    for wire in wires:  # all of them: what was lent with the others is given back, too
+    for wire in wires:  # import all, so that all blocks are released
         try:
             tensors.append(tensor_from_wire(wire, memory))
         except SharedMemoryUnavailable as error:
@@ -239,7 +239,9 @@ def _write_to_client_memory(
     size = data.nbytes if region is None else region.nbytes
     place = memory.output_buffer(size, placement)
     if place is None:
-        return tensor_to_wire(tensor, memory, exported)  # the host knows what that means
+        return tensor_to_wire(
+            tensor, memory, exported
+        )  # the host handles an output that does not fit
     if region is None:
         copy_into(place, data)
     else:
@@ -248,7 +250,7 @@ def _write_to_client_memory(
 
 
 def error_response(text: str) -> WireResponse:
-    """An answer that says that the model, or the host, has failed."""
+    """Returns an error response."""
     return WireResponse([], {}, WireError(int(pb_utils.TritonError.INTERNAL), text))
 
 

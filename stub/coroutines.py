@@ -10,24 +10,24 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-_STOP_SECONDS = 5.0  # for tasks to notice that they are cancelled
+_STOP_SECONDS = 5.0  # for cancelled tasks to end
 
 current_batch: "contextvars.ContextVar[int]" = contextvars.ContextVar("pbhost_batch", default=0)
-"""The batch on whose behalf a coroutine, and every task that it makes, runs."""
+"""The batch of a coroutine and of the tasks that it creates."""
 
 
 class CoroutineRunner:
-    """A loop in a daemon thread; neither exists before the first coroutine."""
+    """An event loop in a daemon thread, created for the first coroutine."""
 
     def __init__(self, started: Callable[[int], None]) -> None:
-        """`started` is called once with the identity of the loop's thread."""
+        """Calls `started` once with the identifier of the loop's thread."""
         self._on_start = started
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._thread: Optional[threading.Thread] = None
         self._lock = threading.Lock()
 
     def submit(self, coroutine: Coroutine[Any, Any, Any], batch: int) -> "Future[Any]":
-        """Run a coroutine of a batch on the loop."""
+        """Runs a coroutine of a batch on the loop."""
         import asyncio  # a model without coroutines starts faster without it
 
         context = contextvars.copy_context()
@@ -60,11 +60,11 @@ class CoroutineRunner:
                 loop.run_forever()
                 break
             except (SystemExit, KeyboardInterrupt):
-                traceback.print_exc()  # of a task that the model has made: nobody else is told
+                traceback.print_exc()  # a task of the model has failed
         loop.close()
 
     def stop(self) -> None:
-        """End the loop, and cancel what still runs on it; a task that refuses is left behind."""
+        """Cancels the tasks and stops the loop; does not wait for tasks that refuse to end."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or not loop.is_running():
             return

@@ -1,4 +1,4 @@
-"""What `pb_utils` reaches the host through, inside a stub."""
+"""The runtime of `pb_utils` in a stub: it sends the calls of the API to the host."""
 
 import itertools
 import threading
@@ -29,14 +29,14 @@ from stub.wire.payload import (
 )
 
 WireResponseReceiver = Callable[[Optional[WireResponse], bool], None]
-"""Takes one answer as it came, and whether it is the last; on the service thread."""
+"""Receives a response and whether it is final; called on the service thread."""
 
 
 class StubRuntime:
-    """Fulfils `pb_utils`' runtime over the channel; any thread may call.
+    """Implements `pb_utils._runtime.Runtime` over the channel; any thread may call.
 
-    `handle_other` takes messages that come along with an answer; `wake` has
-    `take_deferred_messages` called soon.
+    `handle_other` handles messages that arrive with a BLS response; `wake` wakes the service
+    thread, which calls `take_deferred_messages`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StubRuntime:
         self._bls_receivers: Dict[int, WireResponseReceiver] = {}
         self._deferred: Deque[ToHost] = deque()
         self._main_thread = threading.main_thread().ident
-        self._batch = 0  # the one that the main thread is in, 0 between batches
+        self._batch = 0  # the batch of the main thread, 0 between batches
         self._model_dir = ""
         self._bls_allowed = False
 
@@ -82,15 +82,15 @@ class StubRuntime:
         self._main_thread = thread
 
     def begin_batch(self, batch: int) -> None:
-        """The main thread starts a batch."""
+        """Begins a batch on the main thread."""
         self._batch = batch
 
     def end_batch(self) -> None:
-        """The main thread has left the batch."""
+        """Ends the batch of the main thread."""
         self._batch = 0
 
     def receive_bls_response(self, message: BlsResponse) -> None:
-        """Hand an answer to whoever asked."""
+        """Passes a BLS response to the receiver of its request."""
         if message.final:
             receive = self._bls_receivers.pop(message.number)
         else:
@@ -98,7 +98,7 @@ class StubRuntime:
         receive(message.response, message.final)
 
     def take_deferred_messages(self) -> List[ToHost]:
-        """What finalisers wanted to say since the last call."""
+        """Returns the messages that finalisers queued since the last call."""
         messages: List[ToHost] = []
         try:
             while True:
@@ -109,7 +109,7 @@ class StubRuntime:
     # The seam of pb_utils
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Send a log line; the host decides whether it is shown."""
+        """Sends a log line; the host decides whether to write it."""
         self._channel.send([LogLine(level, filename, line, message, self._batch_of_caller())])
 
     def model_dir(self) -> str:
@@ -117,11 +117,14 @@ class StubRuntime:
         return self._model_dir
 
     def free_memory(self) -> int:
-        """Bytes of the own arena without those that this process itself keeps."""
+        """Returns the bytes of the arena that tensors kept in this process leave free."""
         return self._memory.free_bytes()
 
     def exec(self, request: RequestFields) -> pb_utils.InferenceResponse:
-        """Ask another model and wait. Every failure but a call out of season is a response."""
+        """Sends a request to another model and waits for the response; failures are responses.
+
+        Raises TritonModelException if BLS is not allowed now.
+        """
         self.check_bls_allowed()
         wire = self._to_wire(request)
         if isinstance(wire, pb_utils.InferenceResponse):
@@ -147,7 +150,10 @@ class StubRuntime:
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
-        """Ask another model and do not wait. Every failure but one out of season is a response."""
+        """Sends a request to another model without waiting; failures are responses.
+
+        Raises TritonModelException if BLS is not allowed now.
+        """
         self.check_bls_allowed()
         wire = self._to_wire(request)
         if isinstance(wire, pb_utils.InferenceResponse):
@@ -168,7 +174,7 @@ class StubRuntime:
     def send_wire_request(
         self, number: int, request: WireRequest, decoupled: bool, receive: WireResponseReceiver
     ) -> None:
-        """Ask with a number of `next_bls_number`; `receive` is called with every answer."""
+        """Sends a request numbered by `next_bls_number`; every response is passed to `receive`."""
         self._bls_receivers[number] = receive
         try:
             self._send_bls_request(
@@ -179,59 +185,59 @@ class StubRuntime:
             raise
 
     def next_bls_number(self) -> int:
-        """A number for a question."""
+        """Returns the number of the next BLS request."""
         return next(self._bls_numbers)
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load a model. Raises TritonModelException."""
+        """Loads a model. Raises TritonModelException."""
         self.host_calls.load_model(name, config, files)
 
     def unload_model(self, name: str, dependents: bool) -> None:
-        """Begin to unload a model. Raises TritonModelException."""
+        """Starts to unload a model. Raises TritonModelException."""
         self.host_calls.unload_model(name, dependents)
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether a model is ready. Raises TritonModelException."""
+        """Returns whether a model is ready. Raises TritonModelException."""
         return self.host_calls.is_model_ready(name, version)
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
-        """The number of a new family. Raises TritonModelException."""
+        """Creates a metric family; returns its number. Raises TritonModelException."""
         return self.host_calls.new_metric_family(name, description, kind)
 
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Optional[Sequence[float]]
     ) -> int:
-        """The number of a new metric. Raises TritonModelException."""
+        """Creates a metric; returns its number. Raises TritonModelException."""
         return self.host_calls.new_metric(family, labels, buckets)
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
-        """Say so; whoever scrapes the host next sees it."""
+        """Changes a metric; the next scrape of the host shows it."""
         self.host_calls.change_metric(metric, change, value)
 
     def read_metric(self, metric: int) -> float:
-        """The value. Raises TritonModelException."""
+        """Returns the value of a metric. Raises TritonModelException."""
         return self.host_calls.read_metric(metric)
 
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Say so, but later and from another thread: a finaliser may run inside of `send`."""
+        """Queues the release of metrics: a finaliser may run inside `send`, and cannot send."""
         self._deferred.append(DropMetrics(list(families), list(metrics)))
         self._wake()
 
     def error_message(self, text: str) -> str:
-        """The host's text about something that it refused."""
+        """Returns the text of an error of the host."""
         return self.host_calls.error_message(text)
 
     # Asking
 
     def check_bls_allowed(self) -> None:
-        """Raise TritonModelException unless requests to other models are possible now."""
+        """Raises TritonModelException unless requests to other models are allowed now."""
         if not self._bls_allowed:
             raise pb_utils.TritonModelException(
                 "BLS is only supported during the 'execute' function."
             )
 
     def _to_wire(self, request: RequestFields) -> "Union[WireRequest, pb_utils.InferenceResponse]":
-        """The request for a message; what stands against it as a response."""
+        """Returns the request for the wire, or an error response if it cannot be sent."""
         try:
             return request_to_wire(request, self._memory)
         except (ArenaFull, ConversionError) as problem:
@@ -239,13 +245,13 @@ class StubRuntime:
             return pb_utils.InferenceResponse._from_wire([], pb_utils.TritonError(text), None)
 
     def _batch_of_caller(self) -> int:
-        """The batch that this thread or coroutine works for, 0 if that is not known."""
+        """Returns the batch of the current thread or coroutine, 0 if it is not known."""
         if threading.get_ident() == self._main_thread:
             return self._batch
         return current_batch.get()
 
     def _cancel_bls_request(self, number: int) -> None:
-        """Called by anybody, finalisers too."""
+        """Cancels a request; any thread and finalisers may call it."""
         self._deferred.append(CancelBls(number))
         self._wake()
 
@@ -255,7 +261,7 @@ class StubRuntime:
         self._channel.send([ask] if returns is None else [returns, ask])
 
     def _wait_for_bls_response(self, number: int) -> WireResponse:
-        """The answer that the main thread waits for: it comes as work, for it is the work."""
+        """Waits for a response on the main thread; it arrives through the work queue."""
         response: Optional[WireResponse] = None
         while response is None:
             for message in self._channel.receive_work():
