@@ -1,1 +1,1 @@
-"""Which call runs where and when."""
+"""Schedulers: which call runs on which instance, and when."""

@@ -1,4 +1,4 @@
-"""Time as schedulers see it: what it is now, and being called when it is later."""
+"""The clock of schedulers: the current time, and timers."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A call that has been arranged."""
+    """A timer that was started."""
 
     def cancel(self) -> None:
-        """It need not come any more."""
+        """Cancels the timer."""
 
 
 class Clock(Protocol):
-    """All times and durations are nanoseconds; now is CLOCK_MONOTONIC, like `Call.queued_ns`."""
+    """A clock in nanoseconds of CLOCK_MONOTONIC, like `Call.queued_ns`."""
 
     def now(self) -> int:
-        """What time it is."""
+        """The current time."""
 
     def call_later(self, delay: int, callback: Callable[[], None]) -> Timer:
-        """Call back about then. It may come a little early: look at the clock and ask again."""
+        """Calls back after about `delay`; it may be a little early, so check the time again."""
 
     def call_after_reading(self, callback: Callable[[], None]) -> None:
-        """Call back when what has arrived by then is read, once what is to be sent now has left."""
+        """Calls back once what has arrived was read and what was written has left."""
 
 
 class LoopClock:
-    """The clock of the event loop that runs."""
+    """The clock of the running event loop."""
 
     def now(self) -> int:
-        """What time it is."""
+        """The current time."""
         return time.monotonic_ns()
 
     def call_later(self, delay: int, callback: Callable[[], None]) -> Timer:
-        """Call back from the event loop, on whose thread this must be called."""
+        """Calls back from the event loop, whose thread must be the caller."""
         return asyncio.get_running_loop().call_later(delay / 1e9, callback)
 
     def call_after_reading(self, callback: Callable[[], None]) -> None:
-        """Call back in the next turn but one: the loop reads between two turns."""
+        """Calls back in the next turn but one, as the loop reads between two turns."""
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, callback)

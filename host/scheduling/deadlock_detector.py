@@ -1,4 +1,4 @@
-"""Finds BLS calls that could only go on after themselves, and fails one of each circle."""
+"""Detects BLS calls that wait for themselves, and fails one call of each cycle."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from host.scheduling.clock import Clock, LoopClock, Timer
 from host.scheduling.ordering import OrderedCall
 
 _CHECK_INTERVAL_NS = 1_000_000_000
-"""How often open calls are looked at again: a circle may close long after they were made."""
+"""Interval of checks of open calls, as a cycle may form long after they were made."""
 
 _Edges = list[list[Sequence["Call | CallHolder"]]]
-"""What keeps something from going on: in one of these ways, each list has something stuck."""
+"""What blocks a node: it is stuck if, in one of these ways, each list has a stuck member."""
 
 
 class DeadlockDetector:
-    """Looks at BLS calls when they are made, and about once a second as long as they are open."""
+    """Checks BLS calls when they are made, and about once a second while they are open."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = LoopClock() if clock is None else clock
         self._timer: Timer | None = None
-        self._open: dict[Call, None] = {}  # the newest last; some have ended
+        self._open: dict[Call, None] = {}  # the newest last; some have finished
         self._tidy_at = 64
-        self._old: Collection[Call] = ()  # were open already when all were looked at
+        self._old: Collection[Call] = ()  # were already open at the check before
 
     def add_call(self, call: Call) -> None:
-        """Fail the call if it closes a circle; otherwise keep an eye on it."""
+        """Fails the call if it completes a cycle; otherwise watches it."""
         if not _can_progress(call):
             graph = WaitGraph([call], ())
             if graph.is_in_cycle(call):
@@ -44,7 +44,7 @@ class DeadlockDetector:
         self._tidy_at = max(64, 2 * len(self._open))
 
     def _check_open_calls(self) -> None:
-        """Fail the newest call of every circle. One failure may free what hung on it."""
+        """Fails the newest call of every cycle; each failure may unblock other calls."""
         self._timer = None
         self._remove_finished()
         graph = WaitGraph(self._open, self._old)
@@ -61,12 +61,12 @@ class DeadlockDetector:
 
 
 class WaitGraph:
-    """Calls, queues and instances that can be reached from some calls, and which of them are stuck.
+    """The calls, queues and instances that some calls depend on, and which of them are stuck.
 
-    A call is stuck if no event but a failure can ever let it end. A queued one is if every instance of
-    its model is, and none is on its way back; a instance, if the batch on it waits for a stuck call;
-    and whatever may not respond before a stuck call. What a batch only may wait for counts if it is
-    among the calls `old`.
+    A node is stuck if only a failure can let it end. A queued call is stuck if every instance of
+    its model is and none is being replaced. An instance is stuck if its batch waits for a stuck
+    call. A call is stuck if its response must wait for a stuck call. Potentially blocking calls
+    count if they are among `old`.
     """
 
     def __init__(self, calls: Iterable[Call], old: Collection[Call]) -> None:
@@ -85,7 +85,7 @@ class WaitGraph:
         before = len(stuck) + 1
         while len(stuck) < before:
             before = len(stuck)
-            for node in reversed(self._ways):  # the last ones found first: chains end there
+            for node in reversed(self._ways):  # chains end with the nodes found last
                 if node in stuck and not any(
                     way and all(any(id(other) in stuck for other in group) for group in way)
                     for way in self._ways[node]
@@ -93,7 +93,7 @@ class WaitGraph:
                     stuck.discard(node)
 
     def is_in_cycle(self, call: Call) -> bool:
-        """Whether the call is stuck, and is itself among what it waits for."""
+        """Whether the call is stuck and waits for itself."""
         seen: set[int] = set()
         todo = [id(call)] if id(call) in self.stuck else []
         while todo:
@@ -107,7 +107,7 @@ class WaitGraph:
         return False
 
     def blocked_call(self, call: Call) -> Call:
-        """The call itself; of one to an ensemble, that to the member that it is stuck at."""
+        """The call itself; for a call of an ensemble, the call of the step that is stuck."""
         seen: set[int] = set()
         todo: list[Call | CallHolder] = [call]
         while todo:
@@ -125,9 +125,9 @@ class WaitGraph:
 
 
 def _can_progress(call: Call) -> bool:
-    """Whether the call runs, or a instance will be free for it, without a wait for any other call.
+    """Whether the call runs, or an instance will be free for it, without waiting for other calls.
 
-    That nearly always is so, and is told for a fraction of what a graph takes.
+    That is nearly always so, and this check costs a fraction of a graph.
     """
     if isinstance(call, OrderedCall) and call.blocking_call is not None:
         return False
@@ -158,7 +158,7 @@ def _edges(node: Call | CallHolder, old: Collection[Call]) -> _Edges:
 
 
 def _fail_call(call: Call, held_up: Call) -> None:
-    """Fail a call that goes in a circle; `held_up` is what cannot go on for it."""
+    """Fails a call of a cycle; `held_up` is the call that cannot go on."""
     name, busy = call.request.model_name, held_up.request.model_name
     called = "it" if busy == name else f"'{name}'"
     holder = held_up.holder

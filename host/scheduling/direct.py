@@ -1,4 +1,7 @@
-"""First come, first served: each call is a batch of its own (configuration spec 4.1)."""
+"""First come, first served: each call is a batch of its own.
+
+Source: docs/reference/configuration_and_scheduling.md, 4.1.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ from host.scheduling.waiting import FifoQueue
 class DirectScheduler(InstanceQueue):
     """The scheduler of a model whose configuration names none.
 
-    A instance that is the only one is sent the next calls while it runs one still, as far as it takes
-    them: it need not wait for them then. They count as queued until they have begun.
+    The only instance of a model gets the next calls (prefetch) while it still runs one, as many as
+    it accepts. They count as queued until they have started.
     """
 
     def __init__(self) -> None:
         self._waiting = FifoQueue()
         super().__init__(self._waiting)
         self._ahead: deque[Call] = deque()
-        self._ahead_at: InstanceSlot | None = None  # who has them
+        self._ahead_at: InstanceSlot | None = None  # the instance that has them
 
     def reserve(self, call: Call) -> None:
-        """A call has arrived; without an order of responses that is of no matter yet."""
+        """Does nothing, as responses have no order."""
 
     def submit(self, call: Call) -> None:
-        """Start the call if a instance is free, else queue it."""
+        """Starts the call if an instance is free, otherwise queues it."""
         if self._queue:
             self._enqueue(call)
         elif self._free:
@@ -45,7 +48,7 @@ class DirectScheduler(InstanceQueue):
             self._enqueue(call)
 
     def instance_ready(self, instance: InstanceSlot) -> None:
-        """Give the instance the oldest call, or keep it for the next one."""
+        """Gives the instance the oldest call, or keeps the instance for the next one."""
         if instance not in self.instances:
             self._add_instance(instance)
         if instance is self._ahead_at:
@@ -56,9 +59,9 @@ class DirectScheduler(InstanceQueue):
             self.dispatch()
 
     def instance_removed(self, instance: InstanceSlot) -> None:
-        """Queued calls wait for another instance, or for this one to come back.
+        """Queued calls wait for another instance, or for a replacement.
 
-        Those that were sent ahead run where they are, unless that has died before.
+        Prefetched calls run where they are, unless that instance has died.
         """
         super().instance_removed(instance)
         while instance is self._ahead_at:
@@ -69,7 +72,7 @@ class DirectScheduler(InstanceQueue):
                 self._waiting.move_to_front(call)
 
     def dispatch(self) -> None:
-        """Start the oldest calls, as long as there are instances for them."""
+        """Starts the oldest calls while there are free instances."""
         while self._queue and self._free:
             instance = self.gate.acquire_instance(self._free)
             if instance is None:
@@ -86,18 +89,18 @@ class DirectScheduler(InstanceQueue):
             self._prefetch(instance, call)
 
     def fail_queued(self, error: HostError) -> None:
-        """Answer every call that has not started."""
+        """Fails every call that has not started."""
         super().fail_queued(error)
         for call in tuple(self._ahead):
             call.abort(error)
 
     @property
     def queued(self) -> int:
-        """Calls that have not started."""
+        """Number of calls that have not started."""
         return len(self._queue) + sum(not call.finished for call in self._ahead)
 
     def _prefetching_instance(self, call: Call) -> InstanceSlot | None:
-        """The only instance, which is busy, if it takes the call ahead."""
+        """The only instance, if it is busy and accepts the call as prefetch."""
         if len(self.instances) != 1:
             return None
         instance = self.instances[0]
@@ -111,7 +114,7 @@ class DirectScheduler(InstanceQueue):
         instance.run([call])
 
     def _start_prefetched(self) -> None:
-        """The instance has come to the next call that it was sent ahead."""
+        """Called when the instance starts the next prefetched call."""
         instance = self._ahead_at
         begun = self._ahead.popleft()
         if not self._ahead:

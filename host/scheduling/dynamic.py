@@ -1,4 +1,7 @@
-"""Calls that fit together run together (configuration spec 4.2 to 4.7)."""
+"""The dynamic batcher: calls that fit together run as one batch.
+
+Source: docs/reference/configuration_and_scheduling.md, 4.2 to 4.7.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +19,36 @@ from host.scheduling.scheduler import InstanceSlot
 from host.scheduling.waiting import NEVER, FifoQueue, PolicyQueue
 
 CanShareBatch = Callable[[Call, Call], bool]
-"""Whether two calls may share a batch (configuration spec 4.7)."""
+"""Whether two calls may share a batch.
+
+Source: docs/reference/configuration_and_scheduling.md, 4.7.
+"""
 
 HOLD = "TRITONSERVER_DELAY_SCHEDULER"
-"""Environment variable: how many calls have to wait before the first batch is made."""
+"""Environment variable: number of calls that must be queued before the first batch."""
 
 
 class CloseReason(enum.Enum):
-    """Why a batch was made of these calls and no more."""
+    """Why a batch was closed."""
 
-    SIZE = "size"  # it has the size that is wanted
-    MISFIT = "misfit"  # the next call does not fit in
-    DELAY = "delay"  # its oldest call had waited long enough
-    NO_DELAY = "no_delay"  # nobody else was there, and nobody is to wait
+    SIZE = "size"  # it has the preferred or maximum size
+    MISFIT = "misfit"  # the next call does not fit
+    DELAY = "delay"  # its oldest call has waited for the maximum queue delay
+    NO_DELAY = "no_delay"  # no other call is queued, and there is no queue delay
 
 
 class DynamicScheduler(InstanceQueue):
-    """A batch is made when a instance is free for it, of those who wait first in the queue.
+    """Forms a batch from the front of the queue when an instance is free.
 
-    It gets the largest preferred size that can be reached (`preferred`; none means the largest
-    there is). One that reaches none waits for company until its oldest call is `delay` seconds
-    old; then it takes all that the largest size has room for. Who cannot join in ends the
-    waiting. Without a delay, those who were in the batch before, and have just been answered, get
-    a moment to ask again if fewer than they were wait. With `policies`, calls are served by
-    priority, refused with UNAVAILABLE when too many wait, and dealt with when they have waited too
-    long, whether or not a instance is there. With `keep_order`, calls must be `OrderedCall`s, and
-    respond in the order in which they came. Nothing starts before `hold` calls have waited at the
-    same time once.
+    The batch gets the largest preferred size that can be reached (`preferred`; without one, the
+    maximum size). If none is reached, it waits until its oldest call is `delay` seconds old, and
+    then takes as many calls as fit. A call that cannot join ends the wait. Without a delay, if
+    fewer calls are queued than the last batch had, the callers that were just answered get a moment
+    to send again.
+
+    `policies`: priorities, limits on the queue (UNAVAILABLE beyond) and timeouts, which apply with
+    and without free instances. `keep_order`: calls are `OrderedCall`s and respond in their order of
+    arrival. `hold`: nothing starts before this number of calls were queued at once.
     """
 
     def __init__(
@@ -73,18 +79,18 @@ class DynamicScheduler(InstanceQueue):
         self._clock = LoopClock() if clock is None else clock
         self._timer: Timer | None = None
         self._timer_at = 0
-        self._last = 0  # calls of the batch that was made last
-        self._gathering = False  # a batch is due in a moment
+        self._last = 0  # number of calls in the last batch
+        self._gathering = False  # a batch will be formed in a moment
         self._at_once = hold <= 0 and self._delay <= 0
         self.closed = dict.fromkeys(CloseReason, 0)
-        """How many batches were made, by why they were."""
+        """Number of batches by close reason."""
 
     def submit(self, call: Call) -> None:
-        """Queue the call; it starts when a instance is free and its batch is due.
+        """Queues the call; it starts when an instance is free and its batch is due.
 
-        Raises HostError if too many wait already.
+        Raises HostError if the queue is full.
         """
-        # Without a limit to keep to, with nothing to wait for, and nobody to go with.
+        # No limit applies, nothing is to be waited for, and no other call is queued.
         if self._at_once and not self._timed and self._free and not self._queue:
             instance = self.gate.acquire_instance(self._free)
             if instance is not None:
@@ -104,7 +110,7 @@ class DynamicScheduler(InstanceQueue):
             self._set_timer(self._queue.next_timeout)
 
     def instance_ready(self, instance: InstanceSlot) -> None:
-        """Give the instance a batch if one is due."""
+        """Gives the instance a batch if one is due."""
         self._add_instance(instance)
         self._free.append(instance)
         if not self._queue:
@@ -121,20 +127,20 @@ class DynamicScheduler(InstanceQueue):
         self.dispatch()
 
     def fail_queued(self, error: HostError) -> None:
-        """Answer every call that has not started."""
+        """Fails every call that has not started."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         super().fail_queued(error)
 
     def dispatch(self) -> None:
-        """Start the batches that are due, as long as there are instances for them."""
+        """Starts the batches that are due while there are free instances."""
         if self._hold and len(self._queue) < self._hold:
             return
         if self._hold:
             self._hold = 0
             self._at_once = self._delay <= 0
-        now = 0  # without a delay or timeouts it is all the same
+        now = 0  # without a delay or timeouts the time does not matter
         if self._delay or self._timed:
             now = self._clock.now()
             if self._queue.next_timeout <= now:
@@ -154,7 +160,7 @@ class DynamicScheduler(InstanceQueue):
             start_batch(instance, batch)
 
     def _next_batch(self, now: int) -> tuple[list[Call], int, CloseReason]:
-        """The calls that go together as things are, when they should go at the latest, and why."""
+        """The calls of the next batch, the time when it has to start, and the close reason."""
         batch: list[Call] = []
         size = preferred = 0
         oldest = now
@@ -192,7 +198,7 @@ class DynamicScheduler(InstanceQueue):
             self.gate.queue_empty()
 
     def _set_timer(self, time: int) -> None:
-        """Look again then. One timer is enough: it may come too early, and is then set again."""
+        """Sets the timer. One is enough: it may come too early and is then set again."""
         if time >= NEVER:
             return
         if self._timer is not None:
@@ -209,7 +215,7 @@ class DynamicScheduler(InstanceQueue):
         self._set_timer(self._queue.next_timeout)
 
     def reserve(self, call: Call) -> None:
-        """Give the call its place in the order of responses, if there is one."""
+        """Gives the call its place in the order of responses, if there is one."""
         if self._order is not None:
             self._enter_ordering(call)
 
@@ -219,7 +225,7 @@ class DynamicScheduler(InstanceQueue):
             self._order.add_call(call)
 
     def refuse(self, call: Call, error: HostError) -> None:
-        """Answer a call that will not run; it holds back no other response."""
+        """Fails a call that will not run; other responses do not wait for it."""
         if isinstance(call, OrderedCall):
             call.refuse(error)
         else:

@@ -1,4 +1,4 @@
-"""Which of a model's free instances runs the next batch, and whether one may."""
+"""Chooses the free instance that runs the next batch, and whether it may."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from host.scheduling.scheduler import InstanceSlot
 
 
 class ExecutionGate(Protocol):
-    """Asked by a queue that has a batch to run."""
+    """Called by a queue that has a batch to run."""
 
     def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
-        """Take from `free`, which is not empty, a instance to run a batch now.
+        """Removes from `free`, which is not empty, the instance that runs a batch now.
 
-        None if there has to be a wait; the queue hears when it may ask again.
+        None if the batch has to wait; the queue is told when to ask again.
         """
 
     def instance_removed(self, instance: InstanceSlot) -> None:
-        """This instance is not free any more."""
+        """Called when an instance is not free any more."""
 
     def queue_empty(self) -> None:
-        """There is no batch to run any more."""
+        """Called when there is no batch to run any more."""
 
 
 class OpenGate:
-    """Without limits: the instance that was used last."""
+    """Without a rate limiter: the instance that was used last."""
 
     def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
-        """Any will do."""
+        """Takes the last one."""
         return free.pop()
 
     def instance_removed(self, instance: InstanceSlot) -> None:
-        """That is of no matter."""
+        """Does nothing."""
 
     def queue_empty(self) -> None:
-        """Nor is that."""
+        """Does nothing."""
 
 
 class LimitedGate:
-    """With a rate limiter: the instance of the lowest rank, once its resources are there.
+    """With a rate limiter: the instance of the lowest rank, once it has its resources.
 
-    `permit_of` gives a instance's permit; `again` has the queue ask again.
+    `permit_of`: the permit of an instance. `again`: makes the queue ask again.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LimitedGate:
         self._chosen: InstanceSlot | None = None
 
     def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
-        """The instance that was chosen before, or a new choice."""
+        """Takes the instance that was chosen before, or chooses one."""
         instance = self._chosen
         if instance is None or instance not in free:
             instance = min(free, key=lambda instance: self._permit_of(instance).rank)
@@ -71,12 +71,12 @@ class LimitedGate:
             self.instance_removed(instance)
 
     def queue_empty(self) -> None:
-        """Nobody is to wait for resources that this model does not need now."""
+        """Withdraws the request for resources that are not needed now."""
         if self._chosen is not None:
             self.instance_removed(self._chosen)
 
     def instance_removed(self, instance: InstanceSlot) -> None:
-        """Nobody is to wait for this instance's resources."""
+        """Withdraws the request for resources of this instance."""
         if instance is self._chosen:
             self._chosen = None
             self._permit_of(instance).release_unused()

@@ -1,4 +1,4 @@
-"""Responses in the order of the requests, whatever order a model gives them in."""
+"""Responses in the order of the requests, whatever the order in which the model responds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from host.inference.request import Call, InferRequest, InferResponse
 
 
 class OrderedCall(Call):
-    """A call whose responses wait until every call before it in an `Ordering` has ended.
+    """A call whose responses wait until every call before it in a `ResponseOrdering` has ended.
 
-    Outside of an ordering it is like any other. One that is cancelled ends at once.
+    Outside of an ordering it is an ordinary call. A cancelled call ends at once.
     """
 
     __slots__ = ("order", "held", "answered", "_taken_early")
@@ -20,11 +20,11 @@ class OrderedCall(Call):
         super().__init__(request)
         self.order: ResponseOrdering | None = None
         self.held: deque[tuple[InferResponse | None, bool]] = deque()
-        self.answered = False  # the last response is there, and perhaps held
+        self.answered = False  # the last response is there, and may be held
         self._taken_early = 0
 
     def respond(self, response: InferResponse | None, final: bool = True) -> None:
-        """Pass the response on, now or in its turn."""
+        """Passes a response on, now or in its turn."""
         order = self.order
         if order is None:
             super().respond(response, final)
@@ -35,30 +35,31 @@ class OrderedCall(Call):
             self.held.append((response, final))
             if final:
                 self.answered = True
-                self.holder = self.on_cancel = None  # it waits for its turn, and for no instance
+                self.holder = self.on_cancel = None  # it waits for its turn, not for an instance
                 self.request.inputs = []
             if order.first is self:
                 order.release_responses()
             elif response is not None and not final:
-                # The model may have to send more of this one before it gets to the first one.
+                # The model may have to send more responses of this call before it gets to the first
+                # one.
                 super().acknowledge_response(response)
                 self._taken_early += 1
 
     def acknowledge_response(self, response: InferResponse) -> None:
-        """The asker is done with a response that was not the last one."""
+        """Called when the caller has processed a response that is not the last one."""
         if self._taken_early:
             self._taken_early -= 1
         else:
             super().acknowledge_response(response)
 
     def refuse(self, error: HostError) -> None:
-        """End the call out of turn: it has not been run, and nobody waits for it in vain."""
+        """Ends the call out of turn, as it will not run."""
         if self.order is not None:
             self.order.remove_call(self)
         self.fail(error)
 
     def release_oldest_response(self) -> None:
-        """Pass on the oldest response that is held."""
+        """Passes the oldest held response on."""
         response, final = self.held.popleft()
         super().respond(response, final)
         if final and self.order is not None:
@@ -66,13 +67,16 @@ class OrderedCall(Call):
 
     @property
     def blocking_call(self) -> Call | None:
-        """The call that may respond now, if this one has to wait for it."""
+        """The call that has to end before this one may respond; None if it may."""
         order = self.order
         return order.first if order is not None and order.first is not self else None
 
 
 class ResponseOrdering:
-    """Calls that have not ended, in the order in which they entered (configuration spec 4.4)."""
+    """Calls that have not ended, in the order in which they were added.
+
+    Source: docs/reference/configuration_and_scheduling.md, 4.4.
+    """
 
     def __init__(self) -> None:
         self.calls: OrderedDict[OrderedCall, None] = OrderedDict()
@@ -81,14 +85,14 @@ class ResponseOrdering:
         self._releasing = False
 
     def add_call(self, call: OrderedCall) -> None:
-        """Give the call the last place."""
+        """Adds a call as the last one."""
         call.order = self
         self.calls[call] = None
         if self.first is None:
             self.first = call
 
     def remove_call(self, call: OrderedCall) -> None:
-        """Take the call's place away; what it still holds is dropped."""
+        """Removes a call; its held responses are dropped."""
         if call.order is self:
             call.order = None
             call.held.clear()
@@ -98,9 +102,9 @@ class ResponseOrdering:
                 self.release_responses()
 
     def release_responses(self) -> None:
-        """Let those respond whose turn has come: a loop, for one may be followed by thousands."""
+        """Passes on all responses whose turn has come; a loop, as there may be thousands."""
         if self._releasing:
-            return  # whoever hears of a response has caused this: the loop below goes on
+            return  # called from within the loop below, which goes on
         self._releasing = True
         try:
             while self.first is not None and self.first.held:

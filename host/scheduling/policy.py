@@ -1,4 +1,4 @@
-"""What a configuration says about waiting: priorities, how many may wait, and for how long."""
+"""Queue policies: priorities, queue sizes and timeouts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _DELAY = 1  # ModelQueuePolicy.TimeoutAction
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """The limits of one priority level (configuration spec 4.6).
+    """The limits of one priority level.
 
-    `timeout_us` in microseconds and `max_size` in requests, 0 for no limit. `may_shorten`:
-    requests may ask for less time. `delays`: who has waited too long is served after the others
-    of the level, instead of being refused.
+    `timeout_us`: microseconds, 0 for none. `max_size`: requests, 0 for no limit. `may_shorten`: a
+    request may set a shorter timeout. `delays`: a request that timed out is served after the others
+    of its level instead of being refused. Source: docs/reference/configuration_and_scheduling.md,
+    4.6.
     """
 
     timeout_us: int = 0
@@ -35,7 +36,7 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicies:
-    """Priority levels and their limits; `levels` 0 means that priorities are not looked at."""
+    """The policies of all priority levels; `levels` 0: priorities are ignored."""
 
     levels: int = 0
     default_level: int = 0
@@ -43,7 +44,10 @@ class QueuePolicies:
     own: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
     def priority_level(self, request: InferRequest) -> int:
-        """The level of a request: 1 is served first (configuration spec 4.5)."""
+        """The level of a request; 1 is served first.
+
+        Source: docs/reference/configuration_and_scheduling.md, 4.5.
+        """
         if 0 < request.priority <= self.levels:
             return request.priority
         return self.default_level if self.levels else 0
@@ -54,12 +58,12 @@ class QueuePolicies:
 
     @property
     def need_policy_queue(self) -> bool:
-        """Whether they differ from first come, first served, with room for all."""
+        """Whether anything differs from an unlimited first-come-first-served queue."""
         return self.levels > 0 or self.default.timeout_us > 0 or self.default.max_size > 0
 
 
 def read_queue_policies(batching: ConfigPart) -> QueuePolicies:
-    """What a `ModelDynamicBatching` message says."""
+    """Reads a `ModelDynamicBatching` message."""
     return QueuePolicies(
         batching.priority_levels,
         batching.default_priority_level,

@@ -1,4 +1,4 @@
-"""What schedulers of one queue share: the instances, the free ones, and those who wait for them."""
+"""What schedulers with one queue share: the queue, the instances, and the free instances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from host.scheduling.waiting import CallQueue, FifoQueue
 
 
 class InstanceQueue(CallHolder, ABC):
-    """Calls that wait, and the instances that will run them."""
+    """Queued calls, and the instances that will run them."""
 
     def __init__(self, queue: CallQueue | None = None) -> None:
         self.instances: list[InstanceSlot] = []
@@ -25,10 +25,10 @@ class InstanceQueue(CallHolder, ABC):
 
     @abstractmethod
     def dispatch(self) -> None:
-        """Start what can be started."""
+        """Starts what can be started."""
 
     def instance_removed(self, instance: InstanceSlot) -> None:
-        """Queued calls wait for another instance, or for this one to come back."""
+        """Queued calls wait for another instance, or for a replacement."""
         if instance in self.instances:
             self.instances.remove(instance)
         if instance in self._free:
@@ -36,7 +36,7 @@ class InstanceQueue(CallHolder, ABC):
         self.gate.instance_removed(instance)
 
     def fail_queued(self, error: HostError) -> None:
-        """Answer every call that has not started."""
+        """Fails every call that has not started."""
         while self._queue:
             call = next(iter(self._queue))
             self._withdraw(call)
@@ -45,23 +45,23 @@ class InstanceQueue(CallHolder, ABC):
 
     @property
     def queued(self) -> int:
-        """Calls that have not started."""
+        """Number of calls that have not started."""
         return len(self._queue)
 
     def _enqueue(self, call: Call) -> None:
-        """Let the call wait. Raises HostError if there is no room for it."""
+        """Queues the call. Raises HostError if the queue is full."""
         self._queue.add(call)
         call.holder = self
         call.on_cancel = self._remove_cancelled
 
     def _remove_cancelled(self, call: Call) -> None:
-        """A call that waits is cancelled."""
+        """Removes a queued call that was cancelled."""
         self._withdraw(call)
         if not self._queue:
             self.gate.queue_empty()
 
     def refuse(self, call: Call, error: HostError) -> None:
-        """Answer a call that is not, or no longer, in the queue and will not run."""
+        """Fails a call that is not in the queue and will not run."""
         call.fail(error)
 
     def _add_instance(self, instance: InstanceSlot) -> None:
@@ -70,7 +70,7 @@ class InstanceQueue(CallHolder, ABC):
 
 
 def start_batch(instance: InstanceSlot, calls: list[Call]) -> None:
-    """Run a batch; from here on its calls belong to the instance."""
+    """Runs a batch; from here on the instance holds its calls."""
     for call in calls:
         call.holder = instance
         call.on_cancel = instance.cancel

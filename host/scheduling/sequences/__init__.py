@@ -1,1 +1,4 @@
-"""Requests that belong together and keep their place in a model (configuration spec 5)."""
+"""Sequences: requests that belong together and keep their slot in one instance.
+
+Source: docs/reference/configuration_and_scheduling.md, 5.
+"""

@@ -1,4 +1,4 @@
-"""A request of a sequence on its way, the sequence, and what stands in for a missing request."""
+"""Sequences and their calls, and the padding of rows without a request."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Id = int | str
 
 
 class Sequence:
-    """Requests that share a correlation id, from a START to an END, and the slot they have."""
+    """Requests that share a correlation id, from a START to an END, and their slot."""
 
     __slots__ = ("id", "calls", "sequence_batch", "number", "ending", "overdue", "dead", "states")
 
     def __init__(self, correlation_id: Id) -> None:
         self.id = correlation_id
-        self.calls: deque[SequenceCall] = deque()  # those that have not been handed on
-        self.sequence_batch: CallHolder | None = None  # None while it waits in the backlog
+        self.calls: deque[SequenceCall] = deque()  # calls that were not passed on yet
+        self.sequence_batch: CallHolder | None = None  # None while the sequence is in the backlog
         self.number = 0
-        self.ending = False  # no more requests come: the slot is free once none is left
-        self.overdue = False  # it was idle for too long while it had no slot
+        self.ending = False  # no more requests come: the slot is free once no call is left
+        self.overdue = False  # it was idle for too long in the backlog
         self.dead = False
         self.states: dict[str, Tensor] | None = None
 
 
 class SequenceCall(OrderedCall):
-    """A call of a sequence; it can be run again, and gives the sequence its next states."""
+    """A call of a sequence. It can be run again, and its response has the next states."""
 
     __slots__ = ("sequence", "again", "iterates", "_given", "_wanted", "_kept", "_states")
 
@@ -53,10 +53,10 @@ class SequenceCall(OrderedCall):
         kept: dict[str, tuple[str, str]],
         states: dict[str, Tensor],
     ) -> None:
-        """Add what the model gets beside the client's tensors.
+        """Adds controls and states to the client's tensors.
 
-        Outputs in `kept` (by their names: an input's name and a data type) go into `states`;
-        `outputs` are those that all clients may ask for.
+        `kept`: outputs that are states; their input names and data types by output name. `states`:
+        where they go. `outputs`: those that clients may ask for.
         """
         request = self.request
         self._given = len(request.inputs)
@@ -68,14 +68,14 @@ class SequenceCall(OrderedCall):
             request.requested_outputs = self._wanted + more
 
     def remove_controls_and_states(self) -> None:
-        """Undo `equip`: the request is as the client sent it."""
+        """Restores the request as the client sent it."""
         request = self.request
         request.inputs = request.inputs[: self._given]
         if self._kept:
             request.requested_outputs = self._wanted
 
     def prepare_response(self, response: InferResponse) -> None:
-        """Keep the states; the client sees those that it may ask for and has asked for."""
+        """Keeps the states, and removes those that the client did not request."""
         if not self._kept or response.error is not None:
             return
         try:
@@ -83,7 +83,7 @@ class SequenceCall(OrderedCall):
                 if tensor.name in self._kept:
                     self._keep_state(tensor)
         except HostError as error:
-            response.error = error.with_traceback(None)  # that refers to the response
+            response.error = error.with_traceback(None)  # it refers to the response
             response.outputs = []
             return
         response.outputs = [
@@ -97,24 +97,24 @@ class SequenceCall(OrderedCall):
         if tensor.datatype != datatype:
             raise _wrong_type(tensor, datatype)
         data, owner = tensor.data, tensor.owner
-        if isinstance(owner, SharedMemoryBytes):  # the client wants it as well, and could change it
+        if isinstance(owner, SharedMemoryBytes):  # the client gets it too, and could change it
             data, owner = bytes(owner), None
         self._states[name] = Tensor(name, datatype, tensor.shape, data, owner)
 
     def try_reschedule(self) -> bool:
-        """Whether the model may have it run once more."""
+        """Whether the model may run the request once more."""
         sequence = self.sequence
         self.again = self.iterates and sequence is not None and not sequence.dead
         return self.again
 
 
 class PaddingCall(Call):
-    """Fills the row of a slot that has nothing to do: nobody asks for it or hears of it."""
+    """Fills the row of a slot without a request; its response is dropped."""
 
     __slots__ = ()
 
     def respond(self, response: InferResponse | None, final: bool = True) -> None:
-        """Drop it."""
+        """Drops the response."""
         if final:
             self.finished = True
             self.request.inputs = []

@@ -1,4 +1,7 @@
-"""The tensors that tell a model where in which sequence a request is (configuration spec 5.3)."""
+"""Control tensors, which tell a model where in its sequence a request is.
+
+Source: docs/reference/configuration_and_scheduling.md, 5.3.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,11 @@ class ControlTensors:
         return lambda on: Tensor(name, "BOOL", shape, bytes([booleans[on]]))
 
     def tensors_for(self, flags: int, correlation_id: Id) -> list[Tensor]:
-        """Those of a request."""
+        """The control tensors of a request."""
         return self._tensors((bool(flags & START), bool(flags & END), True), correlation_id)
 
     def padding_tensors(self) -> list[Tensor]:
-        """Those of a row without a request."""
+        """The control tensors of a row without a request."""
         return self._tensors((False, False, False), "" if self._of_strings else 0)
 
     @property

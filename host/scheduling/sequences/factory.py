@@ -1,4 +1,7 @@
-"""The sequence scheduler that a configuration asks for (configuration spec 5.4, 5.5)."""
+"""Makes the sequence scheduler of a configuration.
+
+Source: docs/reference/configuration_and_scheduling.md, 5.4 and 5.5.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ def sequence_scheduler(
     states: SequenceStates | None = None,
     clock: Clock | None = None,
 ) -> SequenceScheduler:
-    """What `sequence_batching` says, as a scheduler. Raises HostError.
+    """The scheduler for `sequence_batching`. Raises HostError.
 
-    Which strategy makes batches also says what TRITONSERVER_DELAY_SCHEDULER counts: requests in
-    slots, or those that an instance's own batcher has.
+    TRITONSERVER_DELAY_SCHEDULER counts requests in slots with the direct strategy, and requests in
+    each instance's batcher with the oldest strategy.
     """
     clock = LoopClock() if clock is None else clock
     batcher = config.sequence_batching

@@ -1,4 +1,7 @@
-"""The scheduler of models with sequences: ids, slots, the backlog (configuration spec 5.1, 5.2)."""
+"""The scheduler of sequences: correlation ids, slots and the backlog.
+
+Source: docs/reference/configuration_and_scheduling.md, 5.1 and 5.2.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ from host.scheduling.sequences.timer import CoalescingTimer
 _log = logging.getLogger("pbhost")
 
 BACKLOG_HOLD = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
-"""Environment variable: how many calls have to be in the backlog before the first batch."""
+"""Environment variable: number of calls in the backlog before the first batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
-    """What a configuration says about sequences; `idle` in nanoseconds.
+    """The options of a sequence scheduler; `idle` in nanoseconds.
 
-    Nothing starts before `hold` calls wait in slots and `backlog_hold` calls in the backlog.
+    Nothing starts before `hold` calls are in slots and `backlog_hold` calls in the backlog.
     """
 
     model: str
@@ -54,9 +57,9 @@ class SequenceOptions:
 
 
 class SequenceScheduler(CallHolder):
-    """Keeps the requests of a sequence in order, and in one slot of one instance.
+    """Keeps the requests of a sequence in order and in one slot of one instance.
 
-    Every operation takes a time that hardly depends on how many sequences are alive.
+    The time of every operation hardly depends on the number of sequences.
     """
 
     def __init__(self, shape: SequenceOptions, clock: Clock | None = None) -> None:
@@ -72,28 +75,32 @@ class SequenceScheduler(CallHolder):
         self._sequence_batches: dict[InstanceSlot, SequenceBatch] = {}
         self._free: list[
             tuple[int, int, SequenceBatch]
-        ] = []  # a heap; also of sequence_batches that have gone
+        ] = []  # a heap; may contain sequence batches that are gone
         self._numbers = itertools.count(1)
         self._ids = itertools.count(1)
         self._backlog: OrderedDict[Sequence, None] = OrderedDict()
         self._backlogged = 0
-        self._ends: list[tuple[int, int, Sequence]] = []  # a heap; also of those with a slot
-        self._arrivals: OrderedDict[Sequence, int] = OrderedDict()  # the last one, oldest first
+        self._ends: list[
+            tuple[int, int, Sequence]
+        ] = []  # a heap; may contain sequences with a slot
+        self._arrivals: OrderedDict[Sequence, int] = (
+            OrderedDict()
+        )  # time of the last request, oldest first
         self._alarm = CoalescingTimer(self.clock, self._check_timeouts)
         self.holding = shape.hold > 0 or shape.backlog_hold > 0
 
     # Requests
 
     def reserve(self, call: Call) -> None:
-        """Calls of sequences are not answered from elsewhere."""
+        """Does nothing, as requests of sequences are never answered from a cache."""
 
     def refuse(self, call: Call, error: HostError) -> None:
-        """End a call that will not run."""
+        """Fails a call that will not run."""
         call.failure_reason = call.failure_reason or FailureReason.OTHER
         call.fail(error)
 
     def submit(self, call: Call) -> None:
-        """Queue a call in its sequence. Raises HostError if it belongs to none."""
+        """Queues a call in its sequence. Raises HostError if it belongs to none."""
         assert isinstance(call, SequenceCall)
         shape, request = self._shape, call.request
         if request.batch_size > 1:
@@ -174,7 +181,7 @@ class SequenceScheduler(CallHolder):
             self._alarm.schedule(end)
 
     def _end_hold(self) -> bool:
-        """End the holding if enough has come; whether that has started what could be."""
+        """Ends the hold if enough calls have come; returns whether that dispatched calls."""
         if not self.holding:
             return False
         shape = self._shape
@@ -187,7 +194,7 @@ class SequenceScheduler(CallHolder):
         return True
 
     def _call_cancelled(self, call: Call) -> None:
-        """A call that waits has been cancelled; its sequence ends when its turn would come."""
+        """A queued call was cancelled; its sequence ends when its turn would come."""
         assert isinstance(call, SequenceCall) and call.sequence is not None
         sequence = call.sequence
         call.on_cancel = None
@@ -208,7 +215,7 @@ class SequenceScheduler(CallHolder):
         self._arrivals.pop(sequence, None)
 
     def _expire_sequence(self, sequence: Sequence) -> None:
-        """No more requests come; the slot is free when there are none left."""
+        """Ends a sequence once its queued calls have run; then its slot is free."""
         self._remove_sequence(sequence)
         if not sequence.ending:
             sequence.ending = True
@@ -217,7 +224,7 @@ class SequenceScheduler(CallHolder):
                 sequence_batch.release_slot(sequence.number)
 
     def end_sequence(self, sequence: Sequence, error: HostError | None = None) -> None:
-        """Forget a sequence and end what waits in it, with that error or as cancelled."""
+        """Removes a sequence and fails its queued calls, as cancelled without an error."""
         self._remove_sequence(sequence)
         calls = list(sequence.calls)
         sequence.calls.clear()
@@ -235,7 +242,7 @@ class SequenceScheduler(CallHolder):
                 self.refuse(call, error)
 
     def call_released(self, call: SequenceCall) -> None:
-        """The model has released a call: it runs again, or may be the last one of its kind."""
+        """The model has released a call: it runs again, or may be the last of its sequence."""
         sequence = call.sequence
         if not self._shape.iterative or sequence is None:
             return
@@ -252,7 +259,7 @@ class SequenceScheduler(CallHolder):
             self._expire_sequence(sequence)
 
     def slot_free(self, sequence_batch: SequenceBatch, number: int) -> None:
-        """Give a slot to the sequence that has waited longest."""
+        """Gives a slot to the sequence that has waited longest."""
         if self._sequence_batches.get(sequence_batch.instance) is not sequence_batch:
             return
         if sequence_batch.retired:
@@ -272,7 +279,7 @@ class SequenceScheduler(CallHolder):
         heapq.heappush(self._free, (number, next(self._numbers), sequence_batch))
 
     def _check_timeouts(self) -> None:
-        """Time has passed: some sequences may have waited, or been idle, for too long."""
+        """Ends sequences that were idle or queued for too long."""
         now = self.clock.now()
         while self._ends and self._ends[0][0] <= now:
             sequence = heapq.heappop(self._ends)[2]
@@ -301,7 +308,7 @@ class SequenceScheduler(CallHolder):
     # Extra tensors
 
     def add_controls_and_states(self, call: SequenceCall) -> None:
-        """Add controls and states to a call that is about to run."""
+        """Adds controls and states to a call that is about to run."""
         shape, request, sequence = self._shape, call.request, call.sequence
         extra = shape.controls.tensors_for(request.flags, request.correlation_id)
         if shape.states is None or sequence is None:
@@ -320,10 +327,10 @@ class SequenceScheduler(CallHolder):
         fresh = [] if states is None else states.initial_states().values()
         return [*self._shape.controls.padding_tensors(), *fresh]
 
-    # InstanceSlots
+    # Instances
 
     def call_dequeued(self, call: Call) -> None:
-        """A call does not wait any more."""
+        """A call is not queued any more."""
         self.queued -= 1
 
     def instance_ready(self, instance: InstanceSlot) -> None:
@@ -346,7 +353,7 @@ class SequenceScheduler(CallHolder):
         self._end_hold()
 
     def _instance_ready_again(self, instance: InstanceSlot) -> None:
-        """The instance may have what it waited for."""
+        """The resources that the instance waited for may be free."""
         sequence_batch = self._sequence_batches.get(instance)
         if isinstance(sequence_batch, OldestSequenceBatch):
             sequence_batch.instance_ready_again()
@@ -354,7 +361,7 @@ class SequenceScheduler(CallHolder):
             sequence_batch.dispatch()
 
     def retire_instance(self, instance: InstanceSlot, then: Callable[[], None]) -> None:
-        """No new sequences for the instance; call back when its last one has ended, or the instance has."""
+        """Gives the instance no new sequences; calls `then` once its last one has ended."""
         sequence_batch = self._sequence_batches.get(instance)
         if sequence_batch is None:
             then()
@@ -365,7 +372,7 @@ class SequenceScheduler(CallHolder):
         sequence_batch.signal_if_empty()
 
     def instance_removed(self, instance: InstanceSlot) -> None:
-        """The sequences of the instance have lost their places: they are ended with an error."""
+        """Ends the sequences of the instance with an error, as their slots are lost."""
         if instance in self.instances:
             self.instances.remove(instance)
         sequence_batch = self._sequence_batches.pop(instance, None)
@@ -375,14 +382,14 @@ class SequenceScheduler(CallHolder):
             sequence_batch.signal_if_empty()
 
     def slot_lost_error(self, sequence: Sequence) -> HostError:
-        """What those hear whose sequence has lost its slot."""
+        """The error for a sequence that has lost its slot."""
         return unavailable(
             f"sequence {sequence.id} of model '{self._shape.model}' has ended, for its instance"
             " has; start it again"
         )
 
     def fail_queued(self, error: HostError) -> None:
-        """Answer every call that has not started, and forget their sequences."""
+        """Fails every call that has not started, and removes the sequences."""
         while self._backlog:
             self.end_sequence(self._backlog.popitem(last=False)[0], error)
         for sequence_batch in list(self._sequence_batches.values()):

@@ -1,4 +1,4 @@
-"""The slots of one instance: which sequences have their places there, and what runs next."""
+"""The slots of one instance: the sequences in them, and the next batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from host.scheduling.sequences.timer import CoalescingTimer
 
 
 class SequenceBatchOwner(Protocol):
-    """What a sequence_batch needs of its scheduler."""
+    """What a sequence batch needs of its scheduler."""
 
     clock: Clock
     may_recover: Callable[[], bool]
@@ -37,46 +37,46 @@ class SequenceBatchOwner(Protocol):
         """Whether nothing may start yet."""
 
     def add_controls_and_states(self, call: SequenceCall) -> None:
-        """Add the model's extra tensors to a call that is about to run."""
+        """Adds controls and states to a call that is about to run."""
 
     def padding_tensors(self) -> list[Tensor]:
         """The extra tensors of a row without a request."""
 
     def slot_lost_error(self, sequence: Sequence) -> HostError:
-        """What those hear whose sequence has lost its slot."""
+        """The error for a sequence that has lost its slot."""
 
     def call_dequeued(self, call: Call) -> None:
-        """A call does not wait any more."""
+        """Called when a call is not queued any more."""
 
     def end_sequence(self, sequence: Sequence) -> None:
-        """Cancel what waits in a sequence, and forget it."""
+        """Cancels the queued calls of a sequence and removes it."""
 
     def slot_free(self, sequence_batch: SequenceBatch, number: int) -> None:
-        """A slot has no sequence."""
+        """Called when a slot has no sequence."""
 
     def call_released(self, call: SequenceCall) -> None:
-        """The model has released a call."""
+        """Called when the model has released a call."""
 
 
 class SequenceBatch(CallHolder, ABC):
-    """`count` slots of `instance`; at most one batch runs. Both strategies go on from here."""
+    """`count` slots of `instance`, of which at most one batch runs. Base of both strategies."""
 
     def __init__(
         self, owner: SequenceBatchOwner, instance: InstanceSlot, count: int, gate: ExecutionGate
     ) -> None:
         self.instance = instance
-        self.instances = [instance]  # those that a call in a slot waits for
+        self.instances = [instance]  # a call in a slot waits for this one
         self.may_recover = owner.may_recover
         self.slots: list[Sequence | None] = [None] * count
         self.busy = False
-        self.retired = False  # no new sequences come
-        self.on_empty: Callable[[], None] | None = None  # who is to know when the last one ends
+        self.retired = False  # gets no new sequences
+        self.on_empty: Callable[[], None] | None = None  # called when the last sequence has ended
         self.gate = gate
         self._owner = owner
         self._batch: abc.Sequence[Call] = ()
 
     def assign_slot(self, sequence: Sequence, number: int) -> None:
-        """The sequence has this slot from now on."""
+        """Gives the slot to a sequence."""
         self.slots[number] = sequence
         sequence.sequence_batch, sequence.number = self, number
         for call in sequence.calls:
@@ -84,16 +84,16 @@ class SequenceBatch(CallHolder, ABC):
 
     @abstractmethod
     def slot_ready(self, number: int) -> None:
-        """There may be something to do for a slot."""
+        """Called when a slot may have a call to run."""
 
     @abstractmethod
     def dispatch(self) -> None:
-        """Start what can be started."""
+        """Starts what can be started."""
 
     def instance_ready(self) -> None:
-        """The instance has released its batch."""
+        """Called when the instance has released its batch."""
         batch, self._batch = self._batch, ()
-        for call in batch:  # while it is busy: those that come back may go together
+        for call in batch:  # still busy, so that calls that run again may go together
             if isinstance(call, SequenceCall):
                 call.remove_controls_and_states()
                 self._owner.call_released(call)
@@ -103,11 +103,11 @@ class SequenceBatch(CallHolder, ABC):
 
     @property
     def empty(self) -> bool:
-        """Whether there is no sequence, and nothing runs."""
+        """Whether there is no sequence and nothing runs."""
         return not self.busy and all(sequence is None for sequence in self.slots)
 
     def signal_if_empty(self) -> None:
-        """Tell whoever waits for that, once."""
+        """Calls `on_empty`, once."""
         if self.on_empty is not None and self.empty:
             told, self.on_empty = self.on_empty, None
             told()
@@ -117,10 +117,10 @@ class SequenceBatch(CallHolder, ABC):
 
     @abstractmethod
     def fail_waiting(self, error: HostError) -> None:
-        """Answer the calls that are not in a slot any more and have not started."""
+        """Fails calls that have left their slot and have not started."""
 
     def close(self) -> list[Sequence]:
-        """The instance is gone: whose slots these were."""
+        """Returns the sequences of the slots, as the instance is gone."""
         self.gate.instance_removed(self.instance)
         ended = [sequence for sequence in self.slots if sequence is not None]
         ended += [s for call in self._batch if (s := getattr(call, "sequence", None)) is not None]
@@ -129,12 +129,12 @@ class SequenceBatch(CallHolder, ABC):
         return ended
 
     def release_slot(self, number: int) -> None:
-        """The sequence of the slot has come to its end."""
+        """Frees a slot whose sequence has ended."""
         self.slots[number] = None
         self._owner.slot_free(self, number)
 
     def next_call(self, number: int) -> SequenceCall | None:
-        """The next call of a slot. A sequence with a cancelled one comes to its end here."""
+        """The next call of a slot; a sequence whose next call was cancelled ends here."""
         while True:
             sequence = self.slots[number]
             if sequence is None or not sequence.calls:
@@ -146,7 +146,7 @@ class SequenceBatch(CallHolder, ABC):
             self.release_slot(number)
 
     def pop_call(self, number: int) -> SequenceCall:
-        """Take the head of a slot; with the last one, the slot is free."""
+        """Takes the next call of a slot; with the last one, the slot is free."""
         sequence = self.slots[number]
         assert sequence is not None
         call = sequence.calls.popleft()
@@ -155,7 +155,7 @@ class SequenceBatch(CallHolder, ABC):
         return call
 
     def start_batch(self, batch: list[Call]) -> None:
-        """Run a batch; from here on its calls belong to the instance."""
+        """Runs a batch; from here on the instance holds its calls."""
         self._batch = batch
         self.busy = True
         for call in batch:
@@ -168,7 +168,7 @@ class SequenceBatch(CallHolder, ABC):
 
 @dataclass(frozen=True, slots=True)
 class DirectStrategy:
-    """The direct strategy: `delay` in nanoseconds counts if `utilization` is more than 0."""
+    """The direct strategy. `delay`: nanoseconds, used if `utilization` is more than 0."""
 
     compatible: Callable[[Call, Call], bool]
     utilization: float = 0.0
@@ -176,7 +176,10 @@ class DirectStrategy:
 
 
 class DirectSequenceBatch(SequenceBatch):
-    """Row i of a batch is slot i, whether or not there is a request (configuration spec 5.4)."""
+    """The direct strategy: row i of a batch is slot i, with or without a request.
+
+    Source: docs/reference/configuration_and_scheduling.md, 5.4.
+    """
 
     def __init__(
         self,
@@ -191,16 +194,16 @@ class DirectSequenceBatch(SequenceBatch):
         self._alarm = CoalescingTimer(owner.clock, self.dispatch)
 
     def slot_ready(self, number: int) -> None:
-        """Something has come to a slot."""
+        """Called when a slot has a call to run."""
         self.dispatch()
 
     def close(self) -> list[Sequence]:
-        """The instance is gone: whose slots these were."""
+        """Returns the sequences of the slots, as the instance is gone."""
         self._alarm.cancel()
         return super().close()
 
     def dispatch(self) -> None:
-        """Run one request of each slot, if it is time."""
+        """Runs one request of each slot, if it is time."""
         if self.busy or self._owner.holding:
             return
         self.busy = True  # slots that become free meanwhile are for the next batch
@@ -210,7 +213,7 @@ class DirectSequenceBatch(SequenceBatch):
             self.start_batch(rows)
 
     def fail_waiting(self, error: HostError) -> None:
-        """What is not in a slot any more has started."""
+        """Does nothing: calls that have left their slot have started."""
 
     def _form_batch(self) -> list[Call]:
         ready = [
@@ -260,7 +263,7 @@ class DirectSequenceBatch(SequenceBatch):
 
 
 def _byte_size(tensor: Tensor) -> int:
-    """Bytes of a tensor of this form; elements of BYTES are empty ones."""
+    """Bytes of a tensor of this shape; elements of BYTES are empty ones."""
     if tensor.datatype != "BYTES":
         return len(tensor.data)
     elements = 1
@@ -271,13 +274,16 @@ def _byte_size(tensor: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OldestStrategy:
-    """The oldest strategy: `batches` makes the scheduler of one instance's batches."""
+    """The oldest strategy. `batches`: makes the scheduler of one instance's batches."""
 
     batches: Callable[[], DynamicScheduler]
 
 
 class OldestSequenceBatch(SequenceBatch, InstanceSlot):
-    """One request of each slot at a time is a candidate for a batch (configuration spec 5.5)."""
+    """The oldest strategy: one request of each slot at a time is a candidate for a batch.
+
+    Source: docs/reference/configuration_and_scheduling.md, 5.5.
+    """
 
     def __init__(
         self,
@@ -291,34 +297,34 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
         self._inner = strategy.batches()
         self._inner.gate = _InnerGate(gate, instance)
         self._flying: dict[SequenceCall, int] = {}
-        """What was handed on and is not released, and the slots it came from."""
+        """Calls that were passed on and are not released, with their slots."""
         self._occupied: set[int] = set()
         self._inner.instance_ready(self)
 
-    # The instance of the inner scheduler
+    # As the instance of the inner scheduler
 
     def run(self, calls: abc.Sequence[Call]) -> None:
-        """Run a batch that the inner scheduler has made."""
+        """Runs a batch of the inner scheduler."""
         self.start_batch(list(calls))
 
     def cancel(self, call: Call) -> bool:
-        """As the instance says."""
+        """As the instance."""
         return self.instance.cancel(call)
 
     @property
     def blocking_calls(self) -> abc.Sequence[Call]:
-        """As the instance says."""
+        """As the instance."""
         return self.instance.blocking_calls
 
     @property
     def potentially_blocking_calls(self) -> abc.Sequence[abc.Sequence[Call]]:
-        """As the instance says."""
+        """As the instance."""
         return self.instance.potentially_blocking_calls
 
     # Slots
 
     def slot_ready(self, number: int) -> None:
-        """Hand the next call of a slot on, if none is under way."""
+        """Passes the next call of a slot on, unless one is in progress."""
         while number not in self._occupied and not self._owner.holding:
             if self.next_call(number) is None:
                 return
@@ -332,18 +338,18 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
                 call.on_cancel = partial(self._call_cancelled, call.on_cancel)
 
     def dispatch(self) -> None:
-        """Hand on what can be handed on, and run what is due."""
+        """Passes on what can be passed on, and runs what is due."""
         for number in range(len(self.slots)):
             self.slot_ready(number)
         self._inner.dispatch()
 
     @property
     def empty(self) -> bool:
-        """Whether there is no sequence, and nothing has been handed on."""
+        """Whether there is no sequence and no call was passed on."""
         return super().empty and not self._occupied
 
     def instance_ready_again(self) -> None:
-        """The instance may have what it waited for."""
+        """The resources that the instance waited for may be free."""
         self._inner.dispatch()
 
     def _call_cancelled(self, withdraw: CancelCallback, call: Call) -> None:
@@ -359,11 +365,11 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
             self.signal_if_empty()
 
     def accepts_prefetch(self, call: Call, ahead: int) -> bool:
-        """It is free again as soon as it has handed a batch on."""
+        """Returns False: there is no prefetch."""
         return False
 
     def drain_prefetched(self) -> abc.Sequence[Call]:
-        """Nothing is sent ahead."""
+        """Returns nothing."""
         return ()
 
     def _after_batch(self, batch: Iterable[Call]) -> None:
@@ -372,7 +378,7 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
         self._inner.instance_ready(self)
 
     def close(self) -> list[Sequence]:
-        """The instance is gone: whose slots these were."""
+        """Returns the sequences of the slots, as the instance is gone."""
         ended = super().close()
         for call in list(self._flying):
             sequence = call.sequence
@@ -384,7 +390,7 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
         return ended
 
     def fail_waiting(self, error: HostError) -> None:
-        """Answer the calls that have been handed on and have not started."""
+        """Fails calls that were passed on and have not started."""
         for call in list(self._flying):
             if call.sequence is not None and self._fail_call(call, error):
                 self._owner.end_sequence(call.sequence)
@@ -398,20 +404,20 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
 
 
 class _InnerGate:
-    """The gate of the inner scheduler, whose instance stands for another one."""
+    """The gate of the inner scheduler, whose only instance stands for the real one."""
 
     def __init__(self, gate: ExecutionGate, instance: InstanceSlot) -> None:
         self._gate = gate
         self._instance = instance
 
     def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
-        """The only instance, once it may run."""
+        """The only instance, once the outer gate allows it."""
         return free.pop() if self._gate.acquire_instance([self._instance]) is not None else None
 
     def queue_empty(self) -> None:
-        """There is nothing to run."""
+        """Does nothing."""
         self._gate.queue_empty()
 
     def instance_removed(self, instance: InstanceSlot) -> None:
-        """It is not free any more."""
+        """Does nothing."""
         self._gate.instance_removed(self._instance)

@@ -1,4 +1,7 @@
-"""Tensors that the host keeps for a model between the requests of a sequence (spec 5.6)."""
+"""Implicit states: tensors kept between the requests of a sequence.
+
+Source: docs/reference/configuration_and_scheduling.md, 5.6.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _SIZES = {**SIZES, "BYTES": 4}  # an empty string is its length alone
 
 @dataclass(frozen=True, slots=True)
 class _InitialState:
-    """What a state is when its sequence starts."""
+    """The value of a state when its sequence starts."""
 
     name: str
     datatype: str
@@ -32,7 +35,7 @@ class _InitialState:
 
 
 class SequenceStates:
-    """The `state` entries of a model's configuration. Reads files. Raises HostError."""
+    """The `state` entries of a configuration. Reads files. Raises HostError."""
 
     def __init__(self, config: ModelConfig, directory: Path) -> None:
         entries = config.sequence_batching.state
@@ -40,7 +43,7 @@ class SequenceStates:
             entry.output_name: (entry.input_name, NAMES.get(entry.data_type, "<invalid>"))
             for entry in entries
         }
-        """By the names of outputs: whose input they become, and their data types."""
+        """Input name and data type of each state, by output name."""
         lead = [1] if config.max_batch_size > 0 else []
         self._problem = ""
         self._first: list[_InitialState] = []
@@ -55,7 +58,7 @@ class SequenceStates:
             self._problem = self._problem or _growable(entry, config)
 
     def initial_states(self) -> dict[str, Tensor]:
-        """The states of a sequence that starts, by the names of inputs; logs why there are none."""
+        """The states of a new sequence by input name; logs if there are none."""
         if self._problem:
             _log.error("Failed to initialize sequence state: %s", self._problem)
             return {}
@@ -63,7 +66,7 @@ class SequenceStates:
 
 
 def _growable(entry: ConfigPart, config: ModelConfig) -> str:
-    """Why a state cannot have memory that grows, "" if it need not."""
+    """Why a state cannot have growable memory, "" if it does not ask for it."""
     name = entry.input_name
     if not entry.use_growable_memory:
         return ""

@@ -1,4 +1,4 @@
-"""One timer for many times: it rings at the earliest of them, or a little before."""
+"""One timer for many deadlines: it expires at the earliest one, or a little before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from host.scheduling.clock import Clock, Timer
 
 
 class CoalescingTimer:
-    """Calls `ring` at the time that was set; whoever is rung looks at the clock and sets it again.
+    """Calls `ring` at the scheduled time; the callee checks the clock and schedules again.
 
     Times are nanoseconds of the clock.
     """
@@ -20,7 +20,7 @@ class CoalescingTimer:
         self._at = 0
 
     def schedule(self, at: int) -> None:
-        """Ring at that time, if nothing earlier has been set."""
+        """Schedules the timer, unless an earlier time is scheduled."""
         if self._timer is not None:
             if self._at <= at:
                 return
@@ -29,7 +29,7 @@ class CoalescingTimer:
         self._timer = self._clock.call_later(max(1, at - self._clock.now()), self._expired)
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Cancels the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
