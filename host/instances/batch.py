@@ -1,4 +1,4 @@
-"""Calls that run together, and when they got how far."""
+"""Calls that run together, and the times of their batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from host.inference.request import Call, ExecutionTimes
 class Batch:
     """Calls that run together.
 
-    `on_done` is called once its end is known, with the times or None if the stub died, and
-    `on_released` once the instance can take the next batch, unless its stub dies first. `report` is
-    what counts it, and may come after the answers. The calls at the indexes `deferred` are answered
-    after that.
+    `on_done`: called at the end, with the times, or None if the stub died. `on_released`: called
+    once the instance can take the next batch, unless its stub dies first. `report`: counts the
+    batch; may be called after the responses. `deferred`: indexes of calls that are answered later.
     """
 
     __slots__ = (
@@ -39,6 +38,6 @@ class Batch:
         self.on_done = on_done
         self.report = report
         self.number = 0
-        self.instance_free = False  # the instance no longer works on it
+        self.instance_free = False  # the instance does not work on it any more
         self.deferred: Sequence[int] = ()
-        self.final_indexes: list[int] = []  # the indexes that the stub has answered for good
+        self.final_indexes: list[int] = []  # indexes of calls with a final response

@@ -1,4 +1,4 @@
-"""One lane of a model: an instance that is replaced when it dies."""
+"""Supervises one instance of a model, and replaces its stub when it dies."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from host.scheduling.scheduler import InstanceSlot, Scheduler
 
 _log = logging.getLogger("pbhost")
 
-_FIRST_BACK_OFF, _MAX_BACK_OFF = 0.5, 30.0  # seconds before the second restart in a row, and any
-_MAX_RESTARTS = 10  # in a row, without one batch that ended well
-_PREFETCH_NS, _MAX_PREFETCH = 4_000_000, 64  # of work that a stub is sent ahead, and calls at most
+_FIRST_BACK_OFF, _MAX_BACK_OFF = (
+    0.5,
+    30.0,
+)  # seconds before the second restart in a row, and at most
+_MAX_RESTARTS = 10  # in a row, without a batch that ended well
+_PREFETCH_NS, _MAX_PREFETCH = (
+    4_000_000,
+    64,
+)  # work that a stub may prefetch, and number of calls at most
 
 
 class InstanceState(enum.Enum):
-    """The life of a lane."""
+    """The states of a supervised instance."""
 
     SERVING = "serving"
     RESTARTING = "restarting"
@@ -33,26 +39,26 @@ class InstanceState(enum.Enum):
 
 
 Launch = Callable[[], Awaitable[Instance]]
-"""Brings up a new instance for the lane, ready to run batches. Raises HostError or StubLost."""
+"""Starts a stub that is ready to run batches. Raises HostError or StubLost."""
 
 ReportBatch = Callable[[Batch, ExecutionTimes], None]
 
 
 def prefetch_limit(batch_ns: int) -> int:
-    """Calls that a stub is sent before it can begin them, if its last one took so many ns.
+    """Number of calls that a stub may prefetch if its last batch took `batch_ns`.
 
-    A lane that joins later cannot have them any more, so they are to be done soon (decision 17).
+    An instance that joins later cannot take them over, so they must be done soon
+    (docs/explanation/decisions/0017).
     """
     return max(1, min(_MAX_PREFETCH, _PREFETCH_NS // max(1, batch_ns)))
 
 
 class Supervisor(InstanceSlot):
-    """Keeps one lane of a scheduler alive.
+    """Keeps one instance alive.
 
-    A stub that dies is replaced: at once the first time, then with growing pauses; so is one that a
-    signal ends while it replaces another. One that fails to initialise is not tried again: what
-    failed once with this code fails again. A `passive` one takes no work. With a `permit`, each
-    batch needs it.
+    A stub that dies is replaced: at once the first time, then after growing pauses; so is a
+    replacement that a signal kills. A stub that fails to initialise is not tried again, as the same
+    code would fail again. A `passive` instance takes no work. With a `permit`, each batch needs it.
     """
 
     def __init__(
@@ -76,24 +82,24 @@ class Supervisor(InstanceSlot):
         self._launch = launch
         self._scheduler = scheduler
         self._report = report
-        self._prefetch_limit = 1  # calls that the stub is sent before it can begin them
+        self._prefetch_limit = 1  # number of calls that the stub may prefetch
         self._consecutive_exits = 0
         self._restart: asyncio.Task[None] | None = None
-        self._calls_awaiting_permit: Sequence[Call] = ()  # the batch that has no permission as yet
+        self._calls_awaiting_permit: Sequence[Call] = ()  # the batch that waits for its permit
         instance.on_unexpected_exit = self._on_exit
 
     def start_accepting(self) -> None:
-        """Take work from the scheduler from now on."""
+        """Takes work from the scheduler from now on."""
         if self.instance.serving:
             if not self.passive:
                 self._scheduler.instance_ready(self)
-        else:  # it died before anybody could be told
+        else:  # it died before its callbacks were set
             self._on_exit(self.instance.exit_reason)
 
-    # Lane
+    # Instance
 
     def run(self, calls: Sequence[Call]) -> None:
-        """Run a batch, as soon as there is permission."""
+        """Runs a batch, once its permit is granted."""
         permit = self.permit
         if permit is None:
             self.instance.execute(
@@ -105,7 +111,7 @@ class Supervisor(InstanceSlot):
             self._run_permitted()
 
     def _run_permitted(self) -> None:
-        """Run the batch that has waited for resources, or what is left of it."""
+        """Runs what is left of the batch that waited for its permit."""
         assert self.permit is not None
         calls = [call for call in self._calls_awaiting_permit if not call.finished]
         self._calls_awaiting_permit = ()
@@ -119,7 +125,7 @@ class Supervisor(InstanceSlot):
             self._on_released()
 
     def _fail_waiting(self, error: HostError) -> None:
-        """There will be no permission for the batch that waits for it."""
+        """Fails the batch that waits for its permit."""
         calls, self._calls_awaiting_permit = self._calls_awaiting_permit, ()
         for call in calls:
             call.fail(error)
@@ -127,14 +133,14 @@ class Supervisor(InstanceSlot):
             self.permit.release_unused()
 
     def cancel(self, call: Call) -> bool:
-        """Nobody waits any more for a call that runs here; whether its model has it."""
+        """Cancels a call that runs here; returns whether its model has it."""
         return self.instance.batches.cancel_call(call)
 
     def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
-        """Whether the stub gets this call while it still works on another one, and has more.
+        """Whether the stub may prefetch this call while it runs another one and has more.
 
-        It gets more than one only if it takes no time: a lane that joins finds work then still.
-        What would have to be put into shared memory waits here: that is for what runs.
+        It gets more than one only if they take little time, so that an instance that joins still
+        finds work. Tensors that need shared memory wait here, as that is for calls that run.
         """
         return (
             prefetched < self._prefetch_limit
@@ -143,24 +149,24 @@ class Supervisor(InstanceSlot):
         )
 
     def drain_prefetched(self) -> Sequence[Call]:
-        """What the stub was sent and had not begun when it died; told once."""
+        """Returns, once, the prefetched calls that the stub had not started when it died."""
         return self.instance.batches.drain_prefetched()
 
     @property
     def blocking_calls(self) -> Sequence[Call]:
-        """The BLS calls that the running batch cannot go on without."""
+        """The BLS calls that the running batch waits for."""
         return tuple(self.instance.bls_requests.blocking_calls.values())
 
     @property
     def resource_holders(self) -> Sequence[CallHolder]:
-        """The lanes that hold the resources without which this one cannot run anything."""
+        """The instances that hold the resources that this one needs."""
         if self.permit is None or self.permit.active:
             return ()
         return self.permit.holders
 
     @property
     def potentially_blocking_calls(self) -> Sequence[Sequence[Call]]:
-        """What each batch that has not ended has asked for."""
+        """For each batch in progress, the BLS calls that it made."""
         instance = self.instance
         return [
             instance.bls_requests.calls_of_batch(number)
@@ -180,7 +186,7 @@ class Supervisor(InstanceSlot):
             self.busy_ns += batch_ns
             self._prefetch_limit = prefetch_limit(batch_ns)
 
-    # Life
+    # Restarts
 
     def _on_exit(self, reason: str) -> None:
         self._consecutive_exits += 1
@@ -192,7 +198,7 @@ class Supervisor(InstanceSlot):
         self._restart = asyncio.get_running_loop().create_task(self._restart_until_serving())
 
     async def _restart_until_serving(self) -> None:
-        """Bring up another stub, and again if it is lost on its way."""
+        """Starts another stub, and again if it dies meanwhile."""
         while self._consecutive_exits <= _MAX_RESTARTS:
             await self._back_off()
             try:
@@ -213,7 +219,7 @@ class Supervisor(InstanceSlot):
         self._mark_failed(f"{self.reason}, {self._consecutive_exits} times in a row")
 
     async def _back_off(self) -> None:
-        """After a second death in a row there is a while without a stub."""
+        """Waits after the second death in a row."""
         if self._consecutive_exits < 2:
             return
         self.state = InstanceState.BACKING_OFF
@@ -242,16 +248,16 @@ class Supervisor(InstanceSlot):
         self._fail_queued_if_last(reason)
 
     def _fail_queued_if_last(self, reason: str) -> None:
-        """With no other lane, nobody will come for the calls in the queue soon."""
+        """Fails queued calls if there is no other instance to run them soon."""
         if not self._scheduler.instances:
             self._scheduler.fail_queued(unavailable(reason))
 
     def skip_grace_period(self) -> None:
-        """Have `stop` wait no longer for what the stub works on, also if it is under way."""
+        """Ends the wait of `stop` for running work, also if it is in progress."""
         self.instance.batches.skip_wait_idle()
 
     async def stop(self, grace: float, finalize: float) -> None:
-        """End the lane; seconds as for `Instance.stop`."""
+        """Stops the instance; `grace` and `finalize` in seconds, as for `Instance.stop`."""
         self.state = InstanceState.STOPPED
         self._scheduler.instance_removed(self)
         self._fail_waiting(unavailable(f"instance '{self.instance.name}' is being unloaded"))

@@ -1,4 +1,7 @@
-"""Executions that need resources: who may run when there are not enough for all (spec 7.1)."""
+"""The rate limiter: grants resources to executions when there are not enough for all.
+
+Source: docs/reference/configuration_and_scheduling.md, 7.1.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from host.errors import HostError, invalid_argument
 from host.inference.request import CallHolder
 
 _Pool = tuple[str, int | None]
-"""A resource, and the device that it belongs to; None: one for all devices."""
+"""A resource and its device; None: one pool for all devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What one execution takes of it; `shared` by all devices, or one of each."""
+    """What one execution needs of a resource; `shared`: one pool for all devices."""
 
     name: str
     count: int
@@ -27,7 +30,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """What the executions of one instance need; of `priority` 2, half as many as of 1."""
+    """What the executions of one instance need; `priority` 2 runs half as often as 1."""
 
     resources: Sequence[Resource] = ()
     device: int = 0
@@ -35,14 +38,14 @@ class ResourceRequest:
 
     @property
     def pools(self) -> Iterator[tuple[_Pool, int]]:
-        """How much of which pool."""
+        """The amount needed of each pool."""
         for resource in self.resources:
             yield (resource.name, None if resource.shared else self.device), resource.count
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimit:
-    """How much of a resource there is, on one device or (None) on every one."""
+    """The amount of a resource on one device, or (None) on every device."""
 
     name: str
     count: int
@@ -50,11 +53,11 @@ class ResourceLimit:
 
 
 class RateLimiter:
-    """Gives resources to one execution after the other: those of the lowest rank first.
+    """Grants resources to one execution after the other, those of the lowest rank first.
 
-    Nobody overtakes the first one, even if there is enough for others. Without `allowances`, there
-    is as much of everything as the most demanding instance needs; with some, no more than they
-    say. Belongs to the event loop.
+    No execution overtakes the first one, even if there is enough for it. Without `allowances`,
+    there is as much of each resource as the most demanding instance needs; with them, they are the
+    limit. Belongs to the event loop.
     """
 
     def __init__(self, allowances: Iterable[ResourceLimit] = ()) -> None:
@@ -65,7 +68,7 @@ class RateLimiter:
         self._permits: dict[Permit, None] = {}
         self._limits: dict[_Pool, int] = {}
         self._used: Counter[_Pool] = Counter()
-        self._staged: dict[Permit, int] = {}  # and who came first
+        self._staged: dict[Permit, int] = {}  # the order in which they were reserved
         self._numbers = itertools.count()
 
     def permit(self, need: ResourceRequest) -> Permit:
@@ -77,7 +80,7 @@ class RateLimiter:
         except HostError:
             del self._permits[permit]
             raise
-        self._grant_waiting()  # others may have got more room by this one's needs
+        self._grant_waiting()  # the needs of this instance may have raised the limits
         return permit
 
     def _compute_limits(self) -> dict[_Pool, int]:
@@ -111,9 +114,9 @@ class RateLimiter:
         return self._allowed.get(pool, self._allowed.get((name, None), 0))
 
     def holders(self, permit: Permit) -> list[CallHolder]:
-        """The owners of all executions one of which has to end before this permit is granted.
+        """The owners of the executions one of which has to end before this permit is granted.
 
-        None if it need not wait for any, or if somebody holds resources who waits for nothing.
+        Empty if it need not wait, or if an execution that holds resources will end by itself.
         """
         waiting = (
             [permit, min(self._staged, key=self._insert_waiting)] if self._staged else [permit]
@@ -145,14 +148,14 @@ class RateLimiter:
 
     def _unreserve(self, permit: Permit) -> None:
         if self._staged.pop(permit, None) is not None:
-            self._grant_waiting()  # it may have been the one that the others waited for
+            self._grant_waiting()  # the others may have waited for this one
 
     def _return_resources(self, permit: Permit) -> None:
         self._used.subtract(dict(permit.need.pools))
         self._grant_waiting()
 
     def _grant_waiting(self) -> None:
-        """Grant what can be granted."""
+        """Grants what can be granted."""
         while self._staged:
             first = min(self._staged, key=self._insert_waiting)
             pools = dict(first.need.pools)
@@ -164,16 +167,16 @@ class RateLimiter:
 
 
 class Permit:
-    """One instance's permission to run a batch: asked for, granted, used, given back."""
+    """The permit of one instance to run a batch: requested, granted, used, returned."""
 
     def __init__(self, limiter: RateLimiter, need: ResourceRequest) -> None:
         self.need = need
         self.granted = False
-        """Whether resources are set aside for its next execution."""
+        """Whether resources are reserved for its next execution."""
         self.running = 0
-        """How many of its executions have not ended."""
+        """Number of its executions that have not ended."""
         self.owner: CallHolder | None = None
-        """What runs when it is granted, for whoever looks for circles."""
+        """What runs when it is granted, for the deadlock detector."""
         self._executions = 0
         self._limiter = limiter
         self._told: Callable[[], None] | None = None
@@ -181,12 +184,12 @@ class Permit:
 
     @property
     def rank(self) -> int:
-        """Lower ones go first: executions so far, which count for more at a low priority."""
+        """Lower ranks go first: the number of executions, which counts more at a low priority."""
         return self._executions * max(1, self.need.priority)
 
     @property
     def active(self) -> bool:
-        """Whether it has resources."""
+        """Whether it holds resources."""
         return self.granted or self.running > 0
 
     @property
@@ -195,7 +198,7 @@ class Permit:
         return self._limiter.holders(self)
 
     def request_execution(self, granted: Callable[[], None]) -> bool:
-        """Whether the next execution may start now; if not, `granted` is called when it may."""
+        """Whether the next execution may start now; otherwise `granted` is called when it may."""
         if not self.granted and self._told is None:
             self._told = granted
             self._asking = True
@@ -204,25 +207,25 @@ class Permit:
         return self.granted
 
     def grant(self) -> None:
-        """Resources have been set aside."""
+        """Reserves the resources."""
         self.granted = True
         told, self._told = self._told, None
         if told is not None and not self._asking:
             told()
 
     def start_execution(self) -> None:
-        """The execution that they were set aside for begins."""
+        """Starts the execution that the resources are reserved for."""
         self.granted = False
         self.running += 1
         self._executions += 1
 
     def finish_execution(self) -> None:
-        """An execution has ended: its resources are there for others."""
+        """Ends an execution and returns its resources."""
         self.running -= 1
         self._limiter._return_resources(self)
 
     def release_unused(self) -> None:
-        """There will be no execution for now."""
+        """Returns reserved resources, as there is no execution now."""
         self._told = None
         if self.granted:
             self.granted = False
@@ -231,13 +234,13 @@ class Permit:
             self._limiter._unreserve(self)
 
     def close(self) -> None:
-        """The instance has gone, and its needs with it."""
+        """Removes the instance and its needs."""
         self.release_unused()
         self._limiter._remove_permit(self)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Holds the resources for work that comes from no scheduler: loading and warming up."""
+        """Holds the resources for work without a scheduler: loading and warming up."""
         granted = asyncio.Event()
         try:
             if not self.request_execution(granted.set):

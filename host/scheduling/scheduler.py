@@ -1,4 +1,4 @@
-"""The contract between a model's queue and the places where its batches run."""
+"""The contract between schedulers and the instances that run their batches."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ class InstanceSlot(CallHolder, ABC):
 
 
 class Scheduler(Protocol):
-    """Calls in, batches out to free instances. Nothing is lost and nothing runs twice."""
+    """Takes calls, and runs them in batches on free instances; each call exactly once."""
 
     instances: list[InstanceSlot]
     """Every instance that is alive, free or busy."""
 
     may_recover: Callable[[], bool]
-    """Whether a instance that has gone is on its way back; the model says."""
+    """Whether an instance that was removed is being replaced; set by the model."""
 
     def reserve(self, call: Call) -> None:
-        """A call that may be answered without being run, or be submitted later, has arrived.
+        """Called when a call arrives that may be answered from the cache or be submitted later.
 
         It has its place in the order of responses from now on.
         """
 
     def submit(self, call: Call) -> None:
-        """Queue a call or start it at once. Raises HostError if too many are queued."""
+        """Queues a call or starts it at once. Raises HostError if the queue is full."""
 
     def refuse(self, call: Call, error: HostError) -> None:
-        """End a call that was reserved, or taken from the queue, and will not run."""
+        """Fails a call that was reserved, or taken from the queue, and will not run."""
 
     def instance_ready(self, instance: InstanceSlot) -> None:
-        """This instance can take a batch; a instance not heard of before joins."""
+        """Called when the instance can take a batch; an unknown instance is added."""
 
     def instance_removed(self, instance: InstanceSlot) -> None:
-        """This instance takes nothing any more, until it is free again."""
+        """Called when the instance takes no batches any more, until it is ready again."""
 
     def fail_queued(self, error: HostError) -> None:
-        """Answer every call that has not started."""
+        """Fails every call that has not started."""
 
     @property
     def queued(self) -> int:
-        """Calls that have not started."""
+        """Number of calls that have not started."""

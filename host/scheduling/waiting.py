@@ -1,4 +1,4 @@
-"""Calls that wait, in the order in which they are served; any of them may leave at any time."""
+"""Queues of calls, in the order in which they run; any call may leave at any time."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from host.inference.request import Call
 from host.scheduling.policy import QueuePolicies, QueuePolicy
 
 NEVER = 1 << 100
-"""A time that does not come."""
+"""A time that never comes."""
 
 
 class CallQueue(Protocol):
-    """Calls that wait. Adding and removing one takes the same time however many there are."""
+    """A queue of calls. The time to add and to remove one does not depend on their number."""
 
     def add(self, call: Call) -> None:
-        """Let the call wait. Raises HostError if there is no room for it."""
+        """Queues the call. Raises HostError if the queue is full."""
 
     def remove(self, call: Call) -> None:
-        """The call, which waits here, does so no more."""
+        """Removes a queued call."""
 
     def expire_calls(self, now: int) -> Sequence[Call]:
-        """Do what the policies say about calls whose time is over; those to be refused, removed."""
+        """Applies the policies to calls that timed out; removes and returns those to refuse."""
 
     @property
     def next_timeout(self) -> int:
-        """When the next call's time is over: nanoseconds, `NEVER` if none's will be."""
+        """The time of the next timeout in nanoseconds, `NEVER` if there is none."""
 
     def __iter__(self) -> Iterator[Call]:
-        """The calls in the order in which they are served."""
+        """The calls in the order in which they run."""
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of queued calls."""
 
 
 class FifoQueue(OrderedDict[Call, None]):
-    """First come, first served, with room for all.
+    """First come, first served, without a limit.
 
-    It is linked: a plain dict would step over everything that has left before its first key.
+    It is a linked list: a plain dict would skip all removed keys before its first one.
     """
 
     next_timeout = NEVER
     remove = OrderedDict.__delitem__
 
     def add(self, call: Call) -> None:
-        """Let the call wait."""
+        """Queues the call."""
         self[call] = None
 
     def move_to_front(self, call: Call) -> None:
-        """The call, which waits here, is the next one."""
+        """Makes a queued call the next one."""
         self.move_to_end(call, last=False)
 
     def expire_calls(self, now: int) -> Sequence[Call]:
-        """Nothing is ever over."""
+        """Returns nothing, as there are no timeouts."""
         return ()
 
 
 class _Level:
-    """The calls of one priority: those whose time runs, with its end, and those that are late."""
+    """The calls of one priority: those with a running timeout, and those that timed out."""
 
     __slots__ = ("number", "policy", "live", "late")
 
@@ -76,18 +76,21 @@ class _Level:
 
 
 class PolicyQueue:
-    """Calls by priority, with limits on how many and how long (configuration spec 4.5, 4.6)."""
+    """Calls by priority, with limits on number and time.
+
+    Source: docs/reference/configuration_and_scheduling.md, 4.5 and 4.6.
+    """
 
     def __init__(self, policies: QueuePolicies) -> None:
         self._policies = policies
-        self._levels: dict[int, _Level] = {}  # as they are met: there may be 2 ** 64
+        self._levels: dict[int, _Level] = {}  # made on demand, as there may be 2 ** 64
         self._in_order: list[_Level] = []
-        self._ends: list[tuple[int, int, Call]] = []  # a heap; also of calls that have left
+        self._ends: list[tuple[int, int, Call]] = []  # a heap; may contain calls that have left
         self._numbers = itertools.count()
         self._count = 0
 
     def add(self, call: Call) -> None:
-        """Let the call wait. Raises HostError UNAVAILABLE if its level is full."""
+        """Queues the call. Raises HostError UNAVAILABLE if its level is full."""
         level = self._level(call)
         policy = level.policy
         if policy.max_size and len(level.live) + len(level.late) >= policy.max_size:
@@ -104,7 +107,7 @@ class PolicyQueue:
                 heapq.heapify(self._ends)
 
     def remove(self, call: Call) -> None:
-        """The call does not wait any more."""
+        """Removes a queued call."""
         level = self._level(call)
         if call in level.live:
             del level.live[call]
@@ -113,7 +116,7 @@ class PolicyQueue:
         self._count -= 1
 
     def expire_calls(self, now: int) -> Sequence[Call]:
-        """Those whose time is over go to the end of their level, or are removed and returned."""
+        """Moves calls that timed out to the end of their level, or removes and returns them."""
         refused: list[Call] = []
         while self._ends and self._ends[0][0] <= now:
             call = heapq.heappop(self._ends)[2]
@@ -130,7 +133,7 @@ class PolicyQueue:
 
     @property
     def next_timeout(self) -> int:
-        """When the next call's time is over."""
+        """The time of the next timeout."""
         ends = self._ends
         while ends and not self._is_live(ends[0][2]):
             heapq.heappop(ends)
@@ -145,7 +148,7 @@ class PolicyQueue:
         return self._count
 
     def _is_live(self, call: Call) -> bool:
-        """Whether the call still waits, and has not waited too long."""
+        """Whether the call is still queued and has not timed out."""
         return call in self._level(call).live
 
     def _level(self, call: Call) -> _Level:
