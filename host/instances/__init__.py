@@ -1,1 +1,1 @@
-"""Where models run: stub processes, the conversation with them, and keeping them alive."""
+"""Model instances: stub processes, the messages between host and stub, and restarts."""

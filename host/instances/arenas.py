@@ -1,4 +1,4 @@
-"""Every arena of one server: the host creates them all and knows where others find them."""
+"""The arenas of a server: shared memory of the host, of stubs and of clients, by number."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ HOST_ARENA = 0
 
 
 class Region(Protocol):
-    """A client's shared memory, in which tensors may lie as in an arena."""
+    """Client-registered shared memory, which can hold tensors like an arena."""
 
     number: int
 
     def announcement(self) -> OpenArena:
-        """What a stub is told before it hears of blocks in here."""
+        """The message that a stub gets before it gets blocks of this region."""
 
     def block(self, offset: int, size: int) -> Block:
-        """A part of it. Raises ValueError if it lies outside."""
+        """A part of the region. Raises ValueError if it lies outside."""
 
 
 class ArenaFile:
-    """A stub's arena as the host sees it. The file stays open while any block in it is alive."""
+    """A stub's arena, as the host sees it. The file stays open while it has blocks in use."""
 
     def __init__(self, number: int, limit: int, on_closed: Callable[[int], None]) -> None:
         self.number = number
         self.limit = limit
         self._on_closed = on_closed
         self.fd = create_arena_file("pbhost-stub", limit)
-        self.dropped: deque[int] = deque()  # offsets of blocks that the stub has to get back
+        self.dropped: deque[int] = deque()  # offsets of blocks to release in the stub
         self._drop_handler: Callable[[], None] | None = None
         self._reader = ArenaReader(self.fd, limit)
 
     @property
     def path(self) -> str:
-        """Where processes of this user can open it."""
+        """A path by which processes of this user can open it."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def block(self, offset: int, size: int) -> Block:
@@ -55,7 +55,7 @@ class ArenaFile:
         )
 
     def set_drop_handler(self, told: Callable[[], None] | None) -> None:
-        """Call that whenever something has been dropped; None if no stub is left to hear of it."""
+        """Sets the function to call when a block was dropped; None once the stub is gone."""
         self._drop_handler = told
 
     def _on_block_drop(self, arena: int, offset: int) -> None:
@@ -70,7 +70,7 @@ class ArenaFile:
 
 
 class Arenas:
-    """`limit` is what one process's tensors may take, in bytes. Raises OSError if memory lacks."""
+    """`limit`: bytes that the tensors of one process may take. Raises OSError without memory."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -83,7 +83,7 @@ class Arenas:
         self.on_closed: list[Callable[[int], None]] = []
 
     def create_arena(self) -> ArenaFile:
-        """An arena for a new stub."""
+        """Creates the arena of a new stub."""
         file = ArenaFile(next(self._numbers), self.limit, self._on_file_closed)
         self._files[file.number] = file.path
         return file
@@ -93,27 +93,27 @@ class Arenas:
         return next(self._numbers)
 
     def add_region(self, region: Region) -> None:
-        """Tensors may lie in this region from now on."""
+        """Adds a region, which may hold tensors from now on."""
         self._regions[region.number] = region
 
     def remove_region(self, region: Region) -> None:
-        """No tensor lies in this region any more."""
+        """Removes a region that holds no tensor any more."""
         del self._regions[region.number]
         self._remove_arena(region.number)
 
     def region(self, number: int) -> Region | None:
-        """The client's region of that number, if it is one."""
+        """The client's region with this number, if there is one."""
         return self._regions.get(number)
 
     def announcement(self, number: int) -> OpenArena:
-        """What a stub is told before it hears of blocks there. Raises KeyError if it is gone."""
+        """The message that a stub gets before blocks of this arena. Raises KeyError."""
         region = self._regions.get(number)
         if region is not None:
             return region.announcement()
         return OpenArena(number, self._files[number], self.limit)
 
     def _on_file_closed(self, number: int) -> None:
-        """A file was closed, maybe by the collector: in any thread, in the middle of anything."""
+        """Called when a file was closed, maybe by the garbage collector, in any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._remove_arena, number)
 
@@ -123,26 +123,26 @@ class Arenas:
             callback(number)
 
     def place_tensor(self, tensor: Tensor, most: int = INLINE_LIMIT) -> None:
-        """Put a tensor of more bytes than that into shared memory. Raises ArenaFull.
+        """Moves a tensor of more than `most` bytes to shared memory. Raises ArenaFull.
 
-        From here on it is passed on by reference, and its own bytes may go.
+        The tensor is passed on by reference from here on, and its own bytes may be freed.
         """
         if not isinstance(tensor.owner, Block) and len(tensor.data) > most:
             block = self.host.write(memoryview(read_bytes(tensor.data)))
             tensor.data, tensor.owner = block.data, block
 
     def used_bytes(self) -> tuple[int, int]:
-        """Bytes of memory that the host's arena takes, and those of all stubs together."""
+        """Bytes in use in the host's arena, and in those of all stubs."""
         return _allocated_bytes(self.host_fd), sum(map(_allocated_bytes, self._files.values()))
 
     def close(self) -> None:
-        """Give the host's arena up; its memory goes with the last block in it."""
+        """Closes the host's arena; its memory is freed with the last block."""
         self.host.close()
         os.close(self.host_fd)
 
 
 def _allocated_bytes(file: int | str) -> int:
     try:
-        return os.stat(file).st_blocks * 512  # stat's blocks are that large everywhere
-    except FileNotFoundError:  # its last block has just gone
+        return os.stat(file).st_blocks * 512  # the unit of st_blocks is always 512 bytes
+    except FileNotFoundError:  # the last block has just been released
         return 0

@@ -1,4 +1,4 @@
-"""The batches that one stub works on, and the answers that come of them."""
+"""Tracks the batches that one stub works on, and their responses."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from stub.wire import messages as m
 from stub.wire.payload import WireResponse
 
 Action = Callable[[], None]
-"""What a message leads to, once all of its frame is understood."""
+"""An effect of a message, carried out once the whole frame was decoded."""
 
 _ACK_COUNT, _ACK_BYTES = 32, 1 << 20
-"""Responses taken, or bytes of them, after which the stub is told; below what it may have under
-way, so that a sender never waits for word of what was taken long ago."""
+"""Responses, and their bytes, after which the stub is told that they were acknowledged.
+
+They are below the limits on outstanding responses, so that a sender never waits for an
+acknowledgement that is only delayed.
+"""
 
 
 @dataclass(frozen=True)
 class FlowControl:
-    """Bounds what is under way to one caller: responses, and seconds that a sender waits."""
+    """Limits outstanding responses of one request, and the seconds that a sender waits for them."""
 
     max_outstanding_responses: int = 128
     send_timeout: float = 60.0
@@ -41,9 +44,9 @@ NOT_RESCHEDULED = (
 
 
 class BatchTracker:
-    """`send` sends a message to the stub's service thread, `log` logs a line about calls.
+    """`send`: sends a message to the stub's service thread. `log`: logs a line about calls.
 
-    `bls_requests` are what its batches have asked.
+    `bls_requests`: the BLS requests of its batches.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class BatchTracker:
         self._log = log
         self._bls_requests = bls_requests
         self._number = 0
-        self._batches: dict[int, Batch] = {}  # running, or with answers to come
+        self._batches: dict[int, Batch] = {}  # running, or with outstanding responses
         self._prefetched: list[Call] = []
 
     @property
@@ -82,7 +85,7 @@ class BatchTracker:
         return [batch.number for batch in under_way]
 
     def _started_batches(self) -> list[Batch]:
-        """The batches but for those that the stub was sent ahead."""
+        """The batches that were not prefetched."""
         started: list[Batch] = []
         busy = False
         for batch in self._batches.values():
@@ -93,11 +96,11 @@ class BatchTracker:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to come of any batch."""
+        """Whether no batch is in progress."""
         return not self._batches
 
     async def wait_idle(self, seconds: float) -> None:
-        """Return once nothing is to come of any batch, or the time is over."""
+        """Waits until no batch is in progress, at most `seconds`."""
         if self._wait_allowed and not self.idle:
             idle = asyncio.Event()
             self._on_idle = idle.set
@@ -105,24 +108,24 @@ class BatchTracker:
                 await asyncio.wait_for(idle.wait(), seconds)
 
     def skip_wait_idle(self) -> None:
-        """Have `wait_idle` return, now and in future, whatever runs."""
+        """Makes `wait_idle` return, now and in the future."""
         self._wait_allowed = False
         if self._on_idle is not None:
             self._on_idle()
 
     def calls_of_batch(self, number: int) -> Sequence[Call]:
-        """Those of a batch that has not ended; none of any other."""
+        """The calls of a batch in progress; empty for other numbers."""
         batch = self._batches.get(number)
         return batch.calls if batch is not None else ()
 
     def add_batch(self, batch: Batch) -> int:
-        """The batch is about to be sent; its number."""
+        """Adds a batch that is about to be sent; returns its number."""
         self._number = batch.number = self._number + 1
         self._batches[batch.number] = batch
         return batch.number
 
     def cancel_call(self, call: Call) -> bool:
-        """Nobody waits for this call any more; whether the stub has it, and has been told."""
+        """Cancels a call; returns whether the stub has it and was told."""
         return any(
             self._send_cancel(batch, batch.calls.index(call), call)
             for batch in self._batches.values()
@@ -136,11 +139,11 @@ class BatchTracker:
         return True
 
     def _detach_from_instance(self, batch: Batch, index: int, call: Call) -> None:
-        """The call is under way still, but the lane that it came by is free for others."""
+        """Lets the call go on while its instance is free for other batches."""
         call.holder = _DetachedCalls(self._bls_requests, batch.number)
         call.on_cancel = partial(self._send_cancel, batch, index)
 
-    # Messages of the stub. Each raises KeyError, IndexError or ValueError if it makes no sense.
+    # Messages of the stub. Each raises KeyError, IndexError or ValueError if it is invalid.
 
     def handle_response(self, message: m.Response) -> Action:
         """A response to one of the calls."""
@@ -157,7 +160,7 @@ class BatchTracker:
         answer = self._decode_response(call, message.response)
         if not message.final and call.on_response_acknowledged is None:
             request = call.request
-            # What lies in the client's memory already has no bytes to be counted here.
+            # Outputs in memory of the client do not count as bytes here.
             single = request.output_placement or request.max_outstanding_responses == 1
             limit = 1 if single else min(_ACK_COUNT, max(1, self.max_outstanding_responses // 2))
             acks = _ResponseAckSender(self._send, batch.number, index, limit)
@@ -165,11 +168,11 @@ class BatchTracker:
         return partial(call.respond, answer, message.final)
 
     def handle_single_response(self, messages: Sequence[m.ToHost]) -> Action | None:
-        """What nearly all frames are: the only answer of a batch of one call, its end, and maybe
-        what the stub gives back.
+        """Handles the most frequent frame: the only response of a batch of one call, and its end.
 
-        It is what `handle_response` and `handle_batch_done` lead to at a fraction of the price.
-        None for any other frame, and nothing has happened then. Raises as they do.
+        It may also contain released blocks. The effect is that of `handle_response` and
+        `handle_batch_done` at a fraction of the cost. Returns None for other frames, without an
+        effect. Raises as those do.
         """
         if len(messages) == 2:
             answer, end = messages
@@ -207,7 +210,7 @@ class BatchTracker:
         times = ExecutionTimes(end.started, end.inputs_ready, end.outputs_begin, end.ended)
 
         def act() -> None:
-            # Whoever waits for the answer does not wait for what is counted.
+            # The response is delivered before it is counted.
             try:
                 call.record_compute_times(times)
                 batch.on_done(times)
@@ -234,7 +237,7 @@ class BatchTracker:
         try:
             answer.outputs = [decode(output, wanted) for output in response.outputs]
         except HostError as error:
-            answer.error = error.with_traceback(None)  # that refers to the answer, and to blocks
+            answer.error = error.with_traceback(None)  # it refers to the response, and so to blocks
             call.failed = True
             return answer
         if self.restore_shape is not None:
@@ -252,7 +255,7 @@ class BatchTracker:
         """The batch goes on as a coroutine."""
         batch = self._batches.get(message.batch)
         if batch is None and 0 < message.batch <= self._number:
-            return lambda: None  # it has come to its end before this was said
+            return lambda: None  # the batch has already ended
         batch = self._batches[message.batch]
         batch.instance_free = True
         for index, call in enumerate(batch.calls):
@@ -260,7 +263,7 @@ class BatchTracker:
         return batch.on_released
 
     def handle_batch_done(self, message: m.BatchDone) -> tuple[Action, Action, Action]:
-        """`execute` has returned: what reports that, what frees the instance, what comes last."""
+        """`execute` has returned. The actions count the batch, free the instance, and finish it."""
         batch = self._batches[message.batch]
         if any(index < 0 for index in (*message.deferred, *message.rescheduled)):
             raise ValueError("the end of a batch, with requests that it does not have")
@@ -275,10 +278,10 @@ class BatchTracker:
             batch.final_indexes = [i for i in range(len(batch.calls)) if i not in deferred]
         else:
             self._batches.pop(batch.number)
-        # Known before the lane is free: what runs again may be part of the next batch.
+        # Before the instance is free, as rescheduled calls may be in its next batch.
         again = [i for i in message.rescheduled if batch.calls[i].try_reschedule()]
         times = None
-        if message.started:  # else everybody had left before it began
+        if message.started:  # otherwise all callers had gone before it started
             times = ExecutionTimes(
                 message.started, message.inputs_ready, message.outputs_begin, message.ended
             )
@@ -308,7 +311,7 @@ class BatchTracker:
         for index, call in enumerate(batch.calls):
             if index in batch.deferred or index in again or call.finished:
                 continue
-            if call.cancellation_error is not None:  # before its batch began
+            if call.cancellation_error is not None:  # before its batch started
                 call.abort(call.cancellation_error)
             elif index in rescheduled:
                 self._log_error(NOT_RESCHEDULED, [call])
@@ -320,28 +323,28 @@ class BatchTracker:
         self._log(m.LogLine(2, "executor.py", 0, text), calls)
 
     def finish_unsent(self, batch: Batch) -> None:
-        """None of its calls could be sent."""
+        """Ends a batch of which no call could be sent."""
         now = time.monotonic_ns()
         batch.instance_free = True
         batch.on_done(ExecutionTimes(now, now, now, now))
         batch.on_released()
 
     def accepts_prefetch(self, call: Call) -> bool:
-        """Whether the call may be sent before the stub has ended its batch."""
+        """Whether the call may be sent while another batch runs."""
         return not self.decoupled and self._transfer.fits_inline(call.request)
 
     def fail_prefetched(self, reason: str) -> None:
-        """Nobody has taken them: there is no other stub to run them."""
+        """Fails prefetched calls that no other stub has taken over."""
         for call in self.drain_prefetched():
             call.fail(unavailable(f"{reason} before it had begun with this request."))
 
     def drain_prefetched(self) -> Sequence[Call]:
-        """The calls that the stub was sent and had not begun when it went; told once."""
+        """Returns, once, the prefetched calls that the stub had not started when it died."""
         prefetched, self._prefetched = self._prefetched, []
         return prefetched
 
     def stub_exited(self, reason: str) -> None:
-        """The stub is gone: fail what it had begun."""
+        """Fails the calls that the stub had started when it died."""
         started = self._started_batches()
         batches, self._batches = self._batches, {}
         for batch in batches.values():
@@ -364,7 +367,7 @@ class BatchTracker:
 
 
 class _ResponseAckSender:
-    """What the caller of one request has taken and the stub does not know yet."""
+    """Collects acknowledged responses of one request until the stub is told."""
 
     __slots__ = ("_batch", "_bytes", "_count", "_index", "_limit", "_ack")
 
@@ -394,5 +397,5 @@ class _DetachedCalls(CallHolder):
 
     @property
     def potentially_blocking_calls(self) -> Sequence[Sequence[Call]]:
-        """What has been asked on their behalf."""
+        """The BLS requests made for these calls."""
         return [self._bls_requests.calls_of_batch(self._batch)]

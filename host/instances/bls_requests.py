@@ -1,4 +1,4 @@
-"""The requests that one stub's model has sent to other models (BLS), until they are answered."""
+"""The BLS requests of one stub's model in progress."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from host.instances.services import HostServices
 _log = logging.getLogger("pbhost")
 
 SendResponse = Callable[[int, InferResponse | None, bool, bool], None]
-"""Sends an answer to question `number`, None for an end alone; whether it is the last one, and
-whether the batch waits for it."""
+"""Sends a response to BLS request `number`, None for an end without one.
+
+The flags say whether it is the last response, and whether the batch waits for it.
+"""
 
 _PARENT_CANCELLED = "the request was cancelled, for the request on whose behalf it was made was"
 _CANCELLED_BY_MODEL = "the model that made the request has cancelled it"
@@ -23,7 +25,7 @@ _CANCELLED_BY_MODEL = "the model that made the request has cancelled it"
 
 @dataclass(slots=True)
 class BlsRequest:
-    """A request, and on behalf of which batch it is asked, 0 if that is not known."""
+    """A BLS request, and the batch that made it, 0 if unknown."""
 
     number: int
     request: InferRequest
@@ -33,20 +35,18 @@ class BlsRequest:
 
 
 class BlsRequests:
-    """`send_response` is called until the last response to each request, but for those that
-    `cancel_all` finds open.
-    """
+    """`send_response` is called for each response, but not after `cancel_all`."""
 
     def __init__(self, services: HostServices, send_response: SendResponse) -> None:
         self.blocking_calls: dict[int, Call] = {}
-        """Those that hold up the batch that asked."""
+        """Requests that their batch waits for."""
         self._open: dict[int, tuple[BlsRequest, Call]] = {}
         self._pending: dict[int, tuple[BlsRequest, asyncio.Task[None]]] = {}
         self._services = services
         self._send_response = send_response
 
     def start_request(self, bls_request: BlsRequest) -> None:
-        """Ask a model; one that cannot be asked is an answer too."""
+        """Starts a request; a failure to start it is a response."""
         try:
             ready = self._services.models.check_bls_target(bls_request.request)
             if ready is None:
@@ -55,20 +55,20 @@ class BlsRequests:
         except HostError as error:
             self._send_error(bls_request, error)
             return
-        except Exception:  # a defect: logged, and answered
+        except Exception:  # a defect: logged, and answered with an error
             self._send_internal_error(bls_request)
             return
         task = asyncio.get_running_loop().create_task(self._start_when_ready(bls_request, ready))
         self._pending[bls_request.number] = bls_request, task
 
     async def _start_when_ready(self, bls_request: BlsRequest, ready: Awaitable[None]) -> None:
-        """The model is asked first whether it is ready at all."""
+        """Starts a request once the target model has said that it is ready."""
         try:
             await ready
             self._start_call(bls_request)
         except HostError as error:
             self._send_error(bls_request, error)
-        except Exception:  # a defect: logged, and answered
+        except Exception:  # a defect: logged, and answered with an error
             self._send_internal_error(bls_request)
         finally:
             self._pending.pop(bls_request.number, None)
@@ -96,7 +96,7 @@ class BlsRequests:
             self._services.models.break_deadlock(call)
 
     def calls_of_batch(self, batch: int) -> list[Call]:
-        """What is open on behalf of a batch."""
+        """The calls in progress that a batch has made."""
         return [
             call for bls_request, call in self._open.values() if bls_request.batch_number == batch
         ]
@@ -106,12 +106,12 @@ class BlsRequests:
         self._send_response(bls_request.number, response, True, bls_request.blocking)
 
     def _send_internal_error(self, bls_request: BlsRequest) -> None:
-        """A defect of ours must not leave the model waiting for ever."""
+        """Answers a request that failed by a defect, so that the model does not wait for ever."""
         _log.exception("unexpected failure of a request to '%s'", bls_request.request.model_name)
         self._send_error(bls_request, internal("unexpected failure; the server's log tells more"))
 
     def cancel_request(self, number: int) -> None:
-        """The model needs no more answers; those that another model still gives, it gets."""
+        """Cancels a request; responses that still come are passed on."""
         if number in self._open:
             _, call = self._open[number]
             call.request_cancellation(HostError(ErrorCode.CANCELLED, _CANCELLED_BY_MODEL))
@@ -121,7 +121,7 @@ class BlsRequests:
             self._send_error(bls_request, HostError(ErrorCode.CANCELLED, _CANCELLED_BY_MODEL))
 
     def cancel_batch(self, batch: int) -> None:
-        """All callers of that batch have gone."""
+        """Cancels the requests of a batch whose callers have all gone."""
         for bls_request, call in list(self._open.values()):
             if bls_request.batch_number == batch:
                 call.abort(HostError(ErrorCode.CANCELLED, _PARENT_CANCELLED))
@@ -132,7 +132,7 @@ class BlsRequests:
                 self._send_error(bls_request, HostError(ErrorCode.CANCELLED, _PARENT_CANCELLED))
 
     def cancel_all(self) -> None:
-        """Nobody is left to be answered."""
+        """Cancels all requests without further responses."""
         pending, self._pending = self._pending, {}
         for _, task in pending.values():
             task.cancel()

@@ -1,4 +1,4 @@
-"""Instances in the process that started this host: functions that are bound there."""
+"""Instances in the process that started this host: bound functions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ _GONE = "the process with the bound functions has ended"
 
 
 class _BoundThread(StubProcess):
-    """A stub that is a thread of the caller's. Nobody can end it, but it is let go of."""
+    """A stub that is a thread of the caller's process. It cannot be killed, only abandoned."""
 
     leads = False
 
     def kill(self) -> None:
-        """Its lifeline ends, so that it leaves when its function returns; `on_exit` follows."""
+        """Closes its lifeline, so that it ends when its function returns; `on_exit` follows."""
         if self.running:
             asyncio.get_running_loop().call_soon(self.ended, -signal.SIGKILL)
 
     def ended(self, code: int) -> None:
-        """It has ended, or been let go of; only the first time counts."""
+        """Called when it has ended or was abandoned; only the first time counts."""
         if self.running:
             super().mark_exited(code)
 
 
 class BoundProcessLauncher:
-    """Asks the caller for stubs, over a socket, as one asks a fork server (decision 16)."""
+    """Asks the caller for stubs over a socket, like a fork server.
+
+    Source: docs/explanation/decisions/0016.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._client = ForkClient(sock, _GONE, lambda: None)
@@ -47,7 +50,7 @@ class BoundProcessLauncher:
         on_exit: Callable[[int], None],
         environment: Environment | None = None,
     ) -> StubProcess:
-        """As `Launcher.launch`; there is only the caller's Python."""
+        """As `Launcher.launch`; the caller's Python is the only one."""
         if environment is not None:
             raise OSError("a bound function runs in the process that has bound it")
         started = await self._client.start_stub(spawn, sys.stdout.fileno(), sys.stderr.fileno())

@@ -1,7 +1,7 @@
-"""Staying awake for what comes at once, and waking a stub up before its work is there.
+"""Busy polling for what comes soon, and early wake-ups of stubs before their work is ready.
 
-Until a process that sleeps runs again on another core, a third as much time passes as host and stub
-need for a small request (decision 20).
+It takes a sleeping process a third of the time of a small request to run again on another core
+(docs/explanation/decisions/0020).
 """
 
 from __future__ import annotations
@@ -15,46 +15,50 @@ from collections.abc import Callable
 from stub.wire.ring import WAKE_EARLY
 
 ConnectionHooks = Callable[[], Callable[[], None]]
-"""Gives a new client's connection what it is to call whenever it may have sent a request."""
+"""Gives each new client connection a function to call whenever a request may have arrived."""
 
-_REPEATS_BEFORE_WAKE = 3  # batches in a row to one stub before it is woken early for it
-_MAX_USELESS_POLLS = 4  # polls in a row without waiting: there is enough to do
-_BACK_OFF_POLLS = 64  # polls that are left out then
+_REPEATS_BEFORE_WAKE = 3  # batches in a row to one stub before it is woken early
+_MAX_USELESS_POLLS = 4  # polls in a row without waiting, which show that there is enough to do
+_BACK_OFF_POLLS = 64  # polls to skip then
 _MAX_UNANNOUNCED = 16  # frames of work that wait before a busy stub is told of them
 
 
 def no_connection_hook() -> Callable[[], None]:
-    """Sources of a door behind which there are no stubs."""
+    """The hook of an endpoint that sends no work to stubs."""
     return lambda: None
 
 
 class BusyPoller:
-    """What one event loop expects. It sleeps, and wakes no stub early, until `seconds` is set.
+    """Predicts what one event loop will wait for. Does nothing until `seconds` is set.
 
-    That is how long it stays awake at most, for stubs and clients that were quicker the last time.
-    `clock` tells seconds. Only uvloop's loops can stay awake.
+    `seconds`: how long it polls at most, for stubs and clients that were faster than that the last
+    time. `clock`: returns seconds. Only event loops of uvloop can poll.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = 0.0
         self.clock = clock
-        self._stubs_awaited = 0  # stubs that are at work and were quick the last time
-        self._answered_at = 0.0  # when a stub was, if no client spoke since
-        self._client_is_quick = False  # whether a client spoke soon after that the last time
-        self._last_source: _WorkSource | None = None  # what spoke last, if no work came of it yet
+        self._stubs_awaited = 0  # busy stubs that were fast the last time
+        self._answered_at = 0.0  # when a stub was, if no client has sent anything since
+        self._client_is_quick = (
+            False  # whether a client sent something soon after that the last time
+        )
+        self._last_source: _WorkSource | None = (
+            None  # the last source of work, if no work came of it yet
+        )
         self._scheduled = False
-        self._useless_polls = 0  # looks in a row
-        self._polls_to_skip = 0  # times that are still to pass without one
+        self._useless_polls = 0  # in a row
+        self._polls_to_skip = 0  # polls still to skip
         self._loop: asyncio.AbstractEventLoop | None = None
         self._poll: Callable[[int], object] | None = None
 
     def connection_hook(self) -> Callable[[], None]:
-        """What a new client's connection is to call whenever it may have sent a request."""
+        """Returns the function that a new connection calls when a request may have arrived."""
         source = _WorkSource()
 
         def on_activity() -> None:
             if self._stubs_awaited:
-                self._polls_to_skip = _BACK_OFF_POLLS  # several requests run: stubs need cores
+                self._polls_to_skip = _BACK_OFF_POLLS  # several requests run: stubs need the cores
             if self._answered_at:
                 self._client_is_quick = self.clock() - self._answered_at < self.seconds
                 self._answered_at = 0.0
@@ -63,12 +67,12 @@ class BusyPoller:
         return on_activity
 
     def doorbell(self, event: int) -> Doorbell:
-        """That of a new stub, which waits for its work at this eventfd."""
+        """The doorbell of a new stub, which waits for work at this eventfd."""
         return Doorbell(self, event)
 
     def _on_activity(self, source: _WorkSource) -> None:
         self._last_source = source
-        if source.woken:  # for nothing
+        if source.woken:  # without need
             source.woken = False
             source.repeats = 0
         elif source.repeats >= _REPEATS_BEFORE_WAKE and not self._polls_to_skip:
@@ -91,7 +95,7 @@ class BusyPoller:
             self._schedule_busy_poll()
 
     def _schedule_busy_poll(self) -> None:
-        """Before the loop goes to sleep, look for a while whether there is something to do."""
+        """Polls for a while before the event loop sleeps."""
         if self._scheduled:
             return
         if self._polls_to_skip:
@@ -109,7 +113,7 @@ class BusyPoller:
         backend = getattr(loop, "_get_backend_id", None)
         if backend is not None:
             poller = select.poll()
-            poller.register(backend(), select.POLLIN)  # ready if anything is that the loop awaits
+            poller.register(backend(), select.POLLIN)  # readable when an event of the loop is due
             self._poll = poller.poll
 
     def _busy_poll(self) -> None:
@@ -124,11 +128,11 @@ class BusyPoller:
         self._useless_polls = 0
         end = clock() + self.seconds
         while not poll(0) and clock() < end:
-            os.sched_yield()  # to whoever is on this core, maybe the one that is waited for
+            os.sched_yield()  # lets another process use this core, maybe the one that is waited for
 
 
 class Doorbell:
-    """Wakes one stub up, and keeps in mind how soon it answers."""
+    """Wakes one stub, and remembers how fast it responds."""
 
     __slots__ = (
         "_busy_poller",
@@ -144,16 +148,16 @@ class Doorbell:
         self._busy_poller = busy_poller
         self._event = event
         self._source = _WorkSource()
-        self._sent_at = 0.0  # when it was sent work, if it has said nothing since
-        self._is_quick = False  # whether it answered at once the last time
+        self._sent_at = 0.0  # when it was sent work, if it has not responded since
+        self._is_quick = False  # whether it responded at once the last time
         self._woken = False  # since it was sent work
         self._unannounced = 0  # frames of work that it was not told of yet
 
     def announce_frame(self) -> None:
-        """There is one more frame of work for the stub.
+        """Counts one more frame of work for the stub.
 
-        One that has work is told of more when the loop has read what else has come: whoever is
-        woken up on this core takes it at once, and would do so for every request (decision 20).
+        A busy stub is told once the loop has read all that arrived: a process that is woken on this
+        core runs at once, and would do so for every request (docs/explanation/decisions/0020).
         """
         self._woken = False
         busy_poller = self._busy_poller
@@ -176,7 +180,7 @@ class Doorbell:
             os.eventfd_write(self._event, untold)
 
     def stub_answered(self) -> None:
-        """The stub has said something."""
+        """Called when the stub has sent something."""
         busy_poller = self._busy_poller
         if self._sent_at:
             now = busy_poller.clock()
@@ -188,7 +192,7 @@ class Doorbell:
         busy_poller._on_activity(self._source)
 
     def wake_early(self) -> bool:
-        """Wake the stub up if it sleeps and is quick. Returns whether it was told."""
+        """Wakes the stub if it sleeps and is fast; returns whether it was woken."""
         if self._sent_at or not self._is_quick or self._woken or self._event < 0:
             return False
         self._woken = True
@@ -196,7 +200,7 @@ class Doorbell:
         return True
 
     def close(self) -> None:
-        """The stub is gone, and so is its eventfd."""
+        """Called when the stub and its eventfd are gone."""
         self._event = -1
         if self._sent_at:
             self._busy_poller._stubs_awaited -= self._is_quick
@@ -204,11 +208,11 @@ class Doorbell:
 
 
 class _WorkSource:
-    """A client's connection, or a stub: what it says leads to work for stubs."""
+    """A client connection or a stub, whose messages lead to work for stubs."""
 
     __slots__ = ("doorbell", "repeats", "woken")
 
     def __init__(self) -> None:
-        self.doorbell: Doorbell | None = None  # of the stub that was sent work the last time
-        self.repeats = 0  # in a row that it was this one
-        self.woken = False  # it was, and has been sent nothing yet
+        self.doorbell: Doorbell | None = None  # of the stub that got the last work
+        self.repeats = 0  # in a row to the same stub
+        self.woken = False  # woken early, and nothing sent since

@@ -1,4 +1,4 @@
-"""The host's end of the ZeroMQ connections to all stubs; the only host module that knows of zmq."""
+"""The host's end of the ZeroMQ connections to all stubs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from host.errors import internal
 from host.system.private_directory import PrivateDirectory
 
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
-"""Suffixes of a stub's three sockets, behind its token; see the stub's channel."""
+"""Suffixes of a stub's three sockets, after its token."""
 
-_MAX_FRAMES_PER_TURN = 256  # frames handled before other callbacks of the loop get their turn
+_MAX_FRAMES_PER_TURN = 256  # frames handled before other callbacks of the loop run
 
 FrameHandler = Callable[[bytes], None]
 
 
 class Channel:
-    """One ROUTER socket in a private folder. Belongs to the event loop it was made in."""
+    """One ROUTER socket in a private directory. Belongs to the event loop it was made in."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -28,7 +28,7 @@ class Channel:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the lanes: one batch each
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the instances: one batch each
         self._socket.setsockopt(zmq.RCVHWM, 0)
         try:
             self._socket.bind(self.endpoint)
@@ -46,23 +46,23 @@ class Channel:
         self._loop.add_reader(self._fd, self._read)
 
     def register(self, token: str, handler: FrameHandler) -> None:
-        """Hand every frame of the stub with this token to `handler`."""
+        """Passes every frame of the stub with this token to `handler`."""
         for suffix in (WORK, SERVICE, OUTBOX):
             self._handlers[token.encode() + suffix] = handler
 
     def unregister(self, token: str) -> None:
-        """Drop whatever this stub may still say."""
+        """Drops whatever this stub still sends."""
         for suffix in (WORK, SERVICE, OUTBOX):
             self._handlers.pop(token.encode() + suffix, None)
 
     def send(self, address: bytes, frame: bytes) -> None:
-        """Send a frame to a stub's socket: its token and WORK or SERVICE.
+        """Sends a frame to a socket of a stub: its token and WORK or SERVICE.
 
-        A stub that is gone gets nothing.
+        Frames for a stub that is gone are dropped.
         """
         self._socket.send(address, zmq.SNDMORE)
         self._socket.send(frame)
-        # ZeroMQ signals only new input: sending may have consumed the signal.
+        # ZeroMQ signals only new input, and sending may have consumed the signal.
         if not self._reading and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._reading = True
             self._loop.call_soon(self._read)
@@ -83,7 +83,7 @@ class Channel:
         self._loop.call_soon(self._read)
 
     def close(self) -> None:
-        """Disconnect from everybody and remove the folder."""
+        """Disconnects from all stubs and removes the directory."""
         self._loop.remove_reader(self._fd)
         self._socket.close()
         self._context.term()

@@ -1,4 +1,4 @@
-"""Outputs in memory that clients have registered: written there by the host itself."""
+"""Writes outputs into client-registered shared memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stub.wire.arena import Block
 
 
 def is_in_place(tensor: Tensor, placement: object) -> bool:
-    """Whether the tensor is where a client wants it, as a stub has made it there."""
+    """Whether a stub has made the tensor where the client wants it."""
     block = tensor.owner
     return (
         isinstance(block, Block)
@@ -23,9 +23,9 @@ def is_in_place(tensor: Tensor, placement: object) -> bool:
 
 
 def write_outputs(placement: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
-    """See to it that outputs are where the client wants them; what stands against it.
+    """Writes outputs to where the client wants them; returns the error if that fails.
 
-    What lies there already, as a stub has written it there, is left alone.
+    Outputs that a stub has written there already are left alone.
     """
     for index, output in enumerate(outputs):
         slot = placement.get(output.name)
@@ -45,7 +45,10 @@ def write_outputs(placement: Mapping[str, object], outputs: list[Tensor]) -> Hos
 
 
 def _too_small(output: str, room: int, size: int) -> HostError:
-    """The documented text (protocol spec 4)."""
+    """The error with its documented text.
+
+    Source: docs/reference/protocol.md, 4.
+    """
     return internal(
         f"shared memory size specified with the request for output '{output}' ({room} bytes)"
         f" should be at least {size} bytes to hold the results"

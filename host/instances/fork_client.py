@@ -1,4 +1,4 @@
-"""Stubs that another process starts for the host: asked for, and heard of until they end."""
+"""The client of a fork server, which starts stubs for the host and reports their ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stub.wire.spawn import SpawnArguments
 
 _log = logging.getLogger("pbhost")
 
-_MAX_PENDING_LAUNCHES = 16  # requests without an answer; the socket holds many more
+_MAX_PENDING_LAUNCHES = 16  # requests without a response; the socket holds many more
 
 
 @dataclass(frozen=True, slots=True)
 class StartedStub:
-    """A stub that runs: its number over there, a pidfd, and what gets its return code.
+    """A running stub: its number there, its pidfd, and its future return code.
 
-    Whoever is given it closes the pidfd. The code is as subprocess has it.
+    The receiver closes the pidfd. The code is as in `subprocess`.
     """
 
     pid: int
@@ -33,12 +33,12 @@ class StartedStub:
 
 
 class ForkClient:
-    """The host's end of a fork server, or of what takes the part of one (decisions 10 and 16).
+    """The host's end of a fork server, or of a process that acts as one.
 
-    When the other end of `sock` is gone, `on_disconnect` is called, launches fail with the text
-    `disconnect_text`, and the stubs count as killed. With `silence_timeout`, in seconds, it is
-    given up when it says nothing for so long although it should; it is up to `on_disconnect` to end
-    it.
+    When the other end of `sock` is gone, `on_disconnect` is called, launches fail with
+    `disconnect_text`, and the stubs count as killed. `silence_timeout`: seconds after which a
+    server that does not respond is given up; `on_disconnect` has to end it. Source:
+    docs/explanation/decisions/0010 and 0016.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ForkClient:
         self._disconnect_text = disconnect_text
         self._on_disconnect = on_disconnect
         self._silence_timeout = silence_timeout
-        self._messages_received = 0  # how often
+        self._messages_received = 0  # number of messages
         self._loop = asyncio.get_running_loop()
         self._launch_limit = asyncio.Semaphore(_MAX_PENDING_LAUNCHES)
         self._launches: dict[str, asyncio.Future[StartedStub]] = {}
@@ -63,10 +63,10 @@ class ForkClient:
         self._loop.add_reader(sock, self._read)
 
     async def start_stub(self, spawn: SpawnArguments, stdout: int, stderr: int) -> StartedStub:
-        """Have a stub started with this output; all descriptors stay the caller's.
+        """Starts a stub with these outputs; all descriptors stay the caller's.
 
         Raises OSError, ConnectionError if the other end is gone. If it is cancelled, a stub may
-        start all the same: it ends with the lifeline of `spawn`.
+        start all the same; it ends with the lifeline of `spawn`.
         """
         launch: asyncio.Future[StartedStub] = self._loop.create_future()
         async with self._launch_limit:
@@ -87,18 +87,18 @@ class ForkClient:
                 self._launches.pop(spawn.token, None)
 
     def expect_exit(self, pid: int) -> None:
-        """The kernel has told of the end of a stub: the other end has to say how it ended."""
+        """Called when the kernel reports the end of a stub; the server has to tell more."""
         if pid in self._exit_codes:
             task = self._loop.create_task(self._wait_for_news(self._exit_codes[pid]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _wait_for_news(self, told: asyncio.Future[Any]) -> None:
-        """Wait for news of something as long as there are news at all."""
+        """Waits for a response, as long as there are messages at all."""
         silent = 0
         while not told.done():
             heard = self._messages_received
-            # In two halves: if this process itself has stood still, the first one is over at once.
+            # In two halves: if this process itself was stopped, the first half is over at once.
             half = None if self._silence_timeout is None else self._silence_timeout / 2
             await asyncio.wait([told], timeout=half)
             silent = silent + 1 if self._messages_received == heard else 0
@@ -127,7 +127,7 @@ class ForkClient:
         if "token" in told:
             self._handle_started(str(told["token"]), pid, *descriptors)
             return
-        # Nobody waits for the end of a stub whose launch was cancelled, or that had no pidfd.
+        # Nothing waits for a stub whose launch was cancelled, or that had no pidfd.
         ended = self._exit_codes.pop(pid, None)
         if ended is not None:
             code = told["code"]
@@ -139,14 +139,14 @@ class ForkClient:
         if launch is None or launch.done():  # cancelled; it ends with its lifeline
             if pidfd is not None:
                 os.close(pidfd)
-        elif pidfd is None:  # there was no room for one more in this process
+        elif pidfd is None:  # this process had no descriptor left
             launch.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         else:
             code = self._exit_codes[pid] = self._loop.create_future()
             launch.set_result(StartedStub(pid, pidfd, code))
 
     def _handle_disconnect(self) -> None:
-        """The other end is gone, and its stubs with it."""
+        """Called when the other end is gone, and its stubs with it."""
         self.close()
         self._on_disconnect()
         launches, self._launches = self._launches, {}
@@ -158,7 +158,7 @@ class ForkClient:
             code.set_result(-signal.SIGKILL)
 
     def close(self) -> None:
-        """Hear nothing more, which a fork server takes for the host's end."""
+        """Closes the connection, which a fork server takes for the host's end."""
         if not self.closed:
             self.closed = True
             self._loop.remove_reader(self._socket)

@@ -1,4 +1,4 @@
-"""The GPUs of this machine that instances may run on."""
+"""Finds the GPUs that instances may run on."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pb_utils import _gpu
 
 _log = logging.getLogger("pbhost")
 
-_TIMEOUT = 60.0  # a driver that wakes up eight GPUs takes some of these
+_TIMEOUT = 60.0  # a driver that initialises eight GPUs takes some of these
 
 
 async def find_gpus(min_capability: float) -> list[int]:
-    """The numbers of the GPUs that processes of this host can use, as CUDA counts them.
+    """The numbers of the GPUs that this host can use, as CUDA counts them.
 
-    Those of less compute capability are left out, and CUDA_VISIBLE_DEVICES is heeded. Another
-    process looks, as one that has used CUDA can no longer fork processes that do. If that fails,
-    there are none, and the log says why.
+    GPUs of less compute capability are left out, and CUDA_VISIBLE_DEVICES applies. Another process
+    looks, as a process that has used CUDA cannot fork processes that use it. If that fails, the
+    result is empty and the log says why.
     """
     if not _gpu.is_installed():
         return []

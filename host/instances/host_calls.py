@@ -1,4 +1,4 @@
-"""What a model asks the host itself: to load models, and to keep metrics."""
+"""Calls of a model to the host: model control and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = None | bool | int | float
 
 
 class HostCalls:
-    """One stub's; `tell` sends a reply."""
+    """The calls of one stub; `tell` sends a reply."""
 
     def __init__(self, services: HostServices, send_reply: Callable[[m.HostReply], None]) -> None:
         self.initializing = ""  # the model whose `initialize` runs now
@@ -23,20 +23,20 @@ class HostCalls:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def load_model(self, message: m.LoadModel) -> None:
-        """Load a model; told when it is loaded."""
+        """Loads a model; replies when it is loaded."""
         load = self._services.control.load(
             message.name, message.config, message.files, self.initializing
         )
         self._reply_when_done(message.number, load)
 
     def unload_model(self, message: m.UnloadModel) -> None:
-        """Begin to unload a model; told when that has begun."""
+        """Starts to unload a model; replies when that has started."""
         self._reply_when_done(
             message.number, self._services.control.unload(message.name, message.dependents)
         )
 
     def is_model_ready(self, message: m.IsModelReady) -> None:
-        """Whether a model is ready."""
+        """Replies whether a model is ready."""
         self._reply_when_done(
             message.number, self._services.control.is_ready(message.name, message.version)
         )
@@ -55,7 +55,7 @@ class HostCalls:
         task.add_done_callback(self._tasks.discard)
 
     def new_metric_family(self, message: m.NewMetricFamily) -> None:
-        """Register a metric family."""
+        """Registers a metric family."""
         self._reply_now(
             message.number,
             lambda: self._metrics.new_family(
@@ -64,7 +64,7 @@ class HostCalls:
         )
 
     def new_metric(self, message: m.NewMetric) -> None:
-        """Create a metric."""
+        """Creates a metric."""
         self._reply_now(
             message.number,
             lambda: self._metrics.new_metric(
@@ -73,15 +73,15 @@ class HostCalls:
         )
 
     def change_metric(self, message: m.ChangeMetric) -> None:
-        """Change a metric."""
+        """Changes a metric."""
         self._metrics.update_metric(self, message.metric, message.operation, message.value)
 
     def read_metric(self, message: m.ReadMetric) -> None:
-        """The value of a metric."""
+        """Replies with the value of a metric."""
         self._reply_now(message.number, lambda: self._metrics.read_metric(self, message.metric))
 
     def drop_metrics(self, message: m.DropMetrics) -> None:
-        """Let go of metrics."""
+        """Releases metrics."""
         self._metrics.release_objects(self, message.families, message.metrics)
 
     def _reply_now(self, number: int, answer: Callable[[], Value]) -> None:
@@ -93,7 +93,7 @@ class HostCalls:
             self._send_reply(m.HostReply(number, None, value))
 
     def stub_exited(self) -> None:
-        """The stub is gone; what it has begun goes on."""
+        """Called when the stub is gone; loads and unloads go on."""
         for task in self._tasks:
             task.cancel()
         self._metrics.remove_owner(self)

@@ -1,4 +1,4 @@
-"""The host's handle on one stub: the conversation from its start to its end."""
+"""The host's handle on one stub, from its start to its end."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from stub.wire.spawn import SpawnArguments
 
 _log = logging.getLogger("pbhost")
 
-_CONNECT_TIMEOUT = 60.0  # interpreter start and imports of ours, on a machine under full load
+_CONNECT_TIMEOUT = 60.0  # start of the interpreter and imports, on a fully loaded machine
 _CLOSED_STATES = (State.ERROR, State.ENDED)
 _FINALIZABLE_STATES = (State.IDLE, State.AUTO_COMPLETED, State.SERVING)
-_EXIT_TIMEOUT = 5.0  # from saying that it leaves to being gone
+_EXIT_TIMEOUT = 5.0  # from the last message of the stub to its exit
 
 
 class Instance:
-    """One stub process. Its name is that of the model instance it is to message.
+    """One stub process. Its name is that of the model instance that it will be.
 
-    `label` stands before its lines in the log.
-    `on_unexpected_exit` is called with the reason if the process ends without having been asked to.
+    `label` stands before its lines in the log. `on_unexpected_exit` is called with the reason if
+    the process ends without having been told to.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Instance:
         attached: bool = False,
     ) -> None:
         self.name = name
-        self._environment = environment  # what Python it runs on, if not on the host's
-        self._attached = attached  # to the terminal, where somebody may be debugging it
+        self._environment = environment  # its Python, if it is not the host's
+        self._attached = attached  # to the terminal, where it can be debugged
         self.load_seconds = None if attached else services.load_seconds  # for each step of a load
         self.label = label
         self.on_unexpected_exit: Callable[[str], None] = lambda reason: None
         self.exit_reason = ""  # how the process ended
-        self.killed_by_signal = False  # that was by a signal
+        self.killed_by_signal = False  # whether a signal ended it
         self._services = services
         file = services.arenas.create_arena()
         self._session = Session()
@@ -78,10 +78,10 @@ class Instance:
         self._host_calls = HostCalls(services, self._notify)
         services.arenas.on_closed.append(self._on_arena_closed)
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Start the process and wait until it is connected. Raises HostError or OSError."""
+        """Starts the process and waits until it has connected. Raises HostError or OSError."""
         services, arena = self._services, self._transfer.arena
         try:
             lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
@@ -112,7 +112,7 @@ class Instance:
         try:
             await asyncio.shield(launching)
         except asyncio.CancelledError:
-            # It starts all the same, and must not be forgotten.
+            # The process starts all the same, and must be ended.
             launching.add_done_callback(lambda _: self.kill())
             raise
         await self._wait_for_reply(_CONNECT_TIMEOUT)
@@ -130,7 +130,7 @@ class Instance:
                 self._services.process_reaper.watch_group(process.pid)
 
     async def auto_complete(self, source: m.ModelSource, config: str) -> str | None:
-        """Import the model; its completed configuration (JSON), None if it completes nothing.
+        """Imports the model; returns its completed configuration (JSON), None if it has none.
 
         Raises HostError with the model's own text.
         """
@@ -141,7 +141,7 @@ class Instance:
         return reply.config
 
     async def initialize(self, message: m.Initialize) -> None:
-        """Make it an instance of the model. Raises HostError with the model's own text."""
+        """Initializes the model. Raises HostError with the model's own text."""
         self._reply.expect_reply()
         self.batches.name = message.instance_name
         self.batches.version = message.source.version
@@ -155,11 +155,10 @@ class Instance:
         self.readiness_check.model_defines_is_ready = reply.defines_is_ready
 
     async def stop(self, grace: float, finalize: float) -> None:
-        """Have the model finalized and wait for the process to end.
+        """Finalizes the model and waits for the process to end.
 
-        What it still works on gets `grace` seconds to end, then the model's `finalize` gets
-        `finalize` seconds; a process that needs longer is killed, unless it may be stopped at a
-        breakpoint.
+        Running work gets `grace` seconds, then the model's `finalize` gets `finalize` seconds. A
+        process that needs longer is killed, unless it may be stopped at a breakpoint.
         """
         if self._attached:
             grace = finalize = math.inf
@@ -187,7 +186,7 @@ class Instance:
         await self._process.wait(_EXIT_TIMEOUT)
 
     def kill(self) -> None:
-        """End the process now; what it was doing fails."""
+        """Kills the process; its work fails."""
         if self._process is not None:
             self._process.kill()
 
@@ -196,11 +195,11 @@ class Instance:
         """Whether it takes batches."""
         return self._session.state is State.SERVING
 
-    # Work
+    # Batches
 
     def execute(self, batch: Batch) -> None:
-        """Run a batch. Calls whose tensors find no room fail, and the others go ahead."""
-        if self.exit_reason:  # whoever has the batch could not be told yet
+        """Runs a batch. Calls whose tensors do not fit into memory fail; the others run."""
+        if self.exit_reason:  # the scheduler has not heard of its end yet
             for call in batch.calls:
                 call.fail(unavailable(f"{self.exit_reason} before it had begun with this request."))
             batch.calls = ()
@@ -230,10 +229,10 @@ class Instance:
     # Messages from the stub
 
     def _on_frame(self, frame: bytes) -> None:
-        """Understand all of a frame first, then act on it.
+        """Decodes a whole frame, then acts on it.
 
-        The lane gets its next batch before anyone looks at the answer; at several of them they look
-        first, as those who asked may be in that batch then.
+        The instance gets its next batch before a single response is delivered. Several responses
+        are delivered before that, as their callers may send calls for that batch.
         """
         try:
             messages = m.decode_to_host(frame)
@@ -268,13 +267,13 @@ class Instance:
     def _run_action(self, action: Action) -> None:
         try:
             action()
-        except Exception:  # what else the stub has said must not be lost with it
+        except Exception:  # the other messages of the frame must not be lost
             _log.exception("unexpected failure", extra={"instance": self.label})
 
     def _on_fault(self, error: Exception) -> None:
-        """A stub that does not keep to the protocol (user code can reach into it) is of no use.
+        """Kills a stub that breaks the protocol (user code can reach into it).
 
-        Its death is reported like any other.
+        Its end is reported like any other.
         """
         self._session.state = State.ERROR
         self._link.stop_reading()
@@ -294,7 +293,7 @@ class Instance:
     ) -> None:
         if self._session.state not in (State.SERVING, State.FINALIZING):
             return
-        # The main thread waits for work, and an answer that holds up its batch is just that.
+        # The main thread waits for work, and a response that blocks its batch is work.
         socket = WORK if blocking else SERVICE
         frame: list[m.ToStub] = []
         wire: WireResponse | None = None
@@ -313,17 +312,17 @@ class Instance:
         self._services.log_model_line(self.label, line, calls)
 
     def read_announced(self) -> asyncio.Event:
-        """Act on what the stub has said up to now: on all of it once the event is set."""
+        """Handles what the stub has sent so far; all of it once the event is set."""
         self._link.read_announced()
         return self._link.caught_up
 
-    # Ends
+    # End
 
     def _log_output(self, line: str, error: bool) -> None:
         self._services.log_stub_output(self.label, line, error)
 
     def _on_exit(self, code: int) -> None:
-        self._link.read_announced()  # its last words
+        self._link.read_announced()  # its last messages
         expected = self._session.state is State.ENDED
         self._session.state = State.ENDED
         self._release_resources()
@@ -371,7 +370,7 @@ class Instance:
         self._link.send_service(messages)
 
     async def _wait_for_reply(self, seconds: float | None = None) -> m.ToHost:
-        """The stub's next reply. Raises HostError: its failure, its death, or that time is over."""
+        """Waits for the stub's next reply. Raises HostError: its error, its death, or a timeout."""
         late = stub_lost(
             f"Stub process '{self.name}' is not healthy. It gave no sign for {seconds or 0:g} s"
             f" while {self._session.state.value}."

@@ -1,4 +1,4 @@
-"""Two ways to start a stub: a new interpreter, or a fork of one that has its imports done."""
+"""Launchers of stubs: a new interpreter each, or forks of a server with its imports done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from host.instances.process import OutputHandler, StubProcess, stub_command
 from stub.wire.spawn import SpawnArguments
 
 _EXIT_TIMEOUT = 5.0
-_SILENCE_TIMEOUT = 30.0  # seconds in which a fork server has to say something, once it is asked
+_SILENCE_TIMEOUT = 30.0  # seconds in which a fork server has to respond
 
 _log = logging.getLogger("pbhost")
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("pbhost")
 class _InterpreterSpawner:
     """Starts Python processes from one thread that lives as long as they do.
 
-    They ask the kernel to be killed when the thread that started them ends.
+    The kernel kills them when the thread that started them ends.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _InterpreterSpawner:
         stderr: int | None,
         environment: Environment | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Raises OSError."""
+        """Starts a process. Raises OSError."""
 
         def popen() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
@@ -48,7 +48,7 @@ class _InterpreterSpawner:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=inherited,
-                start_new_session=True,  # a Ctrl-C at the terminal is for the host alone
+                start_new_session=True,  # Ctrl-C at the terminal is for the host alone
             )
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, popen)
@@ -58,7 +58,7 @@ class _InterpreterSpawner:
 
 
 class SpawnLauncher:
-    """Every stub is an interpreter of its own from the start."""
+    """Starts each stub as an interpreter of its own."""
 
     def __init__(self) -> None:
         self._interpreters = _InterpreterSpawner()
@@ -78,7 +78,7 @@ class SpawnLauncher:
                 [spawn.dump()], spawn.descriptors, out[1], err[1], environment
             )
             pidfd = _open_pidfd(child)
-        except BaseException:  # also if cancelled: nobody else would close them
+        except BaseException:  # also if cancelled, as the descriptors have no other owner
             _close_descriptors(out[0], err[0])
             raise
         finally:
@@ -88,9 +88,7 @@ class SpawnLauncher:
 
         def ended() -> None:
             loop.remove_reader(pidfd)
-            process.mark_exited(
-                child.wait()
-            )  # returns at once: its descriptor says that it has ended
+            process.mark_exited(child.wait())  # returns at once: its pidfd says that it has ended
 
         loop.add_reader(pidfd, ended)
         return process
@@ -101,12 +99,11 @@ class SpawnLauncher:
 
 
 class ForkLauncher:
-    """Stubs are forks of one server process, which is started when the first one is needed.
+    """Forks stubs from one server process, which starts with the first stub.
 
-    Should it die, its stubs die with it, and the next launch starts another one; launches that it
-    has not answered are done without it. `silence_timeout` is how long it may be silent, in
-    seconds. The Python of an environment is another program, so stubs there are not forked but
-    spawned.
+    If the server dies, its stubs die with it and the next launch starts another one; launches that
+    it has not answered are spawned. `silence_timeout`: seconds that it may be silent. The Python of
+    an environment is another program, so its stubs are spawned.
     """
 
     def __init__(self, silence_timeout: float = _SILENCE_TIMEOUT) -> None:
@@ -161,7 +158,7 @@ class _ForkServer:
             popen = await interpreters.start(
                 ["--fork-server", str(fd)], [fd], subprocess.DEVNULL, None
             )
-        except BaseException:  # also if cancelled: nobody else would close it
+        except BaseException:  # also if cancelled, as the process has no other owner
             ours.close()
             raise
         finally:
@@ -182,7 +179,7 @@ class _ForkServer:
         out, err = _output_pipes()
         try:
             started = await self._client.start_stub(spawn, out[1], err[1])
-        except BaseException:  # also if cancelled: nobody else would close them
+        except BaseException:  # also if cancelled, as the descriptors have no other owner
             _close_descriptors(out[0], err[0])
             raise
         finally:
@@ -198,7 +195,7 @@ class _ForkServer:
         def ended(code: asyncio.Future[int]) -> None:
             loop.remove_reader(started.pidfd)
             if not self.alive:
-                process.kill()  # the kernel has done that already, once it had asked for it
+                process.kill()  # the kernel has done that already, if the process asked for it
             process.mark_exited(code.result())
 
         loop.add_reader(started.pidfd, gone)
@@ -223,7 +220,7 @@ class _ForkServer:
 
 
 def _open_pidfd(child: subprocess.Popen[bytes]) -> int:
-    """A pidfd of the child. Raises OSError; nobody could watch the child, so it is gone then."""
+    """A pidfd of the child. Raises OSError; then the child is killed, as it cannot be watched."""
     try:
         return os.pidfd_open(child.pid)
     except OSError:
@@ -233,7 +230,7 @@ def _open_pidfd(child: subprocess.Popen[bytes]) -> int:
 
 
 def _output_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
-    """For stdout and stderr, reading ends first. Raises OSError."""
+    """Pipes for stdout and stderr, reading ends first. Raises OSError."""
     first = os.pipe2(os.O_CLOEXEC)
     try:
         return first, os.pipe2(os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The host's connection to one stub: two rings in shared memory, and ZeroMQ for the rest."""
+"""The connection to one stub: two rings in shared memory, and ZeroMQ for all else."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from stub.wire.ring import RingError, RingReader, RingWriter, create_ring_file, 
 
 
 class Link:
-    """`on_frame` is called with every frame of the stub, in the order in which it sent them;
-    `on_error`, with the reason, if its ring holds something else. Raises OSError.
+    """`on_frame` is called with every frame of the stub, in the order in which it was sent.
+
+    `on_error` is called with a reason if the ring contains something else. Raises OSError.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class Link:
         self._on_frame = on_frame
         self._on_error = on_error
         self._hellos = 0  # sockets that have said hello
-        self._announced = 0  # frames in the ring, or elsewhere, that are to be read
+        self._announced = 0  # frames in the ring, or in ZeroMQ, that were not read
         self._overflow_frames: deque[bytes] = deque()
-        self._awaiting_overflow = False  # the ring says elsewhere, and it is not there yet
-        self.caught_up = asyncio.Event()  # set unless that is so
+        self._awaiting_overflow = (
+            False  # the ring says that a frame comes by ZeroMQ, where it is not yet
+        )
+        self.caught_up = asyncio.Event()  # cleared while that is so
         self.caught_up.set()
         self._open = True
         self._stopped_reading = False
@@ -60,12 +63,12 @@ class Link:
         asyncio.get_running_loop().add_reader(self.host_event, self._on_signal)
 
     def send_work(self, messages: Sequence[ToStub]) -> None:
-        """Send a frame to the stub's main thread. One that is gone gets nothing."""
+        """Sends a frame to the stub's main thread. Frames for a stub that is gone are dropped."""
         if not self._open:
             return
         frame = encode(messages)
         if not self._ring.try_write(frame):
-            # The lanes bound what is under way, so there is always room for this word.
+            # The instances bound the number of frames, so that the marker always has room.
             if not self._ring.write_overflow_marker():
                 self._on_error(RingError("it does not read what it is sent"))
                 return
@@ -73,16 +76,16 @@ class Link:
         self._doorbell.announce_frame()
 
     def send_service(self, messages: Sequence[ToStub]) -> None:
-        """Send a frame to the stub's service thread."""
+        """Sends a frame to the stub's service thread."""
         self._channel.send(self._address + SERVICE, encode(messages))
 
     def read_announced(self) -> None:
-        """Read what has been announced up to now."""
+        """Reads the frames that were announced so far."""
         if self._open and not self._stopped_reading:
             self._on_signal()
 
     def stop_reading(self) -> None:
-        """Hear nothing more of the stub: what it says is not to be understood."""
+        """Reads nothing more from a stub that breaks the protocol."""
         if self._open:
             self._announced = 0
             asyncio.get_running_loop().remove_reader(self.host_event)
@@ -91,7 +94,7 @@ class Link:
             self.caught_up.set()
 
     def close(self) -> None:
-        """Forget the stub."""
+        """Closes the connection."""
         if self._open:
             self._open = False
             self.caught_up.set()
@@ -122,7 +125,7 @@ class Link:
         self._deliver_frames()
 
     def _deliver_frames(self) -> None:
-        """Hand on frames, up to one that has been announced but is not here yet."""
+        """Delivers frames, up to one that was announced and has not arrived."""
         while self._announced and self._open and not self._stopped_reading:
             try:
                 frame = None if self._awaiting_overflow else self._inbox.read_frame()

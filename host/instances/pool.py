@@ -1,4 +1,4 @@
-"""All stubs of one server, and what they share: sockets, arenas, and how they are started."""
+"""All stubs of one server, and what they share: sockets, arenas and launchers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ _log = logging.getLogger("pbhost")
 _TRIM_SECONDS = 2.0
 
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
-"""`pb_utils.Logger` levels, in their order (pb_utils spec 3.12)."""
+"""`pb_utils.Logger` levels, in their order.
+
+Source: docs/reference/model_api.md, 3.12.
+"""
 
 
 class StubPool:
-    """Fulfils the services that instances need.
+    """Starts instances, and provides the services that they need.
 
-    `arena_limit` is what the tensors of one process may take, in bytes; `client_memory` whether
-    clients may register shared memory. `control` is to be set before the first instance is
-    started, and `load_seconds` if a step of a load may take only so long: a model's import, its
-    `initialize`, each sample of its warm-up.
+    `arena_limit`: bytes that the tensors of one process may take. `client_memory`: whether clients
+    may register shared memory. `control` must be set before the first instance starts.
+    `load_seconds`: limit on each step of a load: the import, `initialize`, each warm-up sample.
     Raises OSError.
     """
 
@@ -51,7 +53,7 @@ class StubPool:
         metrics: Metrics,
         allow_client_memory: bool,
     ) -> None:
-        self.arenas = Arenas(arena_limit)  # first: it may fail, and the channel has a folder
+        self.arenas = Arenas(arena_limit)  # first, as it may fail and the channel has a directory
         self.channel = Channel()
         self.busy_poller = BusyPoller()
         self.regions = Regions(self.arenas if allow_client_memory else None)
@@ -67,7 +69,7 @@ class StubPool:
         self._trim()
 
     def _trim(self) -> None:
-        """Give back tensor memory that was not needed of late."""
+        """Frees tensor memory that was not needed recently."""
         self.arenas.host.trim()
         self.regions.close_unregistered()
         self._timer = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
@@ -79,9 +81,9 @@ class StubPool:
         environment: Environment | None = None,
         attached: bool = False,
     ) -> Instance:
-        """A started stub, in an environment or on the host's Python. Raises HostError or StubLost.
+        """Starts a stub, in an environment or on the host's Python. Raises HostError or StubLost.
 
-        `attached`: its standard streams are the host's, so that it can be debugged.
+        `attached`: it has the host's standard streams, so that it can be debugged.
         """
         if self._closing:
             raise unavailable("the server is stopping")
@@ -96,18 +98,18 @@ class StubPool:
         except OSError as error:
             self.instance_exited(instance)
             raise _start_error(label, error) from error
-        except BaseException:  # also if cancelled: nobody else knows of this process yet
+        except BaseException:  # also if cancelled, as the process has no other owner
             instance.kill()
             raise
         return instance
 
     def drain(self) -> list[asyncio.Event]:
-        """Act on all that stubs have said up to now; what is set once late words are there, too."""
+        """Handles what all stubs have sent; returns events for frames that are not here yet."""
         told = [instance.read_announced() for instance in list(self._instances)]
         return [caught_up for caught_up in told if not caught_up.is_set()]
 
     async def catch_up(self, seconds: float) -> None:
-        """As `drain`, and wait for what is on its way, at most so long."""
+        """As `drain`, and waits at most `seconds` for frames that are not here yet."""
         late = self.drain()
         if late:
             waits = [asyncio.ensure_future(caught_up.wait()) for caught_up in late]
@@ -116,13 +118,13 @@ class StubPool:
                 wait.cancel()
 
     def instance_exited(self, instance: object) -> None:
-        """The instance's process has ended."""
+        """Called when the process of an instance has ended."""
         self._instances = {known for known in self._instances if known is not instance}
         if not self._instances:
             self._empty.set()
 
     def log_model_line(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
-        """Log what a model logged."""
+        """Logs what a model logged."""
         level = _LEVELS[line.level] if 0 <= line.level < 4 else logging.INFO
         if not _log.isEnabledFor(level):
             return
@@ -136,7 +138,7 @@ class StubPool:
         _log.log(level, "%s", line.text, extra=extra)
 
     def log_stub_output(self, label: Label, line: str, error: bool) -> None:
-        """Log what a stub printed."""
+        """Logs what a stub printed."""
         _log.log(
             logging.WARNING if error else logging.INFO,
             line,
@@ -144,7 +146,7 @@ class StubPool:
         )
 
     async def close(self) -> None:
-        """Kill what is left, wait for it to be gone, and give everything back."""
+        """Kills the stubs that are left, waits for their ends, and frees everything."""
         self._closing = True
         for instance in list(self._instances):
             instance.kill()

@@ -1,4 +1,4 @@
-"""The operating-system process of a stub: started, watched, its output read, ended."""
+"""The operating-system process of a stub: its output, its end, and how to kill it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from stub.wire.spawn import SpawnArguments
 
 _ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
 
-_READ_BYTES = 2048  # bytes, and so lines at most, that are handled before the loop gets its turn
-_READS_AFTER_EXIT = 48  # of output after the end: what a pipe holds (64 kB), and half as much again
-_MAX_LINE = 1 << 16  # bytes of output without a newline that are kept back
+_READ_BYTES = 2048  # bytes that are handled before the event loop goes on
+_READS_AFTER_EXIT = 48  # reads after the end: what a pipe holds (64 kB), and half as much again
+_MAX_LINE = 1 << 16  # bytes of output without a newline that are kept
 
 
 class OutputHandler(Protocol):
-    """Takes a line that a stub printed, and whether it went to stderr."""
+    """Called with a line that a stub printed, and whether it went to stderr."""
 
     def __call__(self, line: str, error: bool) -> None: ...
 
 
 class _OutputReader:
-    """Lines from one pipe, as they come."""
+    """Reads lines from one pipe."""
 
     def __init__(self, fd: int, error: bool, handler: OutputHandler) -> None:
         self._fd = fd
@@ -41,7 +41,7 @@ class _OutputReader:
         asyncio.get_running_loop().add_reader(fd, self.read)
 
     def read(self) -> bool:
-        """Handle the next few lines; whether there may be more."""
+        """Handles the next few lines; returns whether there may be more."""
         if not self._open:
             return False
         try:
@@ -60,7 +60,7 @@ class _OutputReader:
         return bool(data)
 
     def close(self) -> None:
-        """Handle the line that has no end, and read no more."""
+        """Handles the last, unfinished line and stops reading."""
         if not self._open:
             return
         self._open = False
@@ -72,13 +72,13 @@ class _OutputReader:
 
 
 class StubProcess:
-    """A running stub. `on_exit` is called once, with the return code as subprocess has it.
+    """A running stub. `on_exit` is called once, with the return code as in `subprocess`.
 
-    `lifeline` is the end of a pipe to hold; `outputs` are the reading ends of its stdout and
-    stderr; `pidfd` is for signals. Whoever started it calls `ended`.
+    `lifeline`: the end of a pipe to keep open. `outputs`: reading ends of stdout and stderr.
+    `pidfd`: for signals. Its launcher calls `mark_exited`.
     """
 
-    leads_process_group = True  # a process group, in which is what its model starts
+    leads_process_group = True  # of the processes that its model starts
 
     def __init__(
         self,
@@ -97,13 +97,14 @@ class StubProcess:
         self._outputs = [_OutputReader(fd, bool(error), output) for error, fd in enumerate(outputs)]
 
     def mark_exited(self, code: int) -> None:
-        """The process has ended; `on_exit` follows when its last output has been read."""
+        """Called when the process has ended; `on_exit` follows once its output has been read."""
         self._read_remaining_output(code, _READS_AFTER_EXIT)
 
     def _read_remaining_output(self, code: int, chunks: int) -> None:
-        """Read what is left, a little at a time so that the loop goes on.
+        """Reads the remaining output in small parts, so that the event loop goes on.
 
-        A child of the model may keep a pipe open, and may keep writing: what a pipe holds is all.
+        A child of the model may keep a pipe open and write to it, so only what a pipe holds is
+        read.
         """
         more = [output.read() for output in self._outputs]
         if any(more) and chunks:
@@ -118,19 +119,19 @@ class StubProcess:
 
     @property
     def running(self) -> bool:
-        """Whether `on_exit` is still to come."""
+        """Whether `on_exit` was not called yet."""
         return not self._exited.done()
 
     def kill(self) -> None:
-        """End it now; `on_exit` follows."""
+        """Kills the process; `on_exit` follows."""
         if self.running:
             try:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             except ProcessLookupError:
-                pass  # it has ended, and we are about to hear of it
+                pass  # it has ended, which is about to be reported
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end; False if the time was over first."""
+        """Waits for the end; returns False after `seconds`."""
         done, _ = await asyncio.wait([self._exited], timeout=seconds)
         return bool(done)
 
@@ -146,26 +147,26 @@ class Launcher(Protocol):
         on_exit: Callable[[int], None],
         environment: Environment | None = None,
     ) -> StubProcess:
-        """Start one, in an environment or on this Python.
+        """Starts a stub, in an environment or on the host's Python.
 
-        Raises OSError, and has then left `lifeline` open; so it has if it is cancelled.
+        Raises OSError. After an error or a cancellation, `lifeline` is still open.
         """
 
     async def close(self) -> None:
-        """All stubs have ended; give the rest back."""
+        """Frees everything else, after all stubs have ended."""
 
 
 def stub_command(environment: Environment | None) -> list[str]:
-    """What starts a stub in an environment, or on this Python; its argument follows."""
+    """The command that starts a stub, in an environment or on the host's Python."""
     return [sys.executable, _ENTRY] if environment is None else environment.stub
 
 
 class StubLost(HostError):
-    """A stub was ended by a signal, or never came: the next one may fare better."""
+    """A stub was killed by a signal, or did not start; another one may work."""
 
 
 def stub_lost(message: str, code: ErrorCode = ErrorCode.INTERNAL) -> StubLost:
-    """Tell of a stub that may be tried again."""
+    """The error of a stub that may be tried again."""
     return StubLost(code, message)
 
 

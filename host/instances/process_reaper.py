@@ -1,4 +1,4 @@
-"""The process that ends what models have started and left behind, also when the host is killed."""
+"""The process reaper: kills what models leave behind, even if the host is killed."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ import stub.wire
 
 _log = logging.getLogger("pbhost")
 
-_EXIT_TIMEOUT = 5.0  # that is several times as long as what it ends may take
-_MAX_ATTEMPTS = 3  # of reapers that are started one after the other without news
-_MAX_CONFIRMATION = 32  # bytes of an answer: the number of a group
+_EXIT_TIMEOUT = 5.0  # several times as long as it may take to kill what is left
+_MAX_ATTEMPTS = 3  # process reapers started in a row without a message from them
+_MAX_CONFIRMATION = 32  # bytes of a confirmation: the number of a group
 _ENTRY = str(Path(stub.wire.__file__).parents[1] / "process_reaper.py")
 
 
 class ProcessReaper:
-    """Told of each stub that leads a process group. It is started with the first one.
+    """Tells the process reaper of each stub that leads a process group; starts it with the first.
 
-    Should it die, another one takes its place. That one is told again of the ends that were not
-    confirmed: what is sent to a process that is about to die is lost without an error.
+    If it dies, another one is started and told again of the ends that were not confirmed: what is
+    sent to a dying process is lost without an error.
     """
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
-        self._unconfirmed: set[int] = set()  # those of which something may be left
+        self._unconfirmed: set[int] = set()  # groups of which something may be left
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._attempts = 0
 
     def watch_group(self, group: int) -> None:
-        """A stub runs. Called on the event loop, as `kill_group` is."""
+        """Watches the process group of a stub. Called on the event loop, like `kill_group`."""
         self._groups.add(group)
         self._unconfirmed.discard(group)
         self._send(b"+%d" % group)
 
     def kill_group(self, group: int) -> None:
-        """The stub has ended, and what is left of its group is to end too."""
+        """Kills what is left of the group of a stub that has ended."""
         self._groups.discard(group)
         self._unconfirmed.add(group)
         self._send(b"-%d" % group)
@@ -55,12 +55,12 @@ class ProcessReaper:
             try:
                 self._socket.send(news)
                 return
-            except OSError:  # somebody has killed it, or stopped it
+            except OSError:  # it was killed or stopped
                 self._kill_reaper()
         self._ensure_running()
 
     def _ensure_running(self) -> None:
-        """Start one, unless too many have died, and tell it all."""
+        """Starts a process reaper, unless too many have died, and sends it everything."""
         reason = "processes that are to do it end at once"
         while self._socket is None and self._attempts < _MAX_ATTEMPTS:
             self._attempts += 1
@@ -77,10 +77,12 @@ class ProcessReaper:
         assert self._socket is not None
         known = [b"+%d" % group for group in self._groups]
         known += [b"-%d" % group for group in self._unconfirmed]
-        self._socket.send(b" ".join(known))  # as one: many messages might not fit before it reads
+        self._socket.send(
+            b" ".join(known)
+        )  # one message, as many might not fit before it reads them
 
     def _read_confirmations(self) -> None:
-        """Take which groups have nothing left in them, or that the reaper is dead."""
+        """Reads which groups are empty, or that the process reaper is dead."""
         assert self._socket is not None
         try:
             while group := self._socket.recv(_MAX_CONFIRMATION):
@@ -120,33 +122,35 @@ class ProcessReaper:
 
     def _kill_reaper(self) -> None:
         if self._disconnect():
-            with suppress(ProcessLookupError, ChildProcessError):  # a program around us may reap it
+            with suppress(
+                ProcessLookupError, ChildProcessError
+            ):  # an embedding program may have reaped it
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
 
     def _disconnect(self) -> bool:
-        """Close what leads to it, if there is one."""
+        """Closes the connection, if there is one."""
         sock, self._socket = self._socket, None
         if sock is None:
             return False
         assert self._loop is not None
         self._loop.remove_reader(sock)
-        with suppress(OSError):  # it has been killed
-            sock.shutdown(socket.SHUT_RDWR)  # a fork of a program around us may have it as well
+        with suppress(OSError):  # it was killed
+            sock.shutdown(socket.SHUT_RDWR)  # a fork of an embedding program may have it as well
         sock.close()
         return True
 
     async def close(self) -> None:
-        """All stubs have ended; return when nothing is left of their groups."""
+        """Waits until nothing is left of the groups, after all stubs have ended."""
         self._attempts = 0
         while self._disconnect() and not await asyncio.to_thread(_wait_for_exit, self._pid):
             self._ensure_running()
 
 
 def _wait_for_exit(pid: int) -> bool:
-    """Wait for its end, or end it if it does not come to it; whether it has done all.
+    """Waits for its end, or kills it; returns whether it ended well.
 
-    A program around us may reap it: then nobody knows.
+    Unknown if an embedding program has reaped it.
     """
     try:
         pidfd = os.pidfd_open(pid)

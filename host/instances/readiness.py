@@ -1,4 +1,7 @@
-"""One instance's say on whether it is ready: the model's own `is_ready` (pb_utils spec 2.11)."""
+"""Readiness of one instance, by the model's own `is_ready`.
+
+Source: docs/reference/model_api.md, 2.11.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ _TIMEOUT = 5.0
 
 
 class ReadinessCheck:
-    """At most one check is under way; `tell` sends it to the stub."""
+    """At most one check is in progress; `tell` sends it to the stub."""
 
     def __init__(self, send: Callable[[m.CheckReady], None]) -> None:
-        self.model_defines_is_ready = False  # whether the model has a say
+        self.model_defines_is_ready = False  # whether the model defines `is_ready`
         self._send = send
         self._number = 0
         self._check: asyncio.Future[str] | None = None
 
     async def check(self) -> str:
-        """Why the model is not ready; "" if it is. Waits 5 s; a check under way is joined."""
+        """The reason why the model is not ready, "" if it is. Waits 5 s at most."""
         joined = self._check is not None
         if self._check is None:
             self._check = asyncio.get_running_loop().create_future()
@@ -33,12 +36,12 @@ class ReadinessCheck:
         return done.pop().result()
 
     def handle_result(self, message: m.ReadinessResult) -> None:
-        """The model has said it."""
+        """Called with the result of the model."""
         reason = message.reason or "User-defined is_ready() failed with unknown error"
         self._complete_check("" if message.ready else reason)
 
     def stub_exited(self) -> None:
-        """The stub is gone."""
+        """Called when the stub is gone."""
         self._complete_check(
             "Stub process is not healthy while waiting for user-defined is_ready() response"
         )

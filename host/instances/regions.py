@@ -1,4 +1,7 @@
-"""Shared memory that clients have made and registered (protocol spec 4)."""
+"""Shared memory regions that clients have created and registered.
+
+Source: docs/reference/protocol.md, 4.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ _DISABLED = (
 
 @dataclass(frozen=True, slots=True)
 class RegionStatus:
-    """A registered region: `offset` and `byte_size` are those of the registration."""
+    """A registered region, with the `offset` and `byte_size` of its registration."""
 
     name: str
     key: str
@@ -45,7 +48,7 @@ class RegionStatus:
 
 
 class RegionPart(NamedTuple):
-    """Where a tensor lies, or is to lie: offset and size in bytes."""
+    """The place of a tensor in a region: offset and size in bytes."""
 
     name: str
     offset: int
@@ -53,7 +56,7 @@ class RegionPart(NamedTuple):
 
 
 class RegionBlock(SharedMemoryBytes, Block):
-    """A part of a region, also as the bytes of the tensor that lies there."""
+    """A part of a region, and the bytes of the tensor in it."""
 
     __slots__ = ("_region",)
 
@@ -73,29 +76,31 @@ class RegionBlock(SharedMemoryBytes, Block):
         return self._region.read(self.offset + begin, size)
 
     def write(self, data: Buffer) -> None:
-        """Put bytes at its begin. Raises OSError."""
+        """Writes bytes to its start. Raises OSError."""
         self._region.write(self.offset, data)
 
 
 class Region:
-    """One registration, which the host itself does not map: its blocks are references."""
+    """One registration. The host does not map it: its blocks are references."""
 
     def __init__(self, status: RegionStatus, number: int, descriptor: int) -> None:
         self.status = status
         self.number = number
         self.unregistered = False
         self._descriptor = descriptor
-        Mapping(descriptor, status.byte_size, True, status.offset).unmap()  # stubs can, then
+        Mapping(
+            descriptor, status.byte_size, True, status.offset
+        ).unmap()  # as stubs must be able to
         self._blocks_created = 0
         self._blocks_dropped: deque[None] = deque()  # by finalisers, in any thread
 
     @property
     def in_use(self) -> bool:
-        """Whether a tensor lies here that somebody still needs."""
+        """Whether a tensor in the region is in use."""
         return self._blocks_created > len(self._blocks_dropped)
 
     def announcement(self) -> OpenArena:
-        """What a stub is told before it hears of blocks in here."""
+        """The message that a stub gets before it gets blocks of this region."""
         status = self.status
         path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         return OpenArena(self.number, path, status.byte_size, status.offset, True)
@@ -111,10 +116,10 @@ class Region:
         self._blocks_dropped.append(None)
 
     def read(self, offset: int, size: int) -> bytes:
-        """A copy of the bytes. Raises HostError if the object has become smaller."""
+        """A copy of the bytes. Raises HostError if the client has shrunk the object."""
         name, begin = self.status.name, self.status.offset + offset
         data = b""
-        while len(data) < size:  # a call reads 2 GiB at most
+        while len(data) < size:  # one call reads 2 GiB at most
             try:
                 more = os.pread(self._descriptor, size - len(data), begin + len(data))
             except OSError as error:
@@ -131,22 +136,22 @@ class Region:
         return data
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Raises OSError."""
+        """Writes bytes. Raises OSError."""
         begin, left = self.status.offset + offset, memoryview(data)
-        while left:  # a call writes 2 GiB at most
+        while left:  # one call writes 2 GiB at most
             written = os.pwrite(self._descriptor, left, begin)
             begin, left = begin + written, left[written:]
 
     def close(self) -> None:
-        """Nothing in it can be read or written any more."""
+        """Closes the region; nothing can be read or written any more."""
         descriptor, self._descriptor = self._descriptor, -1
         os.close(descriptor)
 
 
 class Regions:
-    """All regions of one server. Names are shared with those of CUDA memory, of which none exist.
+    """All regions of one server. CUDA regions would share their names, but there are none.
 
-    `arenas` gets to know each; None where clients may register none.
+    `arenas`: gets each region; None where clients may not register any.
     """
 
     def __init__(self, arenas: Arenas | None) -> None:
@@ -154,7 +159,7 @@ class Regions:
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Map a client's object. Raises HostError."""
+        """Registers a client's shared memory object. Raises HostError."""
         arenas = self._require_arenas()
         self.close_unregistered()
         if name in self._regions:
@@ -175,14 +180,16 @@ class Regions:
         try:
             status = RegionStatus(name, key, offset, byte_size)
             region = _map_region(status, arenas.next_number(), descriptor)
-        except BaseException:  # whatever it is, nobody else would close it; raised again
+        except (
+            BaseException
+        ):  # also if cancelled, as the descriptor has no other owner; raised again
             os.close(descriptor)
             raise
         self._regions[name] = region
         arenas.add_region(region)
 
     def require_enabled(self) -> None:
-        """Raise HostError unless clients may register regions."""
+        """Raises HostError unless clients may register regions."""
         self._require_arenas()
 
     def _require_arenas(self) -> Arenas:
@@ -191,7 +198,7 @@ class Regions:
         return self._arenas
 
     def unregister(self, name: str) -> None:
-        """Forget a region, all without a name; one in use goes with its last user."""
+        """Unregisters a region, or all without a name; one in use closes with its last user."""
         self.require_enabled()
         for region in [self._regions.get(name)] if name else list(self._regions.values()):
             if region is not None:
@@ -199,7 +206,7 @@ class Regions:
         self.close_unregistered()
 
     def close_unregistered(self) -> None:
-        """Let go of what was unregistered and is no longer in use."""
+        """Closes unregistered regions that are not in use any more."""
         for name, region in list(self._regions.items()):
             if region.unregistered and not region.in_use:
                 del self._regions[name]
@@ -207,7 +214,7 @@ class Regions:
                 region.close()
 
     def status(self, name: str) -> list[RegionStatus]:
-        """One region, or all by name without one. Raises HostError NOT_FOUND."""
+        """One region, or all without a name. Raises HostError NOT_FOUND."""
         self.close_unregistered()
         if not name:
             return [self._regions[known].status for known in sorted(self._regions)]
@@ -216,7 +223,7 @@ class Regions:
         return [self._regions[name].status]
 
     def cuda_status(self, name: str) -> None:
-        """CUDA regions do not exist here. Raises HostError NOT_FOUND for any name."""
+        """Raises HostError NOT_FOUND for any name, as there are no CUDA regions."""
         if name and name in self._regions:
             raise not_found(
                 f"The region named '{name}' is registered as system shared memory, not CUDA shared"
@@ -226,20 +233,20 @@ class Regions:
             raise not_found(f"Unable to find cuda shared memory region: '{name}'")
 
     def register_cuda(self, name: str) -> None:
-        """Refuse: there is no GPU. Raises HostError."""
+        """Raises HostError, as CUDA regions are not supported."""
         self.require_enabled()
         raise invalid_argument(
             f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
         )
 
     def find_block(self, name: str, offset: int, byte_size: int) -> RegionBlock:
-        """Where a tensor lies, or is to lie. Raises HostError."""
+        """The place of a tensor in a region. Raises HostError."""
         region = self._regions.get(name)
         if region is None:
             raise not_found(f"Unable to find shared memory region: '{name}'")
         size = region.status.byte_size
         if byte_size < 0 or offset < 0 or byte_size + offset > _UINT64:
-            # As unsigned numbers, which they are on the other end of the wire.
+            # As unsigned numbers, as the protocol has them.
             raise invalid_argument(
                 f"Integer overflow detected: byte_size ({byte_size & _UINT64}) + offset"
                 f" ({offset & _UINT64}) exceeds maximum value ({_UINT64}) for region '{name}'"
@@ -251,7 +258,7 @@ class Regions:
         return region.block(offset, byte_size)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Closes all regions."""
         for region in self._regions.values():
             self._require_arenas().remove_region(region)
             region.close()

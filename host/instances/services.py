@@ -1,4 +1,4 @@
-"""What instances need of the host around them."""
+"""The services of the host that instances use."""
 
 from __future__ import annotations
 
@@ -17,53 +17,57 @@ from stub.wire.payload import TraceLink
 
 
 class Models(Protocol):
-    """What models ask other models through (BLS)."""
+    """Sends requests of models to other models (BLS)."""
 
     def check_bls_target(self, request: InferRequest) -> Awaitable[None] | None:
-        """What must be awaited before that model is asked, if it has a say on being ready.
+        """Returns what has to be awaited first, if the target model defines `is_ready`.
 
-        Raises HostError, at once or when awaited, if it cannot be asked.
+        Raises HostError, at once or when awaited, if the model cannot be called.
         """
 
     def infer_for_bls(self, request: InferRequest, decoupled: bool) -> Call:
-        """Start a BLS request of a model. Raises HostError if it cannot be started.
+        """Starts a BLS request. Raises HostError if that fails.
 
-        `decoupled`: any number of responses can be taken.
+        `decoupled`: any number of responses is accepted.
         """
 
     def create_child_trace(self, link: TraceLink | None) -> RequestTrace | None:
-        """The trace of a request on behalf of another one; None if that has none any more."""
+        """The trace of a request made for another one; None if that is not traced any more."""
 
     def break_deadlock(self, call: Call) -> None:
-        """Fail a BLS call that could only go on after itself, now or when it turns out so."""
+        """Fails a BLS call that waits for itself, now or when a cycle forms."""
 
 
 class ModelControl(Protocol):
-    """Loads and unloads models for models (pb_utils spec 3.14). Every method raises HostError."""
+    """Model control for models. Every method raises HostError.
+
+    Source: docs/reference/model_api.md, 3.14.
+    """
 
     async def load(self, name: str, config: str, files: dict[str, bytes], requester: str) -> None:
-        """Load or reload a model, with overrides if they are not empty; wait until it is done.
+        """Loads or reloads a model, with overrides if they are not empty; returns when it is
+        loaded.
 
-        `asker` is the model whose own load waits for this, in `initialize`; "" if none does.
+        `requester`: the model whose `initialize` waits for this load, "" if there is none.
         """
 
     async def unload(self, name: str, dependents: bool) -> None:
-        """Begin to unload a model."""
+        """Starts to unload a model."""
 
     async def is_ready(self, name: str, version: str) -> bool:
-        """Whether a model is ready; `version` is "" for any."""
+        """Whether a model is ready; `version` "" is any."""
 
 
 class Metrics(Protocol):
-    """Metrics of models (pb_utils spec 3.13).
+    """Metrics of models. `owner` is one stub; it chooses the numbers of families and metrics.
 
-    `owner` stands for one stub; it chooses the numbers of its families and metrics.
+    Source: docs/reference/model_api.md, 3.13.
     """
 
     def new_family(
         self, owner: object, family: int, name: str, description: str, kind: int
     ) -> None:
-        """Register a family; kinds are 0 counter, 1 gauge, 2 histogram. Raises HostError."""
+        """Registers a family; kinds are 0 counter, 1 gauge, 2 histogram. Raises HostError."""
 
     def new_metric(
         self,
@@ -73,23 +77,23 @@ class Metrics(Protocol):
         labels: dict[str, str],
         buckets: list[float] | None,
     ) -> None:
-        """Create a metric in a family of the same owner. Raises HostError."""
+        """Creates a metric in a family of the same owner. Raises HostError."""
 
     def update_metric(self, owner: object, metric: int, change: str, value: float) -> None:
-        """`increment`, `set` or `observe`; one that has gone is left alone."""
+        """Changes a metric: `increment`, `set` or `observe`; does nothing if it is gone."""
 
     def read_metric(self, owner: object, metric: int) -> float:
-        """The value. Raises HostError."""
+        """The value of a metric. Raises HostError."""
 
     def release_objects(self, owner: object, families: list[int], metrics: list[int]) -> None:
-        """The owner has let go of these."""
+        """Releases families and metrics of an owner."""
 
     def remove_owner(self, owner: object) -> None:
-        """The owner is gone, and with it everything it held."""
+        """Releases everything of an owner that is gone."""
 
 
 class HostServices(Protocol):
-    """What an instance needs of the host around it."""
+    """The services that one instance uses."""
 
     channel: Channel
     busy_poller: BusyPoller
@@ -100,13 +104,13 @@ class HostServices(Protocol):
     models: Models
     control: ModelControl
     metrics: Metrics
-    load_seconds: float | None  # that an import, an `initialize` or a sample of a warm-up may take
+    load_seconds: float | None  # limit on an import, an `initialize` or a warm-up sample
 
     def log_model_line(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:
-        """Log what a model logged, maybe about these calls."""
+        """Logs what a model logged, about these calls if there are any."""
 
     def log_stub_output(self, label: Label, line: str, error: bool) -> None:
-        """Log what a stub printed."""
+        """Logs what a stub printed."""
 
     def instance_exited(self, instance: object) -> None:
         """Called when the process of an instance has ended."""

@@ -1,4 +1,4 @@
-"""Stubs on the host's own terminal, so that a debugger in their model can be used there."""
+"""Stubs on the host's own terminal, where a debugger in their model can be used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stub.wire.spawn import SpawnArguments
 
 
 class TerminalLauncher:
-    """Starts stubs whose stdin, stdout and stderr are the host's; each is a new interpreter."""
+    """Starts stubs with the standard streams of the host, each as a new interpreter."""
 
     async def launch(
         self,
@@ -26,7 +26,7 @@ class TerminalLauncher:
         on_exit: Callable[[int], None],
         environment: Environment | None = None,
     ) -> StubProcess:
-        """As `Launcher.launch`; what the stub prints is not handled, for it is on the terminal."""
+        """As `Launcher.launch`; output of the stub goes to the terminal."""
         modes = _terminal_modes()
         pid = _spawn_stub(spawn, environment)
         pidfd = _open_pidfd(pid)
@@ -35,7 +35,7 @@ class TerminalLauncher:
 
         def ended() -> None:
             loop.remove_reader(pidfd)
-            _, status = os.waitpid(pid, 0)  # returns at once: its descriptor says that it has ended
+            _, status = os.waitpid(pid, 0)  # returns at once: its pidfd says that it has ended
             _restore_terminal(modes)
             process.mark_exited(os.waitstatus_to_exitcode(status))
 
@@ -47,7 +47,7 @@ class TerminalLauncher:
 
 
 def _spawn_stub(spawn: SpawnArguments, environment: Environment | None) -> int:
-    """The pid of a stub. Raises OSError."""
+    """Starts a stub; returns its pid. Raises OSError."""
     program = stub_command(environment)
     return os.posix_spawn(
         program[0],
@@ -55,12 +55,12 @@ def _spawn_stub(spawn: SpawnArguments, environment: Environment | None) -> int:
         os.environ if environment is None else environment.variables(os.environ),
         # Onto itself: that lets the child inherit it.
         file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in spawn.descriptors],
-        setsid=True,  # a Ctrl-C at the terminal is for the host alone
+        setsid=True,  # Ctrl-C at the terminal is for the host alone
     )
 
 
 def _open_pidfd(pid: int) -> int:
-    """A pidfd of a child. Raises OSError; nobody could watch the child, so it is gone then."""
+    """A pidfd of a child. Raises OSError; then the child is killed, as it cannot be watched."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -70,29 +70,29 @@ def _open_pidfd(pid: int) -> int:
 
 
 def has_terminal() -> bool:
-    """Whether somebody can type something into a debugger."""
+    """Whether stdin and stdout are a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _terminal_modes() -> list[Any] | None:
-    """How the terminal works now, if there is one."""
+    """The modes of the terminal, if there is one."""
     return termios.tcgetattr(0) if has_terminal() else None
 
 
 def _restore_terminal(modes: list[Any] | None) -> None:
-    """Undo what a debugger did that was killed at its prompt: nothing typed would be seen."""
+    """Restores the terminal after a debugger was killed at its prompt, when echo is off."""
     if modes is None:
         return
     try:
         if _in_foreground():
             termios.tcsetattr(0, termios.TCSANOW, modes)
     except termios.error:
-        pass  # the terminal has been closed
+        pass  # the terminal was closed
 
 
 def _in_foreground() -> bool:
-    """Whether the terminal is ours to change, and not another job's."""
+    """Whether this process group may change the terminal."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
-        return True  # it does not control us: there are no jobs
+        return True  # not the controlling terminal: there is no job control

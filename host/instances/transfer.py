@@ -1,4 +1,4 @@
-"""Tensors, requests and responses between the host's own form and one stub's messages."""
+"""Converts tensors, requests and responses between the host's form and messages of one stub."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stub.wire.payload import (
     WireTensor,
 )
 
-# Numbers of TritonError codes (pb_utils spec 3.11), in order.
+# TritonError codes by number.  Source: docs/reference/model_api.md, 3.11.
 _ERRORS = (
     ErrorCode.UNKNOWN,
     ErrorCode.INTERNAL,
@@ -45,7 +45,7 @@ _ERROR_NUMBERS = {code: number for number, code in enumerate(_ERRORS)}
 
 
 class TensorTransfer:
-    """The traffic of tensors with one stub: what it was lent, and what it must get back."""
+    """The tensors exchanged with one stub, and the blocks that each side still references."""
 
     def __init__(
         self,
@@ -54,20 +54,20 @@ class TensorTransfer:
         release_timer: ReleaseTimer,
         inline_limit: Callable[[], int] = lambda: INLINE_LIMIT,
     ) -> None:
-        """`inline_limit` is how many bytes of tensors the next frame of work may carry."""
+        """`inline_limit`: returns the bytes of tensors that the next frame of work may contain."""
         self._arenas = arenas
         self._inline_limit = inline_limit
-        # The stub's arena; when the stub is gone, it lives as long as a block in it.
+        # The stub's arena; after the stub's end, it lives as long as one of its blocks.
         self._stub_arena: ArenaFile | None = stub_arena
         self._stub_arena_number = stub_arena.number
         self._exported = BlockReferences()
         stub_arena.set_drop_handler(release_timer.schedule)
-        # By socket: each is read by another thread of the stub, so each must announce arenas.
+        # By socket: different threads of the stub read them, so each must announce arenas.
         self._announced: dict[bytes, set[int]] = {}
 
     @property
     def arena(self) -> ArenaFile:
-        """The stub's, as long as it has not ended."""
+        """The stub's arena, until the stub has ended."""
         assert self._stub_arena is not None
         return self._stub_arena
 
@@ -76,10 +76,9 @@ class TensorTransfer:
     def encode_request(
         self, request: InferRequest, socket: bytes, frame: list[ToStub], batch_requests: int = 1
     ) -> WireRequest:
-        """A request for a message that carries so many of them; announcements that must precede it
-        are put into `frame`.
+        """Converts a request of a batch of `batch_requests`; adds announcements to `frame`.
 
-        Raises ArenaFull, and has then lent nothing.
+        Raises ArenaFull; then it has exported nothing.
         """
         inputs = request.inputs
         for tensor in inputs:
@@ -111,7 +110,7 @@ class TensorTransfer:
         )
 
     def fits_inline(self, request: InferRequest) -> bool:
-        """Whether nothing of the request has to be put into shared memory for the stub."""
+        """Whether no tensor of the request needs shared memory of the host."""
         size = 0
         for tensor in request.inputs:
             if tensor.owner is None:
@@ -121,7 +120,7 @@ class TensorTransfer:
     def encode_response(
         self, response: InferResponse, socket: bytes, frame: list[ToStub]
     ) -> WireResponse:
-        """A response for a message; what does not fit into memory becomes an error."""
+        """Converts a response; if it does not fit into memory, into an error."""
         error = response.error
         if error is None:
             try:
@@ -138,15 +137,15 @@ class TensorTransfer:
     def _place_in_shared_memory(
         self, tensors: Sequence[Tensor], socket: bytes, batch_requests: int = 1
     ) -> None:
-        """Put what is too long for a message into shared memory. Raises ArenaFull."""
+        """Moves tensors that are too long for a message to shared memory. Raises ArenaFull."""
         limit = INLINE_ALWAYS
-        if socket == WORK:  # what the ring carries; other messages leave room for each other
+        if socket == WORK:  # the ring's limit; other messages leave room for each other
             limit = max(limit, self._inline_limit() // (batch_requests * max(1, len(tensors))))
         for tensor in tensors:
             self._arenas.place_tensor(tensor, limit)
 
     def _encode_tensor(self, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
-        """The tensor for a message. A block is lent with it: nothing may fail after that."""
+        """Converts a tensor and exports its block: nothing may fail after that."""
         code = CODES[tensor.datatype]
         block = tensor.owner
         if not isinstance(block, Block):
@@ -179,7 +178,7 @@ class TensorTransfer:
     # From the stub
 
     def decode_tensor(self, wire: WireTensor) -> Tensor:
-        """A tensor of a message. Raises ValueError or KeyError for a reference that is none."""
+        """Converts a tensor. Raises ValueError or KeyError for an invalid reference."""
         datatype = NAMES[wire.code]
         if wire.data is not None:
             return Tensor(wire.name, datatype, wire.shape, wire.data)
@@ -199,10 +198,11 @@ class TensorTransfer:
         return Tensor(wire.name, datatype, wire.shape, data, block)
 
     def decode_output(self, wire: WireTensor, wanted: Mapping[str, object] | None) -> Tensor:
-        """An output, `wanted` in the client's memory or not; raises HostError and `decode_tensor`.
+        """Converts an output, in memory of the client or not. Raises HostError, and as
+        `decode_tensor`.
 
-        Elsewhere in there lies an input that the model has passed on. It is copied: the host, which
-        will read the bytes, must not touch memory that the client may take away.
+        An output elsewhere in a client's region is an input that the model has passed on. It is
+        copied, as the host must not read memory that the client may take away.
         """
         tensor = self.decode_tensor(wire)
         if tensor.owner is None:
@@ -212,7 +212,7 @@ class TensorTransfer:
         return copy_from_shared_memory(tensor)
 
     def decode_request(self, wire: WireRequest) -> InferRequest:
-        """A BLS request. Raises as `decode_tensor`."""
+        """Converts a BLS request. Raises as `decode_tensor`."""
         return InferRequest(
             model_name=wire.model,
             inputs=[self.decode_tensor(tensor) for tensor in wire.inputs],
@@ -226,18 +226,18 @@ class TensorTransfer:
         )
 
     def decode_error(self, wire: WireError) -> HostError:
-        """An error of a response."""
+        """Converts the error of a response."""
         return HostError(_ERRORS[wire.code], wire.message)
 
-    # Bookkeeping
+    # References
 
     def release_blocks(self, message: BlockRelease) -> None:
-        """The stub is done with blocks it was lent. Raises KeyError for what it was not lent."""
+        """Releases blocks that the stub has returned. Raises KeyError for unknown blocks."""
         for arena, offset, count in message.blocks:
             self._exported.release_block(arena, offset, count)
 
     def collect_releases(self) -> BlockRelease | None:
-        """The stub's own blocks that the host is done with, as a message."""
+        """A message with the stub's own blocks that the host has released, or None."""
         if self._stub_arena is None or not self._stub_arena.dropped:
             return None
         dropped = self._stub_arena.dropped
@@ -248,7 +248,7 @@ class TensorTransfer:
         return BlockRelease([(number, offset, count) for offset, count in counts.items()])
 
     def forget_arena(self, arena: int) -> bool:
-        """An arena is gone; whether the stub knew of it."""
+        """Forgets an arena that is gone; returns whether the stub knew it."""
         known = False
         for announced in self._announced.values():
             if arena in announced:
@@ -257,7 +257,7 @@ class TensorTransfer:
         return known
 
     def stub_exited(self) -> None:
-        """The stub is gone: nothing is lent any more."""
+        """Releases everything that was exported to the stub."""
         self._exported.release_all()
         if self._stub_arena is not None:
             self._stub_arena.set_drop_handler(None)
@@ -265,9 +265,9 @@ class TensorTransfer:
 
 
 class ReleaseTimer:
-    """Has `flush` called soon in the loop, from whichever thread dropped the last reference.
+    """Calls `flush` soon in the event loop, from whichever thread dropped the last reference.
 
-    Not at once: the next batch usually comes first and carries the returns along.
+    Not at once: the next batch usually comes first and carries the releases.
     """
 
     _DELAY = 0.02
@@ -279,7 +279,7 @@ class ReleaseTimer:
         self._loop = asyncio.get_running_loop()
 
     def schedule(self) -> None:
-        """Something is due."""
+        """Schedules `flush`."""
         if self._scheduled or self._loop.is_closed():
             return
         self._scheduled = True
@@ -294,7 +294,10 @@ class ReleaseTimer:
 
 
 def arena_full_error(full: ArenaFull) -> HostError:
-    """The documented text (pb_utils spec 6.1), and behind it what would help."""
+    """The error with its documented text and advice.
+
+    Source: docs/reference/model_api.md, 6.1.
+    """
     return internal(
         f"Failed to increase the shared memory pool size to {full.used + full.requested} bytes. "
         f"Error: {full}; raise --arena-byte-size or send smaller tensors"
