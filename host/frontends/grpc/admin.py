@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from host.core import Core
-from host.errors import invalid_argument, unsupported
+from host.errors import ErrorCode, HostError, invalid_argument, unsupported
 from host.frontends.grpc.methods import Method, RpcContext, UnaryHandler, UnaryMethod
 from host.inference.request import Parameter
 from host.logs.settings import GRPC
@@ -86,7 +86,12 @@ class _Admin:
         return pb.ServerMetadataResponse(**asdict(self._core.server_metadata()))
 
     async def model_ready(self, request: Any) -> Any:
-        ready = await self._core.model_ready(request.name, request.version)
+        try:
+            ready = await self._core.model_ready(request.name, request.version)
+        except HostError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            ready = False  # not an error, as clients poll until the model is loaded
         return pb.ModelReadyResponse(ready=ready)
 
     async def model_metadata(self, request: Any) -> Any:
