@@ -1,4 +1,7 @@
-"""An output as its best classes, in place of the tensor (protocol spec 1.11)."""
+"""Replaces an output by its top classes.
+
+Source: docs/reference/protocol.md, 1.11.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from host.inference.request import Classification, InferResponse, Tensor
 from host.inference.shared_memory_bytes import read_bytes
 
 MAX_ELEMENTS = 1_000_000
-"""How large a classified output may be."""
+"""Maximum number of elements of a classified output."""
 
 _NUMPY_DTYPES: dict[str, Any] = {
     **{f"UINT{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
@@ -24,7 +27,7 @@ _NUMPY_DTYPES: dict[str, Any] = {
 
 
 def classify(response: InferResponse, classes: Classification) -> InferResponse:
-    """The response with the outputs named in `classes` replaced by BYTES of their best classes.
+    """Replaces the outputs named in `classes` by BYTES tensors of their top classes.
 
     Raises HostError INVALID_ARG for an output that cannot be classified.
     """
@@ -40,9 +43,9 @@ def classify(response: InferResponse, classes: Classification) -> InferResponse:
 
 
 def _classify_tensor(tensor: Tensor, count: int, classes: Classification) -> Tensor:
-    """`count` classes of each batch element: `<value>:<index>[:<label>]`, the largest value first.
+    """The top `count` classes of each batch element as `<value>:<index>[:<label>]`, best first.
 
-    Its shape is [batch, classes], or [classes] of a model that does not batch.
+    The shape is [batch, classes], or [classes] for a model that does not batch.
     """
     dtype = _NUMPY_DTYPES.get(tensor.datatype)
     if dtype is None:
@@ -68,16 +71,16 @@ def _classify_tensor(tensor: Tensor, count: int, classes: Classification) -> Ten
 
 
 def _format_top_classes(row: npt.NDArray[Any], width: int, labels: Sequence[str]) -> list[bytes]:
-    """The elements of one batch element's best classes. Of equal values, the first comes first."""
+    """The top classes of one batch element. Of equal values, the first comes first."""
     floating = row.dtype.kind == "f"
     keys = np.where(np.isnan(row), -np.inf, row) if floating else row
     if width < len(row):
-        # Only what is not below the last of the best needs to be in order.
+        # Only values that are not below the last of the top classes need to be sorted.
         least = np.partition(keys, len(row) - width)[len(row) - width]
         candidates = np.flatnonzero(keys >= least)
     else:
         candidates = np.arange(len(row))
-    # A stable sort from the small to the large, read backwards, has equal ones backwards too.
+    # A stable ascending sort of reversed values, read backwards, keeps the order of equal values.
     backwards = candidates[::-1]
     order = backwards[np.argsort(keys[backwards], kind="stable")][::-1][:width]
     texts = []

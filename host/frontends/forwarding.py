@@ -1,4 +1,4 @@
-"""Headers of an inference request that its model gets to see, as parameters of the request."""
+"""Forwards headers of an inference request to the model, as request parameters."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _RESERVED_PREFIX = "triton_"
 
 
 class HeaderForwarding:
-    """Picks the headers whose names the pattern is found in (protocol spec 1.9, 2.6).
+    """Selects the headers whose names match a pattern; an empty pattern selects none.
 
-    An empty pattern picks none. Raises InvalidValue for one that is no regular expression.
+    Source: docs/reference/protocol.md, 1.9 and 2.6. Raises InvalidValue for an invalid pattern.
     """
 
     def __init__(self, pattern: str = "") -> None:
@@ -30,9 +30,9 @@ class HeaderForwarding:
         return self._search is not None
 
     def to_parameters(self, headers: Iterable[Header]) -> dict[str, Parameter]:
-        """The parameters that these headers become; of several with one name, the last counts.
+        """The parameters for these headers; of several with one name, the last counts.
 
-        Raises HostError INVALID_ARG if a picked one has a name that means something to the host.
+        Raises HostError INVALID_ARG if a selected header has the name of a reserved parameter.
         """
         picked: dict[str, Parameter] = {}
         if self._search is not None:
@@ -48,7 +48,7 @@ class HeaderForwarding:
 
 
 def _to_str(raw: str | bytes) -> str:
-    # Parameters are text on their way to a model; bytes that are no UTF-8 have no place in it.
+    # Parameters are text, so bytes that are not UTF-8 are replaced.
     return raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""How many inference requests at one door are not answered yet, and the end of taking any."""
+"""Counts the open inference requests of one endpoint, and drains them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import asyncio
 
 
 class OpenRequests:
-    """Belongs to the event loop's thread. Whoever takes a request adds one to `count`."""
+    """Belongs to the event loop's thread. A frontend adds one to `count` for each request."""
 
     def __init__(self) -> None:
         self.count = 0
         self.draining = False
-        """Whether no new request is taken."""
+        """Whether new requests are refused."""
         self._all_answered = asyncio.Event()
 
     def request_finished(self) -> None:
-        """One request is answered."""
+        """Called when a request was answered."""
         self.count -= 1
         if self.draining and not self.count:
             self._all_answered.set()
 
     async def drain(self, timeout: float) -> bool:
-        """Take nothing new and wait for what is open, at most `timeout` seconds.
+        """Refuses new requests and waits for open ones, at most `timeout` seconds.
 
-        False if the time was too short.
+        Returns False if some are still open.
         """
         self.draining = True
         if not self.count:

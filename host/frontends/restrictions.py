@@ -1,4 +1,4 @@
-"""Requests that only those may make who know a secret: which ones, and how it is shown."""
+"""Access control: restricted categories of requests, and the headers that allow them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 
 class Restrictions:
-    """What a door lets pass (protocol spec 1.9, 2.1).
+    """The restrictions of one endpoint.
 
-    `restricted` has, by category, a header and the value that it must have; a header is called
-    `prefix` and the name given there.
+    `restricted`: by category, the name and the value of the required header; `prefix` is put before
+    the name. Source: docs/reference/protocol.md, 1.9 and 2.1.
     """
 
     def __init__(self, restricted: Mapping[str, tuple[str, str]], prefix: str = "") -> None:
@@ -23,15 +23,15 @@ class Restrictions:
         return category in self._restricted
 
     def required_headers(self) -> dict[str, str]:
-        """The header that opens each restricted category."""
+        """The required header of each restricted category."""
         return {category: name for category, (name, _) in self._restricted.items()}
 
     def missing_header(
         self, category: str, get_header: Callable[[str], str | bytes | None]
     ) -> str | None:
-        """The header that a request of this category should have had; None if it may pass.
+        """The header that a request of this category lacks; None if it may pass.
 
-        `get_header` looks up what the client has sent by a name in lowercase.
+        `get_header`: returns a header of the client by its lowercase name.
         """
         restriction = self._restricted.get(category)
         if restriction is None:
@@ -40,7 +40,7 @@ class Restrictions:
         sent = get_header(name.lower())
         if isinstance(sent, str):
             sent = sent.encode("utf-8", "surrogateescape")
-        # How long the comparison takes tells nobody how much of a guess was right.
+        # The time of the comparison does not depend on how much of the value is right.
         return None if sent is not None and hmac.compare_digest(sent, wanted) else name
 
 

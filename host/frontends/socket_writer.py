@@ -1,4 +1,4 @@
-"""The socket of a connection, for answers that are small enough to leave at once."""
+"""Writes small responses straight to the socket of a connection."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 
 
 class SocketWriter:
-    """Writes to the socket itself what the transport would write later in the turn of the loop.
+    """Writes to the socket at once what the transport would write later in the turn of the loop.
 
-    What is to be encrypted goes to the transport.
+    Data of TLS connections goes to the transport.
     """
 
     __slots__ = ("_descriptor", "_transport")
@@ -22,14 +22,14 @@ class SocketWriter:
             self._descriptor = connected.fileno()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write a little, if nobody has closed the connection.
+        """Writes a small piece of data, unless the connection is closed.
 
-        The transport gets what the socket does not take; if the client has gone, it is the
-        transport that hears of it.
+        The transport gets what the socket does not accept; it also detects that the client has
+        gone.
         """
         transport = self._transport
         if transport.is_closing():
-            return  # the descriptor may be another connection's by now
+            return  # the descriptor may belong to another connection by now
         if self._descriptor >= 0 and not transport.get_write_buffer_size():
             try:
                 sent = os.write(self._descriptor, data)

@@ -1,4 +1,4 @@
-"""A port to listen on, or why it cannot be had."""
+"""Listening sockets, and clear errors if a port cannot be used."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from contextlib import suppress
 from host.errors import HostError, unavailable
 
 BACKLOG = 2048
-"""Connections that the kernel keeps for a door that is busy."""
+"""Connections that the kernel queues while the endpoint is busy."""
 
 
 def listening_socket(address: str, port: int, reuse_port: bool = False) -> socket.socket:
-    """A socket that listens there. Raises HostError UNAVAILABLE.
+    """Opens a listening socket. Raises HostError UNAVAILABLE.
 
-    `address` is a name, an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `reuse_port`,
-    others that have asked for the same may listen there too.
+    `address`: a name, an IPv4 address, or `ipv6:[...]`. `port` 0: a free port. `reuse_port`: other
+    processes may listen there too if they ask for it.
     """
     listener = _bound_socket(address, port, reuse_port)
     try:
-        listener.listen(BACKLOG)  # only here Linux notices who else has bound the port
+        listener.listen(BACKLOG)  # Linux reports only here that another process uses the port
     except OSError as error:
         listener.close()
         raise _bind_error(f"Socket '{address}:{port}'", error) from None
@@ -32,7 +32,7 @@ def listening_socket(address: str, port: int, reuse_port: bool = False) -> socke
 
 
 def check_address(address: str, port: int, reuse_port: bool = False) -> None:
-    """Raises what `listening_socket` would raise, as far as it is known without listening."""
+    """Raises what `listening_socket` would raise, as far as that is known without listening."""
     _bound_socket(address, port, reuse_port).close()
 
 
@@ -49,7 +49,7 @@ def _bound_socket(address: str, port: int, reuse_port: bool) -> socket.socket:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind(sockaddr)
             listener.setblocking(False)
-        except BaseException:  # whatever it is, nobody else would close it; raised again
+        except BaseException:  # also if cancelled, as the socket has no other owner; raised again
             listener.close()
             raise
     except OSError as error:
@@ -59,18 +59,18 @@ def _bound_socket(address: str, port: int, reuse_port: bool) -> socket.socket:
 
 def _bind_error(where: str, error: OSError) -> HostError:
     if error.errno == errno.EADDRINUSE:
-        # The trailing space is part of the text (protocol spec 8.3).
+        # The trailing space is part of the text (docs/reference/protocol.md, 8.3).
         return unavailable(f"{where} already in use ")
     return unavailable(f"{where} cannot be opened: {error.strerror or error}")
 
 
 def unsent_bytes(transport: asyncio.Transport | None) -> int:
-    """Bytes written to a connection that the other machine has not taken yet (tcp(7), SIOCOUTQ)."""
+    """Bytes written to a connection that the peer has not acknowledged (tcp(7), SIOCOUTQ)."""
     if transport is None:
         return 0
     connected = transport.get_extra_info("socket")
     in_kernel = 0
-    if connected is not None:  # uvloop's transport of TLS has none once the client is gone
+    if connected is not None:  # uvloop's TLS transport has none once the client is gone
         with suppress(OSError, ValueError):  # it is closed
             in_kernel = struct.unpack("i", fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)))[0]
     return transport.get_write_buffer_size() + in_kernel

@@ -1,4 +1,4 @@
-"""The certificates that a door shows and asks for, read from files."""
+"""TLS certificates and keys, read from files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _log = logging.getLogger("pbhost")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files, as the flags `--<endpoint>-server-cert` and so on name them.
+    """Paths of PEM files, as given by the flags `--<endpoint>-server-cert` and so on.
 
-    With `mutual`, clients have to show a certificate that `root_cert` vouches for.
+    `mutual`: clients need a certificate that `root_cert` has signed.
     """
 
     endpoint: str
@@ -26,16 +26,16 @@ class TlsFiles:
     mutual: bool
 
     def create_context(self) -> ssl.SSLContext:
-        """What a server needs for its side of TLS.
+        """The TLS context of a server. Blocks.
 
-        Raises HostError INVALID_ARG that names the flag whose file is of no use. Blocks.
+        Raises HostError INVALID_ARG with the flag whose file cannot be used.
         """
         for name in ("server-cert", "server-key", *(["root-cert"] if self.mutual else [])):
             self.read_file(name)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # Without a password OpenSSL would ask for one at the terminal.
+            # Without a password, OpenSSL would ask for one at the terminal.
             context.load_cert_chain(self.server_cert, self.server_key, password=lambda: b"")
         except (ssl.SSLError, ValueError) as error:
             raise self._file_error(
@@ -57,9 +57,9 @@ class TlsFiles:
         return context
 
     def read_file(self, name: str) -> bytes:
-        """What is in the file of `server-cert`, `server-key` or `root-cert`.
+        """The content of the file of `server-cert`, `server-key` or `root-cert`. Blocks.
 
-        Raises HostError INVALID_ARG if it cannot be read or was not given. Blocks.
+        Raises HostError INVALID_ARG if it cannot be read or was not given.
         """
         path = getattr(self, name.replace("-", "_"))
         if not path:
@@ -70,7 +70,7 @@ class TlsFiles:
             raise self._file_error(f"'{path}' cannot be read: {error.strerror}", name) from None
 
     def read_file_or_empty(self, name: str) -> bytes:
-        """The same for doors that take a file that cannot be read for an empty one. Blocks."""
+        """The same, but empty if the file cannot be read. Blocks."""
         try:
             return self.read_file(name)
         except HostError as error:

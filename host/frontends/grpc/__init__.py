@@ -1,1 +1,1 @@
-"""Triton's gRPC service, without a gRPC library: handlers of message bytes, for either engine."""
+"""Triton's gRPC service: handlers of message bytes, which either engine carries."""

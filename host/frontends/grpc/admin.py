@@ -1,4 +1,4 @@
-"""RPCs about the server and its models: everything but inference, as handlers of message bytes."""
+"""All RPCs but inference, as handlers of message bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from host.tracing.updates import NUMBERS, to_change
 
 
 def admin_methods(core: Core) -> list[Method]:
-    """The part of GRPCInferenceService that this module answers."""
+    """The methods of GRPCInferenceService that this module serves."""
     admin = _Admin(core)
     shm = "shared-memory"
     answers: dict[Any, tuple[str, Callable[[Any], Awaitable[Any]]]] = {
@@ -53,7 +53,7 @@ def admin_methods(core: Core) -> list[Method]:
 
 
 def _bytes_handler(request_type: Any, answer: Callable[[Any], Awaitable[Any]]) -> UnaryHandler:
-    """A handler of bytes from one of messages."""
+    """Makes a handler of bytes from a handler of messages."""
 
     async def handle(data: bytes, context: RpcContext) -> bytes:
         try:
@@ -68,9 +68,9 @@ def _bytes_handler(request_type: Any, answer: Callable[[Any], Awaitable[Any]]) -
 
 
 class _Admin:
-    """One method per RPC, from request message to response message.
+    """One method for each RPC, from request message to response message.
 
-    The dataclasses of `host.inference.metadata` have the field names of the messages they become.
+    The dataclasses of `host.inference.metadata` have the field names of the messages.
     """
 
     def __init__(self, core: Core) -> None:
@@ -157,7 +157,7 @@ class _Admin:
         self._core.regions.register_cuda(request.name)
 
     async def cuda_shared_memory_unregister(self, request: Any) -> Any:
-        self._core.regions.require_enabled()  # none exist, and unregistering such is a success
+        self._core.regions.require_enabled()  # none exist, and unregistering them all succeeds
         return pb.CudaSharedMemoryUnregisterResponse()
 
     async def trace_setting(self, request: Any) -> Any:
@@ -178,13 +178,13 @@ class _Admin:
 
 
 def _setting_value(value: Any) -> object:
-    """What a client has set; None, which no setting takes, if it has sent an empty value."""
+    """The value that a client has set; None, which is always invalid, if it is empty."""
     kind = value.WhichOneof("parameter_choice")
     return None if kind is None else getattr(value, kind)
 
 
 def trace_change(settings: Mapping[str, Any]) -> SettingChanges:
-    """The change that a client asks for. Raises HostError."""
+    """The change of trace settings that a client requests. Raises HostError."""
     numbers: dict[str, str | None] = {}
     for name in NUMBERS:
         if name in settings:
@@ -202,7 +202,10 @@ def _refuse_repository_name(request: Any) -> None:
 
 
 def _load_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter | bytes]:
-    """Overrides of a model's files (protocol spec 1.5)."""
+    """The overrides of a load request.
+
+    Source: docs/reference/protocol.md, 1.5.
+    """
     loaded: dict[str, Parameter | bytes] = {}
     for key, value in parameters.items():
         if key == "config":

@@ -1,4 +1,4 @@
-"""The gRPC service carried by grpcio's asyncio server: the reference engine."""
+"""The engine `grpcio`: the gRPC service on grpcio's asyncio server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from host.frontends.grpc.service import GrpcService
 from host.frontends.sockets import listening_socket
 from host.frontends.tls import TlsFiles
 
-_INT_MAX = (1 << 31) - 1  # what grpcio can count: bytes of a message, milliseconds of a time
+_INT_MAX = (1 << 31) - 1  # the maximum of grpcio's integers: bytes of a message, milliseconds
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 _GRPCIO_STATUS = {
@@ -34,7 +34,7 @@ _GRPCIO_STATUS = {
 
 
 class GrpcAioFrontend:
-    """A listening gRPC server. All methods belong to the thread of the running event loop."""
+    """A gRPC server on grpcio. All methods belong to the thread of the running event loop."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GrpcAioFrontend:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Listen, and return the port: a free one if 0 was asked for.
+        """Starts to listen; returns the port, which is a free one if 0 was requested.
 
         Raises HostError UNAVAILABLE if the port is taken.
         """
@@ -67,7 +67,7 @@ class GrpcAioFrontend:
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
         try:
             port = self._bind(server)
-        except (RuntimeError, ValueError):  # without a word on what is wrong
+        except (RuntimeError, ValueError):  # without a reason
             await server.stop(None)
             raise self._bind_error() from None
         await server.start()
@@ -88,7 +88,7 @@ class GrpcAioFrontend:
         return server.add_secure_port(target, credentials)
 
     def _bind_error(self) -> HostError:
-        """Why there is no port, found out by trying again what gRPC has tried."""
+        """Finds out why there is no port, by trying what grpcio has tried."""
         try:
             if self._options.tls is not None:
                 self._options.tls.create_context()
@@ -98,10 +98,10 @@ class GrpcAioFrontend:
         return unavailable(f"Socket '{self._address}:{self._port}' cannot be opened by gRPC")
 
     async def stop(self, grace: float) -> None:
-        """Refuse new inference requests, let open ones finish, and close: `grace` seconds in all.
+        """Refuses new inference requests, waits for open ones, and closes, in `grace` seconds.
 
-        What is still open then is cancelled. To keep answering health checks between draining and
-        closing, `drain` the service first.
+        Open requests are cancelled then. To answer health checks in between, `drain` the service
+        first.
         """
         if self._server is None:
             return
@@ -112,9 +112,9 @@ class GrpcAioFrontend:
 
 
 def check_tls_files(tls: TlsFiles) -> None:
-    """Raises HostError INVALID_ARG if there is no certificate or no key. Blocks.
+    """Raises HostError INVALID_ARG if the certificate or the key is missing. Blocks.
 
-    What else grpcio would not take, only grpcio knows: OpenSSL, which could be asked, is stricter.
+    Other errors of the files are found only by grpcio, as OpenSSL is stricter.
     """
     for name in ("server-cert", "server-key"):
         if not tls.read_file_or_empty(name):
@@ -122,7 +122,7 @@ def check_tls_files(tls: TlsFiles) -> None:
 
 
 class _AioContext:
-    """An RPC's context as handlers see it. Metadata is read only when somebody asks."""
+    """The context of an RPC. Metadata is read only on demand."""
 
     __slots__ = ("_rpc",)
 
@@ -151,11 +151,13 @@ def _unary_behavior(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[b
 
 
 class _AioStreamWriter:
-    """A stream, carried by a coroutine that reads and one that writes."""
+    """A stream, carried by one coroutine that reads and one that writes."""
 
     def __init__(self, rpc: Any) -> None:
         self._rpc = rpc
-        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # at most a message, the end
+        self._outgoing: asyncio.Queue[bytes | None] = (
+            asyncio.Queue()
+        )  # at most one message and the end
         self._error: BaseException | None = None
         self._finished = False
         self._may_read = asyncio.Event()
@@ -172,7 +174,7 @@ class _AioStreamWriter:
         self._outgoing.put_nowait(None)
 
     async def serve(self, handler: StreamHandler, requests: AsyncIterator[bytes]) -> None:
-        """Until the stream is ended; raises what ended it."""
+        """Runs until the stream has ended; raises the error that ended it."""
         reader = asyncio.ensure_future(self._read_messages(handler, requests))
         reader.add_done_callback(self._reading_finished)
         try:
@@ -209,7 +211,7 @@ def _stream_behavior(
             writer = _AioStreamWriter(rpc)
             await writer.serve(open_stream(writer, _AioContext(rpc)), requests)
         except grpc.aio.InternalError:
-            pass  # nothing can be written any more: the client has given the call up
+            pass  # nothing can be written any more: the client has cancelled the call
         except Exception as error:  # the top of a call, as above
             _set_error_status(rpc, error)
 
@@ -230,7 +232,7 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", options.handshake_timeout),
         ("grpc.keepalive_time_ms", options.keepalive_time),
         ("grpc.keepalive_timeout_ms", options.keepalive_timeout),
-        # grpcio waits a minute for the answer to any ping, whatever the argument above says.
+        # grpcio waits a minute for the response to any ping, whatever the argument above says.
         ("grpc.http2.ping_timeout_ms", options.keepalive_timeout),
         ("grpc.keepalive_permit_without_calls", int(options.keepalive_permit_without_calls)),
         ("grpc.http2.max_pings_without_data", options.http2_max_pings_without_data),
@@ -248,6 +250,6 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
         arguments.append(("grpc.max_connection_age_grace_ms", options.max_connection_age_grace))
     level = COMPRESSION_LEVELS[options.compression_level]
     if level:
-        # A level, unlike an algorithm, makes the core choose among what the client accepts.
+        # With a level, unlike an algorithm, the core chooses among what the client accepts.
         arguments.append(("grpc.default_compression_level", level))
     return [(name, min(value, _INT_MAX)) for name, value in arguments]

@@ -1,8 +1,8 @@
-"""Bytes of `ModelInferRequest` into `InferRequest`: a walk that leaves tensors where they are.
+"""Decodes `ModelInferRequest` without copying tensors.
 
-Protobuf parses only small sub-messages here, and those are remembered, as one client's requests
-repeat the same descriptions of inputs and outputs. Compared with protobuf objects for everything,
-a request with a 64-byte tensor takes 9 instead of 14 µs, and one with 4 MiB 10 instead of 775 µs.
+Protobuf parses only small sub-messages here. They are cached, as the requests of one client repeat
+the same descriptions of inputs and outputs. Compared with protobuf objects for everything, a
+request with a 64-byte tensor takes 9 instead of 14 µs, and one with 4 MiB 10 instead of 775 µs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ from host.models.registry import parse_version
 
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 _LENGTH_DELIMITED = 2
-MIN_VIEW_BYTES = (
-    8192  # bytes of a message; below that, copying a slice is cheaper than a memoryview
-)
+MIN_VIEW_BYTES = 8192  # bytes of a message; below that, a copied slice is cheaper than a memoryview
 _MAX_CACHED_BYTES = 512  # bytes of a sub-message
 _CACHE_SIZE = 2048  # sub-messages of each kind
 
@@ -57,9 +55,9 @@ ParsedOutput = tuple[str, Any]
 
 @dataclass(slots=True)
 class InferMessage:
-    """A ModelInferRequest taken apart, with nothing interpreted yet.
+    """A ModelInferRequest, parsed but not interpreted.
 
-    `raw` holds one buffer per entry of `raw_input_contents`: views of the message if it is large.
+    `raw`: one buffer for each entry of `raw_input_contents`; views if the message is large.
     """
 
     model_name: str = ""
@@ -72,22 +70,22 @@ class InferMessage:
 
     @property
     def wants_empty_final(self) -> bool:
-        """Whether a decoupled request without a last response is to be ended by an empty one."""
+        """Whether a decoupled request without a last response ends with an empty one."""
         value = self.parameters.get(EMPTY_FINAL_RESPONSE)
         return value is not None and bool(value.bool_param)
 
 
 def parse_infer_request(data: bytes) -> InferMessage:
-    """Take a ModelInferRequest apart; large tensors are views of `data`.
+    """Parses a ModelInferRequest; large tensors are views of `data`.
 
-    Raises HostError INVALID_ARG if it is not one.
+    Raises HostError INVALID_ARG for an invalid message.
     """
     try:
         return _parse_fields(data)
     except (LookupError, ValueError, DecodeError):
         pass
-    # Not what our walk knows: an unknown field, an odd encoding, or rubbish. Protobuf decides, and
-    # what it accepts is walked in its canonical form.
+    # An unknown field, an unusual encoding, or garbage: protobuf decides. What it accepts is parsed
+    # in its canonical form.
     try:
         message = pb.ModelInferRequest.FromString(data)
     except DecodeError as error:
@@ -97,8 +95,7 @@ def parse_infer_request(data: bytes) -> InferMessage:
 
 
 def _parse_fields(data: bytes) -> InferMessage:
-    """Top-level fields of `data`. Raises LookupError, ValueError or DecodeError for what it does
-    not expect."""
+    """Parses the top-level fields. Raises LookupError, ValueError or DecodeError for others."""
     name = version = request_id = ""
     inputs: list[ParsedInput] = []
     outputs: list[ParsedOutput] = []
@@ -149,7 +146,7 @@ def _parse_fields(data: bytes) -> InferMessage:
 
 
 def _parse_input_cached(data: bytes) -> ParsedInput:
-    # Typed contents travel inside of this sub-message: do not hoard tensors.
+    # Typed contents are part of this sub-message, so it may be large: large ones are not cached.
     return _cached_parse_input(data) if len(data) <= _MAX_CACHED_BYTES else _parse_input(data)
 
 
@@ -175,11 +172,11 @@ _cached_parse_output = functools.lru_cache(_CACHE_SIZE)(_parse_output)
 
 
 def to_request(message: InferMessage, regions: Regions) -> InferRequest:
-    """Interpret a message.
+    """Interprets a message.
 
-    Raises HostError INVALID_ARG or UNSUPPORTED with the texts of protocol spec 2.2 and 2.3, or
-    NOT_FOUND for a shared-memory region. Checks go: version, parameters, duplicates, data, outputs;
-    whoever calls this answers for looking the model up between the first two.
+    Raises HostError INVALID_ARG or UNSUPPORTED with the texts of docs/reference/protocol.md, 2.2
+    and 2.3, or NOT_FOUND for a shared memory region. The order of checks is: version, parameters,
+    duplicates, data, outputs. The caller looks the model up between the first two.
     """
     version = parse_version(message.model_version) if message.model_version else -1
     request = InferRequest(message.model_name, [], version, message.id)
@@ -250,6 +247,6 @@ def _add_inputs(message: InferMessage, request: InferRequest, regions: Regions) 
 def _shared_memory_input(
     name: str, datatype: str, shape: list[int], region_part: RegionPart, regions: Regions
 ) -> Tensor:
-    """An input that lies in a client's memory."""
+    """An input in shared memory of a client."""
     block = regions.find_block(*region_part)
     return Tensor(name, datatype, shape, block, block)

@@ -1,4 +1,4 @@
-"""Typed `InferTensorContents` as the bytes that a tensor of that datatype has."""
+"""Converts typed `InferTensorContents` to tensor bytes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from host.errors import invalid_argument
 
 _LENGTH = struct.Struct("<I")
 
-# Field, the datatype that error texts call it by, the type of its values on the wire, and how each
-# datatype that it may carry is stored. FP16 and BF16 have no field: they travel raw only.
+# Field, datatype in error texts, type of its values on the wire, and the format of each datatype
+# that it may carry. FP16 and BF16 have no field, as they travel raw only.
 _FIELDS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     ("bool_contents", "BOOL", "?", {"BOOL": "?"}),
     ("int_contents", "INT32", "<i4", {"INT8": "<i1", "INT16": "<i2", "INT32": "<i4"}),
@@ -27,10 +27,11 @@ _DATATYPES = {name for *_, stored in _FIELDS for name in stored} | {"FP16", "BF1
 
 
 def contents_bytes(contents: Any, name: str, datatype: str, model: str) -> bytes:
-    """Bytes of input `name` with wire type `datatype`, from the only field of `contents` in use.
+    """The bytes of input `name`, from the only field of `contents` in use.
 
-    Values are little-endian; narrow integers keep their low bytes, BYTES elements get their length
-    prefixes, and no values at all are an empty tensor. Raises HostError INVALID_ARG (spec 2.3).
+    Values are little-endian; narrow integers keep their low bytes; BYTES elements get length
+    prefixes; no values are an empty tensor. Raises HostError INVALID_ARG
+    (docs/reference/protocol.md, 2.3).
     """
     data: bytes | None = None
     for field, field_type, wire, stored in _FIELDS:
@@ -45,7 +46,7 @@ def contents_bytes(contents: Any, name: str, datatype: str, model: str) -> bytes
 
 
 def serialize_bytes(elements: Iterable[bytes]) -> bytes:
-    """Elements of a BYTES tensor as one buffer: each after its length in 4 bytes, little-endian."""
+    """Serializes BYTES elements: each after its length in 4 little-endian bytes."""
     return b"".join([part for item in elements for part in (_LENGTH.pack(len(item)), item)])
 
 

@@ -1,4 +1,4 @@
-"""What a gRPC engine is given: methods and their handlers, status numbers, options."""
+"""The contract between the gRPC service and its engines: methods, handlers, options."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ GRPC_STATUS = {
     ErrorCode.INTERNAL: 13,
     ErrorCode.UNAVAILABLE: 14,
 }
-"""gRPC status number of each kind of failure."""
+"""gRPC status code of each error code."""
 
 
 class RpcContext(Protocol):
-    """What a handler may ask the engine about its RPC."""
+    """The context of an RPC."""
 
     def metadata(self, key: str) -> str | None:
-        """Value of a metadata key (lowercase) that the client sent, None if it did not."""
+        """The value of a metadata key (lowercase) of the client, None without one."""
 
     def invocation_metadata(self) -> Sequence[Header]:
-        """All that the client and its transport sent."""
+        """All metadata of the client and its transport."""
 
 
 class EmptyContext:
-    """The context of an RPC that nobody sent."""
+    """The context of an RPC without metadata."""
 
     def metadata(self, key: str) -> str | None:
-        """None."""
+        """Returns None."""
         return None
 
     def invocation_metadata(self) -> Sequence[Header]:
-        """None."""
+        """Returns nothing."""
         return ()
 
 
@@ -52,44 +52,47 @@ EMPTY_CONTEXT = EmptyContext()
 
 
 class Cancellable(Protocol):
-    """Work that somebody waits for."""
+    """Work in progress."""
 
     def cancel(self) -> object:
-        """Nobody does any more."""
+        """Cancels the work."""
 
 
 ResponseCallback = Callable[[bytes | HostError], None]
-"""Takes the message to answer with, or what failed instead."""
+"""Called with the response message, or with the error."""
 
 
 class StreamWriter(Protocol):
-    """The other end of a stream, as its engine offers it to what serves the stream."""
+    """Writes to a stream; the engine implements it."""
 
     def write_message(self, message: bytes, more: bool) -> bool:
-        """Send a message; `more` may come soon. Whether the next one may be written at once:
-        otherwise `write_ready` is called when this one has left, or little enough waits."""
+        """Sends a message; `more`: another one may follow soon.
+
+        Returns whether the next one may be written at once. Otherwise `write_ready` is called when
+        this one has left or little is buffered.
+        """
 
     def resume_reading(self) -> None:
-        """After a message that was taken as the last one for now: the next may come."""
+        """Lets the next message come, after `message_received` has returned False."""
 
     def finish_stream(self, error: Exception | None = None) -> None:
-        """End the stream, with what failed if anything did. Nothing is called after that."""
+        """Ends the stream, with an error if there is one. Nothing is called after that."""
 
 
 class StreamHandler(Protocol):
-    """What serves one stream, as the engine drives it: by plain calls, one inside of the other."""
+    """Serves one stream; the engine calls it directly, without tasks."""
 
     def message_received(self, message: bytes) -> bool:
-        """Take a message; whether the next one may come before `resume_reading` is called."""
+        """Handles a message; returns whether the next one may come before `resume_reading`."""
 
     def half_closed(self) -> None:
-        """The client has said all."""
+        """Called when the client has sent its last message."""
 
     def write_ready(self) -> None:
-        """There is room again."""
+        """Called when the next message may be written."""
 
     def cancel(self) -> None:
-        """The client has gone, or the engine has ended the stream: nobody is to be told of it."""
+        """Called when the client has gone, or the engine has ended the stream."""
 
 
 UnaryHandler = Callable[[bytes, RpcContext], Awaitable[bytes]]
@@ -101,11 +104,9 @@ StreamHandlerFactory = Callable[[StreamWriter, RpcContext], StreamHandler]
 class UnaryMethod:
     """An RPC with one request and one response.
 
-    The handler takes and returns message bytes, raises HostError for a failure, and is cancelled
-    when the client has gone or its deadline has passed. `category` is what may be restricted.
-    `callback_handler`, if there is one, does the same without a coroutine: it calls its
-    second argument once,
-    maybe before it returns.
+    The handler takes and returns message bytes, raises HostError, and is cancelled when the client
+    has gone or its deadline has passed. `category`: what can be restricted. `callback_handler`:
+    does the same without a coroutine, and calls its second argument once, maybe before it returns.
     """
 
     name: str
@@ -116,7 +117,7 @@ class UnaryMethod:
 
 @dataclass(frozen=True, slots=True)
 class StreamMethod:
-    """An RPC with messages both ways. `open_stream` raises HostError if there is no stream."""
+    """An RPC with messages in both directions. `open_stream` raises HostError."""
 
     name: str
     open_stream: StreamHandlerFactory
@@ -125,11 +126,11 @@ class StreamMethod:
 
 Method = UnaryMethod | StreamMethod
 Services = dict[str, list[Method]]
-"""Methods of each service, by its full name; the path of one is `/{service}/{method}`."""
+"""Methods of each service by its full name; the path of a method is `/{service}/{method}`."""
 
 
 def to_host_error(error: BaseException) -> HostError:
-    """What a client is told of what a handler raised. A bug is logged with its traceback."""
+    """The error for the client. A defect is logged with its traceback."""
     if isinstance(error, HostError):
         return error
     _log.error("unexpected failure of a gRPC handler", exc_info=error)
@@ -138,10 +139,10 @@ def to_host_error(error: BaseException) -> HostError:
 
 @dataclass(frozen=True, slots=True)
 class GrpcOptions:
-    """Options of an engine; times are in milliseconds, 0 for an age means no limit (spec 2.6).
+    """Options of an engine. Times are in milliseconds; an age of 0 is no limit.
 
-    `compression_level` is none, low, medium or high. With `tls`, a file that cannot be read counts
-    as empty.
+    `compression_level`: none, low, medium or high. `tls`: a file that cannot be read is treated as
+    empty. Source: docs/reference/protocol.md, 2.6.
     """
 
     keepalive_time: int = 7200000

@@ -1,6 +1,6 @@
-"""Parameters of a gRPC inference request and of its tensors: which are known, and their types.
+"""Parameters of gRPC inference requests and of their tensors.
 
-Texts and codes are those of protocol spec 2.2, 2.3 and 1.11.
+Source of texts and codes: docs/reference/protocol.md, 2.2, 2.3 and 1.11.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UINT64 = 0xFFFFFFFFFFFFFFFF
 
 
 def apply_parameters(parameters: Mapping[str, Any], request: InferRequest) -> None:
-    """Known request parameters go to their place in `request`, the others to its `parameters`.
+    """Sets known parameters in `request`, and adds the others to its `parameters`.
 
     Raises HostError INVALID_ARG, or UNSUPPORTED for a correlation id that is too long.
     """
@@ -44,7 +44,7 @@ def apply_parameters(parameters: Mapping[str, Any], request: InferRequest) -> No
             if kind != "int64_param":
                 raise _type_error(key, "int64_param")
             request.timeout_us = value.int64_param & _UINT64
-        elif key == EMPTY_FINAL_RESPONSE:  # matters to the stream only, see InferMessage
+        elif key == EMPTY_FINAL_RESPONSE:  # used by the stream only, see InferMessage
             if kind != "bool_param":
                 raise _type_error(key, "bool_param")
         else:
@@ -78,7 +78,7 @@ def _type_error(key: str, expected: str) -> HostError:
 
 
 def shared_memory_part(tensor: str, parameters: Mapping[str, Any]) -> RegionPart | None:
-    """Where in shared memory a tensor lies, if it does. Raises HostError INVALID_ARG."""
+    """The place of a tensor in shared memory, if it has one. Raises HostError INVALID_ARG."""
     region = None
     if "shared_memory_region" in parameters:
         _require_kind(tensor, parameters, "shared_memory_region", "string_param")
@@ -112,8 +112,9 @@ def _require_kind(tensor: str, parameters: Mapping[str, Any], key: str, kind: st
 
 
 def output_options(name: str, parameters: Mapping[str, Any]) -> tuple[RegionPart | None, int]:
-    """Where in shared memory output `name` is to be written, if it is; and how many of its best
-    classes are to be answered in its place, or 0. Raises HostError INVALID_ARG.
+    """The place of an output in shared memory, and the number of its top classes, or 0.
+
+    Raises HostError INVALID_ARG.
     """
     part = shared_memory_part(name, parameters)
     class_count = 0

@@ -1,7 +1,7 @@
-"""Requests that a client sends again with other tensors, recognised instead of taken apart.
+"""Recognises repeated requests that differ only in their id and tensors.
 
-All but the id and the tensors of a ModelInferRequest is the same bytes each time. Where the codec
-takes 18 µs for a request with one small tensor, on a slow machine, this takes 6.
+All other bytes of such a ModelInferRequest are equal. Where the codec takes 18 µs for a request
+with one small tensor, on a slow machine, this takes 6.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from host.frontends.grpc.codec import (
 )
 from host.inference.request import Buffer, InferRequest, Tensor
 
-_MAX_TEMPLATE_BYTES = 512  # bytes of a request without its tensors that are remembered
+_MAX_TEMPLATE_BYTES = 512  # bytes of a cached request without its tensors
 _MAX_RECENT = 256  # names of models, and requests that came once
-_MAX_TEMPLATES = (
-    1024  # requests, each of another shape, or with other parameters: a sequence has its own
-)
+_MAX_TEMPLATES = 1024  # requests with different shapes or parameters; each sequence has its own
 
 
 class RequestTemplate:
     """A request without its id and tensors: the bytes before and after the id.
 
-    With one tensor only, `single_input_suffix` are the bytes from the id to that tensor, which has
+    With one tensor only, `single_input_suffix` is the bytes from the id to that tensor, which has
     `single_input_size` bytes.
     """
 
@@ -51,7 +49,7 @@ class RequestTemplate:
         message: InferMessage,
         request: InferRequest,
     ) -> None:
-        """`tensors` is what comes after the others, `message` what those are."""
+        """`tensors`: where the tensors start. `message`: the parsed request."""
         self.message = message
         self.prefix = prefix
         self.suffix = suffix
@@ -81,7 +79,7 @@ class RequestTemplate:
     def build_request(
         self, inputs: list[Tensor], request_id: str, validation_key: object = None
     ) -> InferRequest:
-        """Another request like it."""
+        """Makes another request from the template."""
         base_request = self.base_request
         request = InferRequest(
             base_request.model_name,
@@ -101,16 +99,16 @@ class RequestTemplate:
 
 
 class RequestCache:
-    """The last requests to each model, as far as the next one may repeat one of them."""
+    """The templates of recent requests."""
 
     def __init__(self) -> None:
         # By the encoded field with the model's name.
         self._last_by_model: dict[bytes, RequestTemplate] = {}
         self._templates: dict[bytes, RequestTemplate] = {}  # by the request without id and tensors
-        self._seen_once: dict[bytes, None] = {}  # requests without id and tensors, met once
+        self._seen_once: dict[bytes, None] = {}  # requests without id and tensors that came once
 
     def lookup(self, data: bytes) -> tuple[InferRequest, InferMessage] | None:
-        """What the bytes of a ModelInferRequest ask for, or None if they match no template.
+        """Returns the request for a ModelInferRequest, or None if it matches no template.
 
         Large tensors are views of `data`. The message has neither the id nor the tensors.
         """
@@ -131,7 +129,7 @@ class RequestCache:
         return None if request is None else (request, template.message)
 
     def remember(self, data: bytes, message: InferMessage, request: InferRequest) -> None:
-        """Remember what these bytes were understood as, if the next ones can be recognised."""
+        """Caches a parsed request if the next ones like it can be recognised."""
         tensors = sum(_field_size(len(raw)) for raw in message.raw)
         if (
             not 0 < len(message.model_name.encode()) < 128
@@ -161,7 +159,7 @@ class RequestCache:
             outputs=message.outputs,
             parameters=message.parameters,
         ):
-            return  # its fields come in another order
+            return  # its fields have another order
         if len(self._last_by_model) >= _MAX_RECENT:
             self._last_by_model.clear()
         if len(self._templates) >= _MAX_TEMPLATES:
@@ -172,7 +170,7 @@ class RequestCache:
     def _first_seen(self, fixed: bytes) -> bool:
         """Whether a request with these bytes comes for the first time.
 
-        Learning costs as much as taking a request apart; of those that come once, there are many.
+        Caching costs as much as parsing, and many requests come only once.
         """
         if fixed in self._seen_once:
             del self._seen_once[fixed]
@@ -184,14 +182,14 @@ class RequestCache:
 
 
 def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | None:
-    """The request, if it is one like the known one. Raises IndexError or UnicodeDecodeError."""
+    """The request, if it matches the template. Raises IndexError or UnicodeDecodeError."""
     if not data.startswith(template.prefix):
         return None
     position = len(template.prefix)
     request_id = ""
     if data[position] == ID_TAG:
         start = position + 2
-        position = start + data[position + 1]  # of a longer one, the rest will not fit
+        position = start + data[position + 1]  # the rest of a longer one does not match
         request_id = data[start:position].decode()
     view: Buffer = data if len(data) < MIN_VIEW_BYTES else memoryview(data)
     single_input_suffix = template.single_input_suffix
@@ -199,7 +197,7 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
         position += len(single_input_suffix)
         if len(data) != position + template.single_input_size:
             return None
-        name, datatype, shape = template.inputs[0]  # all is as it was
+        name, datatype, shape = template.inputs[0]  # everything is unchanged
         return template.build_request(
             [Tensor(name, datatype, shape[:], view[position:])], request_id, template
         )
@@ -221,7 +219,7 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
 
 
 def _template_key(data: bytes) -> bytes:
-    """What comes before the tensors, without the id; empty if it is long. Raises IndexError."""
+    """The bytes before the tensors, without the id; empty if long. Raises IndexError."""
     position, end = 0, len(data)
     prefix, start = b"", 0
     while position < end and (tag := data[position]) != RAW_TAG:
@@ -239,7 +237,7 @@ def _template_key(data: bytes) -> bytes:
 
 
 def _read_long_length(data: bytes, length: int, position: int) -> tuple[int, int]:
-    """A length of several bytes, the first of which was read, and where it ends."""
+    """Reads the rest of a varint; returns the length and its end."""
     length &= 127
     for shift in (7, 14, 21, 28):
         byte = data[position]

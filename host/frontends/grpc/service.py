@@ -1,4 +1,4 @@
-"""The gRPC service without gRPC: every RPC as a handler of bytes, for any engine to carry."""
+"""The gRPC service: every RPC as a handler of bytes, for any engine."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 class GrpcService:
-    """All RPCs over one core. Everything here belongs to the event loop's thread.
+    """All RPCs over one core. Belongs to the event loop's thread.
 
-    Once `drain` is called, new inference requests are refused with UNAVAILABLE.
+    After `drain` was called, new inference requests are refused with UNAVAILABLE.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GrpcService:
         self._streams: set[InferStream] = set()
 
     def services(self) -> Services:
-        """The table that an engine carries."""
+        """The methods that an engine carries."""
         unrestricted: Services = {
             INFERENCE_SERVICE: [
                 StreamMethod("ModelStreamInfer", self._open_stream, "inference"),
@@ -80,7 +80,7 @@ class GrpcService:
             name: [_restrict_method(method, self._restrictions) for method in methods]
             for name, methods in unrestricted.items()
         }
-        # This one has its guard in start_infer, so that an engine may call that itself.
+        # Its access control is in start_infer, so that an engine can call that directly.
         infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer)
         services[INFERENCE_SERVICE].insert(0, infer)
         return services
@@ -88,9 +88,9 @@ class GrpcService:
     def start_infer(
         self, data: bytes, done: ResponseCallback, context: RpcContext = EMPTY_CONTEXT
     ) -> Call:
-        """ModelInfer without a coroutine: `done` is called once, maybe before this returns.
+        """ModelInfer without a coroutine: calls `done` once, maybe before it returns.
 
-        Cancelling the returned call is the engine's part. Raises HostError if there is no call.
+        The engine cancels the returned call. Raises HostError if there is no call.
         """
         if self._inference_restricted:
             _check_restriction(self._restrictions, "inference", context)
@@ -124,14 +124,14 @@ class GrpcService:
 
     @property
     def open_requests(self) -> int:
-        """How many inference RPCs are not answered yet."""
+        """Number of open inference RPCs."""
         return self._open_requests.count
 
     async def drain(self, timeout: float) -> bool:
-        """Refuse new inference requests and wait for open ones, at most `timeout` seconds.
+        """Refuses new inference requests and waits for open ones, at most `timeout` seconds.
 
-        Streams end with UNAVAILABLE as soon as their requests are answered. False if the time was
-        too short.
+        Streams end with UNAVAILABLE as soon as their requests are answered. Returns False if some
+        are still open.
         """
         if not self._open_requests.draining:
             for stream in list(self._streams):
@@ -141,7 +141,7 @@ class GrpcService:
     def submit_stream_request(
         self, data: bytes, context: RpcContext
     ) -> tuple[InferMessage, str, Call | HostError]:
-        """Hand a request of a stream to the core: what it says, its id, and what came of it."""
+        """Submits a request of a stream: returns the message, its id, and its call or its error."""
         message, request_id = InferMessage(), ""
         try:
             known = self._request_cache.lookup(data)
@@ -171,7 +171,8 @@ class GrpcService:
         try:
             return to_request(message, self._core.regions)
         except HostError:
-            # The version is checked before the model is looked up, all else after that (spec 2.2).
+            # The version is checked before the model is looked up (docs/reference/protocol.md,
+            # 2.2).
             parse_version(message.model_version)
             self._core.model_metadata(message.model_name, message.model_version)
             raise
@@ -191,7 +192,7 @@ class GrpcService:
         trace = request.trace = tracing.start_trace(request.model_name, context.metadata)
         if trace is None:
             return self._core.infer(request, unary)
-        # A message is known of when all of it is there.
+        # The message is complete when it is first seen.
         trace.record_event("GRPC_WAITREAD_START")
         trace.record_event("GRPC_WAITREAD_END")
         try:
@@ -227,7 +228,7 @@ class GrpcService:
         return stream
 
     def stream_closed(self, stream: InferStream) -> None:
-        """A stream is over."""
+        """Called when a stream has ended."""
         self._streams.discard(stream)
         self._open_requests.request_finished()
 
@@ -236,14 +237,14 @@ class GrpcService:
 
 
 def _check_restriction(restrictions: Restrictions, category: str, context: RpcContext) -> None:
-    """Raises HostError unless the client sent the metadata that this category asks for, if any."""
+    """Raises HostError unless the client sent the metadata that the category requires."""
     lacking = restrictions.missing_header(category, context.metadata)
     if lacking is not None:
         raise unavailable(f"This protocol is restricted, expecting header '{lacking}'")
 
 
 def _restrict_method(method: Method, restrictions: Restrictions) -> Method:
-    """The method behind that check, which comes before anything is read from a stream."""
+    """The method with access control, before anything is read from a stream."""
     if method.category not in restrictions:
         return method
     if isinstance(method, StreamMethod):

@@ -1,4 +1,7 @@
-"""One `ModelStreamInfer` stream: which answer goes out when, and what ends it (spec 2.5)."""
+"""One `ModelStreamInfer` stream: the order of its responses, and its end.
+
+Source: docs/reference/protocol.md, 2.5.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,30 @@ from host.frontends.grpc.methods import RpcContext, StreamWriter
 from host.inference.request import Call, InferResponse
 
 MAX_OPEN_REQUESTS = 1024
-"""Requests of one stream whose answers may be outstanding before the next one is read."""
+"""Maximum number of open requests of one stream before it stops reading."""
 
 StreamOutcome = InferResponse | HostError | None
-"""A response; an early error; or nothing, for a request that ends without a last response."""
+"""A response, an early error, or None for a request that ends without a last response."""
 
 
 class StreamService(Protocol):
-    """What a stream asks of the service that it belongs to."""
+    """The service that a stream belongs to."""
 
     def submit_stream_request(
         self, data: bytes, context: RpcContext
     ) -> tuple[InferMessage, str, Call | HostError]:
-        """Hand a request to the core: what was understood of it, except for its tensors; its id;
-        and its call, or an early error."""
+        """Submits a request: returns the message without tensors, its id, and its call or its
+        error."""
 
     def is_decoupled(self, message: InferMessage) -> bool:
-        """Whether answers of its model may overtake those of others; False if it is unknown."""
+        """Whether responses of its model may overtake others; False if it is unknown."""
 
     def stream_closed(self, stream: InferStream) -> None:
-        """The stream is over."""
+        """Called when the stream has ended."""
 
 
 class _PendingRequest:
-    """One request of the stream, with answers that wait for the answers of earlier requests."""
+    """A request of the stream, with responses that wait for those of earlier requests."""
 
     __slots__ = ("message", "id", "ordered", "call", "queued")
 
@@ -50,12 +53,12 @@ class _PendingRequest:
 
 
 class InferStream:
-    """Takes requests and writes answers until the client is done, has gone, or an error ends it.
+    """Takes requests and writes responses until the client is done or gone, or an error ends it.
 
-    All happens in the call that brings a request or an answer: no task is woken. Ordinary models
-    answer in the order of the requests, decoupled ones as soon as they can. With `close_on_error`,
-    the first error response ends the stream instead of being sent. The metadata of `context` came
-    with the stream and goes with each of its requests.
+    Everything happens in the call that brings a request or a response; no task is woken. Responses
+    of ordinary models are in the order of the requests; those of decoupled models are sent as soon
+    as possible. `close_on_error`: the first error response ends the stream. `context`: its metadata
+    applies to each request.
     """
 
     def __init__(
@@ -70,24 +73,24 @@ class InferStream:
         self._close_on_error = close_on_error
         self._context = context
         self._open_requests: set[_PendingRequest] = set()
-        self._reading_paused = False  # as many requests are open as may be
-        self._ordered_requests: deque[_PendingRequest] = deque()  # the first one may answer
+        self._reading_paused = False  # the maximum number of requests is open
+        self._ordered_requests: deque[_PendingRequest] = deque()  # the first one may respond
         self._send_queue: deque[tuple[_PendingRequest, StreamOutcome, bool]] = deque()
-        self._writing = False  # an answer is being written, or waits for room
+        self._writing = False  # a response is being written, or waits until it can be
         self._unfinished_write: tuple[_PendingRequest, StreamOutcome, bool] | None = (
-            None  # what waits for room
+            None  # the response that waits
         )
         self._half_closed = False
         self._closing_error: HostError | None = None
         self._closed = False
 
     def finish_after_open_requests(self, error: HostError) -> None:
-        """End the stream with `error` once every request read so far is answered."""
+        """Ends the stream with `error` once every request read so far is answered."""
         self._closing_error = error
         self._close_if_done()
 
     def message_received(self, message: bytes) -> bool:
-        """Take a request; whether there may be another one before `resume_reading` asks for it."""
+        """Submits a request; returns whether the next one may come before `resume_reading`."""
         understood, request_id, outcome = self._service.submit_stream_request(
             message, self._context
         )
@@ -106,19 +109,19 @@ class InferStream:
         return not self._reading_paused
 
     def half_closed(self) -> None:
-        """No more requests: the stream ends when those that are open are answered."""
+        """Ends the stream when the open requests are answered."""
         self._half_closed = True
         self._close_if_done()
 
     def write_ready(self) -> None:
-        """The last answer has left."""
+        """Called when the last response has left."""
         if self._unfinished_write is not None:
             left, self._unfinished_write = self._unfinished_write, None
             self._outcome_written(*left)
             self._write_outcomes()
 
     def cancel(self) -> None:
-        """Cancel the requests that are open; nothing is written any more."""
+        """Cancels the open requests and writes nothing more."""
         if self._closed:
             return
         self._closed = True
@@ -127,7 +130,7 @@ class InferStream:
                 pending.call.cancel()
                 if pending.call.request.trace is not None:
                     pending.call.request.trace.finish_response()
-        # What nobody gets any more lies in shared memory: it is not to wait for a collection.
+        # Releases shared memory at once, without waiting for the garbage collector.
         self._unfinished_write = None
         self._send_queue.clear()
         for pending in self._open_requests:
@@ -149,7 +152,7 @@ class InferStream:
             self._close_stream(self._closing_error)
 
     def _queue_outcome(self, pending: _PendingRequest, answer: StreamOutcome, final: bool) -> None:
-        """Write an answer, or queue it until its turn."""
+        """Writes a response, or queues it until its turn."""
         if self._closed:
             return
         if pending.ordered and self._ordered_requests[0] is not pending:
@@ -158,7 +161,7 @@ class InferStream:
         self._send_queue.append((pending, answer, final))
         if pending.ordered and final:
             self._queue_next_in_order()
-        if not self._writing:  # otherwise whoever has caused this answer goes on with it
+        if not self._writing:  # otherwise the loop that caused this response goes on with it
             self._write_outcomes()
 
     def _queue_next_in_order(self) -> None:
@@ -172,7 +175,7 @@ class InferStream:
             self._ordered_requests.popleft()
 
     def _write_outcomes(self) -> None:
-        """Write what may leave until the client has enough."""
+        """Writes what can be written now."""
         self._writing = True
         try:
             while self._send_queue:
@@ -185,7 +188,7 @@ class InferStream:
                     self._unfinished_write = pending, answer, final
                     return
                 self._outcome_written(pending, answer, final)
-        except Exception as error:  # the engine logs a defect: the model is not to hear of it
+        except Exception as error:  # the engine logs a defect; the model must not see it
             self._close_stream(error)
         self._writing = False
         self._close_if_done()
@@ -212,7 +215,7 @@ class InferStream:
     ) -> bytes:
         """The message to send; empty for none. Raises the HostError that ends the stream."""
         message = pending.message
-        if isinstance(answer, HostError):  # early: it carries the id only
+        if isinstance(answer, HostError):  # an early error has only the id
             return encode_empty_stream_response(answer.message, pending.id)
         error: HostError | None = None
         if answer is None:
@@ -234,7 +237,7 @@ class InferStream:
         if error is not None:
             if self._close_on_error:
                 raise error
-            text = error.message or error.code.value  # a client takes an empty text for success
+            text = error.message or error.code.value  # clients take an empty text for success
         return encode_empty_stream_response(
             text, pending.id, message.model_name, message.model_version, final
         )
