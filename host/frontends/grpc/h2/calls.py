@@ -1,4 +1,4 @@
-"""Calls of gRPC, each of them a stream of HTTP/2: unary ones, streams, and those refused."""
+"""gRPC calls, each of them an HTTP/2 stream: unary calls, streams, and refused calls."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OK_TRAILERS = status.trailers(0)
 _TOO_SLOW = "The request did not arrive in time"
 _SERVER_STOPPED = "the server has stopped before it could answer"
 _STATUS_MESSAGE_SHARE = (
-    2  # of the header list that a client takes, a status text gets one in so many
+    2  # a status text gets this fraction of the header list that a client accepts
 )
 
 
 class _Call(Stream):
-    """What unary calls and streams have in common: a deadline, and how they end."""
+    """What unary calls and streams have in common: deadline, cancellation and end."""
 
     __slots__ = ("rpc", "_running", "_deadline", "_headers_sent")
 
@@ -40,21 +40,21 @@ class _Call(Stream):
         self.rpc = rpc
         self._running: Cancellable | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._headers_sent = False  # the head of the response is sent
+        self._headers_sent = False  # of the response
         if rpc.timeout is not None:
             self._deadline = connection.loop.call_later(rpc.timeout, self._deadline_exceeded)
 
     def on_aborted(self) -> None:
-        """Nobody waits for it: what works on it is cancelled."""
+        """Cancels the handler, as the client has gone."""
         self._cancel_deadline()
         self._cancel_handler()
 
     def end_unavailable(self, text: str = _SERVER_STOPPED) -> None:
-        """The connection ends, as the text says, or the server does."""
+        """Ends the call with UNAVAILABLE, as the connection or the server ends."""
         self._end_and_cancel(RpcError(StatusCode.UNAVAILABLE, text))
 
     def on_too_slow(self) -> None:
-        """The client is not waited for any longer."""
+        """Ends the call, as the client sends too slowly."""
         self._end_and_cancel(RpcError(StatusCode.DEADLINE_EXCEEDED, _TOO_SLOW))
         self.connection.send_buffer.flush()
 
@@ -67,7 +67,7 @@ class _Call(Stream):
             )
 
     def _send_error(self, error: BaseException) -> None:
-        """End with what was raised."""
+        """Ends the call with the error that a handler raised."""
         if self.closed:
             return
         self._cancel_deadline()
@@ -82,8 +82,8 @@ class _Call(Stream):
         self.connection.send_buffer.flush()
 
     def _end_and_cancel(self, fault: RpcError) -> None:
-        """End with a status while the handler still works on it."""
-        if self.pending_bytes:  # the client does not even take what is there
+        """Ends the call with a status while its handler still runs."""
+        if self.pending_bytes:  # the client does not even read what was sent
             self.reset(H2ErrorCode.CANCEL)
             self.connection.send_buffer.flush()
         else:
@@ -91,7 +91,7 @@ class _Call(Stream):
         self._cancel_handler()
 
     def _cancel_handler(self) -> None:
-        """Cancel what works on it."""
+        """Cancels the handler."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
@@ -119,17 +119,17 @@ class UnaryCall(_Call):
         self._reader: MessageReader | None = None
 
     def on_opened(self) -> None:
-        """Its message is to come."""
+        """Starts to wait for the message."""
 
     @property
     def incoming_bytes(self) -> int | None:
-        """Until its one message is there, with the end of the stream."""
+        """Bytes received, until the one message and the end of the stream are there."""
         if self.remote_ended:
             return None
         return 0 if self._reader is None else self._reader.bytes_received
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Serve the call once its message is there."""
+        """Starts the handler once the message is there."""
         (self.connection if end else self).acknowledge_received_data(size)
         reader = self._reader
         if reader is None:
@@ -216,7 +216,7 @@ class UnaryCall(_Call):
         encoding = self.rpc.response_encoding
         head = status.response_headers(encoding) if encoding else status.RESPONSE_HEADERS
         self.send_response(head, prefix, body, _OK_TRAILERS)
-        # Whoever has answered may have more answers for this client, or work to hand out first.
+        # The caller may have more responses for this client, or work to pass on first.
         if self.connection.streams:
             self.connection.send_buffer.flush_soon()
         else:
@@ -224,7 +224,7 @@ class UnaryCall(_Call):
 
 
 class StreamCall(_Call):
-    """Messages both ways: the Client of what serves them, which is called as they come."""
+    """Messages in both directions; the StreamWriter of its handler."""
 
     __slots__ = ("_method", "_reader", "_handler", "_reading_paused", "_tasks")
 
@@ -234,13 +234,13 @@ class StreamCall(_Call):
         super().__init__(connection, stream_id, rpc)
         self._method = method
         self._reader = MessageReader(connection.limits.max_message_size)
-        self._handler: StreamHandler | None = None  # until the stream has been ended
-        self._reading_paused = False  # no message is taken now
-        self._tasks: set[asyncio.Future[None]] = set()  # on compressed messages
+        self._handler: StreamHandler | None = None  # None once the stream has ended
+        self._reading_paused = False  # no message is accepted now
+        self._tasks: set[asyncio.Future[None]] = set()  # that compress or decompress messages
 
     @property
     def incoming_bytes(self) -> int | None:
-        """While a message has come only in part, and there is room for the rest."""
+        """Bytes received of a partial message, if there is room for the rest."""
         return (
             None
             if self._reader.at_message_boundary or self.held_bytes
@@ -248,14 +248,14 @@ class StreamCall(_Call):
         )
 
     def on_opened(self) -> None:
-        """Have it served."""
+        """Opens the stream's handler."""
         try:
             self._handler = self._running = self._method.open_stream(self, self.rpc)
         except Exception as error:  # the top of a call: a defect is logged and answered
             self._send_error(error)
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Messages. While one is not taken, no new room is granted."""
+        """Receives messages. While one is not accepted, no flow-control window is granted."""
         self.held_bytes += size
         try:
             self._reader.feed(piece)
@@ -267,7 +267,7 @@ class StreamCall(_Call):
         self._deliver_messages()
 
     def _deliver_messages(self) -> None:
-        """Pass on the messages that are there, as far as they are taken."""
+        """Passes on complete messages while the handler accepts them."""
         ready = self._reader.messages
         try:
             while ready and not self._reading_paused and self._handler is not None:
@@ -293,13 +293,13 @@ class StreamCall(_Call):
             self._abort_with_error(error)
 
     def resume_reading(self) -> None:
-        """The next message is taken."""
+        """Lets the next message come."""
         self._reading_paused = False
         self._deliver_messages()
         self.connection.send_buffer.flush_soon()
 
     def write_message(self, message: bytes, more: bool) -> bool:
-        """Send a message, at once if no more may come; whether the next may follow."""
+        """Sends a message; returns whether the next one may be written at once."""
         if self.rpc.response_encoding:
             self._start_task(self._write_compressed(message))
             return False
@@ -324,7 +324,7 @@ class StreamCall(_Call):
             self._handler.write_ready()
 
     def finish_stream(self, error: Exception | None = None) -> None:
-        """End the stream."""
+        """Ends the stream."""
         self._handler = self._running = None
         if self.closed:
             return
@@ -355,14 +355,14 @@ class StreamCall(_Call):
     def _task_finished(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
         if self._handler is None:
-            return  # the stream is over, and has cancelled it
+            return  # the stream has ended and has cancelled this
         if task.cancelled():
             self._abort_with_error(RpcError(StatusCode.UNAVAILABLE, _SERVER_STOPPED))
         elif (error := task.exception()) is not None:
             self._abort_with_error(error)
 
     def _abort_with_error(self, error: BaseException) -> None:
-        """End with what was raised although it is being served."""
+        """Ends the stream with an error and cancels its handler."""
         self._send_error(error)
         self._cancel_handler()
 
@@ -383,12 +383,12 @@ class RefusedCall(Stream):
         self._block = block
 
     def on_opened(self) -> None:
-        """Answer."""
+        """Sends the response."""
         self.send_trailers(self._block)
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Nobody reads it."""
+        """Drops the data."""
         self.acknowledge_received_data(size)
 
     def on_aborted(self) -> None:
-        """Nothing was begun."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""One client's connection: its streams, its windows, and what both ends have promised."""
+"""One HTTP/2 connection: its streams, flow-control windows and settings."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from host.frontends.sockets import unsent_bytes
 _log = logging.getLogger("pbhost")
 
 _DRAIN_PING = b"pbdrain."
-_MAX_RESET_STREAMS = 1024  # streams that were ended while their client was still sending
+_MAX_RESET_STREAMS = 1024  # streams that were reset while their client was still sending
 _MAX_SETTINGS = 128  # in one frame
-_MIN_REQUEST_BYTES = 48  # bytes; less are frames that control something
+_MIN_REQUEST_BYTES = 48  # bytes; shorter frames are control frames
 
 
 class H2Connection(asyncio.Protocol):
-    """The server's end of an HTTP/2 connection. It raises nothing into the event loop.
+    """The server's end of an HTTP/2 connection. Raises nothing into the event loop.
 
-    `route` makes a Route of the fields of a request and their size. `on_opened` is called when
-    the client is connected, and TLS set up; `on_closed` when it is not any more. `on_activity` is
-    called when it may have sent a request, before that is read.
+    `route`: makes a Route of the header fields of a request and their size. `on_opened`: called
+    when the client has connected, after the TLS handshake. `on_closed`: called when the connection
+    is closed. `on_activity`: called before data is read that may contain a request.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class H2Connection(asyncio.Protocol):
         self.limits = limits
         self.streams: dict[int, Stream] = {}
         self.send_buffer = SendBuffer(limits)
-        self.last_received_at = 0.0  # when the last bytes came
+        self.last_received_at = 0.0  # time of the last received bytes
         self.loop = asyncio.get_running_loop()
         self._on_opened = on_opened
         self._on_closed = on_closed
@@ -67,7 +67,7 @@ class H2Connection(asyncio.Protocol):
         self._reset_bucket = TokenBucket(*limits.reset_rate)
         self._no_op_frames = TokenBucket(*limits.no_op_frame_rate)
         self._draining = False
-        self._refusing_streams = False  # new streams; the last GOAWAY is sent
+        self._refusing_streams = False  # refuses new streams, as the last GOAWAY was sent
         self._closing = False  # nothing more is read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -123,7 +123,7 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.resume_writing()
 
     def acknowledge_received_data(self, size: int) -> None:
-        """Grant so many received bytes anew."""
+        """Grants flow-control window for bytes that were processed."""
         self._unacknowledged_bytes += size
         if self._unacknowledged_bytes >= self.limits.connection_window // 2:
             self._recv_window += self._unacknowledged_bytes
@@ -132,14 +132,14 @@ class H2Connection(asyncio.Protocol):
             self._unacknowledged_bytes = 0
 
     def stream_finished(self, stream: Stream) -> None:
-        """The response is sent. A client that still sends is told that nobody reads it."""
+        """Called when the response was sent. A client that still sends gets RST_STREAM."""
         if not stream.remote_ended:
             self.send_buffer.write(frames.rst_stream(stream.id, H2ErrorCode.NO_ERROR))
             self._remember_reset_stream(stream.id)
         self._remove_stream(stream)
 
     def reset_stream(self, stream_id: int, code: H2ErrorCode) -> None:
-        """End a stream at once."""
+        """Resets a stream."""
         self.send_buffer.write(frames.rst_stream(stream_id, code))
         self._remember_reset_stream(stream_id)
         if (stream := self.streams.get(stream_id)) is not None:
@@ -148,32 +148,32 @@ class H2Connection(asyncio.Protocol):
 
     @property
     def open_streams(self) -> int:
-        """How many requests are being served."""
+        """Number of open requests."""
         return len(self.streams)
 
     @property
     def data_frames_sent(self) -> int:
-        """How many frames of data it has sent."""
+        """Number of DATA frames sent."""
         return self.send_buffer.data_frames_sent
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the client's machine has not taken yet."""
+        """Bytes that the client has not acknowledged yet (TCP)."""
         return unsent_bytes(self._transport)
 
     def drain(self, text: str = "") -> None:
-        """Accept no more streams, as soon as the client can know; close when none is left."""
+        """Accepts no more streams once the client can know; closes when none is open."""
         if self._draining or self._closing:
             return
         self._draining = True
         self.send_buffer.write(frames.goaway(frames.MAX_STREAM, H2ErrorCode.NO_ERROR, text))
         self.send_buffer.write(frames.ping(_DRAIN_PING, False))
         self.send_buffer.flush()
-        # What the client opened before it has read this is served still.
+        # Streams that the client opened before it read this are still served.
         self._timers.call_later(self.limits.linger_timeout, self._refuse_streams)
 
     def close(self, code: H2ErrorCode = H2ErrorCode.NO_ERROR, text: str = "") -> None:
-        """End it: what streams are open end with an error, or are given up."""
+        """Closes the connection; open streams end with an error, or are cancelled."""
         if self._closing:
             return
         for stream in list(self.streams.values()):
@@ -182,18 +182,18 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.flush()
 
     def abort(self) -> None:
-        """Close it without another word."""
+        """Closes the connection at once."""
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
 
     def check_data_rate(self) -> None:
-        """Give up what the client has begun, and does not go on with."""
+        """Ends calls and connections whose client sends below the minimum data rate."""
         if self._min_data_rate.reset_slow_streams(self._recv_window):
             self.close(H2ErrorCode.ENHANCE_YOUR_CALM, "too slow")
 
     def send_keepalive_ping(self, data: bytes) -> None:
-        """Send a PING."""
+        """Sends a PING."""
         self.send_buffer.write(frames.ping(data, False))
         self.send_buffer.flush()
 
@@ -215,14 +215,14 @@ class H2Connection(asyncio.Protocol):
         self._abort_streams()
 
     def _close_when_sent(self) -> None:
-        """Read nothing more, and close when all is sent."""
+        """Reads nothing more, and closes when everything was sent."""
         self._closing = True
         self.send_buffer.flush_and_close()
         transport = self._transport
         if transport is None:
             return
         if transport.can_write_eof():
-            # If it were closed with something unread, the kernel would take the reason back.
+            # If it were closed with unread data, the kernel would drop what was sent.
             transport.write_eof()
         else:
             transport.close()
@@ -290,7 +290,7 @@ class H2Connection(asyncio.Protocol):
             known.on_data(b"", 0, True)
 
     def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
-        """Bytes of a request."""
+        """Data of a request."""
         self._recv_window -= size
         if self._recv_window < 0:
             raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "more data than was granted")
@@ -318,7 +318,7 @@ class H2Connection(asyncio.Protocol):
         self.on_stream_error(stream, H2ErrorCode.STREAM_CLOSED)
 
     def on_settings(self, values: list[tuple[int, int]]) -> None:
-        """The client's settings; they apply at once."""
+        """Applies the client's settings."""
         self.on_no_op_frame()
         if len(values) > _MAX_SETTINGS:
             raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, f"{len(values)} settings")
@@ -328,11 +328,11 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.send_waiting()
 
     def on_settings_ack(self) -> None:
-        """Ours have arrived: nothing depends on it, as all of them only grant."""
+        """Does nothing, as our settings only grant."""
         self.on_no_op_frame()
 
     def on_ping(self, data: bytes, ack: bool) -> None:
-        """Answer; or note that the client has."""
+        """Responds to a PING, or records the response to ours."""
         self.on_no_op_frame()
         if ack:
             self._timers.ping_acknowledged(data)
@@ -348,7 +348,7 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.write_control_frame(frames.ping(data, True))
 
     def on_window_update(self, stream: int, increment: int) -> None:
-        """Room for more."""
+        """Increases a flow-control window."""
         if not stream:
             self.send_buffer.increase_window(increment)
             return
@@ -363,11 +363,11 @@ class H2Connection(asyncio.Protocol):
                 self.send_buffer.send_waiting()
 
     def on_rst_stream(self, stream: int) -> None:
-        """The client has given a request up."""
+        """The client has cancelled a request."""
         self._count_reset()
         known = self.streams.get(stream)
         if known is None:
-            # Against RFC 9113 5.1, gRPC's own client resets what it has not even begun.
+            # Against RFC 9113 5.1, gRPC's own client resets streams that it has not started.
             if not stream & 1:
                 self._check_not_idle(stream, "RST_STREAM")
             self._reset_streams.pop(stream, None)
@@ -376,18 +376,18 @@ class H2Connection(asyncio.Protocol):
         known.on_aborted()
 
     def on_goaway(self, code: int) -> None:
-        """The client opens no more streams; it will close."""
+        """The client opens no more streams and will close the connection."""
         self.on_no_op_frame()
 
     def on_no_op_frame(self) -> None:
-        """A frame that does nothing; only so many are taken."""
+        """A frame without an effect, of which only a limited rate is accepted."""
         if not self._no_op_frames.consume():
             raise H2ConnectionError(
                 H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do nothing"
             )
 
     def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
-        """Reset a stream for what the client did; only so many are taken."""
+        """Resets a stream for an error of the client, of which only a limited rate is accepted."""
         if stream > self._last_stream or not stream & 1:
             raise H2ConnectionError(code, "a wrong frame on a stream that is not open")
         self._count_reset()

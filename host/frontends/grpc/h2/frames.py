@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 as bytes: their numbers, and how those that a server sends are written."""
+"""HTTP/2 frames: their numbers, and the encoding of those that a server sends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITH_PRIORITY = 0x20
 
 
 class H2ErrorCode(enum.IntEnum):
-    """Why a stream or a connection ends (RFC 9113 section 7)."""
+    """Error codes of streams and connections (RFC 9113 section 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -41,7 +41,7 @@ class H2ErrorCode(enum.IntEnum):
 
 
 class Setting(enum.IntEnum):
-    """What the ends of a connection tell each other about themselves (RFC 9113 section 6.5.2)."""
+    """Settings of the two ends of a connection (RFC 9113 section 6.5.2)."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -52,7 +52,7 @@ class Setting(enum.IntEnum):
 
 
 class H2ConnectionError(Exception):
-    """The peer broke a rule that ends the whole connection; the text goes into GOAWAY."""
+    """The client broke a rule that ends the connection; the text goes into GOAWAY."""
 
     def __init__(self, code: H2ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -61,7 +61,7 @@ class H2ConnectionError(Exception):
 
 
 FRAME_HEADER = struct.Struct(">HBBBI")
-"""A frame's head: length (upper 16 and lower 8 of 24 bits), kind, flags, stream."""
+"""Frame header: length (upper 16 and lower 8 of 24 bits), type, flags, stream."""
 
 FRAME_HEADER_SIZE = FRAME_HEADER.size
 _SETTING = struct.Struct(">HI")
@@ -99,13 +99,13 @@ def rst_stream(stream: int, code: H2ErrorCode) -> bytes:
 
 
 def goaway(last_stream: int, code: H2ErrorCode, text: str = "") -> bytes:
-    """A GOAWAY frame: streams after `last_stream` were not looked at."""
+    """A GOAWAY frame: streams after `last_stream` were not processed."""
     payload = _TWO_NUMBERS.pack(last_stream, code) + text.encode("ascii", "replace")
     return frame_header(len(payload), GOAWAY, 0, 0) + payload
 
 
 def headers(stream: int, block: bytes, end_stream: bool, max_frame: int) -> bytes:
-    """A header block: HEADERS, and as many CONTINUATION frames as its length asks for."""
+    """A header block: HEADERS, and CONTINUATION frames if it is long."""
     flags = END_STREAM if end_stream else 0
     if len(block) <= max_frame:
         return frame_header(len(block), HEADERS, flags | END_HEADERS, stream) + block

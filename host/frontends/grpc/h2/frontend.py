@@ -1,4 +1,4 @@
-"""The gRPC service carried by our own HTTP/2: the lean engine."""
+"""The gRPC service on our own HTTP/2: listening sockets, start and shutdown."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from host.frontends.sockets import listening_socket
 from host.frontends.tls import TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
-_CLOSE_TIMEOUT = 1.0  # for GOAWAY and the last answers to leave
+_CLOSE_TIMEOUT = 1.0  # seconds for GOAWAY and the last responses to be sent
 
 
 class Service(Protocol):
-    """What is carried."""
+    """The service that is carried."""
 
     def services(self) -> Services:
         """Methods by service."""
 
     async def drain(self, timeout: float) -> bool:
-        """Refuse new work, and wait for what is open."""
+        """Refuses new requests, and waits for open ones."""
 
 
 class H2Frontend:
-    """A listening gRPC server. All methods belong to the thread of the running event loop."""
+    """A gRPC server. All methods belong to the thread of the running event loop."""
 
     def __init__(
         self,
@@ -51,10 +51,9 @@ class H2Frontend:
         self._stopped = False
 
     async def start(self) -> int:
-        """Listen, and return the port: a free one if 0 was asked for.
+        """Starts to listen; returns the port, which is a free one if 0 was requested.
 
-        Raises HostError UNAVAILABLE if the port is taken, INVALID_ARG if a file for TLS is of no
-        use.
+        Raises HostError UNAVAILABLE if the port is taken, INVALID_ARG if a TLS file cannot be used.
         """
         router = Router(self._service.services(), self._options, self._limits)
 
@@ -79,17 +78,17 @@ class H2Frontend:
                 ssl=context,
                 ssl_handshake_timeout=self._limits.handshake_timeout if context else None,
             )
-        except BaseException:  # also if cancelled: nobody else would close it
+        except BaseException:  # also if cancelled, as the socket has no other owner
             listening.close()
             raise
         self._all_closed.set()
         return int(listening.getsockname()[1])
 
     async def stop(self, grace: float) -> None:
-        """Refuse new inference requests, let open ones finish, and close: `grace` seconds in all.
+        """Refuses new inference requests, waits for open ones, and closes, in `grace` seconds.
 
-        What is still open then ends with UNAVAILABLE. To keep answering health checks between
-        draining and closing, `drain` the service first.
+        Requests that are still open end with UNAVAILABLE. To answer health checks in between,
+        `drain` the service first.
         """
         if self._server is None:
             return
@@ -129,9 +128,9 @@ class H2Frontend:
 
 
 def create_h2_context(tls: TlsFiles) -> ssl.SSLContext:
-    """TLS for HTTP/2. Raises HostError INVALID_ARG. Blocks."""
+    """The TLS context for HTTP/2. Raises HostError INVALID_ARG. Blocks."""
     for name in ("server-cert", "server-key"):
-        tls.read_file_or_empty(name)  # says so, before the context says that it cannot work
+        tls.read_file_or_empty(name)  # the log names the file before the context fails without it
     context = tls.create_context()
     context.set_alpn_protocols(["h2"])
     return context

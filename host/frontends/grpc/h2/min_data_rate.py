@@ -1,4 +1,4 @@
-"""Whether what a client has begun to send goes on coming."""
+"""The minimum data rate of requests in transmission."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.reader import FrameReader
 from host.frontends.grpc.h2.stream import Stream
 
-_FRAME_KEY = 0  # stands for a frame that has come in part: no stream has that number
+_FRAME_KEY = 0  # the key of an incomplete frame, as no stream has this number
 
 
 class MinDataRate:
-    """What of one connection's `streams` and frames was under way at the last look."""
+    """Remembers how far the incomplete requests and frames of one connection were at the last
+    check."""
 
     def __init__(
         self, streams: Mapping[int, Stream], reader: FrameReader, limits: ConnectionLimits
@@ -23,10 +24,10 @@ class MinDataRate:
         self._last_counts: dict[int, int] = {}  # bytes by stream
 
     def reset_slow_streams(self, window: int) -> bool:
-        """Give up streams that were under way at the last look and have hardly come on.
+        """Resets streams that have received too little since the last check.
 
-        Whether that holds for a frame. `window`: how much the client may send on the connection;
-        with none left, nothing can come.
+        Returns whether that holds for an incomplete frame. `window`: the connection's window;
+        without any, the client cannot send.
         """
         now: dict[int, int] = {}
         if window >= self._min_bytes:

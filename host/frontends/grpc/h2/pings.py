@@ -1,14 +1,14 @@
-"""Which PINGs of a client are too many, by the rules of gRPC's own servers."""
+"""The limit on PINGs of a client, by the rules of grpc's own servers."""
 
 from __future__ import annotations
 
 from host.frontends.grpc.methods import GrpcOptions
 
-_MIN_INTERVAL_WITHOUT_CALLS = 7200.0  # seconds between pings of a client that has no call open
+_MIN_INTERVAL_WITHOUT_CALLS = 7200.0  # seconds between pings of a client without an open call
 
 
 class PingPolicy:
-    """Counts strikes: pings that come too soon after another, with nothing sent between them."""
+    """Counts strikes: pings that come too soon after another, with no data sent in between."""
 
     __slots__ = ("_options", "_strikes", "_last_ping_at", "_sent_data")
 
@@ -19,7 +19,8 @@ class PingPolicy:
         self._sent_data = -1
 
     def received_ping(self, now: float, sent_data: int, without_calls: bool) -> bool:
-        """A ping has come at `now` (seconds), after so many frames of data were sent: too many?"""
+        """Called with a ping at `now` (seconds), after `sent_data` frames; returns whether it is
+        too many."""
         options = self._options
         if sent_data != self._sent_data:
             self._sent_data, self._strikes, self._last_ping_at = sent_data, 0, float("-inf")

@@ -1,4 +1,4 @@
-"""Bytes from a client into frames: layout, sizes, padding and header blocks (RFC 9113 4 and 6)."""
+"""Parses frames: layout, sizes, padding and header blocks (RFC 9113 sections 4 and 6)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 
 Piece = bytes | memoryview
 
-_MIN_VIEW_BYTES = 16384  # bytes; a view of less would keep much more memory than it shows
+_MIN_VIEW_BYTES = 16384  # bytes; a smaller view would keep much more memory than it shows
 _STREAM_BITS = 0x7FFFFFFF
 _HEADERS_FLAGS = frames.END_HEADERS | frames.PADDED | frames.WITH_PRIORITY
 _NUMBER = struct.Struct(">I")
@@ -30,68 +30,68 @@ _SETTING = struct.Struct(">HI")
 
 
 class FrameHandler(Protocol):
-    """Who is told of frames. May raise H2ConnectionError, which `feed` passes on."""
+    """Handles frames. May raise H2ConnectionError, which `feed` passes on."""
 
     def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
-        """Bytes of a DATA frame, maybe not all; `size` is what they take of the window."""
+        """Data of a DATA frame, maybe in parts; `size`: its share of the flow-control window."""
 
     def on_headers(self, stream: int, block: bytes, end: bool) -> None:
-        """A whole header block."""
+        """A complete header block."""
 
     def on_settings(self, values: list[tuple[int, int]]) -> None:
         """The client's settings."""
 
     def on_settings_ack(self) -> None:
-        """It has taken ours."""
+        """The client has acknowledged our settings."""
 
     def on_ping(self, data: bytes, ack: bool) -> None:
-        """Eight bytes, as a question or an answer."""
+        """A PING with eight bytes of data, or the response to one."""
 
     def on_window_update(self, stream: int, increment: int) -> None:
-        """Room for more data of a stream, or of the connection if it is 0."""
+        """The client grants more window to a stream, or to the connection if it is 0."""
 
     def on_rst_stream(self, stream: int) -> None:
-        """The client has given a stream up."""
+        """The client has cancelled a stream."""
 
     def on_goaway(self, code: int) -> None:
         """The client will open no more streams."""
 
     def on_no_op_frame(self) -> None:
-        """A frame came that does nothing."""
+        """A frame without an effect."""
 
     def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
-        """A frame broke a rule that ends its stream only."""
+        """A frame violates a rule that ends only its stream."""
 
 
 class FrameReader:
-    """Cuts what arrives into frames, however it is split.
+    """Splits received data into frames.
 
-    Whole frames are buffered, except DATA, whose bytes are passed on as they come: so at most one
-    frame of another kind and one header block are held.
+    Frames are buffered until they are complete, except DATA, which is passed on as it comes. So at
+    most one other frame and one header block are buffered.
     """
 
     def __init__(self, handler: FrameHandler, limits: ConnectionLimits) -> None:
         self._handler = handler
         self._limits = limits
-        self._buffer = bytearray()  # the beginning of something
-        self._min_buffered = len(PREFACE)  # bytes that the buffer must have before it is looked at
-        self.bytes_received = 0  # bytes so far
-        self._preface_received = False  # the preface was there
-        self._settings_received = False  # so was the first SETTINGS
-        self._data_stream = 0  # of the DATA frame that is coming in
+        self._buffer = bytearray()  # an incomplete frame
+        self._min_buffered = len(PREFACE)  # bytes that the buffer must have before it is parsed
+        self.bytes_received = 0  # in total
+        self._preface_received = False  # whether the preface was received
+        self._settings_received = False  # whether the first SETTINGS was received
+        self._data_stream = 0  # stream of the incomplete DATA frame
         self._data_left = 0
         self._data_end = False
-        self._block_stream = 0  # of the header block that is coming in; 0 for none
+        self._block_stream = 0  # stream of the incomplete header block; 0 for none
         self._block_end = False
         self._block: list[bytes] = []
 
     @property
     def in_frame(self) -> bool:
-        """Whether a frame, or a header block, has come only in part; DATA does not count."""
+        """Whether a frame other than DATA, or a header block, is incomplete."""
         return bool(self._buffer or self._block_stream)
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived. Raises H2ConnectionError; nothing may be fed after that."""
+        """Parses received data. Raises H2ConnectionError; then nothing may be fed any more."""
         self.bytes_received += len(data)
         buffer = self._buffer
         if buffer:
@@ -120,7 +120,7 @@ class FrameReader:
             start = position + FRAME_HEADER_SIZE
             stop = start + length
             stream &= _STREAM_BITS
-            # The first branches are what nearly all frames are, at the least price.
+            # The first branches handle nearly all frames at the lowest cost.
             if self._block_stream or not self._settings_received:
                 self._check_frame_order(kind, stream)
             elif kind == WINDOW_UPDATE:
@@ -152,7 +152,7 @@ class FrameReader:
             buffer += data[position:] if position else data
 
     def _check_preface(self, data: bytes) -> bool:
-        """Whether it is there. Raises for what cannot become it."""
+        """Whether the preface is complete. Raises if it is wrong."""
         if not PREFACE.startswith(data[: len(PREFACE)]):
             raise _connection_error(H2ErrorCode.PROTOCOL_ERROR, "no HTTP/2 connection preface")
         if len(data) < len(PREFACE):
@@ -183,7 +183,7 @@ class FrameReader:
             self._handler.on_data(stream, piece, len(piece), False)
 
     def _continue_data_frame(self, data: bytes) -> int:
-        """Bytes of the DATA frame that is coming in; how many there were."""
+        """Handles data of the current DATA frame; returns its number of bytes."""
         size = min(self._data_left, len(data))
         self._data_left -= size
         end = self._data_end and not self._data_left
@@ -215,7 +215,7 @@ class FrameReader:
             self._handler.on_goaway(_NUMBER.unpack_from(payload, 4)[0])
         elif kind == frames.PUSH_PROMISE:
             raise _connection_error(H2ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
-        else:  # PRIORITY, which is deprecated, and kinds that we do not know
+        else:  # PRIORITY, which is deprecated, and unknown types
             self._handler.on_no_op_frame()
             if kind == frames.PRIORITY and len(payload) != 5:
                 self._handler.on_stream_error(stream, H2ErrorCode.FRAME_SIZE_ERROR)
@@ -304,7 +304,7 @@ def _check_length(size: int, name: str, payload: bytes) -> bytes:
 
 
 def _strip_padding(payload: bytes) -> bytes:
-    """What is left without padding."""
+    """The payload without padding."""
     if not payload:
         raise _connection_error(
             H2ErrorCode.FRAME_SIZE_ERROR, "padded frame without a padding length"

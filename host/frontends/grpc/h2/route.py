@@ -1,4 +1,4 @@
-"""From the header fields of a request to what serves it."""
+"""Routes a request by its header fields."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _RefusedRoute:
 
 
 class Router:
-    """Knows the methods of all services. `route` never raises: a refusal is a route too."""
+    """Knows the methods of all services. `route` never raises, as a refusal is a route too."""
 
     def __init__(self, services: Services, options: GrpcOptions, limits: ConnectionLimits) -> None:
         self._methods: dict[bytes, Method] = {
@@ -71,7 +71,7 @@ class Router:
         self._max_header_list = limits.max_header_list
 
     def route(self, fields: Fields, size: int) -> Route:
-        """What serves a request with these fields, which count as `size` bytes."""
+        """The route of a request with these fields, whose size is `size` bytes."""
         known = dict(fields)
         if known[b":method"] != b"POST":
             return _RefusedRoute(status.http_error_headers(405))
@@ -93,5 +93,5 @@ class Router:
 
 
 def _is_grpc(content_type: bytes) -> bool:
-    """`application/grpc`, maybe with a suffix or parameters."""
+    """Whether it is `application/grpc`, maybe with a suffix or parameters."""
     return content_type == _GRPC or content_type.startswith((_GRPC + b"+", _GRPC + b";"))

@@ -1,4 +1,4 @@
-"""How a gRPC call ends: status numbers, and the header blocks that say them."""
+"""The end of a gRPC call: status codes, and the header blocks that carry them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import enum
 import functools
 import re
 
-_LITERAL = b"\x00"  # HPACK: a field that no table remembers, with its name
+_LITERAL = b"\x00"  # HPACK: a literal field with its name, not indexed
 _STATUS_200 = b"\x88"
-_STATUS = b"\x08"  # :status from the static table, with another value
-_CONTENT_TYPE = b"\x0f\x10"  # content-type likewise
+_STATUS = b"\x08"  # :status of the static table, with another value
+_CONTENT_TYPE = b"\x0f\x10"  # content-type of the static table
 _UNSAFE = re.compile(rb"[^ -$&-~]")
 
 
 class StatusCode(enum.IntEnum):
-    """Statuses that an engine itself gives."""
+    """Status codes that the engine itself uses."""
 
     OK = 0
     DEADLINE_EXCEEDED = 4
@@ -34,7 +34,7 @@ class RpcError(Exception):
 
 
 def _hpack_string(value: bytes) -> bytes:
-    """A string in HPACK, without Huffman's code."""
+    """A string in HPACK, without Huffman coding."""
     length = len(value)
     if length < 127:
         return bytes((length,)) + value
@@ -52,20 +52,20 @@ def hpack_field(name: str, value: bytes) -> bytes:
 
 
 RESPONSE_HEADERS = _STATUS_200 + _CONTENT_TYPE + b"\x10application/grpc"
-"""The head of a response."""
+"""The headers of a response."""
 
 ACCEPT_ENCODING = hpack_field("grpc-accept-encoding", b"identity,deflate,gzip")
 
 
 @functools.cache
 def response_headers(encoding: str) -> bytes:
-    """The head of a response whose messages may be compressed."""
+    """The headers of a response whose messages may be compressed."""
     return RESPONSE_HEADERS + hpack_field("grpc-encoding", encoding.encode())
 
 
 @functools.lru_cache(256)
 def trailers(status: int, message: str = "", max_bytes: int = 0) -> bytes:
-    """The end of a response. The text is cut to `max_bytes` bytes, if that is not 0."""
+    """The trailers of a response. The text is cut to `max_bytes` bytes, if that is not 0."""
     block = hpack_field("grpc-status", b"%d" % status)
     if message:
         block += hpack_field("grpc-message", percent_encode(message, max_bytes))
@@ -73,12 +73,12 @@ def trailers(status: int, message: str = "", max_bytes: int = 0) -> bytes:
 
 
 def http_error_headers(status: int) -> bytes:
-    """The whole answer to what is not a gRPC request."""
+    """The whole response to a request that is not gRPC."""
     return _STATUS + _hpack_string(b"%d" % status)
 
 
 def percent_encode(message: str, max_bytes: int = 0) -> bytes:
-    """The text as a header value, at most `max_bytes` bytes of it (0: all)."""
+    """Encodes the text as a header value of at most `max_bytes` bytes (0: all)."""
     data = message.encode("utf-8", "replace")
     encoded = _UNSAFE.sub(_escape, data)
     while max_bytes and len(encoded) > max_bytes:

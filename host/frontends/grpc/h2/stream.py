@@ -1,4 +1,4 @@
-"""One stream of a connection: what it still has to send, and the room that both ends grant."""
+"""One HTTP/2 stream: its pending data, and its flow-control windows."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class StreamConnection(Protocol):
 
 
 class Route(Protocol):
-    """What a request has been understood as."""
+    """The route of a request."""
 
     def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
-        """Its stream."""
+        """Opens the stream that serves the request."""
 
 
-_JOIN_UP_TO = 4096  # bytes; below that, one copy costs less than one more buffer
+_JOIN_UP_TO = 4096  # bytes; below that, one copy is cheaper than one more buffer
 
 
 class Stream(ABC):
-    """Base of what a request becomes. The connection calls `on_opened`, `on_data` and `on_aborted`.
+    """Base of all streams. The connection calls `on_opened`, `on_data` and `on_aborted`.
 
-    Bytes leave as soon as the windows and the transport have room, and wait here until then.
+    Data is sent as soon as windows and transport allow it, and waits here until then.
     """
 
     __slots__ = (
@@ -80,49 +80,51 @@ class Stream(ABC):
         self.send_window = connection.send_buffer.stream_window
         self.recv_window = connection.limits.stream_window
         self.remote_ended = False
-        self.closed = False  # both ends are done with it, or one has given it up
-        self.held_bytes = 0  # received bytes that are not to be granted anew yet
+        self.closed = False  # both ends have finished, or one has reset it
+        self.held_bytes = 0  # received bytes for which no window was granted again
         self.pending_bytes = 0
         self._pending: deque[Piece] | None = None
         self._pending_trailers: bytes | None = (
-            None  # the block that ends the stream after what is pending
+            None  # the block that ends the stream after the pending data
         )
-        self.on_writable: Callable[[], None] | None = None  # called once, when little enough waits
+        self.on_writable: Callable[[], None] | None = (
+            None  # called once, when little data is pending
+        )
         self._unacknowledged_bytes = 0
 
     @abstractmethod
     def on_opened(self) -> None:
-        """The connection knows the stream now."""
+        """Called when the connection has opened the stream."""
 
     @abstractmethod
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Bytes of the request; `size` of them, with padding, are to be granted anew."""
+        """Data of the request; `size` with padding, for which window must be granted again."""
 
     @property
     def incoming_bytes(self) -> int | None:
-        """How many bytes there are of what is still to come; None if the client owes nothing."""
+        """Bytes received of what is still incomplete; None if the client owes nothing."""
         return None
 
     def on_too_slow(self) -> None:
-        """What is still to come takes too long."""
+        """Called when the client sends too slowly."""
         self.reset(H2ErrorCode.CANCEL)
 
     @abstractmethod
     def on_aborted(self) -> None:
-        """Nobody waits for an answer any more; the stream is closed."""
+        """Called when the client has gone or has reset the stream, which is closed."""
 
     def end_unavailable(self, text: str = "") -> None:
-        """The connection or the server ends: end with an error, if that is still possible."""
+        """Ends the stream with an error, if possible, as the connection or the server ends."""
         self.reset(H2ErrorCode.CANCEL)
 
     def send_headers(self, block: bytes) -> None:
-        """The head of the response."""
+        """Sends the headers of the response."""
         send_buffer = self.connection.send_buffer
         send_buffer.data_frames_sent += 1
         send_buffer.write(frames.headers(self.id, block, False, send_buffer.max_frame))
 
     def send_data(self, prefix: bytes, body: bytes) -> None:
-        """Bytes of the response: both after another."""
+        """Sends data of the response: both parts in a row."""
         send_buffer = self.connection.send_buffer
         size = len(prefix) + len(body)
         if self.closed or not size:
@@ -141,7 +143,7 @@ class Stream(ABC):
             send_buffer.write(body)
 
     def send_trailers(self, block: bytes) -> None:
-        """Trailers, which end the response."""
+        """Sends the trailers, which end the response."""
         if self.closed:
             return
         if self.pending_bytes:
@@ -153,7 +155,7 @@ class Stream(ABC):
         self.connection.stream_finished(self)
 
     def send_response(self, head: bytes, prefix: bytes, body: bytes, tail: bytes) -> None:
-        """A whole response: `send_headers`, `send_data` and `send_trailers` at the price of one."""
+        """Sends a whole response at the cost of one call."""
         send_buffer = self.connection.send_buffer
         size = len(prefix) + len(body)
         if (
@@ -187,11 +189,11 @@ class Stream(ABC):
         self.connection.stream_finished(self)
 
     def reset(self, code: H2ErrorCode) -> None:
-        """Give the stream up, with all that waits."""
+        """Resets the stream and drops pending data."""
         self.connection.reset_stream(self.id, code)
 
     def send_pending(self, max_bytes: int) -> bool:
-        """Send of what waits what there is room for, `max_bytes` bytes; whether anything left."""
+        """Sends pending data, at most `max_bytes`; returns whether any was sent."""
         send_buffer, pending = self.connection.send_buffer, self._pending
         left = max_bytes
         while pending and left > 0:
@@ -215,14 +217,14 @@ class Stream(ABC):
             self.on_writable is not None
             and self.pending_bytes <= self.connection.limits.max_send_queue
         ):
-            self.connection.loop.call_soon(self.on_writable)  # for it may send more
+            self.connection.loop.call_soon(self.on_writable)  # as it may send more
             self.on_writable = None
         if self._pending_trailers is not None and not self.pending_bytes:
             self.send_trailers(self._pending_trailers)
         return left < max_bytes
 
     def acknowledge_received_data(self, size: int) -> None:
-        """Grant so many received bytes anew, to the connection and to this stream."""
+        """Grants window for processed bytes, to the connection and to this stream."""
         self.connection.acknowledge_received_data(size)
         if self.remote_ended or self.closed:
             return
@@ -236,7 +238,7 @@ class Stream(ABC):
             self._unacknowledged_bytes = 0
 
     def mark_closed(self) -> None:
-        """Forget what waits; for the connection."""
+        """Drops pending data; called by the connection."""
         self.closed = True
         self._pending, self._pending_trailers, self.pending_bytes = None, None, 0
         self.on_writable = None

@@ -1,4 +1,4 @@
-"""When a connection is asked whether it is alive, told to end, and ended: its timers."""
+"""The timers of a connection: keepalive, maximum age, idle timeout, linger."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from host.frontends.grpc.methods import GrpcOptions
 
 _MAX_LINGERS = 60
 _KEEPALIVE_PING = b"pbalive."
-_JITTER = 0.1  # of the greatest age, so that connections made together do not end together
+_JITTER = 0.1  # of the maximum age, so that connections opened together do not end together
 
 
 class TimedConnection(Protocol):
-    """The connection, as its timers see it. Times are those of its event loop, in seconds."""
+    """The connection as its timers see it. Times are those of its event loop, in seconds."""
 
     @property
     def last_received_at(self) -> float:
-        """When it last received something."""
+        """The time of the last received bytes."""
 
     @property
     def open_streams(self) -> int:
-        """How many requests are being served."""
+        """Number of open requests."""
 
     @property
     def data_frames_sent(self) -> int:
-        """How many frames of data it has sent."""
+        """Number of DATA frames sent."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the client's machine has not taken yet."""
+        """Bytes that the client has not acknowledged yet (TCP)."""
 
     def check_data_rate(self) -> None:
-        """Give up what the client has begun, and does not go on with."""
+        """Ends calls whose client sends below the minimum data rate."""
 
     def send_keepalive_ping(self, data: bytes) -> None:
-        """Send a PING."""
+        """Sends a PING."""
 
     def drain(self, text: str = "") -> None:
-        """End when no stream is left; accept no new ones."""
+        """Accepts no new streams, and closes when none is open."""
 
     def close(self) -> None:
-        """End now."""
+        """Closes the connection."""
 
     def abort(self) -> None:
-        """End without a word."""
+        """Closes the connection at once."""
 
 
 class ConnectionTimers:
-    """All timers of one connection. `cancel_all` cancels them."""
+    """All timers of one connection; `cancel_all` cancels them."""
 
     def __init__(
         self, connection: TimedConnection, options: GrpcOptions, limits: ConnectionLimits
@@ -63,12 +63,12 @@ class ConnectionTimers:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._settings_seen = False
         self._ping_sent_at = 0.0
-        self._pings_without_data = 0  # sent since data was
+        self._pings_without_data = 0  # sent since the last data
         self._last_data_frames_sent = 0
         self._empty_since = 0.0
 
     def connection_opened(self) -> None:
-        """The connection is there; its client has said nothing yet."""
+        """Called when the client has connected and has sent nothing yet."""
         self._set_timer("handshake", self._limits.handshake_timeout, self._connection.abort)
         age = self._options.max_connection_age / 1000
         if age:
@@ -77,7 +77,7 @@ class ConnectionTimers:
             )
 
     def settings_received(self) -> None:
-        """The client's settings have come."""
+        """Called when the client's settings were received."""
         if self._settings_seen:
             return
         self._settings_seen = True
@@ -87,24 +87,24 @@ class ConnectionTimers:
         self.all_streams_closed()
 
     def all_streams_closed(self) -> None:
-        """The last stream has ended, or none has begun."""
+        """Called when the last stream has ended, or none was opened."""
         if self._limits.idle_timeout:
             self._empty_since = self._loop.time()
             if "idle" not in self._timers:
                 self._set_timer("idle", self._limits.idle_timeout, self._check_idle)
 
     def ping_acknowledged(self, data: bytes) -> None:
-        """An answer to a PING came."""
+        """Called when a PING was acknowledged."""
         if data == _KEEPALIVE_PING and "keepalive_timeout" in self._timers:
             self._cancel_timer("keepalive_timeout")
             self._schedule_keepalive(self._keepalive_time)
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something later, unless the connection is gone by then."""
+        """Calls `action` later, unless the connection is gone by then."""
         self._set_timer(getattr(action, "__name__", "later"), seconds, action)
 
     def start_linger(self) -> None:
-        """All is written: abort when the client has taken nothing of it for a while."""
+        """Aborts the connection if the client reads nothing of the last data for a while."""
         left, lingered = self._connection.unsent_bytes, 0
 
         def check_unsent() -> None:
@@ -118,7 +118,7 @@ class ConnectionTimers:
         self._set_timer("linger", self._limits.linger_timeout, check_unsent)
 
     def cancel_all(self) -> None:
-        """The connection is gone."""
+        """Called when the connection is gone."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -163,7 +163,7 @@ class ConnectionTimers:
 
     def _check_idle(self) -> None:
         if self._connection.open_streams:
-            return  # `all_streams_closed` will come again
+            return  # `all_streams_closed` will be called again
         left = self._empty_since + self._limits.idle_timeout - self._loop.time()
         if left > 0:
             self._set_timer("idle", left, self._check_idle)

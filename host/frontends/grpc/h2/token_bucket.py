@@ -1,4 +1,4 @@
-"""So many events, and then only so many per second: for what costs its sender nothing."""
+"""A token bucket: limits the rate of events that cost their sender nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """A number of events that refills with time."""
+    """A number of tokens that refills with time."""
 
     __slots__ = ("_capacity", "_rate", "_tokens", "_updated_at", "_clock")
 
@@ -21,7 +21,7 @@ class TokenBucket:
         self._updated_at = self._clock()
 
     def consume(self) -> bool:
-        """Take one; False if none is left."""
+        """Takes one token; returns False if there is none."""
         now = self._clock()
         self._tokens = (
             min(self._capacity, self._tokens + (now - self._updated_at) * self._rate) - 1.0
