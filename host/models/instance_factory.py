@@ -73,7 +73,7 @@ class InstanceFactory:
         if limiter is not None and isinstance(model.scheduler, InstanceQueue):
             model.scheduler.gate = LimitedGate(_permit_of, model.scheduler.dispatch)
         elif limiter is not None and isinstance(model.scheduler, SequenceScheduler):
-            model.scheduler.new_gate = lambda lane, again: LimitedGate(_permit_of, again)
+            model.scheduler.new_gate = lambda supervisor, again: LimitedGate(_permit_of, again)
 
     def plan_instances(
         self, specs: Iterable[InstanceSpec], config: ModelConfig | None = None
@@ -144,11 +144,11 @@ class InstanceFactory:
 
     def start_accepting(self, made: Iterable[tuple[Instance, InstancePlan]]) -> None:
         """Lets these instances take work, except passive ones."""
-        lanes = {self._create_slot(stub, place): place for stub, place in made}
-        self._model.lanes += lanes
-        self._places.update(lanes)
-        for lane in lanes:
-            lane.start_accepting()
+        supervisors = {self._create_slot(stub, place): place for stub, place in made}
+        self._model.supervisors += supervisors
+        self._places.update(supervisors)
+        for supervisor in supervisors:
+            supervisor.start_accepting()
 
     async def plan_change(self, wanted: ModelConfig, finalize: float) -> InstanceChange:
         """Makes the instances that `wanted` adds to those of the model. Raises HostError."""
@@ -161,15 +161,19 @@ class InstanceFactory:
         missing: list[InstanceSpec] = []
         for spec in configuration.instance_specs(config):
             fitting = _instance_fingerprint(config.instance_group[spec.group], spec)
-            same = [lane for lane, place in surplus.items() if place.signature == fitting]
+            same = [
+                supervisor for supervisor, place in surplus.items() if place.signature == fitting
+            ]
             if same:  # the one with that name if there is one
-                del surplus[min(same, key=lambda lane: surplus[lane].spec.name != spec.name)]
+                del surplus[
+                    min(same, key=lambda supervisor: surplus[supervisor].spec.name != spec.name)
+                ]
             else:
                 missing.append(spec)
         stay = {
             (place.spec.name, place.spec.device_id)
-            for lane, place in self._places.items()
-            if lane not in surplus
+            for supervisor, place in self._places.items()
+            if supervisor not in surplus
         }
         arguments = self._arguments.for_config(config)
         places = self.plan_instances([_with_unique_name(spec, stay) for spec in missing], config)
@@ -189,9 +193,9 @@ class InstanceFactory:
         self._model.config = change.config
         self._arguments = change.arguments
         self.start_accepting(change.made)
-        for lane in change.surplus:
-            del self._places[lane]
-            self._model.retire_slot(lane, change.finalize)
+        for supervisor in change.surplus:
+            del self._places[supervisor]
+            self._model.retire_slot(supervisor, change.finalize)
 
     def _create_slot(self, stub: Instance, place: InstancePlan) -> Supervisor:
         async def launch() -> Instance:
@@ -259,9 +263,9 @@ def _with_unique_name(spec: InstanceSpec, taken: set[tuple[str, int]]) -> Instan
     return replace(spec, name=name)
 
 
-def _permit_of(lane: InstanceSlot) -> Permit:
-    assert isinstance(lane, Supervisor) and lane.permit is not None
-    return lane.permit
+def _permit_of(supervisor: InstanceSlot) -> Permit:
+    assert isinstance(supervisor, Supervisor) and supervisor.permit is not None
+    return supervisor.permit
 
 
 class InitializeArguments:

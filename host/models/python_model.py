@@ -46,7 +46,7 @@ class PythonModel(DrainableModel):
         self.version = version
         self.config = config
         self.labels = labels or {}
-        self.lanes: list[Supervisor] = []
+        self.supervisors: list[Supervisor] = []
         self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None  # of its stubs; released at the end
         self.signature = Signature(config)
@@ -108,12 +108,18 @@ class PythonModel(DrainableModel):
     @property
     def ready(self) -> bool:
         """Whether at least one instance is alive."""
-        return any(lane.state is InstanceState.SERVING and not lane.passive for lane in self.lanes)
+        return any(
+            supervisor.state is InstanceState.SERVING and not supervisor.passive
+            for supervisor in self.supervisors
+        )
 
     @property
     def defines_is_ready(self) -> bool:
         """Whether the model defines `is_ready`."""
-        return any(lane.instance.readiness_check.model_defines_is_ready for lane in self.lanes)
+        return any(
+            supervisor.instance.readiness_check.model_defines_is_ready
+            for supervisor in self.supervisors
+        )
 
     async def why_not_ready(self) -> str:
         """The reason why the model is not ready, "" if it is.
@@ -121,13 +127,15 @@ class PythonModel(DrainableModel):
         Source: docs/reference/model_api.md, 2.11.
         """
         serving = [
-            lane for lane in self.lanes if lane.state is InstanceState.SERVING and not lane.passive
+            supervisor
+            for supervisor in self.supervisors
+            if supervisor.state is InstanceState.SERVING and not supervisor.passive
         ]
         if not serving:
-            return "; ".join(lane.reason for lane in self.lanes)
-        for lane in serving:
-            if lane.instance.readiness_check.model_defines_is_ready:
-                reason = await lane.instance.readiness_check.check()
+            return "; ".join(supervisor.reason for supervisor in self.supervisors)
+        for supervisor in serving:
+            if supervisor.instance.readiness_check.model_defines_is_ready:
+                reason = await supervisor.instance.readiness_check.check()
                 if reason:
                     return reason
         return ""
@@ -163,38 +171,40 @@ class PythonModel(DrainableModel):
         """Ends every call in progress; `stop` does not wait for work without callers."""
         for call in list(self._calls):
             call.abort(error)
-        for lane in (*self.lanes, *self._retiring):
-            lane.skip_grace_period()
+        for supervisor in (*self.supervisors, *self._retiring):
+            supervisor.skip_grace_period()
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Stops every instance; `grace` and `finalize` in seconds, as for `Instance.stop`."""
         self.scheduler.fail_queued(unavailable(f"model '{self.name}' is being unloaded"))
         for task in self._retiring.values():
             task.cancel()
-        lanes = [*self.lanes, *self._retiring]
-        await asyncio.gather(*(lane.stop(grace, finalize) for lane in lanes))
+        supervisors = [*self.supervisors, *self._retiring]
+        await asyncio.gather(*(supervisor.stop(grace, finalize) for supervisor in supervisors))
         if self.environment is not None:
             self.environment.release()
         self.metrics.merge_into_successor()
 
-    def retire_slot(self, lane: Supervisor, finalize: float) -> None:
+    def retire_slot(self, supervisor: Supervisor, finalize: float) -> None:
         """Stops an instance that is not needed any more, once it has finished its work.
 
         It keeps its sequences until they end; new ones go to other instances.
         """
-        self.lanes.remove(lane)
+        self.supervisors.remove(supervisor)
         empty = asyncio.Event()
-        if isinstance(self.scheduler, SequenceScheduler) and not lane.passive:
-            self.scheduler.retire_instance(lane, empty.set)
+        if isinstance(self.scheduler, SequenceScheduler) and not supervisor.passive:
+            self.scheduler.retire_instance(supervisor, empty.set)
         else:
             empty.set()
-        task = asyncio.get_running_loop().create_task(self._stop_slot(lane, empty, finalize))
-        self._retiring[lane] = task
-        task.add_done_callback(lambda _: self._retiring.pop(lane, None))
+        task = asyncio.get_running_loop().create_task(self._stop_slot(supervisor, empty, finalize))
+        self._retiring[supervisor] = task
+        task.add_done_callback(lambda _: self._retiring.pop(supervisor, None))
 
-    async def _stop_slot(self, lane: Supervisor, empty: asyncio.Event, finalize: float) -> None:
+    async def _stop_slot(
+        self, supervisor: Supervisor, empty: asyncio.Event, finalize: float
+    ) -> None:
         await empty.wait()
-        await lane.stop(math.inf, finalize)
+        await supervisor.stop(math.inf, finalize)
 
     def _call_finished(self, call: Call) -> None:
         times = self._late.pop(call, None) if self._late else None
@@ -215,7 +225,7 @@ class PythonModel(DrainableModel):
 
     def _can_recover(self) -> bool:
         coming = (InstanceState.RESTARTING, InstanceState.BACKING_OFF)
-        return any(lane.state in coming for lane in self.lanes)
+        return any(supervisor.state in coming for supervisor in self.supervisors)
 
     def _raise_if_unrecoverable(self, request: InferRequest) -> None:
         """Raises HostError unless an instance is alive or is being replaced."""
@@ -231,8 +241,8 @@ class PythonModel(DrainableModel):
             self._raise_if_unhealthy()
 
     def _raise_if_unhealthy(self) -> None:
-        if not any(lane.state is InstanceState.RESTARTING for lane in self.lanes):
-            raise unavailable("; ".join(lane.reason for lane in self.lanes))
+        if not any(supervisor.state is InstanceState.RESTARTING for supervisor in self.supervisors):
+            raise unavailable("; ".join(supervisor.reason for supervisor in self.supervisors))
 
 
 def call_type(config: ModelConfig) -> type[Call]:

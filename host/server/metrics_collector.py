@@ -86,11 +86,11 @@ class MetricsCollector:
 
 
 def _collect_instances(snapshot: MetricsSnapshot, model: PythonModel) -> None:
-    for lane in model.lanes:
-        labels = labels_of({**dict(model.metrics.labels), "instance": lane.instance.name})
-        snapshot["pbhost_stub_up"].add(labels, int(lane.state is InstanceState.SERVING))
-        snapshot["pbhost_stub_restarts_total"].add(labels, lane.restarts)
-        snapshot["pbhost_instance_busy_us_total"].add(labels, lane.busy_ns // 1000)
+    for supervisor in model.supervisors:
+        labels = labels_of({**dict(model.metrics.labels), "instance": supervisor.instance.name})
+        snapshot["pbhost_stub_up"].add(labels, int(supervisor.state is InstanceState.SERVING))
+        snapshot["pbhost_stub_restarts_total"].add(labels, supervisor.restarts)
+        snapshot["pbhost_instance_busy_us_total"].add(labels, supervisor.busy_ns // 1000)
     if isinstance(model.scheduler, DynamicScheduler):
         for why, count in model.scheduler.closed.items():
             labels = labels_of({**dict(model.metrics.labels), "reason": why.value})

@@ -142,7 +142,7 @@ def test_a_lane_lets_go_of_a_dead_stub_and_of_its_memory(repository: RepositoryB
             await server.infer("identity", {"INPUT0": array})
             (version,) = server._registry.versions("identity").values()
             assert isinstance(version.model, PythonModel)
-            (lane,) = version.model.lanes
+            (lane,) = version.model.supervisors
             stub, arena = weakref.ref(lane.instance), weakref.ref(lane.instance._transfer.arena)
             pid = pid_of(lane)
             assert pid is not None

@@ -53,7 +53,7 @@ class Bench:
     def serving_instances(self, name: str) -> list[Instance]:
         assert self.server._lifecycle is not None
         (model,) = [each for each in self.server._lifecycle.living_models() if each.name == name]
-        return [lane.instance for lane in model.lanes if lane.state is InstanceState.SERVING]
+        return [lane.instance for lane in model.supervisors if lane.state is InstanceState.SERVING]
 
     def pids(self, name: str) -> list[int]:
         processes = [instance._process for instance in self.serving_instances(name)]
@@ -66,7 +66,7 @@ class Bench:
             f"{lane.instance.name}: {lane.state}, {lane.instance._session.state}, {lane.reason}"
             f" after {lane._consecutive_exits} deaths"
             for model in self.server._lifecycle.living_models()
-            for lane in model.lanes
+            for lane in model.supervisors
         ]
 
     async def ask(self, model: str, count: int) -> str:
@@ -90,12 +90,12 @@ class Bench:
     async def assert_answers(self, model: str, count: int = 1000) -> None:
         assert await self.ask(model, count) == "answered"
 
-    async def recovered(self, model: str, lanes: int) -> None:
-        """The model has all of its lanes, and each of them has answered."""
+    async def recovered(self, model: str, instances: int) -> None:
+        """The model has all of its instances, and each of them has responded."""
         await eventually(
-            lambda: len(self.serving_instances(model)) == lanes, f"the lanes of {model}"
+            lambda: len(self.serving_instances(model)) == instances, f"the instances of {model}"
         )
-        await asyncio.gather(*(self.assert_answers(model) for _ in range(lanes)))
+        await asyncio.gather(*(self.assert_answers(model) for _ in range(instances)))
 
     async def assert_no_memory_held(self) -> None:
         """All tensor memory of host and stubs has been given back, and nothing is on loan."""

@@ -55,7 +55,7 @@ class Heard:
 class SchedulerMachine(RuleBasedStateMachine):
     """The class attributes (times in ticks) describe the scheduler that `make` returns."""
 
-    most_lanes = 2
+    max_instances = 2
     eager = 0  # batches that a instance takes ahead
     largest = 1
     preferred: frozenset[int] = frozenset()
@@ -86,7 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(count=st.integers(0, 2))
     def begin(self, count: int) -> None:
-        for _ in range(min(count, self.most_lanes)):
+        for _ in range(min(count, self.max_instances)):
             self.lane_joins()
 
     @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
@@ -133,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return priority
         return self.policies.default_level
 
-    @precondition(lambda self: len(self.instances) < self.most_lanes)
+    @precondition(lambda self: len(self.instances) < self.max_instances)
     @rule()
     def lane_joins(self) -> None:
         instance = FakeInstanceSlot(self.scheduler, self.batches, self.eager)
@@ -201,7 +201,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lane_is_gone_once_more(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.retired)).die()
 
-    @precondition(lambda self: self.retired and len(self.instances) < self.most_lanes)
+    @precondition(lambda self: self.retired and len(self.instances) < self.max_instances)
     @rule(data=st.data())
     def lane_comes_back(self, data: st.DataObject) -> None:
         instance = data.draw(st.sampled_from(self.retired))

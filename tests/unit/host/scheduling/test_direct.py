@@ -25,7 +25,7 @@ class EagerMachine(DirectMachine):
     """A single instance that takes a call ahead: nobody can tell, but by its being there sooner."""
 
     eager = 1
-    most_lanes = 1
+    max_instances = 1
 
 
 class GreedyMachine(EagerMachine):
