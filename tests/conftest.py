@@ -186,7 +186,7 @@ class RunningHost:
 
     @property
     def http_url(self) -> str:
-        """Host and port of its HTTP door."""
+        """Host and port of its HTTP endpoint."""
         port = self.wait_for(r"Started HTTPService at \S+:(\d+)").group(1)
         return f"127.0.0.1:{port}"
 

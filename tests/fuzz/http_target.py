@@ -30,7 +30,7 @@ _REGIONS = Regions(None)
 
 
 class _Log(logging.Handler):
-    """Whatever the door says about itself is a finding."""
+    """Whatever the endpoint says about itself is a finding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def decode(body: bytes, begin: int) -> None:
 
 
 async def _app(scope: Message, receive: Receive, send: Send) -> None:
-    """What the door does with a request, without models."""
+    """What the endpoint does with a request, without models."""
     body = b""
     while True:
         message = await receive()
@@ -127,7 +127,7 @@ SEEDS = [
 
 
 def check(data: bytes, run: Callable[..., None] = asyncio.run) -> None:
-    """The door raises nothing but HostError, says nothing into the log, and keeps nothing."""
+    """The endpoint raises nothing but HostError, says nothing into the log, and keeps nothing."""
     if len(data) < 2:
         return
     cut, how, rest = data[0], data[1], data[2:]

@@ -1,4 +1,4 @@
-"""The page at /docs in a browser, and the OpenAPI document, by which schemathesis asks the door."""
+"""The page at /docs in a browser, and the OpenAPI document, which schemathesis uses."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_responses_match_their_requests_with_and_without_busy_polling(
     with host.client() as client, httpclient.InferenceServerClient(host.http_url) as http:
         for number in range(COUNT):
             ask(client, "identity", number)
-        for number in range(COUNT):  # another model in between, by another door
+        for number in range(COUNT):  # another model in between, by another endpoint
             ask(client, "identity", number)
             given = httpclient.InferInput("INPUT0", [4], "FP32")
             given.set_data_from_numpy(np.full(4, -number, np.float32))

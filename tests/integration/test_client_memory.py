@@ -135,22 +135,22 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("door", ["grpc", "http"])
+@pytest.mark.parametrize("endpoint", ["grpc", "http"])
 @pytest.mark.parametrize(("size", "complaint"), LARGE, ids=["4 TiB", "1 GiB"])
 def test_error_in_too_many_strings_is_reported(
-    host: RunningHost, client: Client, door: str, size: int, complaint: str
+    host: RunningHost, client: Client, endpoint: str, size: int, complaint: str
 ) -> None:
     key = f"/test-{uuid.uuid4().hex}"
     memory = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=size)  # takes none: all zeros
     try:
         client.register_system_shared_memory(key, key, size)
-        library: Any = grpcclient if door == "grpc" else httpclient
-        url = host.url if door == "grpc" else host.http_url
+        library: Any = grpcclient if endpoint == "grpc" else httpclient
+        url = host.url if endpoint == "grpc" else host.http_url
         with library.InferenceServerClient(url) as asker:
             wanted = library.InferInput("INPUT0", [2], "BYTES")
             wanted.set_shared_memory(key, size)
             status, text = infer_error(asker.infer, "strings", [wanted])
-        assert status == ("StatusCode.INVALID_ARGUMENT" if door == "grpc" else "400")
+        assert status == ("StatusCode.INVALID_ARGUMENT" if endpoint == "grpc" else "400")
         assert text.endswith(complaint)
     finally:
         memory.close_fd()

@@ -128,12 +128,12 @@ def test_a_call_whose_batch_ends_without_an_answer_to_it_fails(
     assert "broke the protocol" not in running.output
 
 
-def pid_of(lane: Supervisor) -> int | None:
-    process = lane.instance._process
+def pid_of(instance: Supervisor) -> int | None:
+    process = instance.instance._process
     return None if process is None else process.pid
 
 
-def test_a_lane_lets_go_of_a_dead_stub_and_of_its_memory(repository: RepositoryBuilder) -> None:
+def test_a_instance_lets_go_of_a_dead_stub_and_of_its_memory(repository: RepositoryBuilder) -> None:
     repository.copy("identity")
     array = np.zeros(100_000, dtype=np.float32)
 
@@ -142,12 +142,15 @@ def test_a_lane_lets_go_of_a_dead_stub_and_of_its_memory(repository: RepositoryB
             await server.infer("identity", {"INPUT0": array})
             (version,) = server._registry.versions("identity").values()
             assert isinstance(version.model, PythonModel)
-            (lane,) = version.model.supervisors
-            stub, arena = weakref.ref(lane.instance), weakref.ref(lane.instance._transfer.arena)
-            pid = pid_of(lane)
+            (instance,) = version.model.supervisors
+            stub, arena = (
+                weakref.ref(instance.instance),
+                weakref.ref(instance.instance._transfer.arena),
+            )
+            pid = pid_of(instance)
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            await eventually(lambda: pid_of(lane) not in (None, pid), "another stub")
+            await eventually(lambda: pid_of(instance) not in (None, pid), "another stub")
             await server.infer("identity", {"INPUT0": array})
 
             def let_go() -> bool:

@@ -39,7 +39,7 @@ RESERVED = "Header '{}' is reserved for Triton usage and cannot be forwarded."
 Metadata = tuple[str, str | bytes]
 
 
-class Door:
+class Endpoint:
     """The two inference RPCs, asked bare: tritonclient cannot send a key twice."""
 
     def __init__(self, host: RunningHost) -> None:
@@ -83,46 +83,46 @@ def sees(module_repository: RepositoryBuilder) -> RepositoryBuilder:
 
 
 @pytest.fixture(scope="module")
-def door(sees: RepositoryBuilder, module_serve: Serve) -> Iterator[Door]:
+def endpoint(sees: RepositoryBuilder, module_serve: Serve) -> Iterator[Endpoint]:
     host = module_serve(sees, f"{FLAG}=^X-|tenant|timeout|triton_|user-agent").wait_started()
-    door = Door(host)
-    with door.channel:
-        yield door
+    endpoint = Endpoint(host)
+    with endpoint.channel:
+        yield endpoint
 
 
-def test_keys_in_which_the_pattern_is_found_become_parameters(door: Door) -> None:
-    seen = door.ask(("x-trace", "7"), ("the-tenant-id", "me"), ("other", "no"))
+def test_keys_in_which_the_pattern_is_found_become_parameters(endpoint: Endpoint) -> None:
+    seen = endpoint.ask(("x-trace", "7"), ("the-tenant-id", "me"), ("other", "no"))
     agent = seen.pop("user-agent")
     assert agent.startswith("grpc-python/")
     assert seen == {"x-trace": "7", "the-tenant-id": "me"}
 
 
-def test_a_forwarded_key_comes_before_a_parameter_of_that_name(door: Door) -> None:
-    seen = door.ask(("x-a", "key"), **{"x-a": "parameter", "b": "stays"})
+def test_a_forwarded_key_comes_before_a_parameter_of_that_name(endpoint: Endpoint) -> None:
+    seen = endpoint.ask(("x-a", "key"), **{"x-a": "parameter", "b": "stays"})
     assert (seen["x-a"], seen["b"]) == ("key", "stays")
 
 
-def test_the_last_of_duplicate_keys_counts(door: Door) -> None:
-    assert door.ask(("x-a", "1"), ("x-a", "2"))["x-a"] == "2"
+def test_the_last_of_duplicate_keys_counts(endpoint: Endpoint) -> None:
+    assert endpoint.ask(("x-a", "1"), ("x-a", "2"))["x-a"] == "2"
 
 
-def test_binary_keys_are_read_as_text(door: Door) -> None:
-    assert door.ask(("x-a-bin", "é".encode()))["x-a-bin"] == "é"
-    assert door.ask(("x-a-bin", b"\xff!"))["x-a-bin"] == "\N{REPLACEMENT CHARACTER}!"
+def test_binary_keys_are_read_as_text(endpoint: Endpoint) -> None:
+    assert endpoint.ask(("x-a-bin", "é".encode()))["x-a-bin"] == "é"
+    assert endpoint.ask(("x-a-bin", b"\xff!"))["x-a-bin"] == "\N{REPLACEMENT CHARACTER}!"
 
 
 @pytest.mark.parametrize("key", ["timeout", "triton_x", "triton_"])
-def test_reserved_keys_cannot_be_forwarded(door: Door, key: str) -> None:
-    assert door.refusal((key, "1")) == RESERVED.format(key)
-    assert door.stream(2, (key, "1")) == [RESERVED.format(key)] * 2
+def test_reserved_keys_cannot_be_forwarded(endpoint: Endpoint, key: str) -> None:
+    assert endpoint.refusal((key, "1")) == RESERVED.format(key)
+    assert endpoint.stream(2, (key, "1")) == [RESERVED.format(key)] * 2
 
 
-def test_names_that_only_contain_a_reserved_one_are_forwarded(door: Door) -> None:
-    assert door.ask(("x-timeout", "1"), ("timeouts", "2"))["x-timeout"] == "1"
+def test_names_that_only_contain_a_reserved_one_are_forwarded(endpoint: Endpoint) -> None:
+    assert endpoint.ask(("x-timeout", "1"), ("timeouts", "2"))["x-timeout"] == "1"
 
 
-def test_keys_of_a_stream_go_with_each_of_its_requests(door: Door) -> None:
-    assert [seen["x-a"] for seen in door.stream(3, ("x-a", "1"))] == ["1", "1", "1"]
+def test_keys_of_a_stream_go_with_each_of_its_requests(endpoint: Endpoint) -> None:
+    assert [seen["x-a"] for seen in endpoint.stream(3, ("x-a", "1"))] == ["1", "1", "1"]
 
 
 @pytest.mark.parametrize(
@@ -132,36 +132,38 @@ def test_keys_of_a_stream_go_with_each_of_its_requests(door: Door) -> None:
         *("binary_data_output", "triton_grpc_error"),
     ],
 )
-def test_every_reserved_key_is_refused_if_the_pattern_finds_it(everything: Door, key: str) -> None:
+def test_every_reserved_key_is_refused_if_the_pattern_finds_it(
+    everything: Endpoint, key: str
+) -> None:
     assert everything.refusal((key, "1")) == RESERVED.format(key)
 
 
 @pytest.fixture(scope="module")
-def everything(sees: RepositoryBuilder, module_serve: Serve) -> Iterator[Door]:
-    door = Door(module_serve(sees, f"{FLAG}=.*").wait_started())
-    with door.channel:
-        yield door
+def everything(sees: RepositoryBuilder, module_serve: Serve) -> Iterator[Endpoint]:
+    endpoint = Endpoint(module_serve(sees, f"{FLAG}=.*").wait_started())
+    with endpoint.channel:
+        yield endpoint
 
 
 def test_case_matters_if_the_pattern_says_so(sees: RepositoryBuilder, serve: Serve) -> None:
     """Keys of gRPC are in lowercase, so this pattern finds none."""
-    door = Door(serve(sees, f"{FLAG}=(?-i)X-").wait_started())
-    with door.channel:
-        assert door.ask(("x-a", "1")) == {}
+    endpoint = Endpoint(serve(sees, f"{FLAG}=(?-i)X-").wait_started())
+    with endpoint.channel:
+        assert endpoint.ask(("x-a", "1")) == {}
 
 
 def test_without_a_pattern_nothing_is_forwarded(sees: RepositoryBuilder, serve: Serve) -> None:
-    door = Door(serve(sees).wait_started())
-    with door.channel:
-        assert door.ask(("x-a", "1"), ("timeout", "2")) == {}
+    endpoint = Endpoint(serve(sees).wait_started())
+    with endpoint.channel:
+        assert endpoint.ask(("x-a", "1"), ("timeout", "2")) == {}
 
 
 def test_no_key_takes_long_to_match(sees: RepositoryBuilder, serve: Serve) -> None:
     """A matcher that backtracks would try 2^4000 ways; RE2 needs one walk over the key."""
-    door = Door(serve(sees, f"{FLAG}=^(a+)+$").wait_started())
-    with door.channel:
-        assert door.ask(("a" * 4000, "yes"))["a" * 4000] == "yes"
-        assert door.ask(("a" * 4000 + "b", "no")) == {}
+    endpoint = Endpoint(serve(sees, f"{FLAG}=^(a+)+$").wait_started())
+    with endpoint.channel:
+        assert endpoint.ask(("a" * 4000, "yes"))["a" * 4000] == "yes"
+        assert endpoint.ask(("a" * 4000 + "b", "no")) == {}
 
 
 # HTTP
@@ -242,8 +244,8 @@ def test_case_of_http_headers_matters_if_the_pattern_says_so(
 def test_http_and_grpc_have_their_own_patterns(sees: RepositoryBuilder, serve: Serve) -> None:
     host = serve(sees, f"{FLAG}=g", f"{HTTP_FLAG}=h").wait_started()
     assert HttpDoor(host).ask(("g", "1"), ("h", "2"))["h"] == "2"
-    door = Door(host)
-    with door.channel:
-        seen = door.ask(("g", "1"), ("h", "2"))
+    endpoint = Endpoint(host)
+    with endpoint.channel:
+        seen = endpoint.ask(("g", "1"), ("h", "2"))
     assert seen["g"] == "1"
     assert "h" not in seen

@@ -1,4 +1,4 @@
-"""Clients of other makers ask the gRPC door: those of nghttp2, and gRPC's own in JavaScript."""
+"""Clients of other makers ask the gRPC endpoint: those of nghttp2, and gRPC's own in JavaScript."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that lie, or talk rubbish, at either door: each is told so, and the server goes on."""
+"""Invalid and hostile requests at both endpoints get an error, and the server goes on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> Iterator[
 
 @pytest.fixture(autouse=True)
 def it_goes_on(host: RunningHost) -> Iterator[None]:
-    """After each test both doors serve."""
+    """After each test both endpoints serve."""
     yield
     body = json.dumps({"inputs": [{**INPUT, "data": [1]}]}).encode()
     assert ask(host, "POST", PATH, body)[0] == 200
@@ -660,7 +660,7 @@ def test_other_endpoints_reject_hostile_bodies(host: RunningHost, case: str) -> 
     assert (status, json.loads(answer)["error"][: len(beginning)]) == (expected, beginning)
 
 
-# The other door
+# The other endpoint
 
 
 def asking(raw: tuple[bytes, ...] = (b"1234",), **members: Any) -> pb.ModelInferRequest:

@@ -1,4 +1,4 @@
-"""The HTTP door with the official clients and with curl: inference in every form, and the rest."""
+"""The HTTP endpoint with the official clients and with curl: inference in every form."""
 
 from __future__ import annotations
 

@@ -53,20 +53,24 @@ class Bench:
     def serving_instances(self, name: str) -> list[Instance]:
         assert self.server._lifecycle is not None
         (model,) = [each for each in self.server._lifecycle.living_models() if each.name == name]
-        return [lane.instance for lane in model.supervisors if lane.state is InstanceState.SERVING]
+        return [
+            instance.instance
+            for instance in model.supervisors
+            if instance.state is InstanceState.SERVING
+        ]
 
     def pids(self, name: str) -> list[int]:
         processes = [instance._process for instance in self.serving_instances(name)]
         return [process.pid for process in processes if process is not None]
 
     def states(self) -> list[str]:
-        """Every lane, for whoever looks into a failure."""
+        """Every instance, for whoever looks into a failure."""
         assert self.server._lifecycle is not None
         return [
-            f"{lane.instance.name}: {lane.state}, {lane.instance._session.state}, {lane.reason}"
-            f" after {lane._consecutive_exits} deaths"
+            f"{known.instance.name}: {known.state}, {known.instance._session.state}, {known.reason}"
+            f" after {known._consecutive_exits} deaths"
             for model in self.server._lifecycle.living_models()
-            for lane in model.supervisors
+            for known in model.supervisors
         ]
 
     async def ask(self, model: str, count: int) -> str:
@@ -125,8 +129,8 @@ class Bench:
 @asynccontextmanager
 async def serving(repository: RepositoryBuilder, **more: object) -> AsyncIterator[Bench]:
     quiet = {"log_info": False, "log_error": False}
-    doors = {"allow_grpc": False, "allow_http": False, "allow_metrics": False}
-    settings = {**doors, **quiet, **more}
+    endpoints = {"allow_grpc": False, "allow_http": False, "allow_metrics": False}
+    settings = {**endpoints, **quiet, **more}
     options = host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]
     async with host.Server(options) as server:
         bench = Bench(server)

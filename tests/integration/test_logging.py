@@ -243,7 +243,7 @@ DEFAULTS = {
 }
 
 
-class Door:
+class Endpoint:
     """Log settings over one protocol; errors as (status, text)."""
 
     def __init__(self, host: RunningHost, protocol: str) -> None:
@@ -287,43 +287,43 @@ class Door:
 
 
 @pytest.fixture(params=["grpc", "http"])
-def door(request: pytest.FixtureRequest, host: RunningHost) -> Iterator[Door]:
-    door = Door(host, request.param)
-    yield door
-    door.set({name: value for name, value in DEFAULTS.items() if name != "log_file"})
+def endpoint(request: pytest.FixtureRequest, host: RunningHost) -> Iterator[Endpoint]:
+    endpoint = Endpoint(host, request.param)
+    yield endpoint
+    endpoint.set({name: value for name, value in DEFAULTS.items() if name != "log_file"})
 
 
-def test_settings_are_shown(door: Door) -> None:
-    assert door.get() == DEFAULTS
+def test_settings_are_shown(endpoint: Endpoint) -> None:
+    assert endpoint.get() == DEFAULTS
 
 
 def test_a_level_that_is_switched_off_is_not_logged(
-    door: Door, host: RunningHost, request: pytest.FixtureRequest
+    endpoint: Endpoint, host: RunningHost, request: pytest.FixtureRequest
 ) -> None:
     name = request.node.callspec.id
-    changed = door.set({"log_info": False, "log_verbose_level": 0})
+    changed = endpoint.set({"log_info": False, "log_verbose_level": 0})
     assert (changed["log_info"], changed["log_verbose_level"]) == (False, 0)
     say(host, f"info=unheard by {name}")
     say(host, f"verbose=unheard by {name}")
     say(host, f"warning=heard by {name} still")
     line(host, f"heard by {name} still")
-    assert door.set({"log_info": True, "log_verbose_level": 1}) == DEFAULTS
+    assert endpoint.set({"log_info": True, "log_verbose_level": 1}) == DEFAULTS
     say(host, f"verbose=heard by {name} again")
     assert line(host, f"heard by {name} again")["level"] == "VERBOSE"
     assert f"unheard by {name}" not in host.output
 
 
-def test_what_is_not_known_is_ignored(door: Door) -> None:
-    assert door.set({"log_colour": "red"}) == DEFAULTS
+def test_what_is_not_known_is_ignored(endpoint: Endpoint) -> None:
+    assert endpoint.set({"log_colour": "red"}) == DEFAULTS
 
 
-def test_settings_before_one_that_is_no_good_stay(door: Door) -> None:
-    assert "log_format" in door.fails({"log_error": False, "log_format": "xml"})
-    assert door.get()["log_error"] is False
+def test_settings_before_one_that_is_no_good_stay(endpoint: Endpoint) -> None:
+    assert "log_format" in endpoint.fails({"log_error": False, "log_format": "xml"})
+    assert endpoint.get()["log_error"] is False
 
 
 def test_null_is_ignored_over_http(host: RunningHost) -> None:
-    http = Door(host, "http")
+    http = Endpoint(host, "http")
     assert http.set({"log_info": None, "log_file": None}) == DEFAULTS
     with httpclient.InferenceServerClient(host.http_url) as client:
         assert client.update_log_settings(None) == DEFAULTS
@@ -359,24 +359,24 @@ REFUSED = [
 def test_a_value_that_is_no_good_is_refused(
     host: RunningHost, protocol: str, settings: dict[str, Any], expected: str
 ) -> None:
-    assert Door(host, protocol).fails(settings) == expected
+    assert Endpoint(host, protocol).fails(settings) == expected
 
 
 def test_changes_need_a_json_object(host: RunningHost) -> None:
-    assert Door(host, "http").fails([]) == "500 attempt to get members for non-object"
+    assert Endpoint(host, "http").fails([]) == "500 attempt to get members for non-object"
 
 
 def test_the_format_can_be_changed_while_the_host_runs(
     models: RepositoryBuilder, serve: Serve
 ) -> None:
     host = serve(models, "--model-control-mode=explicit", "--load-model=chatty").wait_started()
-    door = Door(host, "grpc")
+    endpoint = Endpoint(host, "grpc")
     for log_format, pattern in (
         ("ISO8601", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ model.py:\d+\] .* as ISO8601"),
         ("json", r'\{"time":.*"message":"as json"\}'),
         ("default", r"I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ model.py:\d+\] .* as default"),
     ):
-        assert door.set({"log_format": log_format})["log_format"] == log_format
+        assert endpoint.set({"log_format": log_format})["log_format"] == log_format
         say(host, f"info=as {log_format}")
         host.wait_for(pattern)
 

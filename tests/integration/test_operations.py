@@ -58,7 +58,7 @@ class Gate:
 
 @pytest.fixture(params=["grpcio", "h2"])
 def engine(request: pytest.FixtureRequest) -> str:
-    """The flag for one of the two engines of the gRPC door."""
+    """The flag for one of the two engines of the gRPC endpoint."""
     return f"--grpc-engine={request.param}"
 
 
@@ -105,12 +105,12 @@ def test_a_port_is_not_shared_with_one_that_did_not_say_so(
     assert f"error: creating server: {text}" in second.output
 
 
-@pytest.mark.parametrize("door", ["grpc", "http", "metrics"])
+@pytest.mark.parametrize("endpoint", ["grpc", "http", "metrics"])
 def test_an_address_that_is_not_the_machines_is_no_taken_port(
-    repository: RepositoryBuilder, serve: Serve, engine: str, door: str
+    repository: RepositoryBuilder, serve: Serve, engine: str, endpoint: str
 ) -> None:
     repository.copy("identity")
-    host = serve(repository, engine, f"--{door}-address=192.0.2.1")
+    host = serve(repository, engine, f"--{endpoint}-address=192.0.2.1")
     assert host.process.wait(DEADLINE) == 1
     assert (
         "error: creating server: Unavailable - Socket '192.0.2.1:0' cannot be opened: Cannot assign"
@@ -119,21 +119,22 @@ def test_an_address_that_is_not_the_machines_is_no_taken_port(
     assert "loading: identity" not in host.output
 
 
-@pytest.mark.parametrize("door", ["grpc", "http", "metrics"])
+@pytest.mark.parametrize("endpoint", ["grpc", "http", "metrics"])
 def test_a_taken_port_is_noticed_before_models_load(
-    repository: RepositoryBuilder, serve: Serve, engine: str, door: str
+    repository: RepositoryBuilder, serve: Serve, engine: str, endpoint: str
 ) -> None:
     repository.copy("identity")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        host = serve(repository, engine, f"--{door}-port={port}")
+        host = serve(repository, engine, f"--{endpoint}-port={port}")
         assert host.process.wait(DEADLINE) == 1
-    service = {"grpc": "GRPC", "http": "HTTP", "metrics": "Metrics"}[door]
+    service = {"grpc": "GRPC", "http": "HTTP", "metrics": "Metrics"}[endpoint]
     text = f"Unavailable - Socket '127.0.0.1:{port}' already in use "
     host.wait_for(re.escape(f"error: creating server: {text}"))
     assert f"failed to start {service} service: {text}" in host.output
     assert (
-        f"--{door}-address=127.0.0.1 --{door}-port={port}: this must be an address of this machine,"
+        f"--{endpoint}-address=127.0.0.1 --{endpoint}-port={port}:"
+        " this must be an address of this machine,"
         " and a port that nobody else listens on; port 0 is a free one"
     ) in host.output
     assert "loading: identity" not in host.output
@@ -149,8 +150,10 @@ def _has_ipv6() -> bool:
 
 @pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
 def test_an_ipv6_address(repository: RepositoryBuilder, serve: Serve, engine: str) -> None:
-    doors = ("grpc", "http", "metrics")
-    host = serve(repository, engine, *(f"--{door}-address=ipv6:[::1]" for door in doors))
+    endpoints = ("grpc", "http", "metrics")
+    host = serve(
+        repository, engine, *(f"--{endpoint}-address=ipv6:[::1]" for endpoint in endpoints)
+    )
 
     def port(service: str) -> str:
         return host.wait_for(rf"Started {service} at ipv6:\[::1\]:(\d+)")[1]
@@ -163,13 +166,13 @@ def test_an_ipv6_address(repository: RepositoryBuilder, serve: Serve, engine: st
 
 
 @pytest.mark.parametrize(
-    ("door", "line"),
+    ("endpoint", "line"),
     [("grpc", "Started GRPCInferenceService"), ("http", "Started HTTPService")],
 )
-def test_a_door_that_is_not_allowed_is_not_opened(
-    repository: RepositoryBuilder, serve: Serve, door: str, line: str
+def test_a_endpoint_that_is_not_allowed_is_not_opened(
+    repository: RepositoryBuilder, serve: Serve, endpoint: str, line: str
 ) -> None:
-    host = serve(repository, f"--allow-{door}=false")
+    host = serve(repository, f"--allow-{endpoint}=false")
     assert host.metrics_url  # the last one to open
     assert host.stop() == 0
     assert line not in host.output
@@ -621,7 +624,7 @@ def test_at_the_end_readiness_goes_first_then_what_runs_ends(
 
 
 class HttpPoller(Poller):
-    """The same of the HTTP door: the status and the body, on one connection as long as it lasts."""
+    """The same over HTTP: status and body, on one connection as long as it lasts."""
 
     def _ask(self) -> str:
         try:
@@ -653,7 +656,7 @@ def post(host: RunningHost, model: str = "waits", **body: Any) -> tuple[int, Any
         return answer.status, json.loads(answer.read())
 
 
-def test_at_the_end_readiness_goes_first_on_the_http_door_too(
+def test_at_the_end_readiness_goes_first_on_the_http_endpoint_too(
     repository: RepositoryBuilder, serve: Serve, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)

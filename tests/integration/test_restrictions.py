@@ -1,4 +1,4 @@
-"""Requests that need a secret header: what is restricted by which category, on every door."""
+"""Requests that need a secret header: what is restricted by which category, on every endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that begin something and do not go on with it, at every door, with and without TLS."""
+"""Clients that start a request and do not finish it, at every endpoint, with and without TLS."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 CALL = PREFACE + SETTINGS + frame(1, 4, 1, BLOCK)
 
 Case = tuple[str, bytes, bytes]
-"""A door, what a client says before it falls silent, and what it is told."""
+"""A endpoint, what a client says before it falls silent, and what it is told."""
 
 SLOW: dict[str, Case] = {
     "http nothing": ("http", b"", b""),
@@ -93,13 +93,13 @@ class Endpoints:
     tls: ssl.SSLContext | None
     client: grpcclient.InferenceServerClient
 
-    def connect(self, door: str, bare: bool = False) -> socket.socket:
+    def connect(self, endpoint: str, bare: bool = False) -> socket.socket:
         urls = {"http": self.host.http_url, "metrics": self.host.metrics_url}
-        port = int(urls.get(door, self.host.url).rpartition(":")[2])
+        port = int(urls.get(endpoint, self.host.url).rpartition(":")[2])
         made = socket.create_connection(("127.0.0.1", port), DEADLINE)
-        if self.tls is None or bare or door == "metrics":
+        if self.tls is None or bare or endpoint == "metrics":
             return made
-        self.tls.set_alpn_protocols(["h2" if door == "grpc" else "http/1.1"])
+        self.tls.set_alpn_protocols(["h2" if endpoint == "grpc" else "http/1.1"])
         return self.tls.wrap_socket(made, server_hostname="127.0.0.1")
 
     def descriptors(self) -> int:
@@ -119,8 +119,8 @@ def kinds(
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(pem))
     tls = ssl.create_default_context(cafile=str(folder / "root.pem"))
     files = [
-        f"--{door}-{flag}"
-        for door in ("http", "grpc")
+        f"--{endpoint}-{flag}"
+        for endpoint in ("http", "grpc")
         for flag in ("use-ssl=true", f"server-cert={pem}", f"server-key={pem}")
     ]
     hosts = [module_serve(module_repository, *LIMITS, *more) for more in ([], files)]
@@ -136,7 +136,7 @@ def kinds(
 
 
 def rest(connection: socket.socket) -> bytes:
-    """All that comes, to the end or to where a gRPC call ends; a door that waits fails the test."""
+    """All data until the end of the connection or of a gRPC call; fails if neither comes."""
     said = b""
     while True:
         try:
@@ -148,21 +148,21 @@ def rest(connection: socket.socket) -> bytes:
             return said
 
 
-def check(doors: Endpoints, cases: Mapping[str, Case], *, bare: bool = False) -> None:
+def check(endpoints: Endpoints, cases: Mapping[str, Case], *, bare: bool = False) -> None:
     """Three clients say each of these, all at the same time, and are told that at their ends.
 
     Meanwhile, another one is served.
     """
     with ExitStack() as closing:
-        assert doors.client.is_server_live()
-        before = doors.descriptors()
+        assert endpoints.client.is_server_live()
+        before = endpoints.descriptors()
         slow: list[tuple[str, socket.socket]] = []
         for name in [*cases] * 3:
-            door, sent, _ = cases[name]
-            connection = closing.enter_context(doors.connect(door, bare))
+            endpoint, sent, _ = cases[name]
+            connection = closing.enter_context(endpoints.connect(endpoint, bare))
             connection.sendall(sent)
             slow.append((name, connection))
-        assert doors.client.is_server_live()
+        assert endpoints.client.is_server_live()
         wrong: dict[str, bytes] = {}
         for name, connection in slow:
             said, told = rest(connection), cases[name][2]
@@ -170,8 +170,8 @@ def check(doors: Endpoints, cases: Mapping[str, Case], *, bare: bool = False) ->
                 wrong[name] = said
         assert not wrong
         closing.close()
-        wait_until(lambda: doors.descriptors() <= before, "the descriptors to be given back")
-    assert "Traceback" not in doors.host.output
+        wait_until(lambda: endpoints.descriptors() <= before, "the descriptors to be given back")
+    assert "Traceback" not in endpoints.host.output
 
 
 def test_stalled_clients_are_disconnected_and_others_are_served(
@@ -188,8 +188,8 @@ def test_clients_that_stall_after_the_handshake_are_disconnected(
 
 def test_a_stalled_handshake_times_out(kinds: dict[str, Endpoints]) -> None:
     cases = {
-        f"{door} {what}": (door, sent, b"")
-        for door in ("http", "grpc")
+        f"{endpoint} {what}": (endpoint, sent, b"")
+        for endpoint in ("http", "grpc")
         for what, sent in (("nothing", b""), ("half", HELLO))
     }
     check(kinds["tls"], cases, bare=True)

@@ -105,7 +105,7 @@ def test_requests_of_a_stream_interleave(stream: InferStream) -> None:
 
 
 def test_a_request_after_the_end_of_execute_is_still_answered(stream: InferStream) -> None:
-    """The lane is free although the first request is not answered yet."""
+    """The instance is free although the first request is not answered yet."""
     stream.send("keeps respond", request_id="open")
     assert stream.next().get_response().id == "open"
     stream.send("last", request_id="second")

@@ -1,4 +1,4 @@
-"""TLS and mutual TLS on every door: certificates that fit, that do not, and that are missing."""
+"""TLS and mutual TLS on every endpoint: valid, invalid and missing certificates."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def empty(repository: RepositoryBuilder) -> RepositoryBuilder:
 
 
 def flags(
-    certificates: Certificates, *, door: str = "grpc", mutual: bool = False, **files: str
+    certificates: Certificates, *, endpoint: str = "grpc", mutual: bool = False, **files: str
 ) -> list[str]:
-    """Of a door with TLS; `files` replace some (server_cert, server_key, root_cert)."""
+    """Of an endpoint with TLS; `files` replace some (server_cert, server_key, root_cert)."""
     named = {
         "server-cert": certificates["server.pem"],
         "server-key": certificates["server.key"],
@@ -74,8 +74,8 @@ def flags(
         **{name.replace("_", "-"): path for name, path in files.items()},
     }
     return [
-        f"--{door}-use-ssl-mutual=true" if mutual else f"--{door}-use-ssl=true",
-        *(f"--{door}-{name}={path}" for name, path in named.items()),
+        f"--{endpoint}-use-ssl-mutual=true" if mutual else f"--{endpoint}-use-ssl=true",
+        *(f"--{endpoint}-{name}={path}" for name, path in named.items()),
     ]
 
 
@@ -101,13 +101,15 @@ def refused(call: Any, *arguments: Any) -> str:
 
 @pytest.fixture(scope="module")
 def server(module_repository: RepositoryBuilder, module_serve: Serve, ours: Certificates) -> Any:
-    return module_serve(module_repository, *flags(ours), *flags(ours, door="http")).wait_started()
+    return module_serve(
+        module_repository, *flags(ours), *flags(ours, endpoint="http")
+    ).wait_started()
 
 
 @pytest.fixture(scope="module")
 def mutual(module_repository: RepositoryBuilder, module_serve: Serve, ours: Certificates) -> Any:
     return module_serve(
-        module_repository, *flags(ours, mutual=True), *flags(ours, door="http", mutual=True)
+        module_repository, *flags(ours, mutual=True), *flags(ours, endpoint="http", mutual=True)
     ).wait_started()
 
 
@@ -218,7 +220,7 @@ def test_mutual_https_serves_only_clients_with_a_certificate_of_the_authority(
 def test_http_and_grpc_have_their_own_tls_settings(
     empty: RepositoryBuilder, serve: Serve, ours: Certificates
 ) -> None:
-    host = serve(empty, *flags(ours, door="http")).wait_started()
+    host = serve(empty, *flags(ours, endpoint="http")).wait_started()
     assert get(host, ours) == 200
     with host.client() as client:
         assert client.is_server_live()
@@ -230,7 +232,7 @@ def test_a_file_of_https_that_cannot_be_read_ends_the_start_before_models_load(
 ) -> None:
     repository.copy("identity")
     output = ended(
-        serve(repository, *flags(ours, door="http", mutual=True, **{name: "/nowhere.pem"}))
+        serve(repository, *flags(ours, endpoint="http", mutual=True, **{name: "/nowhere.pem"}))
     )
     complaint = (
         f"Invalid argument - --http-{name.replace('_', '-')}: '/nowhere.pem' cannot be read:"

@@ -316,7 +316,7 @@ def test_inline_limit_shrinks_as_the_ring_fills() -> None:
 
 
 def test_closed_ring_still_reports_an_inline_limit() -> None:
-    """A stub has died, and whoever is told of it asks anew before its lane is known to be gone."""
+    """A stub has died, and its scheduler sends more work before it knows."""
     writer = RingWriter(memoryview(bytearray(RING_BYTES)))
     assert writer.try_write(bytes(1000))
     writer.close()

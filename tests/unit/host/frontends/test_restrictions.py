@@ -1,4 +1,4 @@
-"""Who may pass, and which headers become parameters: the rules that every door shares."""
+"""Who may pass, and which headers become parameters: the rules that every endpoint shares."""
 
 from __future__ import annotations
 

@@ -149,21 +149,21 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(instance.running for instance in self.instances))
     @rule(data=st.data())
-    def batch_lets_its_lane_go(self, data: st.DataObject) -> None:
+    def batch_lets_its_instance_go(self, data: st.DataObject) -> None:
         data.draw(
             st.sampled_from([instance for instance in self.instances if instance.running])
         ).let_go()
 
     @precondition(lambda self: self.loose())
     @rule(data=st.data())
-    def call_without_a_lane_ends(self, data: st.DataObject) -> None:
+    def call_without_a_instance_ends(self, data: st.DataObject) -> None:
         instance, call = data.draw(st.sampled_from(self.loose()))
         instance.loose.remove(call)
         call.respond(InferResponse("m", 1))
 
     @precondition(lambda self: self.loose())
     @rule(data=st.data(), count=st.integers(1, 3))
-    def call_without_a_lane_responds(self, data: st.DataObject, count: int) -> None:
+    def call_without_a_instance_responds(self, data: st.DataObject, count: int) -> None:
         _, call = data.draw(st.sampled_from(self.loose()))
         for _ in range(count):
             self.sent[call] = self.sent.get(call, 0) + (not call.finished)

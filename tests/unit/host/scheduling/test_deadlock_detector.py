@@ -62,18 +62,18 @@ def test_a_call_queued_behind_work_that_goes_on_is_not_stuck() -> None:
     assert not is_stuck(call_at(Queue(InstanceSlot(), InstanceSlot())))
 
 
-def test_a_call_without_any_lane_waits_for_one_to_come_back() -> None:
+def test_a_call_without_any_instance_waits_for_one_to_come_back() -> None:
     assert not is_stuck(call_at(Queue()))
 
 
-def test_a_model_with_one_lane_that_asks_itself_is_stuck() -> None:
+def test_a_model_with_one_instance_that_asks_itself_is_stuck() -> None:
     instance = InstanceSlot()
     call = call_at(Queue(instance))
     instance.blocking_calls = [call]
     assert is_stuck(call)
 
 
-def test_one_free_lane_is_enough() -> None:
+def test_one_free_instance_is_enough() -> None:
     busy, free = InstanceSlot(), InstanceSlot()
     call = call_at(Queue(busy, free))
     busy.blocking_calls = [call]
@@ -127,7 +127,7 @@ def test_chains_may_be_long(closed: bool) -> None:
     assert is_stuck(last) == closed
 
 
-def test_a_lane_that_is_on_its_way_back_is_a_way_out() -> None:
+def test_a_instance_that_is_on_its_way_back_is_a_way_out() -> None:
     instance = InstanceSlot()
     queue = Queue(instance)
     call = call_at(queue)
@@ -153,14 +153,14 @@ def test_a_call_whose_response_has_to_wait_for_that_of_a_stuck_one_is_stuck() ->
     assert not is_stuck(second)
 
 
-def test_two_lanes_that_wait_for_the_same_busy_model_are_not_stuck() -> None:
+def test_two_instances_that_wait_for_the_same_busy_model_are_not_stuck() -> None:
     """A diamond: both ways lead to one instance, which goes on."""
     bottom = Queue(InstanceSlot())
     top = Queue(InstanceSlot(call_at(bottom)), InstanceSlot(call_at(bottom)))
     assert not is_stuck(call_at(top))
 
 
-def test_two_lanes_that_wait_for_the_same_circle_are_stuck() -> None:
+def test_two_instances_that_wait_for_the_same_circle_are_stuck() -> None:
     instance = InstanceSlot()
     bottom = Queue(instance)
     instance.blocking_calls = [call_at(bottom)]

@@ -40,7 +40,7 @@ TestGreedy = GreedyMachine.TestCase
 TestGreedy.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
-def test_a_call_starts_at_once_on_a_free_lane() -> None:
+def test_a_call_starts_at_once_on_a_free_instance() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler)
     scheduler.instance_ready(instance)
@@ -65,7 +65,7 @@ def test_a_call_that_was_cancelled_in_the_queue_never_runs() -> None:
     assert instance.batches == [[calls[0]], [calls[2]]]
 
 
-def test_a_cancelled_call_that_runs_is_told_to_its_lane() -> None:
+def test_a_cancelled_call_that_runs_is_told_to_its_instance() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler)
     scheduler.instance_ready(instance)
@@ -76,7 +76,7 @@ def test_a_cancelled_call_that_runs_is_told_to_its_lane() -> None:
     assert instance.cancelled == [call]
 
 
-def test_calls_wait_for_a_lane_that_comes_back() -> None:
+def test_calls_wait_for_a_instance_that_comes_back() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler)
     scheduler.instance_ready(instance)
@@ -116,7 +116,7 @@ def test_a_call_that_an_ending_call_starts_runs_after_those_that_wait() -> None:
     assert instance.batches == [[first], [second], [third]]
 
 
-def test_calls_that_were_sent_ahead_to_a_lane_that_died_run_in_their_order() -> None:
+def test_calls_that_were_sent_ahead_to_a_instance_that_died_run_in_their_order() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler, eager=3)
     scheduler.instance_ready(instance)

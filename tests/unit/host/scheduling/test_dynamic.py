@@ -122,7 +122,7 @@ def asked(clock: Clock, **fields: Any) -> Call:
     return call
 
 
-def with_lane(scheduler: DynamicScheduler) -> FakeInstanceSlot:
+def with_instance(scheduler: DynamicScheduler) -> FakeInstanceSlot:
     instance = FakeInstanceSlot(scheduler)
     scheduler.instance_ready(instance)
     return instance
@@ -140,17 +140,17 @@ def ending(call: Call) -> Callable[[], str]:
     return lambda: "".join(heard)
 
 
-def test_calls_that_waited_for_a_lane_go_together(clock: Clock) -> None:
+def test_calls_that_waited_for_a_instance_go_together(clock: Clock) -> None:
     scheduler = new(clock, 8)
     calls = submit(scheduler, clock, 3, 3, 2, 1)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     instance.finish()
     assert instance.batches == [calls[:3], calls[3:]]
 
 
 def test_a_request_larger_than_the_largest_batch_goes_alone(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     calls = submit(scheduler, clock, 9, 1)
     assert instance.batches == [calls[:1]]
 
@@ -158,7 +158,7 @@ def test_a_request_larger_than_the_largest_batch_goes_alone(clock: Clock) -> Non
 def test_a_request_without_elements_takes_the_room_of_one(clock: Clock) -> None:
     scheduler = new(clock, 2)
     calls = submit(scheduler, clock, 0, 0, 0)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     assert instance.batches == [calls[:2]]
 
 
@@ -166,14 +166,14 @@ def test_a_request_without_elements_takes_the_room_of_one(clock: Clock) -> None:
 def test_a_model_without_batches_gets_one_call_at_a_time(clock: Clock, largest: int) -> None:
     scheduler = new(clock, largest, DELAY)
     calls = submit(scheduler, clock, 1, 1)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     instance.finish()
     assert instance.batches == [[call] for call in calls]
 
 
 def test_what_does_not_fit_together_does_not_wait_for_company(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     first = submit(scheduler, clock, 1, kind="a")
     assert instance.batches == []
     submit(scheduler, clock, 1, kind="b")
@@ -182,7 +182,7 @@ def test_what_does_not_fit_together_does_not_wait_for_company(clock: Clock) -> N
 
 def test_a_batch_that_is_not_full_waits_until_its_oldest_call_is_old_enough(clock: Clock) -> None:
     scheduler = new(clock, 8, DELAY)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     calls = submit(scheduler, clock, 1)
     clock.advance(DELAY - 10)
     calls += submit(scheduler, clock, 2)
@@ -195,14 +195,14 @@ def test_a_batch_that_is_not_full_waits_until_its_oldest_call_is_old_enough(cloc
 
 def test_a_full_batch_does_not_wait(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     calls = submit(scheduler, clock, 1, 3)
     assert instance.batches == [calls]
 
 
 def test_batches_are_counted_by_why_they_were_closed(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     for sizes, kinds in (((1, 3), "aa"), ((4,), "a"), ((1, 1), "ab")):
         for size, kind in zip(sizes, kinds, strict=True):
             submit(scheduler, clock, size, kind=kind)
@@ -216,19 +216,19 @@ def test_batches_are_counted_by_why_they_were_closed(clock: Clock) -> None:
     }
     for size, why in ((1, CloseReason.NO_DELAY), (2, CloseReason.SIZE)):
         scheduler = new(clock, 4, preferred=[2, 3])
-        with_lane(scheduler)
+        with_instance(scheduler)
         submit(scheduler, clock, size)
         assert scheduler.closed[why] == 1
 
 
-def test_waiting_for_a_lane_counts_as_waiting(clock: Clock) -> None:
+def test_waiting_for_a_instance_counts_as_waiting(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
     calls = submit(scheduler, clock, 1)
     clock.advance(DELAY + 5)
-    assert with_lane(scheduler).batches == [calls]
+    assert with_instance(scheduler).batches == [calls]
 
 
-def test_a_batch_grows_until_a_lane_takes_it(clock: Clock) -> None:
+def test_a_batch_grows_until_a_instance_takes_it(clock: Clock) -> None:
     """Also when it has been due for long."""
     scheduler = new(clock, 8, DELAY)
     calls = submit(scheduler, clock, 1)
@@ -236,14 +236,14 @@ def test_a_batch_grows_until_a_lane_takes_it(clock: Clock) -> None:
     calls += submit(scheduler, clock, 2)
     clock.advance(DELAY + 5)
     calls += submit(scheduler, clock, 4)
-    assert with_lane(scheduler).batches == [calls]
+    assert with_instance(scheduler).batches == [calls]
 
 
 def test_who_was_just_answered_may_ask_again_before_a_smaller_batch_is_made() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 8)
     first = submit(scheduler, clock, 1, 1, 1)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     assert instance.running == first
     waiting = submit(scheduler, clock, 1, 1)
     instance.finish()
@@ -258,7 +258,7 @@ def test_a_batch_that_becomes_full_meanwhile_waits_no_longer() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 4)
     submit(scheduler, clock, 1, 1, 1)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     submit(scheduler, clock, 1, 1)
     instance.finish()
     submit(scheduler, clock, 1)
@@ -273,17 +273,17 @@ def test_a_batch_as_large_as_the_one_before_it_is_made_at_once() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 8)
     submit(scheduler, clock, 1, 1)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     waiting = submit(scheduler, clock, 1, 1)
     instance.finish()
     assert instance.running == waiting
 
 
-def test_a_lane_that_dies_in_that_moment_takes_nothing() -> None:
+def test_a_instance_that_dies_in_that_moment_takes_nothing() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 8)
     submit(scheduler, clock, 1, 1)
-    instance, other = with_lane(scheduler), FakeInstanceSlot(scheduler)
+    instance, other = with_instance(scheduler), FakeInstanceSlot(scheduler)
     waiting = submit(scheduler, clock, 1)
     instance.finish()
     scheduler.instance_removed(instance)
@@ -296,7 +296,7 @@ def test_a_lane_that_dies_in_that_moment_takes_nothing() -> None:
 
 def test_the_next_call_waits_its_own_time_when_the_oldest_is_cancelled(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     (oldest,) = submit(scheduler, clock, 1)
     clock.advance(30)
     (next_,) = submit(scheduler, clock, 1)
@@ -307,9 +307,9 @@ def test_the_next_call_waits_its_own_time_when_the_oldest_is_cancelled(clock: Cl
     assert instance.batches == [[next_]]
 
 
-def test_a_lane_that_dies_while_a_batch_gathers_takes_nothing(clock: Clock) -> None:
+def test_a_instance_that_dies_while_a_batch_gathers_takes_nothing(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    first, second = with_lane(scheduler), FakeInstanceSlot(scheduler)
+    first, second = with_instance(scheduler), FakeInstanceSlot(scheduler)
     calls = submit(scheduler, clock, 1)
     first.die()
     clock.advance(DELAY + 1)
@@ -320,7 +320,7 @@ def test_a_lane_that_dies_while_a_batch_gathers_takes_nothing(clock: Clock) -> N
 
 def test_no_timer_outlives_a_queue_that_has_failed(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     submit(scheduler, clock, 1)
     scheduler.fail_queued(unavailable("going"))
     assert clock.armed == 0
@@ -330,15 +330,15 @@ def test_no_timer_outlives_a_queue_that_has_failed(clock: Clock) -> None:
 
 def test_one_timer_is_enough_for_many_calls(clock: Clock) -> None:
     scheduler = new(clock, 100, DELAY)
-    with_lane(scheduler)
+    with_instance(scheduler)
     submit(scheduler, clock, *[1] * 50)
     assert clock.armed == 1
 
 
-def test_every_free_lane_gets_a_batch(clock: Clock) -> None:
+def test_every_free_instance_gets_a_batch(clock: Clock) -> None:
     scheduler = new(clock, 2)
     calls = submit(scheduler, clock, 2, 2, 2)
-    instances = [with_lane(scheduler) for _ in range(3)]
+    instances = [with_instance(scheduler) for _ in range(3)]
     assert [instance.running for instance in instances] == [[call] for call in calls]
 
 
@@ -348,7 +348,7 @@ def test_every_free_lane_gets_a_batch(clock: Clock) -> None:
 def test_the_largest_preferred_size_that_can_be_reached_is_taken(clock: Clock) -> None:
     scheduler = new(clock, 16, preferred=[2, 4, 12])
     calls = submit(scheduler, clock, *[1] * 7)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     for _ in range(2):
         instance.finish()
     assert instance.batches == [calls[:4], calls[4:6], calls[6:]]
@@ -356,14 +356,14 @@ def test_the_largest_preferred_size_that_can_be_reached_is_taken(clock: Clock) -
 
 def test_a_preferred_size_is_not_waited_for_without_a_delay(clock: Clock) -> None:
     scheduler = new(clock, 8, preferred=[4])
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     calls = submit(scheduler, clock, 3)
     assert instance.batches == [calls]
 
 
 def test_a_preferred_size_that_is_reached_goes_at_once(clock: Clock) -> None:
     scheduler = new(clock, 8, DELAY, preferred=[2, 6])
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     calls = submit(scheduler, clock, 1)
     assert instance.batches == []
     calls += submit(scheduler, clock, 1)
@@ -375,7 +375,7 @@ def test_a_batch_stays_below_the_largest_preferred_size_rather_than_exceed_it(
 ) -> None:
     scheduler = new(clock, 8, DELAY, preferred=[3])
     calls = submit(scheduler, clock, 2, 2, 1)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     instance.finish()
     assert instance.batches == [calls[:1], calls[1:]]
 
@@ -384,12 +384,12 @@ def test_a_batch_whose_time_is_over_takes_all_there_is_room_for(clock: Clock) ->
     scheduler = new(clock, 8, DELAY, preferred=[4])
     calls = submit(scheduler, clock, 3, 3, 3)
     clock.advance(DELAY)
-    assert with_lane(scheduler).batches == [calls[:2]]
+    assert with_instance(scheduler).batches == [calls[:2]]
 
 
 def test_a_single_request_may_exceed_the_largest_preferred_size(clock: Clock) -> None:
     scheduler = new(clock, 8, DELAY, preferred=[4])
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     calls = submit(scheduler, clock, 6)
     assert instance.batches == [calls]
 
@@ -399,7 +399,7 @@ def test_a_single_request_may_exceed_the_largest_preferred_size(clock: Clock) ->
 
 def test_a_full_queue_refuses_at_once(clock: Clock) -> None:
     scheduler = new(clock, 4, policies=QueuePolicies(default=QueuePolicy(max_size=2)))
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     submit(scheduler, clock, 1, 1, 1)  # one runs
     for identity, name in (("7", "7"), ("", "<id_unknown>")):
         with pytest.raises(HostError) as caught:
@@ -453,7 +453,7 @@ def test_a_call_is_refused_when_its_time_is_over_and_not_before(clock: Clock) ->
         clock.advance(1)
         assert ended() == "Unavailable: Request timeout expired"
         assert scheduler.queued == 0
-        with_lane(scheduler)
+        with_instance(scheduler)
         submit(scheduler, clock, 1)
 
 
@@ -491,7 +491,7 @@ def test_a_call_whose_time_is_over_does_not_run_even_if_the_timer_is_late(clock:
     scheduler.submit(call)
     ended = ending(call)
     clock.ticks += 2
-    assert with_lane(scheduler).batches == []
+    assert with_instance(scheduler).batches == []
     assert ended() == "Unavailable: Request timeout expired"
     assert call.failure_reason is FailureReason.REJECTED
 
@@ -499,7 +499,7 @@ def test_a_call_whose_time_is_over_does_not_run_even_if_the_timer_is_late(clock:
 def test_a_call_that_comes_too_late_does_not_run_even_if_nobody_waits(clock: Clock) -> None:
     policy = QueuePolicy(timeout_us=90 * TICK // 1000, may_shorten=True)
     scheduler = new(clock, 1, policies=QueuePolicies(default=policy))
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     hasty, patient = asked(clock, timeout_us=2 * TICK // 1000), asked(clock)
     ended = ending(hasty)
     clock.advance(3)  # while its tensors were taken in
@@ -531,7 +531,7 @@ def test_a_delayed_call_goes_after_those_on_time_and_has_no_end_any_more(clock: 
     scheduler.submit(punctual)
     clock.advance(2)
     assert scheduler.queued == 3
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     for _ in range(2):
         instance.finish()
     assert instance.batches == [[punctual], [late], [low]]
@@ -539,7 +539,7 @@ def test_a_delayed_call_goes_after_those_on_time_and_has_no_end_any_more(clock: 
 
 def test_a_call_that_runs_is_not_refused(clock: Clock) -> None:
     scheduler = new(clock, 1, policies=QueuePolicies(default=QueuePolicy(timeout_us=TICK // 1000)))
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     (call,) = submit(scheduler, clock, 1)
     clock.advance(100)
     assert instance.running == [call]
@@ -556,7 +556,7 @@ def test_a_priority_that_does_not_exist_is_the_default_one(
         scheduler.submit(asked(clock, priority=level))
     call = asked(clock, priority=priority)
     scheduler.submit(call)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     for _ in range(2):
         instance.finish()
     place = {0: 1, 1: 1, 2: 2}[place]
@@ -568,7 +568,7 @@ def test_priorities_of_a_model_without_levels_are_not_looked_at(clock: Clock) ->
     calls = [asked(clock, priority=priority) for priority in (3, 1, 2)]
     for call in calls:
         scheduler.submit(call)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     for _ in range(2):
         instance.finish()
     assert instance.batches == [[call] for call in calls]
@@ -579,7 +579,7 @@ def test_any_number_of_levels_costs_nothing(clock: Clock) -> None:
     low, high = asked(clock, priority=2**63), asked(clock, priority=2**61)
     for call in (low, high):
         scheduler.submit(call)
-    assert with_lane(scheduler).running == [high]
+    assert with_instance(scheduler).running == [high]
 
 
 def test_calls_that_have_left_are_not_remembered(clock: Clock) -> None:
@@ -607,7 +607,7 @@ def test_a_caller_that_hears_of_its_timeout_may_ask_again_at_once(clock: Clock) 
 
 def test_nothing_starts_before_so_many_wait_and_everything_does_afterwards(clock: Clock) -> None:
     scheduler = new(clock, 4, hold=3)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     calls = submit(scheduler, clock, 1, 1)
     assert instance.batches == []
     calls += submit(scheduler, clock, 1)
@@ -617,11 +617,13 @@ def test_nothing_starts_before_so_many_wait_and_everything_does_afterwards(clock
     assert instance.batches[1:] == [calls[3:]]
 
 
-def test_holding_back_is_over_once_so_many_have_waited_even_without_a_lane(clock: Clock) -> None:
+def test_holding_back_is_over_once_so_many_have_waited_even_without_a_instance(
+    clock: Clock,
+) -> None:
     scheduler = new(clock, 4, hold=2)
     calls = submit(scheduler, clock, 1, 1)
     calls.pop().cancel()
-    assert with_lane(scheduler).batches == [calls]
+    assert with_instance(scheduler).batches == [calls]
 
 
 @pytest.mark.parametrize(("text", "value"), [(None, 0), ("0", 0), ("12", 12)])

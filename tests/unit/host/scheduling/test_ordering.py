@@ -233,7 +233,7 @@ def test_outside_of_an_ordering_it_is_a_call_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_order_is_kept_over_several_lanes(early: bool) -> None:
+def test_order_is_kept_over_several_instances(early: bool) -> None:
     clock = Clock()
     scheduler = DynamicScheduler(1, 0.0, same_kind, keep_order=True, clock=clock)
     instances = [FakeInstanceSlot(scheduler) for _ in range(3)]

@@ -342,7 +342,7 @@ def test_a_model_that_has_nothing_to_run_any_more_lets_others_go_first(end: str)
     assert instance.running
 
 
-def test_a_lane_that_goes_while_it_waits_holds_nobody_up() -> None:
+def test_a_instance_that_goes_while_it_waits_holds_nobody_up() -> None:
     limiter = RateLimiter()
     schedulers = [DirectScheduler() for _ in range(3)]
     instances = [gated(scheduler, limiter, need())[0] for scheduler in schedulers]

@@ -1,4 +1,4 @@
-"""A core in memory for tests of the gRPC door: models that echo, hold, fail and repeat."""
+"""A core in memory for tests of the gRPC endpoint: models that echo, hold, fail and repeat."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def echo(request: InferRequest) -> InferResponse:
 
 
 class EchoCore:
-    """What the door asks of a `Core`. `held` and `cancelled` report to the thread of the test.
+    """What the endpoint asks of a `Core`. `held` and `cancelled` report to the thread of the test.
 
     `hold` answers when the test responds, `fail` with an error, `silent` never, `bug` raises.
     `repeat` is decoupled: its input, an INT32, says how often it answers before an empty final.

@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.empty)
     @rule()
-    def retired_lane_ends(self) -> None:
+    def retired_instance_ends(self) -> None:
         instance = self.empty.pop()
         assert not instance.running
         assert not self.sequences_of(instance)
@@ -160,7 +160,7 @@ class Machine(RuleBasedStateMachine):
         return [s for s in self.scheduler._sequence_batches[instance].slots if s is not None]
 
     @invariant()
-    def retired_lanes_get_no_new_sequences(self) -> None:
+    def retired_instances_get_no_new_sequences(self) -> None:
         for instance, before in self.retired.items():
             assert set(map(id, self.sequences_of(instance))) <= set(map(id, before))
             assert (
@@ -254,7 +254,7 @@ class Machine(RuleBasedStateMachine):
         assert all(self.answers[call] == call.finished for call in self.calls)
 
     @invariant()
-    def nothing_waits_beside_a_free_lane(self) -> None:
+    def nothing_waits_beside_a_free_instance(self) -> None:
         for sequence_batch in self.scheduler._sequence_batches.values():
             if not any(
                 instance is sequence_batch.instance and instance.running
@@ -302,15 +302,15 @@ def clock() -> Clock:
     return Clock()
 
 
-def with_lane(scheduler: SequenceScheduler) -> InstanceSlot:
+def with_instance(scheduler: SequenceScheduler) -> InstanceSlot:
     instance = InstanceSlot(scheduler)
     scheduler.instance_ready(instance)
     return instance
 
 
-def test_new_sequences_fill_lanes_evenly(clock: Clock) -> None:
+def test_new_sequences_fill_instances_evenly(clock: Clock) -> None:
     scheduler = scheduler_of(clock)
-    instances = [with_lane(scheduler) for _ in range(2)]
+    instances = [with_instance(scheduler) for _ in range(2)]
     for number in (1, 2, 3):
         submit(scheduler, clock, number, START)
     assert [len(instance.requests()) for instance in instances] == [1, 1]
@@ -327,7 +327,7 @@ def test_numbers_and_strings_are_different_ids(clock: Clock) -> None:
 
 def test_a_used_slot_gets_the_oldest_of_the_backlog_with_all_its_requests(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     submit(scheduler, clock, 1, START)
     waiting = [submit(scheduler, clock, 2, START), submit(scheduler, clock, 2)]
     submit(scheduler, clock, 3, START)
@@ -341,7 +341,7 @@ def test_a_used_slot_gets_the_oldest_of_the_backlog_with_all_its_requests(clock:
 
 def test_the_backlog_waits_as_long_as_its_least_patient_request(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1)
-    with_lane(scheduler)
+    with_instance(scheduler)
     submit(scheduler, clock, 1, START)
     calls = [submit(scheduler, clock, 2, START), submit(scheduler, clock, 2, timeout=5)]
     clock.advance(5)
@@ -357,7 +357,7 @@ def test_the_backlog_waits_as_long_as_its_least_patient_request(clock: Clock) ->
 
 def test_idle_sequences_lose_their_slots_and_those_in_the_backlog_wait(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1, idle=10)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     submit(scheduler, clock, 1, START)
     waiting = submit(scheduler, clock, 2, START)
     instance.finish()
@@ -369,7 +369,7 @@ def test_idle_sequences_lose_their_slots_and_those_in_the_backlog_wait(clock: Cl
 
 def test_a_cancelled_head_ends_its_sequence(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     submit(scheduler, clock, 1, START)
     head, behind = submit(scheduler, clock, 1), submit(scheduler, clock, 1)
     head.cancel()
@@ -382,7 +382,7 @@ def test_a_cancelled_head_ends_its_sequence(clock: Clock) -> None:
 def test_direct_batches_can_wait_for_a_share_of_the_slots(clock: Clock) -> None:
     text = "direct { minimum_slot_utilization: 0.6 max_queue_delay_microseconds: 4000 }"
     scheduler = scheduler_of(clock, text)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     submit(scheduler, clock, 1, START)
     assert not instance.running
     submit(scheduler, clock, 2, START)
@@ -398,7 +398,7 @@ def test_direct_batches_can_wait_for_a_share_of_the_slots(clock: Clock) -> None:
 def test_oldest_batches_wait_for_a_preferred_size_until_their_delay_is_over(clock: Clock) -> None:
     text = "oldest { preferred_batch_size: 2 max_queue_delay_microseconds: 4000 }"
     scheduler = scheduler_of(clock, text)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     submit(scheduler, clock, 1, START)
     assert not instance.running
     submit(scheduler, clock, 2, START)
@@ -413,7 +413,7 @@ def test_oldest_batches_wait_for_a_preferred_size_until_their_delay_is_over(cloc
 
 def test_oldest_batches_keep_the_order_of_responses_if_asked(clock: Clock) -> None:
     scheduler = scheduler_of(clock, "oldest { preserve_ordering: true }", largest=1)
-    instances = [with_lane(scheduler)]
+    instances = [with_instance(scheduler)]
     first = submit(scheduler, clock, 1, START | END)
     second = submit(scheduler, clock, 2, START | END)
     assert instances[0].requests() == [first]
@@ -432,7 +432,7 @@ def test_the_first_batch_can_be_held_back(
     monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "2")
     monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", str(backlog))
     scheduler = scheduler_of(clock, largest=1)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     submit(scheduler, clock, 1, START)
     assert not instance.running
     submit(scheduler, clock, 1)
@@ -444,7 +444,7 @@ def test_the_first_batch_can_be_held_back(
 
 def test_requests_that_run_again_go_together(clock: Clock) -> None:
     scheduler = scheduler_of(clock, "iterative_sequence: true")
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     calls = [submit(scheduler, clock, 0) for _ in range(3)]
     instance.finish()
     assert [call.request.correlation_id for call in calls] == [1, 2, 3]
@@ -459,7 +459,7 @@ def test_requests_that_run_again_go_together(clock: Clock) -> None:
 
 def test_a_request_whose_sequence_was_idle_cannot_run_again(clock: Clock) -> None:
     scheduler = scheduler_of(clock, "iterative_sequence: true", idle=5)
-    instance = with_lane(scheduler)
+    instance = with_instance(scheduler)
     call = submit(scheduler, clock, 0)
     clock.advance(6)
     assert call.try_reschedule()
