@@ -34,7 +34,7 @@ import pytest
 from tests import module_table
 from tests.conftest import DEADLINE, ROOT, RunningHost, Serve, wait_until
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"console", "protobuf", "python", "text"}
 SERVE = "pbhost serve "
 HERE = "/srv"
