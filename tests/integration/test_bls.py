@@ -47,7 +47,7 @@ def client(host: RunningHost) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("count", [1, 16, 5000, 1_000_000])
-def test_a_model_asks_another_one(client: Client, count: int) -> None:
+def test_model_calls_another_model(client: Client, count: int) -> None:
     array = np.arange(count, dtype=np.float32)
     np.testing.assert_array_equal(infer_through(client, "identity", array), array)
 
@@ -96,7 +96,7 @@ def test_recursion_works_as_deep_as_there_are_instances(client: Client) -> None:
     assert "waits for itself" in text
 
 
-def test_a_circle_of_models_gets_an_error(client: Client) -> None:
+def test_deadlock_of_models_is_an_error(client: Client) -> None:
     array = np.ones(2, dtype=np.float32)
     _, text = infer_error(infer_through, client, "ask3>ask>identity", array)
     assert "waits for itself" in text
@@ -122,7 +122,7 @@ def test_concurrent_recursion_neither_hangs_nor_loses_a_call(client: Client) -> 
 
 
 @pytest.mark.parametrize("hook", ["initialize", "finalize"])
-def test_asking_outside_execute_is_refused(
+def test_bls_outside_execute_is_rejected(
     repository: RepositoryBuilder, serve: Serve, hook: str
 ) -> None:
     repository.copy("identity")

@@ -68,7 +68,7 @@ def test_an_ordinary_model_is_a_stream_of_one(client: Client) -> None:
     ) == [1, 1]
 
 
-def test_a_decoupled_model_cannot_be_asked_for_one_response(client: Client) -> None:
+def test_unary_bls_request_to_decoupled_model_is_rejected(client: Client) -> None:
     assert run_script(client, "return ask('stream', command('last')).exec().error().message()") == (
         "Model stream - Error when running inference: Model stream is using the decoupled. The"
         " current BLS request call doesn't support models using the decoupled transaction policy."
@@ -77,7 +77,7 @@ def test_a_decoupled_model_cannot_be_asked_for_one_response(client: Client) -> N
     )
 
 
-def test_one_that_cannot_be_asked_is_the_single_item(client: Client) -> None:
+def test_rejected_stream_yields_only_the_error(client: Client) -> None:
     assert run_script(client, "return numbers(ask('nobody').exec(decoupled=True))") == [
         (
             "Model nobody - Error when running inference: Request for unknown model: 'nobody' is"
@@ -102,7 +102,7 @@ def test_a_stream_is_read_again_from_the_start_when_it_was_read_to_its_end(
     ) == [5, 5, 5, 3]
 
 
-def test_a_model_asks_hundreds_of_streams_at_once(client: Client) -> None:
+def test_model_opens_hundreds_of_streams_at_once(client: Client) -> None:
     assert (
         run_script(
             client,
@@ -142,7 +142,7 @@ def test_a_dropped_iterator_cancels_its_request(host: RunningHost, client: Clien
     host.wait_for("was cancelled")
 
 
-def test_what_a_model_still_sends_of_a_cancelled_stream_arrives(client: Client) -> None:
+def test_responses_sent_after_cancellation_arrive(client: Client) -> None:
     assert run_script(
         client,
         """
@@ -280,7 +280,7 @@ def test_a_request_with_a_limit_ends_in_time(client: Client, form: str) -> None:
 
 
 @pytest.mark.parametrize("awaits", ["exec()", "async_exec()"])
-def test_cancelling_a_request_cancels_what_was_asked_on_its_behalf(
+def test_cancelling_a_request_cancels_its_bls_requests(
     host: RunningHost, client: Client, awaits: str
 ) -> None:
     source = f"""
@@ -339,9 +339,7 @@ def test_parameters_ids_and_flags_travel_along(client: Client) -> None:
     ],
     ids=["correlation id", "parameter"],
 )
-def test_what_cannot_travel_along_is_said_of_the_model_that_was_asked(
-    client: Client, along: str, text: str
-) -> None:
+def test_errors_of_bls_tensors_name_the_called_model(client: Client, along: str, text: str) -> None:
     source = f"return ask('other', command('return 1'), {along}).exec().error().message()"
     message = run_script(client, source)
     assert message.startswith(f"Model other - Error when running inference: {text}")
@@ -350,7 +348,7 @@ def test_what_cannot_travel_along_is_said_of_the_model_that_was_asked(
 # Threads and children
 
 
-def test_threads_of_a_model_ask_at_once(client: Client) -> None:
+def test_threads_of_a_model_call_bls_concurrently(client: Client) -> None:
     assert run_script(
         client,
         """
@@ -384,13 +382,13 @@ FORKS = """
 """
 
 
-def test_forked_children_of_a_model_ask(client: Client) -> None:
+def test_forked_children_of_a_model_call_bls(client: Client) -> None:
     expected = [[float(n), 10 if n % 2 else 100_000] for n in range(40)]
     assert run_script(client, FORKS) == expected
     assert run_script(client, FORKS) == expected
 
 
-def test_a_child_gets_errors_and_is_refused_what_it_cannot_do(client: Client) -> None:
+def test_forked_child_gets_errors_for_unsupported_bls(client: Client) -> None:
     found = run_script(
         client,
         """

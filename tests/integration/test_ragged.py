@@ -113,7 +113,7 @@ def together(client: Client, model: str, *inputs: Any) -> list[Any]:
     return [found[index] for index in range(len(inputs))]
 
 
-def test_requests_of_any_lengths_run_together_and_are_told_about_their_batch(
+def test_ragged_requests_share_a_batch_and_get_batch_inputs(
     client: Client,
 ) -> None:
     first, second = together(client, "looks", rows(1, 2, 3), rows(4))
@@ -134,7 +134,7 @@ def test_requests_of_any_lengths_run_together_and_are_told_about_their_batch(
         assert request == expected
 
 
-def test_an_output_of_the_whole_batch_is_taken_apart(client: Client) -> None:
+def test_output_of_the_whole_batch_is_split_by_request(client: Client) -> None:
     results = together(client, "doubles", rows(1, 2, 3), rows(4))
     assert [result.as_numpy("Y").tolist() for result in results] == [[[2, 4, 6]], [[8]]]
 
@@ -183,7 +183,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_only_tensorrt_has_is_refused(
+def test_options_that_only_tensorrt_has_are_rejected(
     repository: RepositoryBuilder, serve: Serve, name: str
 ) -> None:
     setting, text = REFUSED[name]

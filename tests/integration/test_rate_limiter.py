@@ -153,7 +153,7 @@ def test_an_execution_waits_for_the_resource_that_another_models_has(
     assert waiting.result(DEADLINE).startswith(f"{model}_0_0 ")
 
 
-def test_the_death_of_a_holder_frees_what_it_held(
+def test_death_of_an_instance_frees_its_resources(
     host: RunningHost, client: Client, pipe: Pipe, pool: ThreadPoolExecutor
 ) -> None:
     held = Held(host, pipe, pool)
@@ -242,7 +242,7 @@ def test_without_the_flag_settings_have_no_effect(
         held.let_go()
 
 
-def test_all_who_wait_get_their_turn(
+def test_every_waiting_instance_gets_its_turn(
     host: RunningHost, pipe: Pipe, pool: ThreadPoolExecutor
 ) -> None:
     held = Held(host, pipe, pool)

@@ -207,7 +207,7 @@ def test_requests_that_came_while_the_instance_was_busy_go_together(
         assert line.groups(4) == ["1:busy"] + ["2:a,b,c"] * 3
 
 
-def test_a_full_batch_does_not_wait_and_neither_does_one_that_nobody_can_join(
+def test_full_batches_and_batches_no_call_can_join_start_at_once(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     batching = f"max_queue_delay_microseconds: {HOUR}"
@@ -327,7 +327,7 @@ def test_a_request_may_shorten_its_time_where_the_policy_allows_it(
         assert line.groups(2) == ["1:busy", "2:patient"]
 
 
-def test_a_delayed_request_goes_after_those_that_came_in_time(
+def test_delayed_requests_run_after_requests_that_are_in_time(
     repository: RepositoryBuilder, serve: Serve, pipe: Pipe
 ) -> None:
     """Of two that have waited too long, one is refused: then the other one is late, too."""
@@ -372,7 +372,7 @@ def test_a_request_that_is_cancelled_in_the_queue_never_runs(
         assert line.failures() == 1
 
 
-def test_a_model_that_asks_is_told_what_a_client_would_be(
+def test_bls_requests_get_the_same_errors_as_clients(
     repository: RepositoryBuilder, serve: Serve, pipe: Pipe
 ) -> None:
     add_groups(
@@ -491,7 +491,7 @@ def test_responses_of_a_decoupled_model_keep_the_order_too(
 # Circles
 
 
-def test_a_model_whose_responses_wait_for_each_other_gets_an_error(
+def test_deadlock_of_ordered_responses_is_an_error(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("ask", "identity")
@@ -524,7 +524,7 @@ return json.loads(answer[0])
 
 
 @pytest.mark.parametrize("overlap", [1, 3])
-def test_a_coroutine_that_asks_its_own_model_gets_an_error_when_there_is_no_place_left(
+def test_coroutine_calling_its_own_busy_model_gets_an_error(
     repository: RepositoryBuilder, serve: Serve, overlap: int
 ) -> None:
     """Nothing says at once that the batch cannot end without the answer."""
@@ -568,7 +568,7 @@ FRAGILE = """
 """
 
 
-def test_a_circle_that_closes_when_an_instance_is_given_up_is_noticed(
+def test_deadlock_after_an_instance_is_given_up_is_detected(
     repository: RepositoryBuilder, serve: Serve, pipe: Pipe, tmp_path: Path
 ) -> None:
     """As long as the other instance lives, it might answer."""

@@ -308,7 +308,7 @@ def test_ids_may_be_strings(client: grpcclient.InferenceServerClient) -> None:
     )
 
 
-def test_32_bits_of_an_id_are_given_to_who_asks_for_32(
+def test_32_bit_correlation_id_control_gets_the_low_32_bits(
     client: grpcclient.InferenceServerClient,
 ) -> None:
     assert own_row(ask(client, "narrow", (1 << 40) + 5, "se"))["ID"] == 5
@@ -433,7 +433,7 @@ def test_sequences_in_the_backlog_have_a_time_limit(
     line.close()
 
 
-def test_whoever_leaves_the_backlog_makes_room_for_others(
+def test_sequence_leaving_the_backlog_makes_room_for_others(
     host: RunningHost, client: grpcclient.InferenceServerClient
 ) -> None:
     ask(client, "mortal", 21, "s")
@@ -486,7 +486,7 @@ def test_states_can_start_from_a_file_and_be_seen(
     assert one.as_numpy("TOTAL_OUT") is None
 
 
-def test_states_that_are_no_outputs_cannot_be_asked_for(
+def test_states_that_are_not_outputs_cannot_be_requested(
     client: grpcclient.InferenceServerClient,
 ) -> None:
     assert infer_error(add_up, client, "sum", 1, "se", ("TOTAL_OUT",)) == (

@@ -266,10 +266,10 @@ TESTS_OF_FIELDS = {
         ),
     },
     "test_ragged.py": {
-        "test_requests_of_any_lengths_run_together_and_are_told_about_their_batch": (
+        "test_ragged_requests_share_a_batch_and_get_batch_inputs": (
             "input.allow_ragged_batch batch_input"
         ),
-        "test_an_output_of_the_whole_batch_is_taken_apart": "batch_output",
+        "test_output_of_the_whole_batch_is_split_by_request": "batch_output",
     },
     "test_http_protocol.py": {
         "test_classes_have_values_indices_and_labels": "output.label_filename",
@@ -287,7 +287,7 @@ TESTS_OF_FIELDS = {
             "dynamic_batching.default_queue_policy"
             " dynamic_batching.default_queue_policy.max_queue_size"
         ),
-        "test_a_delayed_request_goes_after_those_that_came_in_time": (
+        "test_delayed_requests_run_after_requests_that_are_in_time": (
             "dynamic_batching.default_queue_policy.timeout_action"
         ),
         "test_a_request_may_shorten_its_time_where_the_policy_allows_it": (
@@ -313,12 +313,12 @@ TESTS_OF_FIELDS = {
         "test_oldest_batches_wait_for_a_preferred_size_until_their_delay_is_over": (
             "sequence_batching.oldest"
         ),
-        "test_oldest_batches_keep_the_order_of_responses_if_asked": (
+        "test_oldest_strategy_preserves_order_if_configured": (
             "sequence_batching.oldest.preserve_ordering"
         ),
     },
     "test_states.py": {
-        "test_zeros_can_be_asked_for_and_their_value_does_not_matter": (
+        "test_zero_data_gives_zeros_whatever_its_value": (
             "sequence_batching.state.initial_state.zero_data"
         ),
     },

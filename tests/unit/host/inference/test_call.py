@@ -1,4 +1,4 @@
-"""A call on its way: awaited, iterated, subscribed to, cancelled, taken away."""
+"""A call: awaited, iterated, subscribed to, cancelled and aborted."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def cancelled(text: str) -> HostError:
 
 
 async def turn() -> None:
-    """Let everybody who can go on do so."""
+    """Runs all callbacks and tasks that are ready."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 class Recorder:
-    """Notes what a call tells its server."""
+    """Records the callbacks of a call."""
 
     def __init__(self, call: Call) -> None:
         self.events: list[str] = []
@@ -181,7 +181,7 @@ def test_a_cancelled_iteration_cancels_the_call() -> None:
     asyncio.run(main())
 
 
-def test_a_subscriber_gets_what_came_before_and_what_follows() -> None:
+def test_subscriber_gets_earlier_and_later_responses() -> None:
     call = new_call()
     seen: list[tuple[Any, bool]] = []
     first, second, third = answer("1"), answer("2"), answer("3")
@@ -192,7 +192,7 @@ def test_a_subscriber_gets_what_came_before_and_what_follows() -> None:
     assert seen == [(first, False), (second, False), (third, True)]
 
 
-def test_what_comes_after_the_end_is_dropped() -> None:
+def test_responses_after_the_final_one_are_dropped() -> None:
     call = new_call()
     recorder = Recorder(call)
     seen: list[InferResponse | None] = []
@@ -208,7 +208,7 @@ def test_what_comes_after_the_end_is_dropped() -> None:
     assert recorder.events == ["finish"]
 
 
-def test_cancelling_tells_the_server_once_and_ends_the_call() -> None:
+def test_cancel_calls_the_owner_once_and_ends_the_call() -> None:
     async def main() -> None:
         call = new_call()
         recorder = Recorder(call)
@@ -222,7 +222,7 @@ def test_cancelling_tells_the_server_once_and_ends_the_call() -> None:
     asyncio.run(main())
 
 
-def test_abandoning_takes_the_call_away_with_an_error_of_its_own() -> None:
+def test_abort_ends_the_call_with_the_given_error() -> None:
     async def main() -> None:
         call = new_call()
         recorder = Recorder(call)
@@ -234,7 +234,7 @@ def test_abandoning_takes_the_call_away_with_an_error_of_its_own() -> None:
     asyncio.run(main())
 
 
-def test_what_a_model_still_responds_to_a_withdrawn_call_arrives() -> None:
+def test_responses_after_requested_cancellation_arrive() -> None:
     call = new_call()
     told: list[Call] = []
     seen: list[tuple[HostError | None, bool]] = []
@@ -254,7 +254,7 @@ def test_what_a_model_still_responds_to_a_withdrawn_call_arrives() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_withdrawn_call_that_no_model_has_ends(waits: bool) -> None:
+def test_requested_cancellation_ends_a_call_no_model_has(waits: bool) -> None:
     call = new_call()
     recorder = Recorder(call)
     seen: list[HostError | None] = []
@@ -268,7 +268,7 @@ def test_a_withdrawn_call_that_no_model_has_ends(waits: bool) -> None:
     assert call.failure_reason is FailureReason.CANCELED
 
 
-def test_a_withdrawn_call_can_still_be_cancelled() -> None:
+def test_call_with_requested_cancellation_can_be_cancelled() -> None:
     call = new_call()
     seen: list[HostError | None] = []
     call.subscribe(lambda response, _: seen.append(response and response.error))
@@ -278,7 +278,7 @@ def test_a_withdrawn_call_can_still_be_cancelled() -> None:
     assert [error.message for error in seen if error] == ["the asker has died"]
 
 
-def test_a_server_that_answers_a_cancellation_at_once_has_the_last_word() -> None:
+def test_response_from_the_cancel_callback_wins() -> None:
     call = new_call()
     seen: list[HostError | None] = []
     call.subscribe(lambda response, _: seen.append(response.error if response else None))
@@ -287,7 +287,7 @@ def test_a_server_that_answers_a_cancellation_at_once_has_the_last_word() -> Non
     assert [error.message for error in seen if error] == ["first"]
 
 
-def test_a_failure_carries_what_the_request_was() -> None:
+def test_error_response_carries_model_and_request_id() -> None:
     call = new_call()
     seen: list[InferResponse | None] = []
     call.subscribe(lambda response, _: seen.append(response))

@@ -1,4 +1,4 @@
-"""InstanceSlots that run nothing, a clock that a test moves, and calls to queue."""
+"""Fake instances, a clock that tests control, and helpers that make calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from host.inference.request import Call, InferRequest, InferResponse
 from host.scheduling.scheduler import InstanceSlot, Scheduler
 
 TICK = 1_000_000
-"""Nanoseconds of the clock's unit."""
+"""Nanoseconds of one tick of the clock."""
 
 
 class Timer:
@@ -25,7 +25,7 @@ class Timer:
 
 
 class Clock:
-    """Time in ticks, and timers that come `early` ticks before they are due.
+    """Counts time in ticks and calls timers `early` ticks before they are due.
 
     What has arrived is read at once, or when the test says so (`read`).
     """
@@ -55,18 +55,18 @@ class Clock:
             self._after_reading.append(callback)
 
     def read(self) -> None:
-        """What has arrived is read now."""
+        """Runs the callbacks that wait for the event loop to read."""
         waiting, self._after_reading = self._after_reading, []
         for callback in waiting:
             callback()
 
     @property
     def armed(self) -> int:
-        """Timers that will still call somebody."""
+        """The number of timers that are still pending."""
         return sum(not timer.cancelled for *_, timer in self._timers)
 
     def advance(self, ticks: int) -> None:
-        """Let time pass, tick by tick, as timers come due."""
+        """Advances the time tick by tick and runs the timers that are due."""
         for _ in range(ticks):
             self.ticks += 1
             self.run_due()
@@ -79,7 +79,7 @@ class Clock:
 
 
 class FakeInstanceSlot(InstanceSlot):
-    """Keeps what it is given until the test ends it; so many batches are taken ahead if `eager`."""
+    """Keeps each batch until the test finishes it; accepts `eager` prefetched batches."""
 
     blocking_calls: Sequence[Call] = ()
 
@@ -92,15 +92,17 @@ class FakeInstanceSlot(InstanceSlot):
         self.next: deque[list[Call]] = deque()  # the batches that follow
         self.unstarted: list[Call] = []
         self.left = False
-        self.loose: list[Call] = []  # of batches that have let the instance go
+        self.loose: list[Call] = []  # calls of batches that have released the instance
         self.batches = [] if batches is None else batches
         self.cancelled: list[Call] = []
 
     def run(self, calls: Sequence[Call]) -> None:
         assert calls, "an empty batch"
-        assert not any(call.finished or call.cancelled for call in calls), "runs what has ended"
+        assert not any(call.finished or call.cancelled for call in calls), (
+            "runs a call that has ended"
+        )
         if self.running and self.eager:
-            assert len(self.next) < self.eager, "too many batches ahead on one instance"
+            assert len(self.next) < self.eager, "too many prefetched batches on one instance"
             assert all(call.holder is self.scheduler for call in calls)
             self.next.append(list(calls))
             return
@@ -127,19 +129,19 @@ class FakeInstanceSlot(InstanceSlot):
         return unstarted
 
     def finish(self) -> None:
-        """The batch ends well, and the instance is free."""
+        """Finishes the batch with success and frees the instance."""
         calls = self.running
         self._next()
         for call in calls:
             call.respond(InferResponse("m", 1))
 
     def let_go(self) -> None:
-        """The instance is free, and the batch goes on."""
+        """Frees the instance while its batch continues."""
         self.loose += self.running
         self._next()
 
     def _next(self) -> None:
-        """Begin with what was sent ahead, unless everybody has left it."""
+        """Starts the next prefetched batch, unless all of its calls have ended."""
         self.running = self.next.popleft() if self.next else []
         left = bool(self.running) and all(call.finished for call in self.running)
         if self.running and not left:
@@ -149,7 +151,7 @@ class FakeInstanceSlot(InstanceSlot):
             self._next()
 
     def leave(self) -> None:
-        """It takes nothing more; what it has, it runs."""
+        """Leaves the scheduler; still runs the batches that it has."""
         self.scheduler.instance_removed(self)
         self.left = True
         for batch in self.next:
@@ -157,7 +159,7 @@ class FakeInstanceSlot(InstanceSlot):
                 self.batches.append(list(batch))
 
     def come_back(self) -> None:
-        """It has run what it had, and takes more."""
+        """Finishes the batches that it had and joins again."""
         self.left = False
         while self.next:
             for call in self.running:
@@ -166,7 +168,7 @@ class FakeInstanceSlot(InstanceSlot):
         self.finish()
 
     def die(self) -> None:
-        """The process behind it ends, with what it ran."""
+        """Fails all calls that it runs and leaves the scheduler."""
         calls, self.running = self.running, []
         loose, self.loose = self.loose, []
         ahead = self.ahead
@@ -181,12 +183,12 @@ class FakeInstanceSlot(InstanceSlot):
 
 
 def call_of(size: int = 1, kind: str = "", now_ns: int = 0) -> Call:
-    """A call with a batch dimension; those of one kind fit together."""
+    """Makes a call of this batch size; calls of one kind can share a batch."""
     return prepared(Call(request_of(size, kind)), now_ns)
 
 
 def request_of(size: int = 1, kind: str = "", priority: int = 0, timeout: int = 0) -> InferRequest:
-    """A request; `timeout` in ticks."""
+    """Makes a request; `timeout` is in ticks."""
     microseconds = timeout * TICK // 1000
     return InferRequest(
         "m", [], batch_size=size, id=kind, priority=priority, timeout_us=microseconds
@@ -194,7 +196,7 @@ def request_of(size: int = 1, kind: str = "", priority: int = 0, timeout: int = 
 
 
 def prepared(call: Call, now_ns: int) -> Call:
-    """A call that has just come."""
+    """Sets the arrival times of the call."""
     call.received_ns = call.queued_ns = now_ns
     return call
 
@@ -204,7 +206,7 @@ def same_kind(first: Call, second: Call) -> bool:
 
 
 def error_of(call: Call) -> HostError | None:
-    """The error with which a call has ended."""
+    """Returns the error of a finished call."""
     found: list[HostError | None] = []
     call.subscribe(lambda response, final: found.append(response.error if response else None))
     assert call.finished

@@ -1,4 +1,4 @@
-"""A scheduler under arbitrary events beside the plainest scheduler that is right."""
+"""Compares a scheduler under random events with a simple reference scheduler."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ REQUESTS = st.tuples(
 
 @dataclass
 class Entry:
-    """A call that waits, and what the reference knows of it; times in ticks."""
+    """A queued call of the reference scheduler; times are in ticks."""
 
     call: Call
     came: int
     level: int
     policy: QueuePolicy
-    end: int | None  # it has waited too long afterwards
-    late: int = 0  # the when-th to be moved behind the others of its level
+    end: int | None  # the last tick before it times out
+    late: int = 0  # its position among the delayed calls; 0 if it is in time
 
 
 @dataclass
 class Heard:
-    """What the asker of a call has heard."""
+    """The responses that the caller has received."""
 
     responses: list[InferResponse | None] = field(default_factory=list)
     ended: bool = False
@@ -56,7 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """The class attributes (times in ticks) describe the scheduler that `make` returns."""
 
     max_instances = 2
-    eager = 0  # batches that a instance takes ahead
+    eager = 0  # prefetched batches that an instance accepts
     largest = 1
     preferred: frozenset[int] = frozenset()
     delay = 0
@@ -72,9 +72,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.batches: list[list[Call]] = []
         self.calls: list[Call] = []
         self.heard: dict[Call, Heard] = {}
-        self.sent: dict[Call, int] = {}  # responses that were not the last one
+        self.sent: dict[Call, int] = {}  # number of non-final responses
         self.instances: list[FakeInstanceSlot] = []  # alive
-        self.retired: list[FakeInstanceSlot] = []  # gone, or leaving while they still run something
+        self.retired: list[FakeInstanceSlot] = []  # removed; may still run a batch
         # The reference.
         self.queue: list[Entry] = []
         self.expected: list[list[Call]] = []
@@ -87,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(count=st.integers(0, 2))
     def begin(self, count: int) -> None:
         for _ in range(min(count, self.max_instances)):
-            self.lane_joins()
+            self.instance_joins()
 
     @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
     def requests_come(self, requests: list[tuple[int, str, int, int]]) -> None:
@@ -119,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         heard = self.heard[call] = Heard()
 
         def hear(response: InferResponse | None, final: bool) -> None:
-            assert not heard.ended, "answered twice"
+            assert not heard.ended, "responds after the final response"
             heard.responses.append(response)
             heard.ended = final
 
@@ -135,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.instances) < self.max_instances)
     @rule()
-    def lane_joins(self) -> None:
+    def instance_joins(self) -> None:
         instance = FakeInstanceSlot(self.scheduler, self.batches, self.eager)
         self.instances.append(instance)
         self.scheduler.instance_ready(instance)
@@ -149,21 +149,21 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(instance.running for instance in self.instances))
     @rule(data=st.data())
-    def batch_lets_its_instance_go(self, data: st.DataObject) -> None:
+    def batch_releases_its_instance(self, data: st.DataObject) -> None:
         data.draw(
             st.sampled_from([instance for instance in self.instances if instance.running])
         ).let_go()
 
     @precondition(lambda self: self.loose())
     @rule(data=st.data())
-    def call_without_a_instance_ends(self, data: st.DataObject) -> None:
+    def detached_call_ends(self, data: st.DataObject) -> None:
         instance, call = data.draw(st.sampled_from(self.loose()))
         instance.loose.remove(call)
         call.respond(InferResponse("m", 1))
 
     @precondition(lambda self: self.loose())
     @rule(data=st.data(), count=st.integers(1, 3))
-    def call_without_a_instance_responds(self, data: st.DataObject, count: int) -> None:
+    def detached_call_responds(self, data: st.DataObject, count: int) -> None:
         _, call = data.draw(st.sampled_from(self.loose()))
         for _ in range(count):
             self.sent[call] = self.sent.get(call, 0) + (not call.finished)
@@ -178,7 +178,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.instances)
     @rule(data=st.data())
-    def lane_dies(self, data: st.DataObject) -> None:
+    def instance_dies(self, data: st.DataObject) -> None:
         instance = data.draw(st.sampled_from(self.instances))
         self.instances.remove(instance)
         self.retired.append(instance)
@@ -186,7 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.instances)
     @rule(data=st.data())
-    def lane_leaves_and_its_batch_goes_on(self, data: st.DataObject) -> None:
+    def instance_leaves_and_its_batch_continues(self, data: st.DataObject) -> None:
         instance = data.draw(st.sampled_from(self.instances))
         self.instances.remove(instance)
         self.retired.append(instance)
@@ -198,12 +198,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.retired)
     @rule(data=st.data())
-    def lane_is_gone_once_more(self, data: st.DataObject) -> None:
+    def instance_is_removed_twice(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.retired)).die()
 
     @precondition(lambda self: self.retired and len(self.instances) < self.max_instances)
     @rule(data=st.data())
-    def lane_comes_back(self, data: st.DataObject) -> None:
+    def instance_recovers(self, data: st.DataObject) -> None:
         instance = data.draw(st.sampled_from(self.retired))
         self.retired.remove(instance)
         self.instances.append(instance)
@@ -240,7 +240,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # The reference
 
     def settle(self) -> None:
-        """What the plainest scheduler would do now."""
+        """Starts and rejects calls as the reference scheduler does."""
         now = self.clock.ticks
         for entry in list(self.queue):
             if entry.end is not None and now > entry.end:
@@ -256,9 +256,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.holding:
             return
         free = sum(not instance.running for instance in self.instances)
-        free += len(self.batches) - len(self.expected)  # instances that have just been taken
+        free += len(self.batches) - len(self.expected)  # instances that have just got a batch
         while free > 0 and self.queue:
-            # Python sorts stably: those on time stay in their order.
+            # The sort is stable: calls in time keep their order.
             self.queue.sort(key=lambda entry: (entry.level, entry.late))
             count = self.due_now(now)
             if not count:
@@ -268,7 +268,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             free -= 1
 
     def due_now(self, now: int) -> int:
-        """How many calls of the queue make a batch at once (configuration spec 4.3)."""
+        """The number of queued calls that form a batch now.
+
+        See docs/reference/configuration_and_scheduling.md, 4.3.
+        """
         preferred = self.preferred or frozenset([self.largest])
         best = pending = 0
         send_now = False
@@ -327,7 +330,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.heard[call].ended == call.finished
 
     def has_ended(self, call: Call) -> bool:
-        """Whether the model is done with it."""
+        """Whether the model has finished the call."""
         return call.finished
 
     @invariant()

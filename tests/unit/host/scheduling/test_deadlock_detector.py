@@ -1,4 +1,4 @@
-"""Which calls could only go on after themselves."""
+"""Detection of calls that wait for themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECOND = 1_000_000_000 // TICK
 
 
 class InstanceSlot(CallHolder):
-    """Runs a call that may wait for others."""
+    """An instance whose call may wait for other calls."""
 
     blocking_calls: Sequence[Call] = ()
     potentially_blocking_calls: Sequence[Sequence[Call]] = ()
@@ -30,7 +30,7 @@ class InstanceSlot(CallHolder):
 
 
 class Queue(CallHolder):
-    """Where calls wait for one of its instances."""
+    """A queue of calls that wait for one of its instances."""
 
     def __init__(self, *instances: InstanceSlot) -> None:
         self.instances = list(instances)
@@ -50,7 +50,7 @@ def is_stuck(call: Call) -> bool:
     return id(call) in WaitGraph([call], ()).stuck
 
 
-def test_a_call_that_nobody_has_taken_yet_is_not_stuck() -> None:
+def test_call_without_holder_is_not_stuck() -> None:
     assert not is_stuck(call_at(None))
 
 
@@ -62,11 +62,11 @@ def test_a_call_queued_behind_work_that_goes_on_is_not_stuck() -> None:
     assert not is_stuck(call_at(Queue(InstanceSlot(), InstanceSlot())))
 
 
-def test_a_call_without_any_instance_waits_for_one_to_come_back() -> None:
+def test_call_of_a_model_without_instances_is_not_stuck() -> None:
     assert not is_stuck(call_at(Queue()))
 
 
-def test_a_model_with_one_instance_that_asks_itself_is_stuck() -> None:
+def test_single_instance_calling_its_own_model_is_stuck() -> None:
     instance = InstanceSlot()
     call = call_at(Queue(instance))
     instance.blocking_calls = [call]
@@ -80,7 +80,7 @@ def test_one_free_instance_is_enough() -> None:
     assert not is_stuck(call)
 
 
-def test_a_circle_of_two_models_is_stuck_on_either_side() -> None:
+def test_cycle_of_two_models_is_stuck_on_either_side() -> None:
     first, second = InstanceSlot(), InstanceSlot()
     to_first, to_second = call_at(Queue(first)), call_at(Queue(second))
     first.blocking_calls, second.blocking_calls = [to_second], [to_first]
@@ -88,14 +88,14 @@ def test_a_circle_of_two_models_is_stuck_on_either_side() -> None:
     assert is_stuck(to_second)
 
 
-def test_a_call_queued_behind_a_circle_is_stuck_too() -> None:
+def test_call_queued_behind_a_cycle_is_stuck() -> None:
     instance = InstanceSlot()
     queue = Queue(instance)
     instance.blocking_calls = [call_at(queue)]
     assert is_stuck(call_at(queue))
 
 
-def test_a_finished_call_holds_nobody_up() -> None:
+def test_finished_call_blocks_no_other_call() -> None:
     instance = InstanceSlot()
     call = call_at(Queue(instance))
     done = call_at(Queue(instance))
@@ -105,8 +105,8 @@ def test_a_finished_call_holds_nobody_up() -> None:
     assert not is_stuck(done)
 
 
-def test_a_circle_through_a_running_call_is_stuck() -> None:
-    """The call that runs waits for one in its own model's queue."""
+def test_cycle_through_a_running_call_is_stuck() -> None:
+    """The running call waits for a call in the queue of its own model."""
     instance = InstanceSlot()
     outer = call_at(instance)
     inner = call_at(Queue(instance))
@@ -127,7 +127,7 @@ def test_chains_may_be_long(closed: bool) -> None:
     assert is_stuck(last) == closed
 
 
-def test_a_instance_that_is_on_its_way_back_is_a_way_out() -> None:
+def test_recovering_instance_prevents_a_deadlock() -> None:
     instance = InstanceSlot()
     queue = Queue(instance)
     call = call_at(queue)
@@ -136,8 +136,8 @@ def test_a_instance_that_is_on_its_way_back_is_a_way_out() -> None:
     assert not is_stuck(call)
 
 
-def test_a_call_whose_response_has_to_wait_for_that_of_a_stuck_one_is_stuck() -> None:
-    """Two instances, one of which is free: the order of the responses is what closes the circle."""
+def test_call_ordered_behind_a_stuck_call_is_stuck() -> None:
+    """One of two instances is free; the order of responses closes the cycle."""
     asks, free = InstanceSlot(), InstanceSlot()
     order = ResponseOrdering()
     first, second = OrderedCall(InferRequest("m", [])), OrderedCall(InferRequest("m", []))
@@ -153,14 +153,14 @@ def test_a_call_whose_response_has_to_wait_for_that_of_a_stuck_one_is_stuck() ->
     assert not is_stuck(second)
 
 
-def test_two_instances_that_wait_for_the_same_busy_model_are_not_stuck() -> None:
-    """A diamond: both ways lead to one instance, which goes on."""
+def test_two_instances_waiting_for_the_same_busy_model_are_not_stuck() -> None:
+    """A diamond: both paths lead to one instance, which can make progress."""
     bottom = Queue(InstanceSlot())
     top = Queue(InstanceSlot(call_at(bottom)), InstanceSlot(call_at(bottom)))
     assert not is_stuck(call_at(top))
 
 
-def test_two_instances_that_wait_for_the_same_circle_are_stuck() -> None:
+def test_two_instances_waiting_for_the_same_cycle_are_stuck() -> None:
     instance = InstanceSlot()
     bottom = Queue(instance)
     instance.blocking_calls = [call_at(bottom)]
@@ -180,7 +180,7 @@ def test_a_way_out_deep_in_the_graph_is_found() -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[Call]:
-    """Models with instances, each of which runs something that waits for at most one call."""
+    """Makes models whose instances wait for at most one call each."""
     queues = [
         Queue(*(InstanceSlot() for _ in range(draw(st.integers(0, 3)))))
         for _ in range(draw(st.integers(1, 4)))
@@ -201,7 +201,7 @@ def graphs(draw: st.DrawFn) -> list[Call]:
 
 
 def stuck_calls(calls: list[Call]) -> set[int]:
-    """The largest set of calls of which none can end unless another one of it does."""
+    """The largest set of calls in which each waits for another call of the set."""
     stuck = {id(call) for call in calls if not call.finished}
     while True:
 
@@ -232,7 +232,7 @@ def test_it_agrees_with_the_definition_on_any_graph(calls: list[Call]) -> None:
 
 
 def failure_of(call: Call) -> list[HostError]:
-    """The error with which the call ends, when it does."""
+    """Collects the error with which the call ends."""
     errors: list[HostError] = []
 
     def hear(response: InferResponse | None, final: bool) -> None:
@@ -265,7 +265,7 @@ ORDER_TEXT = (
 )
 
 
-def test_the_call_that_closes_a_circle_fails_at_once(watch: DeadlockDetector, clock: Clock) -> None:
+def test_call_that_closes_a_cycle_fails_at_once(watch: DeadlockDetector, clock: Clock) -> None:
     instance = InstanceSlot()
     call = call_at(Queue(instance))
     instance.blocking_calls = [call]
@@ -275,7 +275,7 @@ def test_the_call_that_closes_a_circle_fails_at_once(watch: DeadlockDetector, cl
     assert clock.armed == 0
 
 
-def test_a_circle_of_ordered_responses_is_explained(watch: DeadlockDetector) -> None:
+def test_error_explains_a_cycle_of_ordered_responses(watch: DeadlockDetector) -> None:
     asks = InstanceSlot()
     order = ResponseOrdering()
     first, second = OrderedCall(InferRequest("m", [])), OrderedCall(InferRequest("m", []))
@@ -289,7 +289,7 @@ def test_a_circle_of_ordered_responses_is_explained(watch: DeadlockDetector) -> 
     assert not first.finished
 
 
-def test_a_call_that_hangs_on_somebody_elses_circle_is_left_alone(watch: DeadlockDetector) -> None:
+def test_call_outside_the_cycle_does_not_fail(watch: DeadlockDetector) -> None:
     instance = InstanceSlot()
     queue = Queue(instance)
     instance.blocking_calls = [call_at(queue)]
@@ -299,8 +299,8 @@ def test_a_call_that_hangs_on_somebody_elses_circle_is_left_alone(watch: Deadloc
     assert not outside.finished
 
 
-def test_a_circle_that_closes_later_is_found(watch: DeadlockDetector, clock: Clock) -> None:
-    """The instance that was the way out is given up."""
+def test_cycle_that_closes_later_is_found(watch: DeadlockDetector, clock: Clock) -> None:
+    """The instance that could have made progress is given up."""
     instance, other = InstanceSlot(), InstanceSlot()
     queue = Queue(instance, other)
     call = call_at(queue)
@@ -320,9 +320,7 @@ def test_a_circle_that_closes_later_is_found(watch: DeadlockDetector, clock: Clo
     assert clock.armed == 0
 
 
-def test_only_one_call_of_a_circle_fails_and_it_is_the_newest(
-    watch: DeadlockDetector, clock: Clock
-) -> None:
+def test_only_the_newest_call_of_a_cycle_fails(watch: DeadlockDetector, clock: Clock) -> None:
     first, second, free = InstanceSlot(), InstanceSlot(), InstanceSlot()
     queue = Queue(second, free)
     to_first, to_second = call_at(Queue(first)), call_at(queue)
@@ -337,7 +335,7 @@ def test_only_one_call_of_a_circle_fails_and_it_is_the_newest(
     assert [call.finished for call in (to_first, to_second, hangs_on)] == [False, True, False]
 
 
-def test_every_circle_loses_a_call(watch: DeadlockDetector, clock: Clock) -> None:
+def test_one_call_of_each_cycle_fails(watch: DeadlockDetector, clock: Clock) -> None:
     calls = []
     for _ in range(3):
         instance = InstanceSlot()
@@ -350,10 +348,8 @@ def test_every_circle_loses_a_call(watch: DeadlockDetector, clock: Clock) -> Non
     assert all(call.finished for call in calls)
 
 
-def test_what_a_batch_may_wait_for_counts_when_it_has_been_open_for_a_while(
-    watch: DeadlockDetector, clock: Clock
-) -> None:
-    """It was not asked in a way that holds the batch up, but the batch does not end without it."""
+def test_old_potentially_blocking_calls_count(watch: DeadlockDetector, clock: Clock) -> None:
+    """The batch does not wait for the call yet, but cannot end before it."""
     instance = InstanceSlot()
     call = call_at(Queue(instance))
     instance.potentially_blocking_calls = [[call]]
@@ -364,10 +360,8 @@ def test_what_a_batch_may_wait_for_counts_when_it_has_been_open_for_a_while(
     assert call.finished
 
 
-def test_a_batch_that_can_end_without_its_questions_is_a_way_out(
-    watch: DeadlockDetector, clock: Clock
-) -> None:
-    """Of the batches that overlap on a instance, one asks nobody."""
+def test_batch_without_bls_calls_prevents_a_deadlock(watch: DeadlockDetector, clock: Clock) -> None:
+    """One of the overlapping batches of an instance makes no BLS calls."""
     instance = InstanceSlot()
     call = call_at(Queue(instance))
     instance.potentially_blocking_calls = [[call], []]
@@ -379,7 +373,7 @@ def test_a_batch_that_can_end_without_its_questions_is_a_way_out(
     assert call.finished
 
 
-def test_nobody_is_watched_when_no_call_is_open(watch: DeadlockDetector, clock: Clock) -> None:
+def test_no_timer_runs_without_open_calls(watch: DeadlockDetector, clock: Clock) -> None:
     calls = [call_at(Queue(InstanceSlot())) for _ in range(3)]
     for call in calls:
         watch.add_call(call)
@@ -392,7 +386,7 @@ def test_nobody_is_watched_when_no_call_is_open(watch: DeadlockDetector, clock: 
     assert clock.armed == 1
 
 
-def test_calls_that_have_ended_are_not_kept_until_the_next_look(watch: DeadlockDetector) -> None:
+def test_finished_calls_are_removed_before_the_next_check(watch: DeadlockDetector) -> None:
     for _ in range(1000):
         call = call_at(Queue(InstanceSlot()))
         watch.add_call(call)

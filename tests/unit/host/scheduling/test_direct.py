@@ -1,4 +1,4 @@
-"""First come, first served, one call per batch."""
+"""The direct scheduler: first come, first served, one call per batch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TestDirect.settings = settings(max_examples=25, stateful_step_count=40, deadline
 
 
 class EagerMachine(DirectMachine):
-    """A single instance that takes a call ahead: nobody can tell, but by its being there sooner."""
+    """A single instance with one prefetched call behaves as without prefetching."""
 
     eager = 1
     max_instances = 1
 
 
 class GreedyMachine(EagerMachine):
-    """One that takes several."""
+    """A single instance with several prefetched calls."""
 
     eager = 3
 
@@ -40,7 +40,7 @@ TestGreedy = GreedyMachine.TestCase
 TestGreedy.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
-def test_a_call_starts_at_once_on_a_free_instance() -> None:
+def test_call_starts_at_once_on_a_free_instance() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler)
     scheduler.instance_ready(instance)
@@ -65,7 +65,7 @@ def test_a_call_that_was_cancelled_in_the_queue_never_runs() -> None:
     assert instance.batches == [[calls[0]], [calls[2]]]
 
 
-def test_a_cancelled_call_that_runs_is_told_to_its_instance() -> None:
+def test_cancelling_a_running_call_informs_its_instance() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler)
     scheduler.instance_ready(instance)
@@ -76,7 +76,7 @@ def test_a_cancelled_call_that_runs_is_told_to_its_instance() -> None:
     assert instance.cancelled == [call]
 
 
-def test_calls_wait_for_a_instance_that_comes_back() -> None:
+def test_calls_wait_for_an_instance_to_recover() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler)
     scheduler.instance_ready(instance)
@@ -88,7 +88,7 @@ def test_calls_wait_for_a_instance_that_comes_back() -> None:
     assert instance.batches == [[call]]
 
 
-def test_failing_the_queue_leaves_what_runs_alone() -> None:
+def test_failing_the_queue_does_not_touch_running_calls() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler)
     scheduler.instance_ready(instance)
@@ -103,7 +103,7 @@ def test_failing_the_queue_leaves_what_runs_alone() -> None:
     assert instance.batches == [[running]]
 
 
-def test_a_call_that_an_ending_call_starts_runs_after_those_that_wait() -> None:
+def test_call_submitted_by_a_finishing_call_runs_after_queued_calls() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler)
     scheduler.instance_ready(instance)
@@ -116,7 +116,7 @@ def test_a_call_that_an_ending_call_starts_runs_after_those_that_wait() -> None:
     assert instance.batches == [[first], [second], [third]]
 
 
-def test_calls_that_were_sent_ahead_to_a_instance_that_died_run_in_their_order() -> None:
+def test_prefetched_calls_of_a_dead_instance_keep_their_order() -> None:
     scheduler = DirectScheduler()
     instance = FakeInstanceSlot(scheduler, eager=3)
     scheduler.instance_ready(instance)

@@ -1,4 +1,4 @@
-"""Batches: who goes together, and how long anybody waits for company."""
+"""The dynamic batcher: which calls share a batch, and how long calls wait."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def clock() -> Clock:
 
 
 def new(clock: Clock, largest: int, delay: int = 0, **options: Any) -> DynamicScheduler:
-    """`delay` in ticks."""
+    """Makes a scheduler; `delay` is in ticks."""
     return DynamicScheduler(largest, delay * TICK / 1e9, same_kind, clock=clock, **options)
 
 
@@ -116,7 +116,7 @@ def submit(scheduler: DynamicScheduler, clock: Clock, *sizes: int, kind: str = "
 
 
 def asked(clock: Clock, **fields: Any) -> Call:
-    """A call with these fields of a request."""
+    """Makes a call whose request has these fields."""
     call = Call(InferRequest("m", [], **fields))
     call.queued_ns = clock.now()
     return call
@@ -129,7 +129,7 @@ def with_instance(scheduler: DynamicScheduler) -> FakeInstanceSlot:
 
 
 def ending(call: Call) -> Callable[[], str]:
-    """Tells how the call has ended: "" if it has not."""
+    """Returns a function that describes how the call ended; "" if it has not."""
     heard: list[str] = []
 
     def hear(response: InferResponse | None, final: bool) -> None:
@@ -140,7 +140,7 @@ def ending(call: Call) -> Callable[[], str]:
     return lambda: "".join(heard)
 
 
-def test_calls_that_waited_for_a_instance_go_together(clock: Clock) -> None:
+def test_calls_that_waited_for_an_instance_share_a_batch(clock: Clock) -> None:
     scheduler = new(clock, 8)
     calls = submit(scheduler, clock, 3, 3, 2, 1)
     instance = with_instance(scheduler)
@@ -171,7 +171,7 @@ def test_a_model_without_batches_gets_one_call_at_a_time(clock: Clock, largest: 
     assert instance.batches == [[call] for call in calls]
 
 
-def test_what_does_not_fit_together_does_not_wait_for_company(clock: Clock) -> None:
+def test_incompatible_calls_do_not_wait(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
     instance = with_instance(scheduler)
     first = submit(scheduler, clock, 1, kind="a")
@@ -180,7 +180,7 @@ def test_what_does_not_fit_together_does_not_wait_for_company(clock: Clock) -> N
     assert instance.batches == [first]
 
 
-def test_a_batch_that_is_not_full_waits_until_its_oldest_call_is_old_enough(clock: Clock) -> None:
+def test_partial_batch_waits_until_the_delay_of_its_oldest_call(clock: Clock) -> None:
     scheduler = new(clock, 8, DELAY)
     instance = with_instance(scheduler)
     calls = submit(scheduler, clock, 1)
@@ -221,15 +221,15 @@ def test_batches_are_counted_by_why_they_were_closed(clock: Clock) -> None:
         assert scheduler.closed[why] == 1
 
 
-def test_waiting_for_a_instance_counts_as_waiting(clock: Clock) -> None:
+def test_time_without_an_instance_counts_as_delay(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
     calls = submit(scheduler, clock, 1)
     clock.advance(DELAY + 5)
     assert with_instance(scheduler).batches == [calls]
 
 
-def test_a_batch_grows_until_a_instance_takes_it(clock: Clock) -> None:
-    """Also when it has been due for long."""
+def test_batch_grows_until_an_instance_is_ready(clock: Clock) -> None:
+    """Also after its delay is over."""
     scheduler = new(clock, 8, DELAY)
     calls = submit(scheduler, clock, 1)
     clock.advance(DELAY + 5)
@@ -239,7 +239,7 @@ def test_a_batch_grows_until_a_instance_takes_it(clock: Clock) -> None:
     assert with_instance(scheduler).batches == [calls]
 
 
-def test_who_was_just_answered_may_ask_again_before_a_smaller_batch_is_made() -> None:
+def test_answered_callers_can_send_again_before_a_smaller_batch_forms() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 8)
     first = submit(scheduler, clock, 1, 1, 1)
@@ -279,7 +279,7 @@ def test_a_batch_as_large_as_the_one_before_it_is_made_at_once() -> None:
     assert instance.running == waiting
 
 
-def test_a_instance_that_dies_in_that_moment_takes_nothing() -> None:
+def test_instance_that_dies_before_the_batch_forms_gets_no_batch() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 8)
     submit(scheduler, clock, 1, 1)
@@ -307,7 +307,7 @@ def test_the_next_call_waits_its_own_time_when_the_oldest_is_cancelled(clock: Cl
     assert instance.batches == [[next_]]
 
 
-def test_a_instance_that_dies_while_a_batch_gathers_takes_nothing(clock: Clock) -> None:
+def test_instance_that_dies_during_the_delay_gets_no_batch(clock: Clock) -> None:
     scheduler = new(clock, 4, DELAY)
     first, second = with_instance(scheduler), FakeInstanceSlot(scheduler)
     calls = submit(scheduler, clock, 1)
@@ -345,7 +345,7 @@ def test_every_free_instance_gets_a_batch(clock: Clock) -> None:
 # Preferred sizes
 
 
-def test_the_largest_preferred_size_that_can_be_reached_is_taken(clock: Clock) -> None:
+def test_largest_reachable_preferred_size_is_used(clock: Clock) -> None:
     scheduler = new(clock, 16, preferred=[2, 4, 12])
     calls = submit(scheduler, clock, *[1] * 7)
     instance = with_instance(scheduler)
@@ -380,7 +380,7 @@ def test_a_batch_stays_below_the_largest_preferred_size_rather_than_exceed_it(
     assert instance.batches == [calls[:1], calls[1:]]
 
 
-def test_a_batch_whose_time_is_over_takes_all_there_is_room_for(clock: Clock) -> None:
+def test_batch_after_its_delay_takes_up_to_the_largest_size(clock: Clock) -> None:
     scheduler = new(clock, 8, DELAY, preferred=[4])
     calls = submit(scheduler, clock, 3, 3, 3)
     clock.advance(DELAY)
@@ -400,7 +400,7 @@ def test_a_single_request_may_exceed_the_largest_preferred_size(clock: Clock) ->
 def test_a_full_queue_refuses_at_once(clock: Clock) -> None:
     scheduler = new(clock, 4, policies=QueuePolicies(default=QueuePolicy(max_size=2)))
     instance = with_instance(scheduler)
-    submit(scheduler, clock, 1, 1, 1)  # one runs
+    submit(scheduler, clock, 1, 1, 1)  # the first one runs
     for identity, name in (("7", "7"), ("", "<id_unknown>")):
         with pytest.raises(HostError) as caught:
             scheduler.submit(asked(clock, id=identity))
@@ -440,7 +440,7 @@ def test_every_level_has_room_of_its_own(clock: Clock) -> None:
 
 
 def test_a_call_is_refused_when_its_time_is_over_and_not_before(clock: Clock) -> None:
-    """Without any instance, and with one that is busy all the time."""
+    """Without an instance, and with an instance that is always busy."""
     scheduler = new(
         clock, 1, policies=QueuePolicies(default=QueuePolicy(timeout_us=10 * TICK // 1000))
     )
@@ -485,7 +485,7 @@ def test_without_a_timeout_of_the_model_a_request_cannot_set_one(clock: Clock) -
     assert clock.armed == 0
 
 
-def test_a_call_whose_time_is_over_does_not_run_even_if_the_timer_is_late(clock: Clock) -> None:
+def test_timed_out_call_does_not_run_if_the_timer_is_late(clock: Clock) -> None:
     scheduler = new(clock, 1, policies=QueuePolicies(default=QueuePolicy(timeout_us=TICK // 1000)))
     call = asked(clock)
     scheduler.submit(call)
@@ -496,13 +496,13 @@ def test_a_call_whose_time_is_over_does_not_run_even_if_the_timer_is_late(clock:
     assert call.failure_reason is FailureReason.REJECTED
 
 
-def test_a_call_that_comes_too_late_does_not_run_even_if_nobody_waits(clock: Clock) -> None:
+def test_call_that_arrives_timed_out_does_not_run(clock: Clock) -> None:
     policy = QueuePolicy(timeout_us=90 * TICK // 1000, may_shorten=True)
     scheduler = new(clock, 1, policies=QueuePolicies(default=policy))
     instance = with_instance(scheduler)
     hasty, patient = asked(clock, timeout_us=2 * TICK // 1000), asked(clock)
     ended = ending(hasty)
-    clock.advance(3)  # while its tensors were taken in
+    clock.advance(3)  # while its tensors were copied
     scheduler.submit(hasty)
     scheduler.submit(patient)
     assert ended() == "Unavailable: Request timeout expired"
@@ -510,7 +510,7 @@ def test_a_call_that_comes_too_late_does_not_run_even_if_nobody_waits(clock: Clo
     assert instance.batches == [[patient]]
 
 
-def test_less_time_than_that_of_earlier_calls_is_kept_to(clock: Clock) -> None:
+def test_shorter_timeout_of_a_later_call_is_kept(clock: Clock) -> None:
     policy = QueuePolicy(timeout_us=90 * TICK // 1000, may_shorten=True)
     scheduler = new(clock, 1, policies=QueuePolicies(default=policy))
     patient, hasty = asked(clock), asked(clock, timeout_us=5 * TICK // 1000)
@@ -520,7 +520,7 @@ def test_less_time_than_that_of_earlier_calls_is_kept_to(clock: Clock) -> None:
     assert (patient.finished, hasty.finished) == (False, True)
 
 
-def test_a_delayed_call_goes_after_those_on_time_and_has_no_end_any_more(clock: Clock) -> None:
+def test_delayed_call_runs_after_calls_in_time_and_does_not_time_out(clock: Clock) -> None:
     policy = QueuePolicy(timeout_us=5 * TICK // 1000, delays=True)
     scheduler = new(clock, 1, policies=QueuePolicies(levels=2, default_level=1, default=policy))
     late, low = asked(clock, priority=1), asked(clock, priority=2)
@@ -563,7 +563,7 @@ def test_a_priority_that_does_not_exist_is_the_default_one(
     assert instance.batches[place] == [call]
 
 
-def test_priorities_of_a_model_without_levels_are_not_looked_at(clock: Clock) -> None:
+def test_priorities_of_a_model_without_levels_are_ignored(clock: Clock) -> None:
     scheduler = new(clock, 1, policies=QueuePolicies(default=QueuePolicy(max_size=9)))
     calls = [asked(clock, priority=priority) for priority in (3, 1, 2)]
     for call in calls:
@@ -582,8 +582,8 @@ def test_any_number_of_levels_costs_nothing(clock: Clock) -> None:
     assert with_instance(scheduler).running == [high]
 
 
-def test_calls_that_have_left_are_not_remembered(clock: Clock) -> None:
-    """Even if their time would be over in an hour only."""
+def test_queue_keeps_no_removed_calls(clock: Clock) -> None:
+    """Even if their timeout is an hour away."""
     policies = QueuePolicies(default=QueuePolicy(timeout_us=3_600_000_000))
     scheduler = new(clock, 1, policies=policies)
     submit(scheduler, clock, 1)
@@ -593,7 +593,7 @@ def test_calls_that_have_left_are_not_remembered(clock: Clock) -> None:
     assert len(scheduler._queue._ends) < 100  # type: ignore[attr-defined]
 
 
-def test_a_caller_that_hears_of_its_timeout_may_ask_again_at_once(clock: Clock) -> None:
+def test_caller_can_send_again_from_its_timeout_callback(clock: Clock) -> None:
     scheduler = new(clock, 1, policies=QueuePolicies(default=QueuePolicy(timeout_us=TICK // 1000)))
     first = asked(clock)
     first.subscribe(lambda response, final: scheduler.submit(asked(clock)))
@@ -602,10 +602,10 @@ def test_a_caller_that_hears_of_its_timeout_may_ask_again_at_once(clock: Clock) 
     assert scheduler.queued == 1
 
 
-# Holding back
+# Holding the first batch
 
 
-def test_nothing_starts_before_so_many_wait_and_everything_does_afterwards(clock: Clock) -> None:
+def test_hold_delays_the_first_batch_only(clock: Clock) -> None:
     scheduler = new(clock, 4, hold=3)
     instance = with_instance(scheduler)
     calls = submit(scheduler, clock, 1, 1)
@@ -617,7 +617,7 @@ def test_nothing_starts_before_so_many_wait_and_everything_does_afterwards(clock
     assert instance.batches[1:] == [calls[3:]]
 
 
-def test_holding_back_is_over_once_so_many_have_waited_even_without_a_instance(
+def test_hold_ends_without_an_instance_too(
     clock: Clock,
 ) -> None:
     scheduler = new(clock, 4, hold=2)
@@ -627,7 +627,7 @@ def test_holding_back_is_over_once_so_many_have_waited_even_without_a_instance(
 
 
 @pytest.mark.parametrize(("text", "value"), [(None, 0), ("0", 0), ("12", 12)])
-def test_the_environment_says_how_many_are_held_back(
+def test_environment_variable_sets_the_hold(
     monkeypatch: pytest.MonkeyPatch, text: str | None, value: int
 ) -> None:
     monkeypatch.delenv(HOLD, raising=False)
@@ -637,7 +637,7 @@ def test_the_environment_says_how_many_are_held_back(
 
 
 @pytest.mark.parametrize("text", ["", "-1", "two", "1.5"])
-def test_an_environment_that_says_something_else_is_refused(
+def test_invalid_hold_in_the_environment_is_rejected(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv(HOLD, text)

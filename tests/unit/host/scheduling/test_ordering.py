@@ -1,4 +1,4 @@
-"""Responses leave in the order of the requests, and nobody waits who need not."""
+"""Responses keep the order of requests, and calls wait no longer than necessary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.host.scheduling.machine import SchedulerMachine
 
 
 class Ordered(SchedulerMachine):
-    """Several instances, batches that leave theirs, deaths, refusals, cancellations."""
+    """Several instances, detached batches, dead instances, rejections, cancellations."""
 
     largest = 3
     policies = QueuePolicies(default=QueuePolicy(timeout_us=6 * TICK // 1000))
@@ -41,7 +41,7 @@ class Ordered(SchedulerMachine):
         for call in self.calls:
             heard = self.heard[call]
             if heard.ended and heard.error is not None:
-                continue  # refused or cancelled, or failed in its turn
+                continue  # rejected or cancelled, or failed in order
             if all_before_have_ended:
                 assert call.finished == self.has_ended(call)
                 assert len(heard.responses) == self.sent.get(call, 0) + call.finished
@@ -55,7 +55,7 @@ TestOrdered.settings = settings(max_examples=60, stateful_step_count=50, deadlin
 
 
 class Asked:
-    """Calls in an ordering, and what their askers hear: `name:text`, `name.` at the end."""
+    """Calls in an ordering, and their received responses: `name:text`, `name.` at the end."""
 
     def __init__(self, *names: str) -> None:
         self.order = ResponseOrdering()
@@ -81,7 +81,7 @@ def answer(text: str = "ok") -> InferResponse:
     return InferResponse("m", 1, text)
 
 
-def test_an_early_answer_waits_for_those_before_it() -> None:
+def test_early_response_waits_for_earlier_calls() -> None:
     asked = Asked("a", "b", "c")
     a, b, c = asked.calls
     c.respond(answer())
@@ -93,7 +93,7 @@ def test_an_early_answer_waits_for_those_before_it() -> None:
     assert a.finished and b.finished and c.finished
 
 
-def test_the_first_of_several_streams_is_heard_as_it_comes() -> None:
+def test_responses_of_the_first_stream_are_not_held() -> None:
     asked = Asked("a", "b")
     a, b = asked.calls
     b.respond(answer("1"), final=False)
@@ -107,7 +107,7 @@ def test_the_first_of_several_streams_is_heard_as_it_comes() -> None:
     assert asked.heard[4:] == ["b:2", "b."]
 
 
-def test_what_is_cancelled_ends_at_once_and_holds_up_nobody() -> None:
+def test_cancelled_call_ends_at_once_and_blocks_no_other_call() -> None:
     asked = Asked("a", "b", "c")
     a, b, c = asked.calls
     c.respond(answer())
@@ -119,17 +119,17 @@ def test_what_is_cancelled_ends_at_once_and_holds_up_nobody() -> None:
     assert not asked.order.calls
 
 
-def test_an_answer_that_is_held_need_not_be_told_to_the_model_when_it_is_cancelled() -> None:
+def test_cancelling_a_held_response_does_not_inform_the_model() -> None:
     asked = Asked("a", "b")
     told: list[Call] = []
     asked.calls[1].on_cancel = told.append
     asked.calls[1].respond(answer())
     asked.calls[1].cancel()
     assert told == []
-    assert not asked.calls[1].held, "what is held may be large"
+    assert not asked.calls[1].held, "a held response may be large"
 
 
-def test_what_is_refused_ends_out_of_turn() -> None:
+def test_rejected_call_ends_out_of_order() -> None:
     asked = Asked("a", "b", "c")
     asked.calls[1].refuse(unavailable("too late"))
     assert asked.heard == ["b:too late", "b."]
@@ -147,7 +147,7 @@ def test_a_failure_of_the_model_keeps_its_place() -> None:
     assert asked.calls[1].failed
 
 
-def test_what_comes_after_the_end_is_dropped_also_while_it_is_held() -> None:
+def test_responses_after_a_held_final_one_are_dropped() -> None:
     asked = Asked("a", "b")
     a, b = asked.calls
     b.respond(answer("1"))
@@ -158,7 +158,7 @@ def test_what_comes_after_the_end_is_dropped_also_while_it_is_held() -> None:
     assert asked.heard == ["a:ok", "a.", "b:1", "b."]
 
 
-def test_an_asker_that_reacts_to_an_answer_does_not_disturb_the_order() -> None:
+def test_caller_that_reacts_to_a_response_keeps_the_order() -> None:
     asked = Asked("a", "b", "c", "d")
     a, b, c, d = asked.calls
     for call in (d, b):
@@ -199,7 +199,7 @@ def test_inputs_are_let_go_when_the_answer_is_there() -> None:
 
 
 def test_a_model_may_send_on_while_its_responses_are_held() -> None:
-    """Otherwise it might wait for room, and never get to the request that holds them up."""
+    """Otherwise the model might block on it and never reach the first request."""
     asked = Asked("a", "b")
     a, b = asked.calls
     taken: list[str] = []

@@ -1,4 +1,4 @@
-"""Who gets resources, in which order, and what could never be run."""
+"""The rate limiter: order of grants, limits, and needs that can never be met."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shared(name: str = "R", count: int = 1, device: int = 0) -> ResourceRequest:
 
 
 def ask(permit: Permit, log: list[str], name: str) -> None:
-    """Have it write its name down when it is granted, and start."""
+    """Requests an execution; logs the name and starts when it is granted."""
 
     def granted() -> None:
         log.append(name)
@@ -46,7 +46,7 @@ def ask(permit: Permit, log: list[str], name: str) -> None:
         granted()
 
 
-def test_without_needs_nobody_waits() -> None:
+def test_instances_without_resources_do_not_wait() -> None:
     limiter = RateLimiter()
     log: list[str] = []
     for name in "abc":
@@ -54,7 +54,7 @@ def test_without_needs_nobody_waits() -> None:
     assert log == ["a", "b", "c"]
 
 
-def test_there_is_as_much_as_the_most_demanding_instance_needs() -> None:
+def test_default_limit_is_the_largest_need() -> None:
     limiter = RateLimiter()
     large, one, other = (limiter.permit(need(count=count)) for count in (2, 1, 1))
     log: list[str] = []
@@ -68,7 +68,7 @@ def test_there_is_as_much_as_the_most_demanding_instance_needs() -> None:
     assert log == ["one", "other", "large"]
 
 
-def test_an_instance_that_goes_takes_its_needs_along() -> None:
+def test_closed_permit_lowers_the_default_limit() -> None:
     limiter = RateLimiter()
     large, one, other = (limiter.permit(need(count=count)) for count in (2, 1, 1))
     large.close()
@@ -78,7 +78,7 @@ def test_an_instance_that_goes_takes_its_needs_along() -> None:
     assert log == ["one"]
 
 
-def test_a_new_instance_makes_more_room() -> None:
+def test_larger_need_of_a_new_instance_raises_the_limit() -> None:
     limiter = RateLimiter()
     one, other = limiter.permit(need()), limiter.permit(need())
     log: list[str] = []
@@ -88,19 +88,19 @@ def test_a_new_instance_makes_more_room() -> None:
     assert log == ["one", "other"]
 
 
-def test_nobody_overtakes_the_first_one() -> None:
+def test_first_waiting_permit_is_not_overtaken() -> None:
     limiter = RateLimiter([ResourceLimit("R", 1), ResourceLimit("S", 1)])
     holder, first, other = (limiter.permit(need(name)) for name in ("R", "R", "S"))
     log: list[str] = []
     ask(holder, log, "holder")
     ask(first, log, "first")
     ask(other, log, "other")
-    assert log == ["holder"], "S is free, but it is not the turn of the other"
+    assert log == ["holder"], "S is free, but the other permit is not first"
     holder.finish_execution()
     assert log == ["holder", "first", "other"]
 
 
-def test_all_of_it_is_given_or_nothing() -> None:
+def test_resources_are_granted_all_at_once() -> None:
     limiter = RateLimiter([ResourceLimit("R", 1), ResourceLimit("S", 1)])
     both = limiter.permit(ResourceRequest([Resource("R", 1), Resource("S", 1)]))
     holder, small = limiter.permit(need("S")), limiter.permit(need("R"))
@@ -109,10 +109,10 @@ def test_all_of_it_is_given_or_nothing() -> None:
     ask(both, log, "both")
     both.release_unused()
     ask(small, log, "small")
-    assert log == ["holder", "small"], "nothing of R was set aside for both"
+    assert log == ["holder", "small"], "no part of R was reserved for both"
 
 
-def test_who_has_run_less_goes_first() -> None:
+def test_permit_with_fewer_executions_goes_first() -> None:
     limiter = RateLimiter()
     holder, often, seldom = (limiter.permit(need()) for _ in range(3))
     log: list[str] = []
@@ -157,7 +157,7 @@ LIMITED = (
     ids=["too little", "not listed", "other case", "least of repeats", "other device",
          "device before all", "largest of devices"],
 )  # fmt: skip
-def test_what_could_never_run_is_refused(
+def test_need_above_the_limit_is_rejected(
     allowances: Sequence[ResourceLimit], wanted: ResourceRequest, limit: int
 ) -> None:
     limiter = RateLimiter(allowances)
@@ -165,7 +165,7 @@ def test_what_could_never_run_is_refused(
         limiter.permit(wanted)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == LIMITED.format(limit, wanted.resources[0].count)
-    limiter.permit(ResourceRequest())  # and is forgotten
+    limiter.permit(ResourceRequest())  # a permit without needs is not kept
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_could_never_run_is_refused(
     ],
     ids=["every device", "device before all", "shared"],
 )
-def test_what_is_allowed_can_run(
+def test_need_within_the_limit_is_granted(
     allowances: Sequence[ResourceLimit], wanted: ResourceRequest
 ) -> None:
     log: list[str] = []
@@ -215,14 +215,14 @@ async def loading_holds_resources() -> None:
     await asyncio.wait([waiting])
     other.finish_execution()
     ask(other, log, "other")
-    assert log == ["other", "other"], "who was cancelled holds nobody up"
+    assert log == ["other", "other"], "a cancelled waiter blocks no other permit"
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=5),
     st.lists(st.integers(0, 4), max_size=60),
 )
-def test_nothing_is_given_twice_and_nobody_is_forgotten(
+def test_resources_are_granted_once_and_every_permit_runs(
     wants: list[tuple[int, int]], steps: list[int]
 ) -> None:
     limiter = RateLimiter([ResourceLimit("R", 3)])
@@ -299,10 +299,12 @@ def test_calls_of_two_models_share_a_resource(kind: str) -> None:
     assert other.queued == 3
     calls[1].cancel()
     instance.finish()
-    assert second.running == (calls[2:] if kind == "dynamic" else calls[2:3]), "they may grow"
+    assert second.running == (calls[2:] if kind == "dynamic" else calls[2:3]), (
+        "dynamic batches may grow"
+    )
 
 
-def test_a_permission_that_is_of_no_use_any_more_goes_to_others() -> None:
+def test_unused_permit_passes_to_another_model() -> None:
     limiter = RateLimiter()
     schedulers = [DirectScheduler() for _ in range(3)]
     instances = [gated(scheduler, limiter, need())[0] for scheduler in schedulers]
@@ -319,7 +321,7 @@ def test_a_permission_that_is_of_no_use_any_more_goes_to_others() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed", "expired"])
-def test_a_model_that_has_nothing_to_run_any_more_lets_others_go_first(end: str) -> None:
+def test_model_with_an_empty_queue_does_not_block_others(end: str) -> None:
     clock = Clock()
     limiter = RateLimiter([ResourceLimit("R", 1), ResourceLimit("S", 1)])
     policies = QueuePolicies(default=QueuePolicy(timeout_us=5 * TICK // 1000))
@@ -342,7 +344,7 @@ def test_a_model_that_has_nothing_to_run_any_more_lets_others_go_first(end: str)
     assert instance.running
 
 
-def test_a_instance_that_goes_while_it_waits_holds_nobody_up() -> None:
+def test_removed_instance_that_waited_blocks_no_other() -> None:
     limiter = RateLimiter()
     schedulers = [DirectScheduler() for _ in range(3)]
     instances = [gated(scheduler, limiter, need())[0] for scheduler in schedulers]

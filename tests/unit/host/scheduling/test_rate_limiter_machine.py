@@ -1,4 +1,7 @@
-"""The rate limiter under arbitrary events beside the plainest one that is right (spec 7.1)."""
+"""Compares the rate limiter under random events with a simple reference.
+
+The rules are those of docs/reference/configuration_and_scheduling.md, 7.1.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ NEEDS = st.lists(
     unique_by=lambda pair: pair[0],
 )
 INSTANCE = st.tuples(NEEDS, DEVICES, st.integers(0, 3), st.integers(0, 9).map(lambda n: n == 9))
-"""Resources, device, priority, and whether R is one of all devices."""
+"""Resources, device, priority, and whether R is shared by all devices."""
 PLENTY = [("R", 3, None), ("S", 3, None), ("G", 3, None)]
 ALLOWANCES: st.SearchStrategy[list[tuple[str, int, int | None]]] = st.just([]) | st.lists(
     st.tuples(st.sampled_from("RRSG"), st.integers(1, 4), st.none() | DEVICES), max_size=3
@@ -42,12 +45,12 @@ NUMBERS = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
 @dataclass(eq=False)
 class Known:
-    """An instance, and what the reference knows of it."""
+    """An instance of the reference."""
 
     permit: Permit
     pools: dict[Pool, int]
     priority: int
-    came: int = -1  # the when-th to ask; -1 if it does not wait
+    came: int = -1  # its position in the order of requests; -1 if it does not wait
     granted: bool = False
     running: int = 0
     executions: int = 0
@@ -59,7 +62,7 @@ class Known:
 
 
 class LimiterMachine(RuleBasedStateMachine):
-    """Instances come, ask, run and go; `told` are those who were granted what they waited for."""
+    """Instances join, request, run and leave; `told` are the waiting ones that were granted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class LimiterMachine(RuleBasedStateMachine):
         return all(self.used(p) + count <= self.limit(p) for p, count in one.pools.items())
 
     def settle(self) -> None:
-        """Those of the lowest rank first, and nobody overtakes the first one."""
+        """Grants by lowest rank; the first waiting instance is not overtaken."""
         while waiting := [k for k in self.known if k.came >= 0]:
             first = min(waiting, key=lambda k: k.rank)
             if not self.fits(first):
@@ -99,7 +102,7 @@ class LimiterMachine(RuleBasedStateMachine):
             self.expected.append(first)
 
     def some(self, number: int, *states: bool) -> Known | None:
-        """One of those that are in such a state."""
+        """Draws an instance that is in this state."""
         found = [k for k, state in zip(self.known, states, strict=True) if state]
         return found[number % len(found)] if found else None
 
@@ -195,7 +198,7 @@ class LimiterMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 9), dies=st.booleans())
     def goes(self, number: int, dies: bool) -> None:
-        """Unloaded, or dead: what it still runs ends before it is forgotten, or after."""
+        """Removes an instance; its executions may end before or after the removal."""
         one = self.some(number, *(not k.gone for k in self.known))
         if one is None:
             return
@@ -207,7 +210,7 @@ class LimiterMachine(RuleBasedStateMachine):
         one.permit.close()
         self.settle()
 
-    # What holds
+    # Invariants
 
     @invariant()
     def grants_are_those_of_the_reference_in_their_order(self) -> None:
@@ -218,18 +221,18 @@ class LimiterMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_granted_that_is_not_there(self) -> None:
         for pool in {pool for k in self.known for pool in k.pools}:
-            most = max(k.pools.get(pool, 0) for k in self.known)  # some of them may have gone
+            most = max(k.pools.get(pool, 0) for k in self.known)  # some may have been removed
             assert self.used(pool) <= (self.limit(pool) if self.allowed else most)
 
     def teardown(self) -> None:
-        """Whoever waits gets its turn once others end, and in the end there is all of it."""
+        """Every waiting instance is granted in the end, and all resources are free again."""
         for _ in range(len(self.known)):
             for one in self.known:
                 while one.granted or one.running:
                     if one.granted:
                         self.start(one)
                     self.end(one)
-        assert not any(k.came >= 0 for k in self.known), "somebody starves"
+        assert not any(k.came >= 0 for k in self.known), "an instance starves"
         self.grants_are_those_of_the_reference_in_their_order()
         for one in self.known:
             if not one.gone:

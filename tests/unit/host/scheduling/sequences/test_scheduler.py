@@ -1,4 +1,4 @@
-"""Sequences under arbitrary events: their order, their slots, their limits, and their ends."""
+"""The sequence scheduler: order, slots, limits and ends of sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXPIRED = "timeout of the corresponding sequence has been expired"
 def scheduler_of(
     clock: Clock, text: str = "direct {}", largest: int = 3, idle: int = 1000
 ) -> SequenceScheduler:
-    """`idle` in ticks."""
+    """Makes a scheduler; `idle` is in ticks."""
     config = pb.ModelConfig(name="m", max_batch_size=largest)
     text_format.Parse(f"sequence_batching {{ {text} }}", config)
     config.sequence_batching.max_sequence_idle_microseconds = idle * US_PER_TICK
@@ -53,7 +53,7 @@ def submit(
 
 
 class InstanceSlot(FakeInstanceSlot):
-    """Knows which of its rows belong to requests."""
+    """A fake instance that knows which of its rows are requests."""
 
     potentially_blocking_calls: Sequence[Sequence[Call]] = ()
 
@@ -62,7 +62,7 @@ class InstanceSlot(FakeInstanceSlot):
 
 
 class Machine(RuleBasedStateMachine):
-    """The reference: which calls each sequence was given, in order, and where they ran."""
+    """Random events, with a record of the calls of each sequence and of their slots."""
 
     text = "direct {}"
     largest = 3
@@ -80,9 +80,9 @@ class Machine(RuleBasedStateMachine):
         self.ran: list[SequenceCall] = []
         self.places: dict[Any, tuple[InstanceSlot, int]] = {}
         self.seen: dict[InstanceSlot, list[Call]] = {}
-        self.retired: dict[InstanceSlot, list[Any]] = {}  # and the sequences that they had then
-        self.empty: list[InstanceSlot] = []  # retired ones whose sequences have all ended
-        self.open: set[int] = set()  # ids of which nothing has happened that could end them
+        self.retired: dict[InstanceSlot, list[Any]] = {}  # with the sequences that they had then
+        self.empty: list[InstanceSlot] = []  # retired instances whose sequences have all ended
+        self.open: set[int] = set()  # ids of sequences that cannot have ended yet
 
     @rule(
         id=st.integers(1, 6),
@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.instances) - len(self.retired) < 2)
     @rule()
-    def lane_joins(self) -> None:
+    def instance_joins(self) -> None:
         instance = InstanceSlot(self.scheduler)
         self.instances.append(instance)
         self.scheduler.instance_ready(instance)
@@ -127,21 +127,21 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.instances)
     @rule(data=st.data())
-    def lane_dies(self, data: st.DataObject) -> None:
+    def instance_dies(self, data: st.DataObject) -> None:
         self.open.clear()
         instance = data.draw(st.sampled_from(self.instances))
         queued = [
-            call for call in self.calls if not call.finished and self.lane_of(call) is instance
+            call for call in self.calls if not call.finished and self.instance_of(call) is instance
         ]
         self.instances.remove(instance)
         instance.die()
         assert all(call.finished for call in queued)
         if self.retired.pop(instance, None) is not None:
-            self.empty.remove(instance)  # whoever waited for that has been told
+            self.empty.remove(instance)  # its callback has been called
 
     @precondition(lambda self: len(self.instances) > len(self.retired))
     @rule(data=st.data())
-    def lane_is_retired(self, data: st.DataObject) -> None:
+    def instance_is_retired(self, data: st.DataObject) -> None:
         instance = data.draw(st.sampled_from([x for x in self.instances if x not in self.retired]))
         self.retired[instance] = self.sequences_of(instance)
         self.scheduler.retire_instance(instance, lambda: self.empty.append(instance))
@@ -173,7 +173,7 @@ class Machine(RuleBasedStateMachine):
     def flying(self, instance: InstanceSlot) -> bool:
         return bool(getattr(self.scheduler._sequence_batches[instance], "_flying", ()))
 
-    def lane_of(self, call: SequenceCall) -> Any:
+    def instance_of(self, call: SequenceCall) -> Any:
         sequence_batch: Any = call.sequence.sequence_batch if call.sequence is not None else None
         return None if sequence_batch is None else sequence_batch.instance
 
@@ -204,15 +204,17 @@ class Machine(RuleBasedStateMachine):
             self.seen[instance] = list(instance.running)
             assert len(instance.running) <= self.largest
             sequences = [call.sequence for call in instance.requests()]
-            assert len(set(map(id, sequences))) == len(sequences), "two of one sequence"
+            assert len(set(map(id, sequences))) == len(sequences), "two calls of one sequence"
             for row, call in enumerate(instance.running):
                 if not isinstance(call, SequenceCall):
                     assert self.rows_are_slots
-                    assert row < len(instance.running) - 1, "padding at the end"
+                    assert row < len(instance.running) - 1, "the last row is padding"
                     continue
                 self.ran.append(call)
                 place = instance, row if self.rows_are_slots else 0
-                assert self.places.setdefault(call.sequence, place) == place, "it has moved"
+                assert self.places.setdefault(call.sequence, place) == place, (
+                    "the sequence has moved"
+                )
 
     @invariant()
     def a_slot_has_one_sequence(self) -> None:
@@ -254,7 +256,7 @@ class Machine(RuleBasedStateMachine):
         assert all(self.answers[call] == call.finished for call in self.calls)
 
     @invariant()
-    def nothing_waits_beside_a_free_instance(self) -> None:
+    def no_call_waits_while_an_instance_is_free(self) -> None:
         for sequence_batch in self.scheduler._sequence_batches.values():
             if not any(
                 instance is sequence_batch.instance and instance.running
@@ -264,7 +266,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if len(self.instances) == len(self.retired):
-            self.lane_joins()
+            self.instance_joins()
         for _ in range(2000):
             running = [instance for instance in self.instances if instance.running]
             if not running and not self.scheduler.queued:
@@ -325,7 +327,7 @@ def test_numbers_and_strings_are_different_ids(clock: Clock) -> None:
         submit(scheduler, clock, "5")
 
 
-def test_a_used_slot_gets_the_oldest_of_the_backlog_with_all_its_requests(clock: Clock) -> None:
+def test_free_slot_gets_the_oldest_backlogged_sequence(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1)
     instance = with_instance(scheduler)
     submit(scheduler, clock, 1, START)
@@ -339,7 +341,7 @@ def test_a_used_slot_gets_the_oldest_of_the_backlog_with_all_its_requests(clock:
     assert order[2:] == waiting
 
 
-def test_the_backlog_waits_as_long_as_its_least_patient_request(clock: Clock) -> None:
+def test_backlogged_sequence_has_the_shortest_timeout_of_its_requests(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1)
     with_instance(scheduler)
     submit(scheduler, clock, 1, START)
@@ -355,7 +357,7 @@ def test_the_backlog_waits_as_long_as_its_least_patient_request(clock: Clock) ->
         submit(scheduler, clock, 2)
 
 
-def test_idle_sequences_lose_their_slots_and_those_in_the_backlog_wait(clock: Clock) -> None:
+def test_idle_sequences_lose_their_slots_but_not_their_backlog_place(clock: Clock) -> None:
     scheduler = scheduler_of(clock, largest=1, idle=10)
     instance = with_instance(scheduler)
     submit(scheduler, clock, 1, START)
@@ -411,7 +413,7 @@ def test_oldest_batches_wait_for_a_preferred_size_until_their_delay_is_over(cloc
     assert instance.requests() == [late]
 
 
-def test_oldest_batches_keep_the_order_of_responses_if_asked(clock: Clock) -> None:
+def test_oldest_strategy_preserves_order_if_configured(clock: Clock) -> None:
     scheduler = scheduler_of(clock, "oldest { preserve_ordering: true }", largest=1)
     instances = [with_instance(scheduler)]
     first = submit(scheduler, clock, 1, START | END)
@@ -457,7 +459,7 @@ def test_requests_that_run_again_go_together(clock: Clock) -> None:
     assert [call.request.flags for call in again] == [0, 0]
 
 
-def test_a_request_whose_sequence_was_idle_cannot_run_again(clock: Clock) -> None:
+def test_request_of_an_expired_sequence_cannot_run_again(clock: Clock) -> None:
     scheduler = scheduler_of(clock, "iterative_sequence: true", idle=5)
     instance = with_instance(scheduler)
     call = submit(scheduler, clock, 0)

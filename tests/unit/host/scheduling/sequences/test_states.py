@@ -1,4 +1,4 @@
-"""What is wrong with the initial states of sequences, and what they are if nothing is."""
+"""Initial states of sequences: their values, and errors in their configuration."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_states_begin_with_zeros_of_the_smallest_shape(
     assert (tensor.name, tensor.shape, bytes(tensor.data)) == ("s", [*lead, 1, 3], bytes(12))
 
 
-def test_zeros_can_be_asked_for_and_their_value_does_not_matter(tmp_path: Path) -> None:
+def test_zero_data_gives_zeros_whatever_its_value(tmp_path: Path) -> None:
     for word in ("true", "false"):
         states = states_of(tmp_path, f"initial_state {{ {INITIAL} zero_data: {word} }}")
         (tensor,) = states.initial_states().values()
         assert (tensor.shape, bytes(tensor.data)) == ([2], bytes(8))
 
 
-def test_sizes_that_vary_are_those_of_the_file_that_states_begin_with(tmp_path: Path) -> None:
+def test_variable_dimensions_come_from_the_initial_state(tmp_path: Path) -> None:
     (tmp_path / "initial_state").mkdir()
     (tmp_path / "initial_state" / "f").write_bytes(b"\1\0\0\0\2\0\0\0")
     (tensor,) = (
