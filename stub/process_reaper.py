@@ -1,13 +1,14 @@
-"""A process that ends what stubs leave behind: the children of models, in their stubs' groups.
+"""The process reaper: a process that kills what models leave in the process groups of their stubs.
 
-Each stub leads a process group. The host says which ones there are, and which have ended; when the
-host is gone, all have. It is a process of its own because the host may be killed, and with it all
-its stubs. It is started by path and imports nothing of ours, so that it is small. Each end that it
-was told of is confirmed once nothing is left of the group: should it be killed before that, the
-host tells the next one.
+Each stub leads a process group. The host sends the numbers of these groups, and of those whose stub
+has ended; when the host is gone, all have. The reaper is a process of its own, as the host may be
+killed and all its stubs with it. It is started by path and imports none of our modules, to be
+small. It confirms each end once the group is empty; if it is killed before that, the host sends the
+number to the next reaper.
 
-What such a group has in it gets SIGTERM first: the resource tracker of `multiprocessing` ignores
-that, and has shared memory to remove once the others have gone.
+All processes of a group get SIGTERM, and SIGKILL one second later. The resource tracker of
+`multiprocessing` ignores SIGTERM, as it removes shared memory once the others have gone; it gets
+more time for that.
 """
 
 import os
@@ -19,8 +20,9 @@ import time
 from contextlib import suppress
 from typing import Dict, Iterable, Set
 
-_TERM_GRACE_SECONDS = 1.0  # seconds between SIGTERM and SIGKILL
-_POLL_SECONDS = 0.02  # seconds between two looks whether anything is left
+_TERM_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
+_TRACKER_GRACE_SECONDS = 3.0  # for the resource tracker after that
+_POLL_SECONDS = 0.02  # between two checks whether a group is empty
 _MAX_MESSAGE_BYTES = (
     1 << 20
 )  # bytes of a message: each group is `+` or `-` and its number, then a space
@@ -33,7 +35,8 @@ class ProcessReaper:
         self._socket = sock
         self._host = host
         self._groups: Set[int] = set()  # of stubs that run
-        self._terminating: Dict[int, float] = {}  # when what is left in them is killed
+        self._terminating: Dict[int, float] = {}  # when their processes get SIGKILL
+        self._killed: Set[int] = set()  # groups of which only the resource tracker may be left
 
     def run(self) -> None:
         """Return when the host is gone, and nothing is left of its stubs' groups."""
@@ -83,13 +86,36 @@ class ProcessReaper:
             if _signal_group(group, 0):
                 if time.monotonic() <= end:
                     continue
+                if group not in self._killed and _kill_all_but_tracker(group):
+                    self._killed.add(group)
+                    self._terminating[group] = time.monotonic() + _TRACKER_GRACE_SECONDS
+                    continue
                 _signal_group(group, signal.SIGKILL)
+            self._killed.discard(group)
             del self._terminating[group]
             self._confirm_group_ended(group)
 
     def _confirm_group_ended(self, group: int) -> None:
         with suppress(OSError):  # the host is gone, or stands still with a full buffer
             self._socket.send(b"%d" % group, socket.MSG_DONTWAIT)
+
+
+def _kill_all_but_tracker(group: int) -> bool:
+    """Kills the processes of a group one by one; returns whether a resource tracker is left."""
+    tracker = False
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if os.getpgid(int(name)) != group:
+                continue
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                is_tracker = b"multiprocessing.resource_tracker" in file.read()
+            if is_tracker:
+                tracker = True
+            else:
+                os.kill(int(name), signal.SIGKILL)
+    return tracker
 
 
 def _signal_group(group: int, number: int) -> bool:
