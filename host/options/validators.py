@@ -306,6 +306,7 @@ _KEYS_OF_BACKENDS: dict[str, Collection[str]] = {
     "onnxruntime": _ONNX_KEYS,
     "pytorch": ("default-max-batch-size",),
     "tensorflow": ("default-max-batch-size",),
+    "tensorrt": ("plugins", "version-compatible"),
 }
 
 

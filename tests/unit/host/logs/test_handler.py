@@ -238,12 +238,23 @@ def test_text_that_the_console_cannot_show_is_written_as_escapes(
     assert "na\\xefve \\udc80" in console.read()
 
 
-def test_process_without_console_logs_nowhere(
+def test_records_without_a_console_are_dropped_and_reported_nowhere(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(sys, "stdout", None)
     configure()
-    log.LOGGER.info("x")
+    log.LOGGER.info("lost")
+    assert stderr.getvalue() == ""  # neither the record nor a report of a failed handler
+
+    log.LOGGER.warning("kept")  # stderr is still there
+    assert "kept" in stderr.getvalue()
+
+    console = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", console)
+    log.LOGGER.info("back")
+    assert "back" in console.getvalue() and "lost" not in console.getvalue()
 
 
 def state() -> tuple[object, ...]:
