@@ -23,8 +23,9 @@ from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
 from host.instances.process import Launcher
 from host.instances.terminal import has_terminal
-from host.logs.handler import LogHandler, configure, format_table
+from host.logs.handler import LogHandler, configure
 from host.logs.settings import LogSettings
+from host.logs.table import format_table
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import MachineMetrics
 from host.model_control.control import ModelControl
