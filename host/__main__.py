@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
-import resource
 import shlex
-import signal
 import sys
 
-import uvloop
-
-from host.cli import check as lint
-from host.cli import config as config_command
-from host.cli import run as foreground
+from host.cli import check, config, run, serve
 from host.core import VERSION
-from host.errors import HostError
-from host.options.command_line import parse
-from host.options.options import Options, UsageError
-from host.server.server import Server
 from host.system.standard_streams import open_standard_streams
-from stub.wire.heap import freeze_gc, tune_malloc
 
 _USAGE = """\
 Usage: pbhost serve --model-repository=DIR [options]
@@ -35,12 +23,11 @@ Usage: pbhost serve --model-repository=DIR [options]
        pbhost version
 """
 
-_SUBCOMMANDS = {"run": foreground.main, "check": lint.main, "config": config_command.main}
-"""The subcommands other than `serve`."""
+_SUBCOMMANDS = {"serve": serve.main, "run": run.main, "check": check.main, "config": config.main}
 
 
 def main() -> None:
-    """Runs `pbhost <command> ...`; exits with 0, or with 1 after a message on stderr."""
+    """Runs `pbhost <command> ...`; exits with the status of the command."""
     open_standard_streams()
     arguments = sys.argv[1:]
     if arguments and arguments[0] in _SUBCOMMANDS:
@@ -53,18 +40,8 @@ def main() -> None:
 
         sys.stdout.write(f"pbhost {importlib.metadata.version('pbhost')} (as Triton {VERSION})\n")
         sys.exit(0)
-    if arguments[:1] != ["serve"]:
-        sys.stderr.write(f"{_USAGE}\n{_without_command(arguments)}\n")
-        sys.exit(1)
-    try:
-        options = parse(arguments[1:])
-    except UsageError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(1)
-    _raise_file_limit()
-    tune_malloc()
-    freeze_gc()
-    sys.exit(uvloop.run(serve(options)))
+    sys.stderr.write(f"{_USAGE}\n{_without_command(arguments)}\n")
+    sys.exit(1)
 
 
 def _without_command(arguments: list[str]) -> str:
@@ -73,58 +50,9 @@ def _without_command(arguments: list[str]) -> str:
         return "a command must be given"
     if arguments[0].startswith("-"):
         return f"a command must come first: pbhost serve {shlex.join(arguments)}"
-    close = difflib.get_close_matches(arguments[0], ["serve", "version", *_SUBCOMMANDS], n=1)
+    close = difflib.get_close_matches(arguments[0], ["version", *_SUBCOMMANDS], n=1)
     hint = f", did you mean '{close[0]}'?" if close else ""
     return f"unknown command '{arguments[0]}'{hint}"
-
-
-def _raise_file_limit() -> None:
-    """Raises the limit of open files, as every stub needs about ten descriptors."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-async def serve(options: Options) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit status."""
-    stop = asyncio.Event()
-    _install_signal_handlers(stop)
-    server = Server(options)
-    starting = asyncio.ensure_future(server.start())
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-    try:
-        await starting
-    except HostError as error:
-        stopping.cancel()
-        sys.stderr.write(f"error: creating server: {error.code.value} - {error.message}\n")
-        return 1
-    except OSError as error:  # e.g. a limit of this process on files or memory
-        stopping.cancel()
-        sys.stderr.write(f"error: creating server: Internal - {error}\n")
-        return 1
-    except asyncio.CancelledError:
-        return 0  # stopped while loading; `start` has cleaned up
-    await stopping
-    return 0 if await server.stop() else 1
-
-
-def _install_signal_handlers(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-
-    def received(number: int) -> None:
-        if not stop.is_set():
-            stop.set()
-            try:
-                sys.stdout.write(f"Signal ({number}) received.\n")
-                sys.stdout.flush()
-            except OSError:
-                pass  # the reader has gone, or its disk is full; neither matters here
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, received, number)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Plain Python functions as models: bound by name, served without a repository.
+"""Serves plain Python functions as models, without a model repository.
 
-`Host` serves them; `TensorSpec` and `ModelConfig` say how. The decorators turn the list of
-`Request` that a function gets into what it wants. Nothing but `Host.run` and `Host.serve` needs a
-server: functions with their decorators run in any test, see `bound_as`.
+`Host` serves functions; `TensorSpec` and `ModelConfig` describe them. Decorators convert the list
+of `Request` that a function is called with. Only `Host.run` and `Host.serve` need a server: tests
+can call decorated functions directly, see `bound_as`.
 """
 
 from host.bind.context import bound_as

@@ -1,4 +1,4 @@
-"""The host as a process of the caller's: started, told what to serve, watched, ended."""
+"""Starts the host of bound functions as a child process, sends it commands and stops it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _ENTRY = str(Path(__file__).resolve().parents[1] / "cli" / "bound.py")
 
 
 class HostProcess:
-    """A running host, which serves nothing yet. `on_exit` is called, by a thread, when it ends.
+    """A host in a child process. It serves nothing until `serve` is called.
 
-    Raises HostFailure.
+    `take`: returns the instance to serve for a model's name. `on_exit`: called on another thread
+    when the process exits. Raises HostFailure.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class HostProcess:
                 [sys.executable, _ENTRY, str(os.getpid()), *map(str, inherited), *flags],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C at the terminal is for the caller
+                start_new_session=True,  # Ctrl-C at the terminal must reach only the caller
             )
         except OSError as error:
             ours.close()
@@ -49,7 +50,7 @@ class HostProcess:
         self._on_exit = on_exit
         self._control = ours
         self._request_count = 0
-        self._replies: dict[int, Mapping[str, Any]] = {}  # by the number of what was asked
+        self._replies: dict[int, Mapping[str, Any]] = {}  # by the number of the command
         self._reply_received = threading.Condition()
         self._request_lock = threading.Lock()
         self._exited = False
@@ -61,7 +62,7 @@ class HostProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended. A fork of this process has no host."""
+        """Whether the host runs. False in a fork of this process."""
         return not self._exited and self._is_owner
 
     @property
@@ -77,7 +78,7 @@ class HostProcess:
                         self._replies[reply["to"]] = reply
                         self._reply_received.notify_all()
         except OSError:
-            pass  # it has ended without closing its end
+            pass  # the host exited without closing the socket
         self._process.wait()
         with self._reply_received:
             self._exited = True
@@ -85,11 +86,11 @@ class HostProcess:
         self._on_exit()
 
     def bind(self, spec: ModelSpec) -> None:
-        """Have it serve a model, now or from the start. Raises HostFailure."""
+        """Serves a model, at once or as soon as the host serves. Raises HostFailure."""
         self._request({"bind": spec.model_config(), "version": int(spec.version)})
 
     def serve(self) -> list[int]:
-        """Load what is bound and open the ports; those of gRPC, HTTP and metrics.
+        """Loads the bound models and opens the ports; returns those of gRPC, HTTP and metrics.
 
         Raises HostFailure.
         """
@@ -97,21 +98,20 @@ class HostProcess:
         return ports
 
     def _request(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Its answer: it always has one, or ends."""
+        """Sends a command and returns the reply. Raises HostFailure, also if the host exits."""
         if not self._is_owner:
             raise HostFailure(
-                f"this host is the one of process {self._owner_pid}, of which this one is a fork"
+                f"this process is a fork; only process {self._owner_pid} can use this host"
             )
         with self._request_lock:
             self._request_count += 1
-            number = (
-                self._request_count
-            )  # a Ctrl-C leaves an answer behind, which is not the next one's
+            # Ctrl-C can leave a reply unread; the number keeps it apart from the next one.
+            number = self._request_count
             self._send({**command, "number": number})
             with self._reply_received:
                 self._reply_received.wait_for(lambda: number in self._replies or self._exited)
                 if number not in self._replies:
-                    raise HostFailure(f"the host has ended {self._exit_text()}; its log says why")
+                    raise HostFailure(f"the host {self._exit_text()}; see its log")
                 reply = self._replies.pop(number)
         for refusal in ("failed", "refused"):
             if refusal in reply:
@@ -120,31 +120,31 @@ class HostProcess:
 
     def _exit_text(self) -> str:
         code = self._process.returncode
-        return f"with status {code}" if code >= 0 else f"by signal {-code}"
+        return f"exited with status {code}" if code >= 0 else f"was killed by signal {-code}"
 
     def _send(self, message: Mapping[str, Any]) -> None:
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # it has ended, which is noticed where its answer is waited for
+            pass  # the host has exited, which the wait for the reply notices
 
     def stop(self) -> bool:
-        """Let it finish what runs, and end; whether all did within the exit timeout.
+        """Stops the host; returns whether all requests finished within the exit timeout.
 
-        In a fork of the process that started it, it is left alone.
+        In a fork of the process that started the host, does nothing.
         """
         if not self._is_owner:
             return True
         try:
             self._send({"stop": True})
-            self._process.terminate()  # it may be loading, and then does not listen
+            self._process.terminate()  # while it loads models, it does not read commands
             self._reader.join()
-        finally:  # also if Ctrl-C strikes again
+        finally:  # also after a second Ctrl-C
             self.kill()
         return self._process.returncode == 0
 
     def kill(self) -> None:
-        """End it now, and give everything back."""
+        """Kills the process and closes its sockets."""
         self._process.kill()
         self._reader.join()
         self._control.close()

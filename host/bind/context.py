@@ -1,4 +1,4 @@
-"""The model that a function is called for, as decorators and the function itself can ask."""
+"""The current model: the one that a bound function is being called for."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _current: contextvars.ContextVar[ModelSpec | None] = contextvars.ContextVar(
 
 
 def current_model() -> ModelSpec | None:
-    """The model that is called here; None in a test that calls the function itself."""
+    """The current model; None in a test that calls the function directly."""
     return _current.get()
 
 
 @contextmanager
 def model_context(model: ModelSpec) -> Iterator[None]:
-    """Within the block, functions are called for this model."""
+    """Makes this model the current one within the block."""
     token = _current.set(model)
     try:
         yield
@@ -36,7 +36,7 @@ def bound_as(
     *,
     name: str = "test",
 ) -> Iterator[ModelSpec]:
-    """For tests: within the block, decorators see such a model, without a host.
+    """For tests: makes a model with these tensors the current one, without a host.
 
     Raises BadSpecError.
     """

@@ -1,4 +1,4 @@
-"""Decorators of bound functions: what turns a list of requests into what a network takes."""
+"""Decorators of bound functions: convert a list of requests into the arrays of a model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from host.bind.wrapping import Function, decorator, map_result, outputs_by_name
 Requests = Sequence[MutableMapping[str, Array]]
 
 CONTEXT = "triton_context"
-"""The name by which a function gets what it is bound as; inputs cannot have it."""
+"""The keyword argument that holds the model of the function; no input can have this name."""
 
 
 def requests_argument(decorator_name: str, args: tuple[Any, ...]) -> Requests:
-    """The requests that a decorated function is called with. Raises BadCallError."""
+    """The requests among the arguments of a decorated function. Raises BadCallError."""
     if len(args) == 1 and isinstance(args[0], Sequence) and not isinstance(args[0], (str, bytes)):
         requests: Requests = args[0]
         if requests and all(isinstance(request, MutableMapping) for request in requests):
@@ -34,7 +34,7 @@ def requests_argument(decorator_name: str, args: tuple[Any, ...]) -> Requests:
 
 
 def check_sample_counts(decorator_name: str, outputs: dict[str, Any], size: int) -> None:
-    """Check that each output is an array of so many samples. Raises BadCallError."""
+    """Checks that each output is an array of `size` samples. Raises BadCallError."""
     for name, output in outputs.items():
         if not isinstance(output, np.ndarray):
             raise BadCallError(
@@ -69,7 +69,7 @@ def _batch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _concatenate(name: str, requests: Requests) -> Array:
-    """A writable array of all samples; there is a single copy of them."""
+    """A writable array of all samples; copies each sample once."""
     if len(requests) == 1:
         return requests[0][name]
     try:
@@ -93,10 +93,11 @@ def _split_outputs(sizes: list[int], returned: Any) -> list[dict[str, Array]]:
 
 
 batch = decorator(_batch)
-"""Calls the function once, with each input of all requests as one array, by its name.
+"""Joins each input of all requests to one array, and calls the function with them by name.
 
-It returns a dict of arrays, or a list in the order of the outputs; each request gets its samples.
-A generator yields such for a decoupled model. Raises BadCallError.
+The function returns a dict of arrays, or a list of arrays in the order of the outputs. Each request
+gets the outputs of its own samples. The generator of a decoupled model yields dicts or lists.
+Raises BadCallError.
 """
 
 
@@ -112,20 +113,21 @@ def _sample(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 sample = decorator(_sample)
-"""Calls the function with the inputs of the only request, by their names; for `batching=False`.
+"""Calls the function with the inputs of a single request by name; for `batching=False`.
 
-It returns a dict of arrays, or a list in the order of the outputs. Raises BadCallError.
+The function returns a dict of arrays, or a list of arrays in the order of the outputs. Raises
+BadCallError.
 """
 
 
 def first_value(
     *keys: str, squeeze_single_values: bool = True, strict: bool = True
 ) -> Callable[[Function], Function]:
-    """Inputs become that of the first sample: for settings that a whole batch shares.
+    """Replaces these inputs by the value of the first sample: for settings of a whole batch.
 
-    Below `@batch` or above it. An array of one element becomes a scalar with
-    `squeeze_single_values`. If `strict`, all samples must have the same. An input that is not there
-    is left out. Raises BadSpecError, and BadCallError for samples that differ.
+    May stand below or above `@batch`. With `squeeze_single_values`, an array of one element becomes
+    a scalar. With `strict`, all samples must have the same value. Missing inputs are skipped.
+    Raises BadSpecError, and BadCallError if the samples differ.
     """
     if CONTEXT in keys:
         raise BadSpecError(f"@first_value is for inputs, and '{CONTEXT}' is none")
@@ -157,11 +159,11 @@ def _first(key: str, values: Array, strict: bool) -> Any:
 
 
 def fill_optionals(**defaults: Array) -> Callable[[Function], Function]:
-    """Inputs that a request lacks get these values, one for each sample; a numpy array each,
-    without the batch dimension.
+    """Adds default values for the inputs that a request lacks.
 
-    Above `@batch`, `@sample` and the grouping ones. Raises BadSpecError for a default that is no
-    array, or does not fit the input.
+    Each default is a numpy array without the batch dimension, and is repeated for each sample. Must
+    stand above `@batch`, `@sample`, `@group_by_keys` and `@group_by_values`. Raises BadSpecError
+    for a default that is not an array, or whose dtype or shape is not that of the input.
     """
     for name, value in defaults.items():
         if not isinstance(value, np.ndarray):
@@ -208,7 +210,7 @@ def _check_defaults(model: ModelSpec, defaults: dict[str, Array]) -> None:
 
 
 def shape_matches(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether a shape is the wanted one, in which -1 is any size."""
+    """Whether a shape matches the wanted shape, in which -1 stands for any size."""
     return len(shape) == len(wanted) and all(
         expected in (-1, size) for size, expected in zip(shape, wanted, strict=True)
     )
@@ -246,9 +248,9 @@ def _pad(array: Array, missing: int) -> Array:
 
 
 pad_batch = decorator(_pad_batch)
-"""Repeats the last sample until the batch has the next preferred size, or the largest one.
+"""Repeats the last sample until the batch has the next preferred size, or the maximum size.
 
-Below `@batch`; outputs of what was added are cut off again. Raises BadCallError.
+Must stand below `@batch`. The outputs of the added samples are removed. Raises BadCallError.
 """
 
 
@@ -257,4 +259,4 @@ def _triton_context(function: Function, args: tuple[Any, ...], kwargs: dict[str,
 
 
 triton_context = decorator(_triton_context)
-"""The function gets `triton_context`, the `ModelSpec` it is bound as; None outside of a host."""
+"""Passes the `ModelSpec` of the function as `triton_context`; None outside of a host."""

@@ -1,10 +1,10 @@
-"""What goes wrong around bound functions, for their authors to read."""
+"""Errors of bound functions, for the authors of the functions."""
 
 from __future__ import annotations
 
 
 class BindError(Exception):
-    """Something that a program with bound functions must see. `str()` says what, and what to do."""
+    """Base of all errors of this package. The text says what failed and what to do."""
 
 
 class BadSpecError(BindError, ValueError):
@@ -12,15 +12,15 @@ class BadSpecError(BindError, ValueError):
 
 
 class BadCallError(BindError, ValueError):
-    """Requests that a decorator cannot work with, or outputs that are not as they must be."""
+    """A decorator cannot process the requests, or the outputs of a function are invalid."""
 
 
 class HostFailure(BindError):
-    """The host could not be started, refused a model, or has ended."""
+    """The host could not start, refused a model, or has exited."""
 
 
 class UnrecoverableError(BindError):
-    """For functions to raise: no later call can succeed, so the model must not be asked again.
+    """Raised by a function after which no call can succeed.
 
-    The caller gets the text; the model is not ready from then on, and refuses what comes.
+    The client gets the text. From then on, the model is not ready and refuses all requests.
     """

@@ -13,7 +13,7 @@ from host.bind.requests import Array, Request, batch_size
 from host.bind.wrapping import Function, decorator, map_results, outputs_by_name
 
 PadFunction = Callable[[list[Any]], list[Any]]
-"""Makes the arrays of some requests alike in shape, so that they can be joined."""
+"""Pads the arrays of some requests to equal shapes, so that they can be joined."""
 
 
 def _group_by_keys(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -37,7 +37,9 @@ def _group_by_keys(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 group_by_keys = decorator(_group_by_keys)
-"""Calls the function once for all requests that have the same inputs; for optional ones.
+"""Calls the function once for all requests with the same set of inputs.
+
+Useful for models with optional inputs.
 
 Above `@batch`. Raises BadCallError.
 """
@@ -57,9 +59,10 @@ def group_by_values(
 ) -> Callable[[Function], Function]:
     """Calls the function once for all samples with the same values of these inputs.
 
-    Above `@batch` it makes lists of requests, parts of those that came; below it, named inputs.
-    `pad_fn` changes the requests of each group before the call, like `ConstantPadder`. Answers go
-    back to where their samples came from. Raises BadSpecError, BadCallError.
+    Above `@batch`, the function gets lists of requests, which may be parts of the received ones;
+    below `@batch`, it gets named inputs. `pad_fn` changes the requests of each group before the
+    call, for example a `ConstantPadder`. Each request gets the outputs of its own samples. Raises
+    BadSpecError, BadCallError.
     """
     if not keys:
         raise BadSpecError("@group_by_values needs the name of an input")
@@ -94,7 +97,7 @@ def group_by_values(
 
 
 _Group = list[tuple[int, list[int]]]
-"""Numbers of requests, each with those of its samples."""
+"""Pairs of a request's index and the indexes of its samples in the group."""
 
 
 def _samples_by_values(requests: Requests, keys: Sequence[str]) -> list[_Group]:
@@ -113,7 +116,7 @@ def _samples_by_values(requests: Requests, keys: Sequence[str]) -> list[_Group]:
 
 
 def _group_value(sample: Any) -> Any:
-    """What is equal for equal values of a sample."""
+    """A key that is equal for samples with equal values."""
     array = np.asarray(sample)
     return (array.shape, tuple(array.reshape(-1).tolist()))
 
@@ -128,12 +131,12 @@ def _part(request: MutableMapping[str, Array], rows: list[int]) -> Any:
 
 
 def _select_rows(value: Any, rows: list[int]) -> Any:
-    """Those samples; what has none, like a value that @first_value has made, stays whole."""
+    """The samples at these rows; a scalar, such as one of @first_value, is returned as it is."""
     return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
 
 
 def _merge_parts(parts: list[tuple[list[int], dict[str, Array]]]) -> dict[str, Array]:
-    """The outputs of one request, its samples in their order."""
+    """The outputs of one request, with its samples in their original order."""
     if len(parts) == 1:
         return parts[0][1]
     order = np.argsort([row for rows, _ in parts for row in rows])
@@ -155,16 +158,19 @@ def _merge_parts(parts: list[tuple[list[int], dict[str, Array]]]) -> dict[str, A
 
 
 class ConstantPadder:
-    """A `pad_fn`: arrays get as large as the largest of their input, by this value at the end.
+    """A `pad_fn` that pads arrays at the end, to the largest size among the requests.
 
-    Text is padded by empty text. The batch dimension stays as it is.
+    Numbers are padded with `pad_value`, text with empty text. The batch dimension does not change.
     """
 
     def __init__(self, pad_value: float = 0) -> None:
         self.pad_value = pad_value
 
     def __call__(self, requests: list[Any]) -> list[Any]:
-        """The requests with their arrays padded. Raises BadCallError if ranks differ."""
+        """Pads the arrays of the requests and returns the requests.
+
+        Raises BadCallError if the arrays of an input differ in their number of dimensions.
+        """
         for name in {name for request in requests for name in request}:
             arrays = [np.asarray(request[name]) for request in requests if name in request]
             if len({array.ndim for array in arrays}) > 1:

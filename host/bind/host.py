@@ -1,4 +1,4 @@
-"""A host for functions of this process: bound by name, served to clients, without a repository."""
+"""Serves functions of this process to clients as models, without a model repository."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Function = Callable[..., Any]
 
 
 _run_in_forks: list[Callable[[], None]] = []
-"""What a forked child does at once. Were it left to a handler of signals, a signal that comes just
-before the child waits for something would be heard when that is over."""
+"""Called in a forked child at once. A signal handler of Python would run too late if the signal
+arrives just before the child blocks in a system call."""
 
 
 def _after_fork() -> None:
@@ -36,16 +36,16 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _StopSignal(KeyboardInterrupt):
-    """A signal has come while the host was being started."""
+    """A signal arrived while the host was starting."""
 
 
 class Host:
-    """Serves functions. Keyword arguments are flags of `pbhost serve`: `grpc_port=0`, ...
+    """Serves functions as models. Keyword arguments are flags of `pbhost serve`: `grpc_port=0`, ...
 
     `with Host(http_port=8000) as host: host.bind(...); host.serve()`
 
-    The host is a process of its own, which ends with this one; the functions run here, in a thread
-    for each. Raises HostFailure.
+    The server is a child process, which exits together with this process. The functions run in this
+    process, each in its own thread. Raises HostFailure.
     """
 
     def __init__(self, **flags: Flag | None) -> None:
@@ -53,7 +53,7 @@ class Host:
             text for name, value in flags.items() for text in _flag_arguments(name, value)
         ]
         self._bindings: dict[str, Binding] = {}
-        self._state_lock = threading.Lock()  # held where something is bound, or the host started
+        self._state_lock = threading.Lock()  # held while a model is bound or the host starts
         self._process: HostProcess | None = None
         self._ports = [0, 0, 0]
         self._stopping = False
@@ -79,14 +79,15 @@ class Host:
         response_cache: bool | None = None,
         decoupled: bool | None = None,
     ) -> None:
-        """Serve a function as a model; each of a list of functions is an instance.
+        """Serves a function as a model; each function of a list is one instance.
 
-        It is called with a list of `Request` and returns as many dicts of arrays, or lists of them
-        in the order of `outputs`; see the decorators. `config` says how it is served, and the
-        arguments after it change single fields of that. If `strict`, what the function returns is
-        compared with `outputs`. While the host runs, this waits until the model serves.
+        The function is called with a list of `Request`. For each request, it returns a dict of
+        arrays, or a list of arrays in the order of `outputs`; see the decorators. `config` says how
+        the model is served; the arguments after `strict` replace single fields of it. With
+        `strict`, the dtypes and shapes that the function returns must be those of `outputs`. While
+        the host runs, this method returns when the model is ready.
 
-        Raises BadSpecError for a description that cannot be used, HostFailure if the host refuses.
+        Raises BadSpecError for invalid arguments, and HostFailure if the host refuses the model.
         """
         if config is not None and not isinstance(config, ModelConfig):
             raise BadSpecError(f"config must be a ModelConfig, got {type(config).__name__}")
@@ -132,7 +133,7 @@ class Host:
             raise HostFailure("this host has been stopped; make another one")
 
     def run(self) -> Host:
-        """Start serving, and return once clients can ask. Raises HostFailure."""
+        """Starts the host; returns when it accepts requests. Raises HostFailure."""
         with self._state_lock:
             self._run()
         return self
@@ -146,23 +147,23 @@ class Host:
             for binding in self._bindings.values():
                 child.bind(binding.spec)
             self._ports = child.serve()
-        except BaseException:  # Ctrl-C, too: nobody else would end this process
+        except BaseException:  # also Ctrl-C, as nothing else would stop the child process
             self._process = None
             child.stop()
             raise
 
     def serve(self, monitoring_period_s: float | None = None) -> None:
-        """Serve until Ctrl-C or SIGTERM, then let what runs finish.
+        """Serves until Ctrl-C or SIGTERM, then finishes the running requests and stops.
 
-        In another thread than the main one, signals do not come, and `stop` ends it.
-        `monitoring_period_s` is for programs that give it; the end of the host is noticed at once.
-        Raises HostFailure if the host ends by itself.
+        Only the main thread receives signals; on another thread, call `stop`.
+        `monitoring_period_s` has no effect and is accepted for PyTriton's sake: the exit of the
+        host is noticed at once. Raises HostFailure if the host exits by itself.
         """
         try:
             with self._signal_handlers():
                 self._serve()
         except _StopSignal:
-            pass  # before it served
+            pass  # stopped before it served
         self.stop()
 
     def _serve(self) -> None:
@@ -171,18 +172,18 @@ class Host:
         child = self._process
         assert child is not None
         self._serving = True
-        waker = select.poll()  # unlike `select`, it takes descriptors of any number
+        waker = select.poll()  # unlike `select`, accepts descriptors above 1023
         waker.register(self._wake_read_fd, select.POLLIN)
         while child.running and not self._stopping:
             waker.poll()
             os.read(self._wake_read_fd, 4096)
         if not self._stopping:
             self.stop()
-            raise HostFailure("the host has ended by itself; its log says why")
+            raise HostFailure("the host exited by itself; see its log")
 
     @contextmanager
     def _signal_handlers(self) -> Iterator[None]:
-        """Let signals end `serve`; a second one does what it did before."""
+        """Makes the first signal stop `serve`; a second one has its previous effect."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -210,13 +211,14 @@ class Host:
             _run_in_forks.remove(restore)
 
     def is_alive(self) -> bool:
-        """Whether it has been started, and runs."""
+        """Whether the host was started and still runs."""
         return self._process is not None and self._process.running
 
     def stop(self) -> bool:
-        """Refuse new requests, finish what runs, end; whether that was within the exit timeout.
+        """Refuses new requests, finishes the running ones and stops the host.
 
-        A function that goes on for longer is left to itself. Another call does nothing.
+        Returns whether they finished within the exit timeout. A function that runs longer is not
+        interrupted. A second call does nothing.
         """
         self._stopping = True
         self._wake()
@@ -225,17 +227,17 @@ class Host:
 
     @property
     def grpc_url(self) -> str:
-        """For gRPC clients; "" if it is not served."""
+        """Address for gRPC clients; "" if gRPC is not served."""
         return _url(self._ports[0])
 
     @property
     def http_url(self) -> str:
-        """For HTTP clients, without a scheme; "" if it is not served."""
+        """Address for HTTP clients, without a scheme; "" if HTTP is not served."""
         return _url(self._ports[1])
 
     @property
     def metrics_url(self) -> str:
-        """Where metrics are, without a scheme; "" if they are not served."""
+        """Address of the metrics, without a scheme; "" if metrics are not served."""
         return _url(self._ports[2])
 
     def _create_instance(self, name: str) -> FunctionModel | None:
@@ -246,7 +248,7 @@ class Host:
         try:
             os.write(self._wake_write_fd, b"\0")
         except BlockingIOError:
-            pass  # it is awake
+            pass  # the pipe is full, so a wake-up is pending already
 
     def __enter__(self) -> Host:
         return self
@@ -261,7 +263,7 @@ class Host:
 
 
 def _flag_arguments(name: str, value: Flag | None) -> Iterator[str]:
-    """A keyword argument as flags of the command line."""
+    """Converts a keyword argument to command-line flags."""
     if value is None:
         return
     values = value if isinstance(value, (list, tuple)) else [value]

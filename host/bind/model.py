@@ -1,4 +1,4 @@
-"""A bound function in the place of a `TritonPythonModel`: requests in, its answers out, checked."""
+"""Adapts a bound function to the interface of a `TritonPythonModel`, and checks its outputs."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ _Requests = Sequence[pb_utils.InferenceRequest]
 
 
 class Binding:
-    """A model and its functions, each for one instance at a time."""
+    """A model and its functions. Each function serves at most one instance at a time."""
 
     def __init__(self, spec: ModelSpec, functions: Sequence[Callable[..., Any]]) -> None:
         self.spec = spec
         self.failure = ""
-        """Why no function can be called any more."""
+        """Why the functions must not be called any more; empty while they may be."""
         self._free_functions = list(functions)
         self._lock = threading.Lock()
 
     def create_instance(self) -> FunctionModel | None:
-        """An instance with a function that no other one has; None if there is none."""
+        """Makes an instance with a free function; returns None if no function is free."""
         with self._lock:
             return (
                 FunctionModel(self, self._free_functions.pop(0)) if self._free_functions else None
             )
 
     def release_function(self, function: Callable[..., Any]) -> None:
-        """Its instance has ended."""
+        """Frees a function, as its instance was finalized."""
         with self._lock:
             self._free_functions.append(function)
 
 
 class FunctionModel:
-    """One instance: what the worker calls as it calls a `TritonPythonModel` (pb_utils spec 2)."""
+    """One instance, which the worker calls like a `TritonPythonModel`.
+
+    Source: docs/reference/model_api.md, 2.
+    """
 
     def __init__(self, binding: Binding, function: Callable[..., Any]) -> None:
         self._binding = binding
@@ -52,7 +55,7 @@ class FunctionModel:
         self._function = function
 
     def finalize(self) -> None:
-        """The function is free for another instance."""
+        """Frees the function for another instance."""
         self._binding.release_function(self._function)
 
     def is_ready(self) -> bool:
@@ -63,13 +66,13 @@ class FunctionModel:
     def _check_usable(self) -> None:
         if self._binding.failure:
             raise UnrecoverableError(
-                f"model '{self._spec.name}' cannot be asked any more: {self._binding.failure}"
+                f"model '{self._spec.name}' accepts no more requests: {self._binding.failure}"
             )
 
     def execute(self, requests: _Requests) -> Any:
-        """The responses, or what they are to be awaited from.
+        """Calls the function; returns the responses, or an awaitable of them.
 
-        Raises BadCallError, and what the function raises.
+        Raises BadCallError, and every exception that the function raises.
         """
         self._check_usable()
         try:
@@ -93,7 +96,7 @@ class FunctionModel:
         for outputs in returned if inspect.isgenerator(returned) else [returned]:
             self._send(requests, outputs)
             if all(request.is_cancelled() for request in requests):
-                break  # nobody waits for the rest
+                break  # no client waits for more responses
         _send_final(requests)
         return None
 
@@ -124,7 +127,7 @@ class FunctionModel:
     def _responses(
         self, requests: _Requests, returned: Any
     ) -> list[pb_utils.InferenceResponse | None]:
-        """What the function returned, checked. Raises BadCallError."""
+        """Checks what the function returned and converts it to responses. Raises BadCallError."""
         if not isinstance(returned, (list, tuple)):
             raise BadCallError(
                 "the function must return a list with a dict of arrays for each request; it"
@@ -161,7 +164,7 @@ class FunctionModel:
         return pb_utils.InferenceResponse([_tensor(name, array) for name, array in outputs.items()])
 
     def _check_outputs(self, request: pb_utils.InferenceRequest, outputs: dict[str, Array]) -> None:
-        """Hold the outputs against the specs. Raises BadCallError."""
+        """Checks dtypes and shapes against the specs. Raises BadCallError."""
         size = batch_size(Request.received(request)) if self._spec.config.batching else 0
         for spec in self._spec.outputs:
             name = str(spec.name)
@@ -174,7 +177,7 @@ class FunctionModel:
                 )
             shape = array.shape
             if self._spec.config.batching:
-                # A decoupled model's answers may be about any number of samples.
+                # A response of a decoupled model may have any number of samples.
                 if not shape or (shape[0] != size and not self._spec.config.decoupled):
                     raise BadCallError(
                         f"output '{name}' must have a first dimension of {size}, as the inputs of"
@@ -189,7 +192,7 @@ class FunctionModel:
 
 
 def _datatype(array: Array) -> str:
-    """Its data type, "" if it has none."""
+    """The data type of an array, "" if the protocol has none for it."""
     try:
         return triton_datatype(array.dtype)
     except BadSpecError:

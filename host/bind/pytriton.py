@@ -1,4 +1,4 @@
-"""The names of PyTriton, so that a program that uses it changes its imports and nothing else."""
+"""PyTriton's names for `host.bind`: a program of PyTriton has to change only its imports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TritonConfig(SimpleNamespace):
 
 
 class Triton(Host):
-    """`Host` with its settings in one object. `workspace` is not needed: nothing is written."""
+    """`Host` with its flags in one object. `workspace` has no effect, as no files are written."""
 
     def __init__(self, *, config: TritonConfig | None = None, workspace: object = None) -> None:
         super().__init__(**(vars(config) if config is not None else {}))

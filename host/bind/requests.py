@@ -1,4 +1,4 @@
-"""The request as a bound function sees it: arrays by name, and what came along."""
+"""Requests as bound functions see them: arrays by input name, and parameters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Array = npt.NDArray[Any]
 
 
 class Request(MutableMapping[str, Array]):
-    """Input name to array; text is an object array of bytes. Arrays are private and writable.
+    """A mapping of input names to arrays. Text is an object array of bytes.
 
-    `parameters` are those of the client. `span` are the OpenTelemetry headers of the trace that the
-    request is part of, as JSON; None without one. `requested_output_names` are what the client
-    wants.
+    The arrays are copies of the function's own, and writable. `parameters`: those of the client.
+    `span`: the OpenTelemetry headers of the request's trace as JSON, None without a trace.
+    `requested_output_names`: the outputs that the client requested.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Request(MutableMapping[str, Array]):
 
     @classmethod
     def received(cls, request: pb_utils.InferenceRequest) -> Request:
-        """A request that has come; an array is copied out of shared memory when it is read."""
+        """Wraps a received request; an array is copied from shared memory when it is first read."""
         made = cls(
             {},
             json.loads(request.parameters()),
@@ -54,12 +54,12 @@ class Request(MutableMapping[str, Array]):
         return dict(self.items())
 
     def view(self, name: str) -> Array:
-        """An array to read only, for those who copy it anyway. Raises KeyError."""
+        """A view of an array for reading, without a copy. Raises KeyError."""
         array = self._arrays[name]
         return self._received[name].as_numpy(copy=False) if array is None else array
 
     def shape(self, name: str) -> list[int]:
-        """The shape of an array, without a copy of it. Raises KeyError."""
+        """The shape of an array, without copying the array. Raises KeyError."""
         array = self._arrays[name]
         return self._received[name].shape() if array is None else list(np.shape(array))
 
@@ -91,7 +91,7 @@ class Request(MutableMapping[str, Array]):
 
 
 def batch_size(request: Mapping[str, Array]) -> int:
-    """How many samples a request has: the first size of its first input."""
+    """The number of samples of a request: the first dimension of its first input."""
     if isinstance(request, Request):
         shape = request.shape(next(iter(request)))
     else:

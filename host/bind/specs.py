@@ -1,4 +1,4 @@
-"""What a bound function is served as: its tensors, its batches, its queue."""
+"""Descriptions of bound models: tensors, batching, queue policies."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TEXTS = (np.dtype(np.bytes_).kind, np.dtype(np.str_).kind, np.dtype(np.object_)
 
 
 def triton_datatype(dtype: npt.DTypeLike) -> str:
-    """The data type of a configuration, without `TYPE_`; bytes, str and object are STRING.
+    """The data type in a model configuration, without `TYPE_`; bytes, str and object are STRING.
 
     Raises BadSpecError.
     """
     try:
         known = np.dtype(dtype)
     except TypeError:
-        raise BadSpecError(f"{dtype!r} is no dtype of numpy") from None
+        raise BadSpecError(f"{dtype!r} is not a numpy dtype") from None
     if known.kind in _TEXTS:
         return "STRING"
     name = _TYPES.get(known.name)
@@ -43,10 +43,11 @@ def triton_datatype(dtype: npt.DTypeLike) -> str:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or an output. `shape` is without the batch dimension; -1 is any size.
+    """An input or output of a model.
 
-    `dtype` is one of numpy's; `np.bytes_`, `np.object_` and `np.str_` are all text (BYTES). Without
-    a `name` it is `INPUT_1`, `INPUT_2` ... or `OUTPUT_1` ... . An `optional` input may be missing.
+    `shape`: without the batch dimension; -1 stands for any size. `dtype`: one of numpy's;
+    `np.bytes_`, `np.object_` and `np.str_` are text (BYTES). `name`: `INPUT_1`, `INPUT_2`, ... or
+    `OUTPUT_1`, ... by default. `optional`: whether requests may lack the input.
     """
 
     shape: Sequence[int]
@@ -67,13 +68,13 @@ class TensorSpec:
         triton_datatype(self.dtype)
 
     def config(self) -> dict[str, Any]:
-        """As in a model configuration."""
+        """Converts to the form of a model configuration."""
         dims = [int(size) for size in self.shape]
         return {"name": self.name, "data_type": f"TYPE_{triton_datatype(self.dtype)}", "dims": dims}
 
 
 class DeviceKind(enum.Enum):
-    """Where instances run; the function itself decides that, so it is for information."""
+    """Where instances run. Has no effect, as the function itself selects its device."""
 
     KIND_AUTO = "KIND_AUTO"
     KIND_CPU = "KIND_CPU"
@@ -81,7 +82,7 @@ class DeviceKind(enum.Enum):
 
 
 class TimeoutAction(enum.Enum):
-    """What becomes of a request that has waited too long."""
+    """What happens to a request after its queue timeout."""
 
     REJECT = "REJECT"
     DELAY = "DELAY"
@@ -89,7 +90,7 @@ class TimeoutAction(enum.Enum):
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """How requests wait. A size or a time of 0 has no limit."""
+    """Limits of a queue. A size or timeout of 0 means no limit."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_microseconds: int = 0
@@ -97,7 +98,7 @@ class QueuePolicy:
     max_queue_size: int = 0
 
     def config(self) -> dict[str, Any]:
-        """As in a model configuration."""
+        """Converts to the form of a model configuration."""
         return {
             "timeout_action": self.timeout_action.value,
             "default_timeout_microseconds": self.default_timeout_microseconds,
@@ -108,7 +109,10 @@ class QueuePolicy:
 
 @dataclass(frozen=True)
 class DynamicBatcher:
-    """How requests of several callers become one batch (configuration spec 5.3)."""
+    """Settings of the dynamic batcher.
+
+    Source: docs/reference/configuration_and_scheduling.md, 5.3.
+    """
 
     max_queue_delay_microseconds: int = 0
     preferred_batch_size: Sequence[int] | None = None
@@ -125,7 +129,7 @@ class DynamicBatcher:
             raise BadSpecError(f"preferred_batch_size must be a list of sizes, got {sizes!r}")
 
     def config(self) -> dict[str, Any]:
-        """As in a model configuration."""
+        """Converts to the form of a model configuration."""
         config: dict[str, Any] = {
             "max_queue_delay_microseconds": self.max_queue_delay_microseconds,
             "preferred_batch_size": list(self.preferred_batch_size or ()),
@@ -146,10 +150,10 @@ class DynamicBatcher:
 class ModelConfig:
     """How a function is served.
 
-    With `batching`, every tensor has a first dimension that counts samples, of up to
-    `max_batch_size` in all; `batcher` gathers the requests of several callers, and None does not.
-    `response_cache` answers repeated requests without the function, if the host has a cache.
-    A `decoupled` function is a generator of any number of answers.
+    `batching`: every tensor has a batch dimension, and a batch has at most `max_batch_size`
+    samples. `batcher`: joins the requests of several clients to batches; None joins none.
+    `response_cache`: repeated requests are answered from the response cache, if the host has one.
+    `decoupled`: the function is a generator of any number of responses.
     """
 
     batching: bool = True
@@ -174,7 +178,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything that is said about one bound model. `strict`: outputs are compared with it."""
+    """The whole description of a bound model. `strict`: outputs are checked against it."""
 
     name: str
     inputs: Sequence[TensorSpec]
@@ -188,7 +192,7 @@ class ModelSpec:
         """Raises BadSpecError."""
         if not isinstance(self.name, str):
             raise BadSpecError(f"the name of a model must be a str, got {self.name!r}")
-        # The host has a folder for each model, and one in it for the version.
+        # The host writes a directory for each model, so the name must be valid as one.
         length = len(self.name.encode(errors="surrogatepass"))
         if self.name == "." or self.name != self.name.strip() or "\0" in self.name or length > 255:
             raise BadSpecError(
@@ -202,16 +206,16 @@ class ModelSpec:
 
     @property
     def max_batch_size(self) -> int:
-        """Samples in a batch; 0 without batching."""
+        """The maximum number of samples in a batch; 0 without batching."""
         return self.config.max_batch_size if self.config.batching else 0
 
     @property
     def output_names(self) -> list[str]:
-        """In their order."""
+        """The names of the outputs, in their order."""
         return [str(output.name) for output in self.outputs]
 
     def model_config(self) -> dict[str, Any]:
-        """The whole model configuration."""
+        """The model configuration for the host."""
         inputs = [
             {**spec.config(), **({"optional": True} if spec.optional else {})}
             for spec in self.inputs
@@ -235,12 +239,12 @@ class ModelSpec:
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is a number to count with, which a bool is not."""
+    """Whether a value is an integer and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def with_default_names(specs: Sequence[TensorSpec], kind: str) -> list[TensorSpec]:
-    """The specs, each with a name: `INPUT_1` ... for kind INPUT. Raises BadSpecError."""
+    """Adds missing names, such as `INPUT_1` for kind INPUT. Raises BadSpecError."""
     if not isinstance(specs, Sequence):
         raise BadSpecError(
             f"{kind.lower()}s must be a list of TensorSpec, got {type(specs).__name__}"

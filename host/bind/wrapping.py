@@ -1,4 +1,4 @@
-"""Decorators that suit functions and methods, coroutine functions and generators alike."""
+"""Makes decorators for functions and methods, including coroutine functions and generators."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from host.bind.errors import BadCallError
 
 Function = Callable[..., Any]
 CallWrapper = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
-"""Calls a function with what it was called with, in its own way."""
+"""Called in place of the decorated function, with the function and its arguments."""
 
 
 class Wrapped:
-    """A decorated function. In a class it is a method, like the function itself."""
+    """A decorated function. In a class, it is bound as a method, like a plain function."""
 
     def __init__(self, function: Function, call_wrapper: CallWrapper) -> None:
-        functools.update_wrapper(self, function)  # first: it takes over what another one has
+        functools.update_wrapper(
+            self, function
+        )  # first, as it copies the attributes of another Wrapped
         self._function = function
         self._call_wrapper = call_wrapper
 
@@ -33,7 +35,7 @@ class Wrapped:
 
 
 def decorator(call_wrapper: CallWrapper) -> Callable[[Function], Function]:
-    """A decorator that calls the function like this."""
+    """Makes a decorator whose functions are called through `call_wrapper`."""
 
     def decorate(function: Function) -> Function:
         return Wrapped(function, call_wrapper)
@@ -42,7 +44,7 @@ def decorator(call_wrapper: CallWrapper) -> Callable[[Function], Function]:
 
 
 def map_result(result: Any, change: Callable[[Any], Any]) -> Any:
-    """The result, changed; a coroutine's when it is there, those of a generator one by one."""
+    """Applies `change` to a result, also to that of a coroutine and to each of a generator."""
     if inspect.isgenerator(result):
         return _map_generator(result, change)
     if inspect.isasyncgen(result):
@@ -71,7 +73,10 @@ async def _map_awaitable(result: Awaitable[Any], change: Callable[[Any], Any]) -
 def map_results(
     results: Sequence[Any], change: Callable[[list[Any]], Any], decorator_name: str
 ) -> Any:
-    """All results of several calls, changed. Raises BadCallError for generators."""
+    """Applies `change` to the list of results of several calls.
+
+    Raises BadCallError for generators.
+    """
     if any(inspect.isgenerator(result) or inspect.isasyncgen(result) for result in results):
         raise BadCallError(
             f"@{decorator_name} calls the function several times, so it cannot be a generator"
@@ -86,9 +91,9 @@ async def _map_awaitables(results: Sequence[Any], change: Callable[[list[Any]], 
 
 
 def outputs_by_name(outputs: Any) -> dict[str, Any]:
-    """What a function returned for one call, by names: a dict, or a list in the order of the specs.
+    """Converts what a function returned for one call to a dict by output name.
 
-    Raises BadCallError.
+    Accepts a dict, or a list in the order of the outputs. Raises BadCallError.
     """
     if isinstance(outputs, Mapping):
         return dict(outputs)

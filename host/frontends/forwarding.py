@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from host.errors import invalid_argument
 from host.inference.request import Parameter
-from host.options.validators import header_pattern
+from host.options.header_patterns import header_pattern
 
 Header = tuple[str | bytes, str | bytes]
 """Name, as the client has written it, and value."""

@@ -20,6 +20,7 @@ from host.options.flags import (
     integer,
     invalid_flag_value,
 )
+from host.options.header_patterns import header_forward_pattern
 from host.options.host_policies import read_policies
 from host.tracing.config import TraceConfig
 
@@ -109,7 +110,7 @@ class Options:
     reuse_http_port: bool = _http(False, "Let servers share the port.")
     http_header_forward_pattern: str = _http(
         "", "Headers whose name matches become request parameters.",
-        check=values.header_forward_pattern)
+        check=header_forward_pattern)
     http_thread_count: int = _http(
         8, "Threads for HTTP.", status=_IGNORED, reason="one event loop serves all connections")
     http_max_input_size: int = _http(
@@ -140,7 +141,7 @@ class Options:
     reuse_grpc_port: bool = _grpc(False, "Let servers share the port.")
     grpc_header_forward_pattern: str = _grpc(
         "", "Metadata whose key matches become request parameters.",
-        check=values.header_forward_pattern)
+        check=header_forward_pattern)
     grpc_restricted_protocol: list[str] = _grpc(
         [], "<protocols>:<key>=<value>: these need the metadata triton-grpc-protocol-<key>. May be"
         f" given several times. Protocols are {values.NAMES}.", check=values.grpc_restriction)

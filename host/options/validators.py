@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from host.options.flags import InvalidValue, ValueKind, integer, one_of
 from host.tracing.config import BATCHING, LEVELS
@@ -108,33 +107,6 @@ http_restriction = _restricted("http-restricted-api", "api")
 
 grpc_restriction = _restricted("grpc-restricted-protocol", "protocol")
 """The same for gRPC; the metadata key lacks its prefix."""
-
-
-def header_pattern(pattern: str) -> Any:
-    """Compiles a pattern of header names; its `search` takes a name. Raises InvalidValue.
-
-    RE2 does not backtrack: the time of a search is proportional to the length of the name. A
-    pattern whose program takes more than 1 MiB is refused.
-    """
-    import re2  # a megabyte that few servers need
-
-    options = re2.Options()
-    options.log_errors = False
-    options.max_mem = 1 << 20
-    try:
-        return re2.compile(f"(?i){pattern}", options)
-    except re2.error as error:
-        reason = error.args[0]
-        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        raise InvalidValue(
-            f"invalid regular expression: {text}. Got {pattern}; the syntax is that of RE2"
-        ) from None
-
-
-def header_forward_pattern(pattern: str) -> None:
-    """A pattern that can be compiled, or none."""
-    if pattern:
-        header_pattern(pattern)
 
 
 def _split(text: str) -> tuple[str, str, str] | None:
@@ -306,6 +278,7 @@ _KEYS_OF_BACKENDS: dict[str, Collection[str]] = {
     "onnxruntime": _ONNX_KEYS,
     "pytorch": ("default-max-batch-size",),
     "tensorflow": ("default-max-batch-size",),
+    "tensorrt": ("plugins", "version-compatible"),
 }
 
 

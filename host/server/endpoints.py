@@ -221,7 +221,7 @@ def _check_address(
         _log_failure(service, error)
         _log.error(
             "--%s-address=%s --%s-port=%d: this must be an address of this machine, and a port that"
-            " nobody else listens on; port 0 is a free one",
+            " no other process listens on; port 0 selects a free port",
             flag_prefix, address, flag_prefix, port,
         )  # fmt: skip
         raise

@@ -23,8 +23,9 @@ from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
 from host.instances.process import Launcher
 from host.instances.terminal import has_terminal
-from host.logs.handler import LogHandler, configure, format_table
+from host.logs.handler import LogHandler, configure
 from host.logs.settings import LogSettings
+from host.logs.table import format_table
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import MachineMetrics
 from host.model_control.control import ModelControl
@@ -312,7 +313,7 @@ class Server:
         """Waits, so that load balancers see the health and send requests elsewhere."""
         delay = self.options.exit_delay_secs
         if delay > 0:
-            _log.info("Not ready any more; requests are still taken for %g s", delay)
+            _log.info("The server reports not ready; requests are accepted for another %g s", delay)
             await asyncio.sleep(delay)
 
     async def _release_resources(self) -> None:
@@ -376,12 +377,12 @@ def _make_rate_limiter(options: Options) -> RateLimiter | None:
 def _warn_about_debugging(model: str, names: Sequence[str]) -> None:
     if not has_terminal():
         _log.warning(
-            "--debug-model: stdin is not a terminal, so a debugger in '%s' finds nobody to ask and"
-            " quits; start pbhost at a terminal (in a container: docker run -it)",
+            "--debug-model: stdin is not a terminal, so a debugger in '%s' gets no input and quits;"
+            " start pbhost at a terminal (in a container: docker run -it)",
             model,
         )
     if model not in names:
-        _log.warning("--debug-model: '%s' is none of the models that are loaded now", model)
+        _log.warning("--debug-model: model '%s' is not loaded at start-up", model)
 
 
 def _log_in_flight(lifecycle: ModelLifecycle, left: float) -> None:

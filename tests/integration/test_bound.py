@@ -328,7 +328,7 @@ def test_what_cannot_be_recovered_from_makes_the_model_not_ready(client: Any) ->
     with pytest.raises(InferenceServerException, match="the card has fallen off the bus"):
         double(client, "fragile", -ones())
     assert not client.is_model_ready("fragile")
-    with pytest.raises(InferenceServerException, match="'fragile' cannot be asked any more: the c"):
+    with pytest.raises(InferenceServerException, match="'fragile' accepts no more requests: the c"):
         double(client, "fragile", ones())
     assert client.is_model_ready("double") and client.is_server_live()
 
@@ -380,7 +380,7 @@ def test_what_cannot_be_bound_is_refused(host: Host) -> None:
         (((0,), np.float32), "has shape (0,): sizes are at least 1, or -1 for any"),
         ((3, np.float32), "needs a tuple as its shape, got 3"),
         (((1,), np.complex64), "dtype complex64 has no data type in the protocol"),
-        (((1,), "no such type"), "'no such type' is no dtype of numpy"),
+        (((1,), "no such type"), "'no such type' is not a numpy dtype"),
     ],
     ids=["size", "shape", "dtype", "no dtype"],
 )
@@ -515,7 +515,7 @@ def test_a_host_ends_with_a_program_that_is_killed(program: Program) -> None:
 def test_a_program_learns_that_its_host_has_ended(program: Program) -> None:
     program.host.kill()
     assert program.process.wait(DEADLINE) == 1
-    assert "HostFailure: the host has ended by itself; its log says why" in program.log.read_text()
+    assert "HostFailure: the host exited by itself; see its log" in program.log.read_text()
 
 
 def test_the_example_serves_and_its_client_asks() -> None:

@@ -137,7 +137,7 @@ with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
     print(">", host.is_alive(), ask("echo"))
 """
     said, asked = run(program).splitlines()
-    assert re.fullmatch(r"> this host is the one of process \d+, of which this one is a fork", said)
+    assert re.fullmatch(r"> this process is a fork; only process \d+ can use this host", said)
     assert asked == "> True 7"
 
 

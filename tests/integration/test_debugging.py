@@ -581,4 +581,4 @@ def test_a_debugged_model_that_is_not_there_is_mentioned(
 ) -> None:
     repository.copy("identity")
     host = serve(repository, "--debug-model=scale").wait_started()
-    assert "--debug-model: 'scale' is none of the models that are loaded now" in host.output
+    assert "--debug-model: model 'scale' is not loaded at start-up" in host.output

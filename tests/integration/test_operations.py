@@ -135,7 +135,7 @@ def test_a_taken_port_is_noticed_before_models_load(
     assert (
         f"--{endpoint}-address=127.0.0.1 --{endpoint}-port={port}:"
         " this must be an address of this machine,"
-        " and a port that nobody else listens on; port 0 is a free one"
+        " and a port that no other process listens on; port 0 selects a free port"
     ) in host.output
     assert "loading: identity" not in host.output
 
@@ -702,7 +702,7 @@ def test_with_a_delay_requests_are_taken_after_health_has_said_no(
         host.process.send_signal(signal.SIGTERM)
         poller.wait(EXITING)
         assert run_command(client, "echo late") == "late"
-        host.wait_for("Not ready any more; requests are still taken for 600 s")
+        host.wait_for("The server reports not ready; requests are accepted for another 600 s")
     assert "ready" not in poller.seen[1:]
     host.stop(signal.SIGKILL)
 
@@ -710,7 +710,7 @@ def test_with_a_delay_requests_are_taken_after_health_has_said_no(
 def test_a_delay_comes_to_its_end(repository: RepositoryBuilder, serve: Serve) -> None:
     host = serve(repository, "--exit-delay-secs=0.1").wait_started()
     assert host.stop() == 0
-    host.wait_for("Not ready any more; requests are still taken for 0.1 s")
+    host.wait_for("The server reports not ready; requests are accepted for another 0.1 s")
 
 
 def test_further_signals_change_nothing(

@@ -1,4 +1,4 @@
-"""The server's log: line formats, switches, labels, tables, and leaving no trace behind."""
+"""The server's log: line formats, switches, labels, and leaving no trace behind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 from host.logs import handler as log
 from host.logs.formats import Label, model_fields
+from host.logs.table import format_table
 
 Configure = Callable[..., log.LogHandler]
 HEAD = "I0203 04:05:06.750000 42 core.py:7] "
@@ -131,7 +132,7 @@ def test_printed_line_is_passed_on_without_a_header(configure: Configure) -> Non
 
 
 def test_table_stays_as_it_is(configure: Configure) -> None:
-    text = log.format_table(["A"], [["1"]])
+    text = format_table(["A"], [["1"]])
     assert configure().format(record(logging.INFO, text, table=True)) == HEAD + text
 
 
@@ -238,12 +239,23 @@ def test_text_that_the_console_cannot_show_is_written_as_escapes(
     assert "na\\xefve \\udc80" in console.read()
 
 
-def test_process_without_console_logs_nowhere(
+def test_records_without_a_console_are_dropped_and_reported_nowhere(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(sys, "stdout", None)
     configure()
-    log.LOGGER.info("x")
+    log.LOGGER.info("lost")
+    assert stderr.getvalue() == ""  # neither the record nor a report of a failed handler
+
+    log.LOGGER.warning("kept")  # stderr is still there
+    assert "kept" in stderr.getvalue()
+
+    console = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", console)
+    log.LOGGER.info("back")
+    assert "back" in console.getvalue() and "lost" not in console.getvalue()
 
 
 def state() -> tuple[object, ...]:
@@ -280,57 +292,6 @@ def test_roots_handlers_do_not_see_the_log(
     configure()
     log.LOGGER.info("mine")
     assert caplog.records == []
-
-
-def test_table() -> None:
-    assert log.format_table(["Model", "Status"], [["m", "READY"], ["long name", ""]]) == (
-        "\n"
-        "+-----------+--------+\n"
-        "| Model     | Status |\n"
-        "+-----------+--------+\n"
-        "| m         | READY  |\n"
-        "| long name |        |\n"
-        "+-----------+--------+\n"
-    )
-
-
-def test_table_without_rows() -> None:
-    assert log.format_table(["A", ""], []) == "\n+---+---+\n| A |   |\n+---+---+\n+---+---+\n"
-
-
-def test_cells_of_several_lines_stay_within_their_column() -> None:
-    assert log.format_table(["A", "B"], [["1", "x\nyz\x1b"]]).splitlines()[4:6] == [
-        "| 1 | x      |",
-        "|   | yz\\x1b |",
-    ]
-
-
-def test_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = os.terminal_size((20, 10))
-    monkeypatch.setattr(os, "get_terminal_size", lambda fd: size)
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
-    lines = log.format_table(["Model", "Status"], [["m", "0123456789abcdefghijkl"]]).splitlines()
-    assert lines[1:] == [
-        "+-------+----------+",
-        "| Model | Status   |",
-        "+-------+----------+",
-        "| m     | 01234567 |",
-        "|       | 89abcdef |",
-        "|       | ghijkl   |",
-        "+-------+----------+",
-    ]
-
-
-def test_a_terminal_without_a_size_does_not_narrow_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((0, 0)))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
-    assert "| Model | Status |" in log.format_table(["Model", "Status"], [["m", "READY"]])
-
-
-def test_table_that_is_not_shown_on_a_terminal_is_at_most_500_wide() -> None:
-    lines = log.format_table(["A", "B"], [["x" * 900, "y" * 900]]).splitlines()
-    assert {len(line) for line in lines[1:]} == {500}
-    assert sum(line.count("x") for line in lines) == sum(line.count("y") for line in lines) == 900
 
 
 def test_label_has_as_much_as_is_known(configure: Configure) -> None:

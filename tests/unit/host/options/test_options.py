@@ -583,6 +583,17 @@ def test_backend_settings_are_kept_by_backend() -> None:
     ]
 
 
+def test_settings_that_the_tensorrt_backend_reads_cause_no_warning() -> None:
+    made = options(
+        "--backend-config=tensorrt,plugins=/a.so;/b.so",
+        "--backend-config=tensorrt,version-compatible=true",
+        "--backend-config=tensorrt,colour=red",
+    )
+    assert made.warnings == [
+        "--backend-config: setting 'colour' of backend 'tensorrt' is not used by this version"
+    ]
+
+
 def test_every_setting_of_the_python_backend() -> None:
     made = options(
         "--backend-config=python,shm-default-byte-size=1048576",

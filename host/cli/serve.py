@@ -1,0 +1,80 @@
+"""`pbhost serve`: serves the models of repositories until a signal stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import uvloop
+
+from host.errors import HostError
+from host.options.command_line import parse
+from host.options.options import Options, UsageError
+from host.server.server import Server
+from stub.wire.heap import freeze_gc, tune_malloc
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Serves, and exits with 0, or with 1 after a message on stderr."""
+    try:
+        options = parse(arguments)
+    except UsageError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+    _raise_file_limit()
+    tune_malloc()
+    freeze_gc()
+    sys.exit(uvloop.run(_serve(options)))
+
+
+def _raise_file_limit() -> None:
+    """Raises the limit of open files, as every stub needs about ten descriptors."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(options: Options) -> int:
+    """Serves until SIGINT or SIGTERM; returns the exit status."""
+    stop = asyncio.Event()
+    _install_signal_handlers(stop)
+    server = Server(options)
+    starting = asyncio.ensure_future(server.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+    try:
+        await starting
+    except HostError as error:
+        stopping.cancel()
+        sys.stderr.write(f"error: creating server: {error.code.value} - {error.message}\n")
+        return 1
+    except OSError as error:  # e.g. a limit of this process on files or memory
+        stopping.cancel()
+        sys.stderr.write(f"error: creating server: Internal - {error}\n")
+        return 1
+    except asyncio.CancelledError:
+        return 0  # stopped while loading; `start` has cleaned up
+    await stopping
+    return 0 if await server.stop() else 1
+
+
+def _install_signal_handlers(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def received(number: int) -> None:
+        if not stop.is_set():
+            stop.set()
+            try:
+                sys.stdout.write(f"Signal ({number}) received.\n")
+                sys.stdout.flush()
+            except OSError:
+                pass  # the reader has gone, or its disk is full; neither matters here
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, received, number)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
