@@ -67,7 +67,7 @@ class StreamWriter(Protocol):
 
     def write_message(self, message: bytes, more: bool) -> bool:
         """Send a message; `more` may come soon. Whether the next one may be written at once:
-        otherwise `write_ready` is called when this one has left, or little enough waits."""
+        otherwise `resume_writing` is called when this one has left, or little enough waits."""
 
     def resume_reading(self) -> None:
         """After a message that was taken as the last one for now: the next may come."""
@@ -85,7 +85,7 @@ class StreamHandler(Protocol):
     def half_closed(self) -> None:
         """The client has said all."""
 
-    def write_ready(self) -> None:
+    def resume_writing(self) -> None:
         """There is room again."""
 
     def cancel(self) -> None:

@@ -243,7 +243,7 @@ class StreamCall(_Call):
         """While a message has come only in part, and there is room for the rest."""
         return (
             None
-            if self._reader.at_message_boundary or self.held_bytes
+            if self._reader.at_message_boundary or self.unacknowledged_bytes
             else self._reader.bytes_received
         )
 
@@ -256,36 +256,31 @@ class StreamCall(_Call):
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Messages. While one is not taken, no new room is granted."""
-        self.held_bytes += size
+        self.unacknowledged_bytes += size
         try:
             self._reader.feed(piece)
         except RpcError as fault:
-            held_bytes, self.held_bytes = self.held_bytes, 0
-            self.acknowledge_received_data(held_bytes)
             self._end_and_cancel(fault)
             return
         self._deliver_messages()
 
     def _deliver_messages(self) -> None:
-        """Pass on the messages that are there, as far as they are taken."""
-        ready = self._reader.messages
+        """Passes complete messages to the handler until it pauses reading."""
+        messages = self._reader.messages
         try:
-            while ready and not self._reading_paused and self._handler is not None:
-                flag, message = ready.popleft()
+            while messages and not self._reading_paused and self._handler is not None:
+                flag, message = messages.popleft()
                 if flag:
                     self._reading_paused = True
                     self._start_task(self._decompress_and_deliver(message))
                 else:
                     self._reading_paused = not self._handler.message_received(message)
-            if self.held_bytes and not ready:
-                held_bytes, self.held_bytes = self.held_bytes, 0
-                self.acknowledge_received_data(held_bytes)
-            if (
-                self.remote_ended
-                and not ready
-                and not self._reading_paused
-                and self._handler is not None
-            ):
+            if messages:
+                return
+            if self.unacknowledged_bytes:
+                size, self.unacknowledged_bytes = self.unacknowledged_bytes, 0
+                self.acknowledge_received_data(size)
+            if self.remote_ended and not self._reading_paused and self._handler is not None:
                 if not self._reader.at_message_boundary:
                     raise RpcError(StatusCode.INTERNAL, "the stream ended inside of a message")
                 self._handler.half_closed()
@@ -316,12 +311,12 @@ class StreamCall(_Call):
             send_buffer.flush()
         if self.pending_bytes <= self.connection.limits.max_send_queue:
             return True
-        self.on_writable = self._notify_write_ready
+        self.on_writable = self._resume_writing
         return False
 
-    def _notify_write_ready(self) -> None:
+    def _resume_writing(self) -> None:
         if self._handler is not None:
-            self._handler.write_ready()
+            self._handler.resume_writing()
 
     def finish_stream(self, error: Exception | None = None) -> None:
         """End the stream."""
@@ -345,7 +340,7 @@ class StreamCall(_Call):
 
     async def _write_compressed(self, message: bytes) -> None:
         if self._write_message(*await compress(message, self.rpc.response_encoding), True):
-            self._notify_write_ready()
+            self._resume_writing()
 
     def _start_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -62,7 +62,7 @@ class H2Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._last_stream = 0
         self._recv_window = frames.DEFAULT_WINDOW
-        self._unacknowledged_bytes = 0
+        self._window_increment = 0
         self._reset_streams: dict[int, None] = {}
         self._reset_bucket = TokenBucket(*limits.reset_rate)
         self._no_op_frames = TokenBucket(*limits.no_op_frame_rate)
@@ -117,19 +117,19 @@ class H2Connection(asyncio.Protocol):
         self._on_closed(self)
 
     def pause_writing(self) -> None:
-        self.send_buffer.paused = True
+        self.send_buffer.writing_paused = True
 
     def resume_writing(self) -> None:
         self.send_buffer.resume_writing()
 
     def acknowledge_received_data(self, size: int) -> None:
         """Grant so many received bytes anew."""
-        self._unacknowledged_bytes += size
-        if self._unacknowledged_bytes >= self.limits.connection_window // 2:
-            self._recv_window += self._unacknowledged_bytes
+        self._window_increment += size
+        if self._window_increment >= self.limits.connection_window // 2:
+            self._recv_window += self._window_increment
             self.send_buffer.data_frames_sent += 1
-            self.send_buffer.write(frames.window_update(0, self._unacknowledged_bytes))
-            self._unacknowledged_bytes = 0
+            self.send_buffer.write(frames.window_update(0, self._window_increment))
+            self._window_increment = 0
 
     def stream_finished(self, stream: Stream) -> None:
         """The response is sent. A client that still sends is told that nobody reads it."""

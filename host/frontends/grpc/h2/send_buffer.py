@@ -36,7 +36,7 @@ class SendBuffer:
     """Collects frames and writes them together; streams without room wait in it.
 
     What is written while it is corked, or before a `flush_soon` is due, leaves in one piece. While
-    the transport has enough to send (`paused`), streams keep their data.
+    the transport has enough to send (`writing_paused`), streams keep their data.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -44,7 +44,7 @@ class SendBuffer:
         self.stream_window = frames.DEFAULT_WINDOW  # what it grants to each new stream
         self.max_frame = frames.DEFAULT_MAX_FRAME
         self.max_header_list_size = 0  # bytes that it takes; 0 for no limit
-        self.paused = False
+        self.writing_paused = False
         self.data_frames_sent = 0  # frames of HEADERS, DATA and WINDOW_UPDATE
         # Streams with bytes to send, and room in their own window.
         self.waiting_streams: dict[SendingStream, None] = {}
@@ -82,7 +82,7 @@ class SendBuffer:
         Raises H2ConnectionError if it causes many and reads none.
         """
         self.write(frame)
-        if self.paused:
+        if self.writing_paused:
             self._unsent_control += len(frame)
             if self._unsent_control > self._limits.max_unsent_control:
                 raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
@@ -119,14 +119,14 @@ class SendBuffer:
 
     def resume_writing(self) -> None:
         """The transport wants more."""
-        self.paused = False
+        self.writing_paused = False
         self._unsent_control = 0
         self.send_waiting()
         self.flush()
 
     def has_room(self, size: int) -> bool:
         """Whether a frame of so many bytes may leave now, as far as the connection goes."""
-        return size <= self.window and size <= self.max_frame and not self.paused
+        return size <= self.window and size <= self.max_frame and not self.writing_paused
 
     def add_waiting_stream(self, stream: SendingStream) -> None:
         """The stream has something to send, and room in its own window."""
@@ -178,7 +178,7 @@ class SendBuffer:
     def send_waiting(self) -> None:
         """Send what waits, a part of each stream in turn."""
         waiting = self.waiting_streams
-        while waiting and self.window > 0 and not self.paused:
+        while waiting and self.window > 0 and not self.writing_paused:
             stream = next(iter(waiting))
             del waiting[stream]
             stream.send_pending(_QUANTUM)

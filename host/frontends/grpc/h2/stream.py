@@ -66,12 +66,12 @@ class Stream(ABC):
         "recv_window",
         "remote_ended",
         "closed",
-        "held_bytes",
+        "unacknowledged_bytes",
         "pending_bytes",
         "_pending",
         "_pending_trailers",
         "on_writable",
-        "_unacknowledged_bytes",
+        "_window_increment",
     )
 
     def __init__(self, connection: StreamConnection, stream_id: int) -> None:
@@ -81,14 +81,14 @@ class Stream(ABC):
         self.recv_window = connection.limits.stream_window
         self.remote_ended = False
         self.closed = False  # both ends are done with it, or one has given it up
-        self.held_bytes = 0  # received bytes that are not to be granted anew yet
+        self.unacknowledged_bytes = 0  # received, but not read by the handler
         self.pending_bytes = 0
         self._pending: deque[Piece] | None = None
         self._pending_trailers: bytes | None = (
             None  # the block that ends the stream after what is pending
         )
         self.on_writable: Callable[[], None] | None = None  # called once, when little enough waits
-        self._unacknowledged_bytes = 0
+        self._window_increment = 0  # bytes of the next WINDOW_UPDATE
 
     @abstractmethod
     def on_opened(self) -> None:
@@ -160,7 +160,7 @@ class Stream(ABC):
             size > _JOIN_UP_TO
             or size > self.send_window
             or size > send_buffer.window
-            or send_buffer.paused
+            or send_buffer.writing_paused
             or send_buffer.waiting_streams
             or self.closed
         ):
@@ -226,23 +226,21 @@ class Stream(ABC):
         self.connection.acknowledge_received_data(size)
         if self.remote_ended or self.closed:
             return
-        self._unacknowledged_bytes += size
-        if self._unacknowledged_bytes >= self.connection.limits.stream_window // 2:
-            self.recv_window += self._unacknowledged_bytes
+        self._window_increment += size
+        if self._window_increment >= self.connection.limits.stream_window // 2:
+            self.recv_window += self._window_increment
             self.connection.send_buffer.data_frames_sent += 1
-            self.connection.send_buffer.write(
-                frames.window_update(self.id, self._unacknowledged_bytes)
-            )
-            self._unacknowledged_bytes = 0
+            self.connection.send_buffer.write(frames.window_update(self.id, self._window_increment))
+            self._window_increment = 0
 
     def mark_closed(self) -> None:
         """Forget what waits; for the connection."""
         self.closed = True
         self._pending, self._pending_trailers, self.pending_bytes = None, None, 0
         self.on_writable = None
-        if self.held_bytes:
-            held_bytes, self.held_bytes = self.held_bytes, 0
-            self.connection.acknowledge_received_data(held_bytes)
+        if self.unacknowledged_bytes:
+            self.connection.acknowledge_received_data(self.unacknowledged_bytes)
+            self.unacknowledged_bytes = 0
 
     def _queue_data(self, prefix: bytes, body: bytes) -> None:
         if self._pending is None:
