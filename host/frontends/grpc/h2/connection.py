@@ -8,16 +8,14 @@ from collections.abc import Callable
 from typing import cast
 
 from host.frontends.grpc.h2 import frames
+from host.frontends.grpc.h2.abuse_limits import MinDataRate, PingPolicy, TokenBucket
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode, Setting
 from host.frontends.grpc.h2.headers import Fields, HeaderDecoder, MalformedRequest
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.grpc.h2.min_data_rate import MinDataRate
-from host.frontends.grpc.h2.pings import PingPolicy
 from host.frontends.grpc.h2.reader import FrameReader, Piece
 from host.frontends.grpc.h2.send_buffer import SendBuffer
 from host.frontends.grpc.h2.stream import Route, Stream
 from host.frontends.grpc.h2.timers import ConnectionTimers
-from host.frontends.grpc.h2.token_bucket import TokenBucket
 from host.frontends.grpc.methods import GrpcOptions
 from host.frontends.sockets import unsent_bytes
 
