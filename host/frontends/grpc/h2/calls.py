@@ -1,4 +1,4 @@
-"""Calls of gRPC, each of them a stream of HTTP/2: unary ones, streams, and those refused."""
+"""gRPC calls on HTTP/2 streams: unary calls, streaming calls and refused calls."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ from host.frontends.grpc.methods import (
 _OK_TRAILERS = status.trailers(0)
 _TOO_SLOW = "The request did not arrive in time"
 _SERVER_STOPPED = "the server has stopped before it could answer"
-_STATUS_MESSAGE_SHARE = (
-    2  # of the header list that a client takes, a status text gets one in so many
-)
+_STATUS_MESSAGE_SHARE = 2  # a status message takes at most half of the client's header list
 
 
 class _Call(Stream):
-    """What unary calls and streams have in common: a deadline, and how they end."""
+    """Base class of unary and streaming calls: the deadline, and how a call ends."""
 
     __slots__ = ("rpc", "_running", "_deadline", "_headers_sent")
 
@@ -40,21 +38,21 @@ class _Call(Stream):
         self.rpc = rpc
         self._running: Cancellable | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._headers_sent = False  # the head of the response is sent
+        self._headers_sent = False
         if rpc.timeout is not None:
             self._deadline = connection.loop.call_later(rpc.timeout, self._deadline_exceeded)
 
     def on_aborted(self) -> None:
-        """Nobody waits for it: what works on it is cancelled."""
+        """Cancels the handler, as the client or the connection has gone."""
         self._cancel_deadline()
         self._cancel_handler()
 
     def end_unavailable(self, text: str = _SERVER_STOPPED) -> None:
-        """The connection ends, as the text says, or the server does."""
+        """Ends the call with UNAVAILABLE and cancels the handler."""
         self._end_and_cancel(RpcError(StatusCode.UNAVAILABLE, text))
 
     def on_too_slow(self) -> None:
-        """The client is not waited for any longer."""
+        """Ends the call with DEADLINE_EXCEEDED, as the request came too slowly."""
         self._end_and_cancel(RpcError(StatusCode.DEADLINE_EXCEEDED, _TOO_SLOW))
         self.connection.send_buffer.flush()
 
@@ -67,7 +65,7 @@ class _Call(Stream):
             )
 
     def _send_error(self, error: BaseException) -> None:
-        """End with what was raised."""
+        """Ends the call with the status of an error."""
         if self.closed:
             return
         self._cancel_deadline()
@@ -82,8 +80,8 @@ class _Call(Stream):
         self.connection.send_buffer.flush()
 
     def _end_and_cancel(self, fault: RpcError) -> None:
-        """End with a status while the handler still works on it."""
-        if self.pending_bytes:  # the client does not even take what is there
+        """Ends the call with a status and cancels the handler."""
+        if self.pending_bytes:  # the client is not reading, so it would not get a status
             self.reset(H2ErrorCode.CANCEL)
             self.connection.send_buffer.flush()
         else:
@@ -91,7 +89,6 @@ class _Call(Stream):
         self._cancel_handler()
 
     def _cancel_handler(self) -> None:
-        """Cancel what works on it."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
@@ -107,7 +104,7 @@ class _Call(Stream):
 
 
 class UnaryCall(_Call):
-    """One message in, one out."""
+    """A call with one request message and one response message."""
 
     __slots__ = ("_method", "_reader")
 
@@ -119,21 +116,21 @@ class UnaryCall(_Call):
         self._reader: MessageReader | None = None
 
     def on_opened(self) -> None:
-        """Its message is to come."""
+        """Does nothing: the call starts when its message is complete."""
 
     @property
     def incoming_bytes(self) -> int | None:
-        """Until its one message is there, with the end of the stream."""
+        """Bytes received until the client has ended the request; None after that."""
         if self.remote_ended:
             return None
         return 0 if self._reader is None else self._reader.bytes_received
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Serve the call once its message is there."""
+        """Starts the call when its message is complete."""
         (self.connection if end else self).acknowledge_received_data(size)
         reader = self._reader
         if reader is None:
-            if end and len(piece) >= PREFIX.size:  # nearly always: it came in one piece
+            if end and len(piece) >= PREFIX.size:  # nearly always, one piece is the whole message
                 flag, length = PREFIX.unpack_from(piece)
                 if length == len(piece) - PREFIX.size:
                     message = bytes(piece[PREFIX.size :])
@@ -169,7 +166,7 @@ class UnaryCall(_Call):
             return
         try:
             running = method.callback_handler(message, self._done, self.rpc)
-        except Exception as error:  # the top of a call: a defect is logged and answered
+        except Exception as error:  # a bug is logged and ends this call only
             self._send_error(error)
             return
         if not self.closed:
@@ -216,7 +213,7 @@ class UnaryCall(_Call):
         encoding = self.rpc.response_encoding
         head = status.response_headers(encoding) if encoding else status.RESPONSE_HEADERS
         self.send_response(head, prefix, body, _OK_TRAILERS)
-        # Whoever has answered may have more answers for this client, or work to hand out first.
+        # Other calls may be answered in this iteration too: send their responses together.
         if self.connection.streams:
             self.connection.send_buffer.flush_soon()
         else:
@@ -224,7 +221,11 @@ class UnaryCall(_Call):
 
 
 class StreamCall(_Call):
-    """Messages both ways: the Client of what serves them, which is called as they come."""
+    """A streaming call: passes messages to a StreamHandler, and is its StreamWriter.
+
+    Reading pauses while the handler accepts no message, or a compressed message is being
+    decompressed. Bytes that come meanwhile are acknowledged when reading goes on.
+    """
 
     __slots__ = ("_method", "_reader", "_handler", "_reading_paused", "_tasks")
 
@@ -234,13 +235,13 @@ class StreamCall(_Call):
         super().__init__(connection, stream_id, rpc)
         self._method = method
         self._reader = MessageReader(connection.limits.max_message_size)
-        self._handler: StreamHandler | None = None  # until the stream has been ended
-        self._reading_paused = False  # no message is taken now
-        self._tasks: set[asyncio.Future[None]] = set()  # on compressed messages
+        self._handler: StreamHandler | None = None  # None when the call has ended
+        self._reading_paused = False
+        self._tasks: set[asyncio.Future[None]] = set()  # that compress or decompress
 
     @property
     def incoming_bytes(self) -> int | None:
-        """While a message has come only in part, and there is room for the rest."""
+        """Bytes received while a message is incomplete and the client may send the rest."""
         return (
             None
             if self._reader.at_message_boundary or self.unacknowledged_bytes
@@ -248,14 +249,14 @@ class StreamCall(_Call):
         )
 
     def on_opened(self) -> None:
-        """Have it served."""
+        """Opens the handler."""
         try:
             self._handler = self._running = self._method.open_stream(self, self.rpc)
-        except Exception as error:  # the top of a call: a defect is logged and answered
+        except Exception as error:  # a bug is logged and ends this call only
             self._send_error(error)
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Messages. While one is not taken, no new room is granted."""
+        """Passes complete messages to the handler."""
         self.unacknowledged_bytes += size
         try:
             self._reader.feed(piece)
@@ -284,17 +285,17 @@ class StreamCall(_Call):
                 if not self._reader.at_message_boundary:
                     raise RpcError(StatusCode.INTERNAL, "the stream ended inside of a message")
                 self._handler.half_closed()
-        except Exception as error:  # the top of a call, as above
+        except Exception as error:  # a bug, as above
             self._abort_with_error(error)
 
     def resume_reading(self) -> None:
-        """The next message is taken."""
+        """Goes on with the next message."""
         self._reading_paused = False
         self._deliver_messages()
         self.connection.send_buffer.flush_soon()
 
     def write_message(self, message: bytes, more: bool) -> bool:
-        """Send a message, at once if no more may come; whether the next may follow."""
+        """Sends a message, as described by StreamWriter."""
         if self.rpc.response_encoding:
             self._start_task(self._write_compressed(message))
             return False
@@ -319,7 +320,7 @@ class StreamCall(_Call):
             self._handler.resume_writing()
 
     def finish_stream(self, error: Exception | None = None) -> None:
-        """End the stream."""
+        """Ends the call, with an error or with OK."""
         self._handler = self._running = None
         if self.closed:
             return
@@ -350,14 +351,14 @@ class StreamCall(_Call):
     def _task_finished(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
         if self._handler is None:
-            return  # the stream is over, and has cancelled it
+            return  # the call has ended and cancelled its tasks
         if task.cancelled():
             self._abort_with_error(RpcError(StatusCode.UNAVAILABLE, _SERVER_STOPPED))
         elif (error := task.exception()) is not None:
             self._abort_with_error(error)
 
     def _abort_with_error(self, error: BaseException) -> None:
-        """End with what was raised although it is being served."""
+        """Ends the call with an error and cancels the handler."""
         self._send_error(error)
         self._cancel_handler()
 
@@ -369,7 +370,7 @@ class StreamCall(_Call):
 
 
 class RefusedCall(Stream):
-    """A request that is answered with an error, whatever follows."""
+    """A request that is answered with an error before its data is read."""
 
     __slots__ = ("_block",)
 
@@ -378,12 +379,12 @@ class RefusedCall(Stream):
         self._block = block
 
     def on_opened(self) -> None:
-        """Answer."""
+        """Sends the error."""
         self.send_trailers(self._block)
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Nobody reads it."""
+        """Drops the data."""
         self.acknowledge_received_data(size)
 
     def on_aborted(self) -> None:
-        """Nothing was begun."""
+        """Does nothing: no work was started."""

@@ -1,4 +1,4 @@
-"""One client's connection: its streams, its windows, and what both ends have promised."""
+"""The server's end of an HTTP/2 connection: streams, receive window, errors and shutdown."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from host.frontends.sockets import unsent_bytes
 _log = logging.getLogger("pbhost")
 
 _DRAIN_PING = b"pbdrain."
-_MAX_RESET_STREAMS = 1024  # streams that were ended while their client was still sending
-_MAX_SETTINGS = 128  # in one frame
-_MIN_REQUEST_BYTES = 48  # bytes; less are frames that control something
+_MAX_RESET_STREAMS = 1024  # remembered streams that were reset while the client was sending
+_MAX_SETTINGS = 128  # per frame
+_MIN_REQUEST_BYTES = 48  # bytes; smaller inputs are control frames
 
 
 class H2Connection(asyncio.Protocol):
-    """The server's end of an HTTP/2 connection. It raises nothing into the event loop.
+    """The server's end of an HTTP/2 connection. It raises no exception into the event loop.
 
-    `route` makes a Route of the fields of a request and their size. `on_opened` is called when
-    the client is connected, and TLS set up; `on_closed` when it is not any more. `on_activity` is
-    called when it may have sent a request, before that is read.
+    Args:
+        route: Finds the Route of a request from its header fields and their size in bytes.
+        options: Options of the gRPC endpoint.
+        limits: Limits of the connection.
+        on_opened: Called when the client is connected and TLS is established.
+        on_closed: Called when the connection is closed.
+        on_activity: Called with each input that may hold a request, before the input is read.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class H2Connection(asyncio.Protocol):
         self.limits = limits
         self.streams: dict[int, Stream] = {}
         self.send_buffer = SendBuffer(limits)
-        self.last_received_at = 0.0  # when the last bytes came
+        self.last_received_at = 0.0  # seconds, by the clock of the loop
         self.loop = asyncio.get_running_loop()
         self._on_opened = on_opened
         self._on_closed = on_closed
@@ -65,8 +69,8 @@ class H2Connection(asyncio.Protocol):
         self._reset_bucket = TokenBucket(*limits.reset_rate)
         self._no_op_frames = TokenBucket(*limits.no_op_frame_rate)
         self._draining = False
-        self._refusing_streams = False  # new streams; the last GOAWAY is sent
-        self._closing = False  # nothing more is read
+        self._refusing_streams = False  # the final GOAWAY is sent
+        self._closing = False  # further input is ignored
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         limits = self.limits
@@ -100,7 +104,7 @@ class H2Connection(asyncio.Protocol):
             self._reader.feed(data)
         except H2ConnectionError as fault:
             self._close_with_error(fault.code, fault.text)
-        except Exception:  # a defect: logged, and this connection is closed
+        except Exception:  # a bug must close this connection only
             _log.exception("unexpected failure of a gRPC connection")
             self._close_with_error(H2ErrorCode.INTERNAL_ERROR, "unexpected failure")
         self.send_buffer.corked = False
@@ -121,7 +125,7 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.resume_writing()
 
     def acknowledge_received_data(self, size: int) -> None:
-        """Grant so many received bytes anew."""
+        """Acknowledges received bytes to the window of the connection."""
         self._window_increment += size
         if self._window_increment >= self.limits.connection_window // 2:
             self._recv_window += self._window_increment
@@ -130,14 +134,14 @@ class H2Connection(asyncio.Protocol):
             self._window_increment = 0
 
     def stream_finished(self, stream: Stream) -> None:
-        """The response is sent. A client that still sends is told that nobody reads it."""
+        """Removes a stream whose response is sent; tells a client that still sends to stop."""
         if not stream.remote_ended:
             self.send_buffer.write(frames.rst_stream(stream.id, H2ErrorCode.NO_ERROR))
             self._remember_reset_stream(stream.id)
         self._remove_stream(stream)
 
     def reset_stream(self, stream_id: int, code: H2ErrorCode) -> None:
-        """End a stream at once."""
+        """Resets a stream at once."""
         self.send_buffer.write(frames.rst_stream(stream_id, code))
         self._remember_reset_stream(stream_id)
         if (stream := self.streams.get(stream_id)) is not None:
@@ -146,32 +150,32 @@ class H2Connection(asyncio.Protocol):
 
     @property
     def open_streams(self) -> int:
-        """How many requests are being served."""
+        """The number of open streams."""
         return len(self.streams)
 
     @property
     def data_frames_sent(self) -> int:
-        """How many frames of data it has sent."""
+        """HEADERS, DATA and WINDOW_UPDATE frames sent."""
         return self.send_buffer.data_frames_sent
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the client's machine has not taken yet."""
+        """Bytes that the client's machine has not acknowledged yet."""
         return unsent_bytes(self._transport)
 
     def drain(self, text: str = "") -> None:
-        """Accept no more streams, as soon as the client can know; close when none is left."""
+        """Starts a graceful shutdown: refuses new streams, and closes when the last one ends."""
         if self._draining or self._closing:
             return
         self._draining = True
         self.send_buffer.write(frames.goaway(frames.MAX_STREAM, H2ErrorCode.NO_ERROR, text))
         self.send_buffer.write(frames.ping(_DRAIN_PING, False))
         self.send_buffer.flush()
-        # What the client opened before it has read this is served still.
+        # Streams that the client opens before it reads the GOAWAY are still served.
         self._timers.call_later(self.limits.linger_timeout, self._refuse_streams)
 
     def close(self, code: H2ErrorCode = H2ErrorCode.NO_ERROR, text: str = "") -> None:
-        """End it: what streams are open end with an error, or are given up."""
+        """Closes the connection; open streams end with an error or are reset."""
         if self._closing:
             return
         for stream in list(self.streams.values()):
@@ -180,18 +184,18 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.flush()
 
     def abort(self) -> None:
-        """Close it without another word."""
+        """Closes the connection without sending anything."""
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
 
     def check_data_rate(self) -> None:
-        """Give up what the client has begun, and does not go on with."""
+        """Ends streams whose incomplete messages come too slowly, or closes the connection."""
         if self._min_data_rate.reset_slow_streams(self._recv_window):
             self.close(H2ErrorCode.ENHANCE_YOUR_CALM, "too slow")
 
     def send_keepalive_ping(self, data: bytes) -> None:
-        """Send a PING."""
+        """Sends a PING."""
         self.send_buffer.write(frames.ping(data, False))
         self.send_buffer.flush()
 
@@ -213,14 +217,14 @@ class H2Connection(asyncio.Protocol):
         self._abort_streams()
 
     def _close_when_sent(self) -> None:
-        """Read nothing more, and close when all is sent."""
+        """Ignores further input and closes when everything is sent."""
         self._closing = True
         self.send_buffer.flush_and_close()
         transport = self._transport
         if transport is None:
             return
         if transport.can_write_eof():
-            # If it were closed with something unread, the kernel would take the reason back.
+            # Closing a socket with unread input makes the kernel drop the GOAWAY.
             transport.write_eof()
         else:
             transport.close()
@@ -245,7 +249,7 @@ class H2Connection(asyncio.Protocol):
             del self._reset_streams[next(iter(self._reset_streams))]
 
     def on_headers(self, stream: int, block: bytes, end: bool) -> None:
-        """A request, or the trailers of one."""
+        """Opens a stream for a request, or handles the trailers of a request."""
         if not stream & 1:
             raise H2ConnectionError(
                 H2ErrorCode.PROTOCOL_ERROR, "a client's stream with an even number"
@@ -288,7 +292,7 @@ class H2Connection(asyncio.Protocol):
             known.on_data(b"", 0, True)
 
     def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
-        """Bytes of a request."""
+        """Passes data of a request to its stream."""
         self._recv_window -= size
         if self._recv_window < 0:
             raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "more data than was granted")
@@ -316,7 +320,7 @@ class H2Connection(asyncio.Protocol):
         self.on_stream_error(stream, H2ErrorCode.STREAM_CLOSED)
 
     def on_settings(self, values: list[tuple[int, int]]) -> None:
-        """The client's settings; they apply at once."""
+        """Applies the client's settings and acknowledges them."""
         self.on_no_op_frame()
         if len(values) > _MAX_SETTINGS:
             raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, f"{len(values)} settings")
@@ -326,11 +330,11 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.send_waiting()
 
     def on_settings_ack(self) -> None:
-        """Ours have arrived: nothing depends on it, as all of them only grant."""
+        """Counts the frame only: the server's settings take effect without an acknowledgement."""
         self.on_no_op_frame()
 
     def on_ping(self, data: bytes, ack: bool) -> None:
-        """Answer; or note that the client has."""
+        """Answers a PING, or handles the answer to one."""
         self.on_no_op_frame()
         if ack:
             self._timers.ping_acknowledged(data)
@@ -346,7 +350,7 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.write_control_frame(frames.ping(data, True))
 
     def on_window_update(self, stream: int, increment: int) -> None:
-        """Room for more."""
+        """Increases the send window of a stream or of the connection, and sends pending data."""
         if not stream:
             self.send_buffer.increase_window(increment)
             return
@@ -361,11 +365,11 @@ class H2Connection(asyncio.Protocol):
                 self.send_buffer.send_waiting()
 
     def on_rst_stream(self, stream: int) -> None:
-        """The client has given a request up."""
+        """Cancels a request that the client has reset."""
         self._count_reset()
         known = self.streams.get(stream)
         if known is None:
-            # Against RFC 9113 5.1, gRPC's own client resets what it has not even begun.
+            # gRPC's own client resets idle streams, although RFC 9113 section 5.1 forbids it.
             if not stream & 1:
                 self._check_not_idle(stream, "RST_STREAM")
             self._reset_streams.pop(stream, None)
@@ -374,18 +378,21 @@ class H2Connection(asyncio.Protocol):
         known.on_aborted()
 
     def on_goaway(self, code: int) -> None:
-        """The client opens no more streams; it will close."""
+        """Counts the frame only: the client will close the connection."""
         self.on_no_op_frame()
 
     def on_no_op_frame(self) -> None:
-        """A frame that does nothing; only so many are taken."""
+        """Counts a frame without effect. Raises H2ConnectionError if there are too many."""
         if not self._no_op_frames.consume():
             raise H2ConnectionError(
                 H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do nothing"
             )
 
     def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
-        """Reset a stream for what the client did; only so many are taken."""
+        """Resets a stream because the client has broken a rule.
+
+        Raises H2ConnectionError if the stream is idle, or if too many streams were reset.
+        """
         if stream > self._last_stream or not stream & 1:
             raise H2ConnectionError(code, "a wrong frame on a stream that is not open")
         self._count_reset()

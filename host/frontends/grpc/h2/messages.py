@@ -1,4 +1,4 @@
-"""Messages of gRPC inside of a stream's bytes: where each ends, and their compression."""
+"""gRPC messages: framing inside of a stream's data, and compression."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from host.frontends.grpc.h2.reader import Piece
 from host.frontends.grpc.h2.status import RpcError, StatusCode
 
 PREFIX = struct.Struct(">BI")
-"""Before each message: whether it is compressed, and its length."""
+"""The prefix of each message: whether it is compressed, and its length in bytes."""
 
 ENCODINGS = {"gzip": 31, "deflate": zlib.MAX_WBITS}
-"""What messages may be compressed with, and what zlib calls it."""
+"""Supported encodings, and the `wbits` that zlib needs for each."""
 
-_MIN_UNJOINED_BYTES = 4096  # bytes; pieces below that are collected in one buffer
-_MIN_THREAD_BYTES = 1 << 18  # bytes whose compression would stop the event loop for milliseconds
+_MIN_UNJOINED_BYTES = 4096  # bytes; smaller pieces are joined in a buffer
+_MIN_THREAD_BYTES = 1 << 18  # bytes; compressing more would block the event loop for ms
 
 
 class MessageReader:
-    """Puts messages together from the pieces in which a stream brings them."""
+    """Assembles messages from the pieces of a stream's data."""
 
     __slots__ = (
         "messages",
@@ -35,24 +35,26 @@ class MessageReader:
 
     def __init__(self, max_size: int) -> None:
         self.messages: deque[tuple[int, bytes]] = deque()  # (compressed, message)
-        self.bytes_received = 0  # bytes so far
+        self.bytes_received = 0
         self._max_size = max_size
-        self._prefix = b""  # of a message, until it is complete
+        self._prefix = b""  # an incomplete prefix
         self._flag = 0
         self._missing = -1  # bytes of the current message that are missing; -1 between messages
         self._chunks: list[Piece | bytearray] = []
 
     @property
     def at_message_boundary(self) -> bool:
-        """Whether no message has come only in part."""
+        """Whether no message is incomplete."""
         return self._missing < 0 and not self._prefix
 
     def feed(self, piece: Piece) -> None:
-        """Take more bytes. Raises RpcError RESOURCE_EXHAUSTED for a message that is too large,
-        before any of it is kept."""
+        """Reads a piece of data; complete messages go to `messages`.
+
+        Raises RpcError RESOURCE_EXHAUSTED if a message is too large, before any of it is stored.
+        """
         position, end = 0, len(piece)
         self.bytes_received += end
-        # Nearly always one message comes in one piece.
+        # Nearly always, one piece is one message.
         if end >= PREFIX.size and self.at_message_boundary:
             flag, length = PREFIX.unpack_from(piece)
             if length == end - PREFIX.size:
@@ -94,7 +96,7 @@ class MessageReader:
 
 
 def check_message_size(size: int, max_size: int) -> None:
-    """Raise RpcError RESOURCE_EXHAUSTED if a message is too large."""
+    """Raises RpcError RESOURCE_EXHAUSTED if a message is too large."""
     if size > max_size:
         raise RpcError(
             StatusCode.RESOURCE_EXHAUSTED,
@@ -103,8 +105,11 @@ def check_message_size(size: int, max_size: int) -> None:
 
 
 async def decompress(message: bytes, encoding: str, max_size: int) -> bytes:
-    """The message itself. Raises RpcError: INTERNAL if it cannot be, RESOURCE_EXHAUSTED if it
-    becomes larger than `max_size` bytes."""
+    """Decompresses a message.
+
+    Raises RpcError: INTERNAL if the message is damaged or `encoding` is not known,
+    RESOURCE_EXHAUSTED if the result is larger than `max_size` bytes.
+    """
     if encoding not in ENCODINGS:
         raise RpcError(
             StatusCode.INTERNAL, "a message is compressed, but grpc-encoding does not say how"
@@ -127,7 +132,7 @@ def _decompress(message: bytes, encoding: str, max_size: int) -> bytes:
 
 
 async def compress(message: bytes, encoding: str) -> tuple[bytes, bytes]:
-    """Prefix and body; the body is the message itself where compression gains nothing."""
+    """Returns prefix and body of a message; compressed only if that makes it smaller."""
     if len(message) < _MIN_THREAD_BYTES:
         body = _compress(message, encoding)
     else:

@@ -1,4 +1,4 @@
-"""Bytes from a client into frames: layout, sizes, padding and header blocks (RFC 9113 4 and 6)."""
+"""Parses a client's bytes into HTTP/2 frames (RFC 9113 sections 4 and 6)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 
 Piece = bytes | memoryview
 
-_MIN_VIEW_BYTES = 16384  # bytes; a view of less would keep much more memory than it shows
+_MIN_VIEW_BYTES = 16384  # bytes; a smaller view would keep much more memory alive
 _STREAM_BITS = 0x7FFFFFFF
 _HEADERS_FLAGS = frames.END_HEADERS | frames.PADDED | frames.WITH_PRIORITY
 _NUMBER = struct.Struct(">I")
@@ -30,68 +30,68 @@ _SETTING = struct.Struct(">HI")
 
 
 class FrameHandler(Protocol):
-    """Who is told of frames. May raise H2ConnectionError, which `feed` passes on."""
+    """Handles parsed frames. May raise H2ConnectionError, which `feed` passes on."""
 
     def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
-        """Bytes of a DATA frame, maybe not all; `size` is what they take of the window."""
+        """Called with data of a DATA frame, maybe a part; `size` counts against the window."""
 
     def on_headers(self, stream: int, block: bytes, end: bool) -> None:
-        """A whole header block."""
+        """Called with a complete header block."""
 
     def on_settings(self, values: list[tuple[int, int]]) -> None:
-        """The client's settings."""
+        """Called with the client's settings."""
 
     def on_settings_ack(self) -> None:
-        """It has taken ours."""
+        """Called when the client acknowledges the server's settings."""
 
     def on_ping(self, data: bytes, ack: bool) -> None:
-        """Eight bytes, as a question or an answer."""
+        """Called with the eight bytes of a PING or of the answer to one."""
 
     def on_window_update(self, stream: int, increment: int) -> None:
-        """Room for more data of a stream, or of the connection if it is 0."""
+        """Called with a window increment of a stream, or of the connection if `stream` is 0."""
 
     def on_rst_stream(self, stream: int) -> None:
-        """The client has given a stream up."""
+        """Called when the client resets a stream."""
 
     def on_goaway(self, code: int) -> None:
-        """The client will open no more streams."""
+        """Called when the client will open no more streams."""
 
     def on_no_op_frame(self) -> None:
-        """A frame came that does nothing."""
+        """Called for a frame without effect."""
 
     def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
-        """A frame broke a rule that ends its stream only."""
+        """Called for a frame that breaks a rule of its stream."""
 
 
 class FrameReader:
-    """Cuts what arrives into frames, however it is split.
+    """Splits received bytes into frames, and calls a FrameHandler for each.
 
-    Whole frames are buffered, except DATA, whose bytes are passed on as they come: so at most one
-    frame of another kind and one header block are held.
+    DATA is passed on as it comes. Other frames are buffered until they are complete, so the reader
+    holds at most one frame and one header block.
     """
 
     def __init__(self, handler: FrameHandler, limits: ConnectionLimits) -> None:
         self._handler = handler
         self._limits = limits
-        self._buffer = bytearray()  # the beginning of something
-        self._min_buffered = len(PREFACE)  # bytes that the buffer must have before it is looked at
-        self.bytes_received = 0  # bytes so far
-        self._preface_received = False  # the preface was there
-        self._settings_received = False  # so was the first SETTINGS
-        self._data_stream = 0  # of the DATA frame that is coming in
+        self._buffer = bytearray()  # an incomplete frame, or the incomplete preface
+        self._min_buffered = len(PREFACE)  # bytes needed before the buffer is parsed
+        self.bytes_received = 0
+        self._preface_received = False
+        self._settings_received = False  # the first SETTINGS
+        self._data_stream = 0  # of the incomplete DATA frame
         self._data_left = 0
         self._data_end = False
-        self._block_stream = 0  # of the header block that is coming in; 0 for none
+        self._block_stream = 0  # of the incomplete header block; 0 for none
         self._block_end = False
         self._block: list[bytes] = []
 
     @property
     def in_frame(self) -> bool:
-        """Whether a frame, or a header block, has come only in part; DATA does not count."""
+        """Whether a frame other than DATA, or a header block, is incomplete."""
         return bool(self._buffer or self._block_stream)
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived. Raises H2ConnectionError; nothing may be fed after that."""
+        """Parses received bytes. Raises H2ConnectionError; the reader is unusable after that."""
         self.bytes_received += len(data)
         buffer = self._buffer
         if buffer:
@@ -120,7 +120,7 @@ class FrameReader:
             start = position + FRAME_HEADER_SIZE
             stop = start + length
             stream &= _STREAM_BITS
-            # The first branches are what nearly all frames are, at the least price.
+            # The common frames are handled first, and inline.
             if self._block_stream or not self._settings_received:
                 self._check_frame_order(kind, stream)
             elif kind == WINDOW_UPDATE:
@@ -152,7 +152,7 @@ class FrameReader:
             buffer += data[position:] if position else data
 
     def _check_preface(self, data: bytes) -> bool:
-        """Whether it is there. Raises for what cannot become it."""
+        """Returns whether the preface is complete. Raises H2ConnectionError if it is wrong."""
         if not PREFACE.startswith(data[: len(PREFACE)]):
             raise _connection_error(H2ErrorCode.PROTOCOL_ERROR, "no HTTP/2 connection preface")
         if len(data) < len(PREFACE):
@@ -183,7 +183,7 @@ class FrameReader:
             self._handler.on_data(stream, piece, len(piece), False)
 
     def _continue_data_frame(self, data: bytes) -> int:
-        """Bytes of the DATA frame that is coming in; how many there were."""
+        """Passes on data of the incomplete DATA frame; returns how many bytes."""
         size = min(self._data_left, len(data))
         self._data_left -= size
         end = self._data_end and not self._data_left
@@ -215,7 +215,7 @@ class FrameReader:
             self._handler.on_goaway(_NUMBER.unpack_from(payload, 4)[0])
         elif kind == frames.PUSH_PROMISE:
             raise _connection_error(H2ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
-        else:  # PRIORITY, which is deprecated, and kinds that we do not know
+        else:  # PRIORITY, which is deprecated, and unknown kinds
             self._handler.on_no_op_frame()
             if kind == frames.PRIORITY and len(payload) != 5:
                 self._handler.on_stream_error(stream, H2ErrorCode.FRAME_SIZE_ERROR)
@@ -304,7 +304,7 @@ def _check_length(size: int, name: str, payload: bytes) -> bytes:
 
 
 def _strip_padding(payload: bytes) -> bytes:
-    """What is left without padding."""
+    """Returns the payload without its padding."""
     if not payload:
         raise _connection_error(
             H2ErrorCode.FRAME_SIZE_ERROR, "padded frame without a padding length"

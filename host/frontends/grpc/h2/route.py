@@ -1,4 +1,4 @@
-"""From the header fields of a request to what serves it."""
+"""Routes requests by their header fields to the stream classes that handle them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _RefusedRoute:
 
 
 class Router:
-    """Knows the methods of all services. `route` never raises: a refusal is a route too."""
+    """Finds the route of a request among the methods of all services."""
 
     def __init__(self, services: Services, options: GrpcOptions, limits: ConnectionLimits) -> None:
         self._methods: dict[bytes, Method] = {
@@ -71,7 +71,10 @@ class Router:
         self._max_header_list = limits.max_header_list
 
     def route(self, fields: Fields, size: int) -> Route:
-        """What serves a request with these fields, which count as `size` bytes."""
+        """Returns the route of a request; one that is refused has a route that answers an error.
+
+        `size` is the size of the header list in bytes (RFC 9113 section 6.5.2).
+        """
         known = dict(fields)
         if known[b":method"] != b"POST":
             return _RefusedRoute(status.http_error_headers(405))
@@ -93,5 +96,5 @@ class Router:
 
 
 def _is_grpc(content_type: bytes) -> bool:
-    """`application/grpc`, maybe with a suffix or parameters."""
+    """Whether a content type is `application/grpc`, with any suffix or parameters."""
     return content_type == _GRPC or content_type.startswith((_GRPC + b"+", _GRPC + b";"))
