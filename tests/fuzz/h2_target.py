@@ -70,13 +70,13 @@ class _Stream:
         self._client = client
         self._left = flood
         self._waits = self._half_closed = False
-        self.write_ready()
+        self.resume_writing()
 
     def message_received(self, message: bytes) -> bool:
         assert not self._half_closed, "a message after the end"
         return self._write(message)
 
-    def write_ready(self) -> None:
+    def resume_writing(self) -> None:
         waited, self._waits = self._waits, False
         while self._left:
             self._left -= 1
@@ -183,7 +183,7 @@ async def _converse(data: bytes) -> None:
         made.data_received(piece)
         assert len(made.streams) <= LIMITS.max_streams
         assert len(made._reader._buffer) <= _MOST_KEPT, "more is kept than one frame"
-        held = sum(stream.held_bytes for stream in made.streams.values())
+        held = sum(stream.unacknowledged_bytes for stream in made.streams.values())
         assert held <= LIMITS.connection_window, "more is held than was granted"
         if sink.closed:
             break

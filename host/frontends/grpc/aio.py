@@ -180,7 +180,7 @@ class _AioStreamWriter:
         try:
             while (message := await self._outgoing.get()) is not None:
                 await self._rpc.write(message)
-                handler.write_ready()
+                handler.resume_writing()
         finally:
             self._finished = True
             reader.cancel()

@@ -66,11 +66,8 @@ class StreamWriter(Protocol):
     """Writes to a stream; the engine implements it."""
 
     def write_message(self, message: bytes, more: bool) -> bool:
-        """Sends a message; `more`: another one may follow soon.
-
-        Returns whether the next one may be written at once. Otherwise `write_ready` is called when
-        this one has left or little is buffered.
-        """
+        """Send a message; `more` may come soon. Whether the next one may be written at once:
+        otherwise `resume_writing` is called when this one has left, or little enough waits."""
 
     def resume_reading(self) -> None:
         """Lets the next message come, after `message_received` has returned False."""
@@ -88,8 +85,8 @@ class StreamHandler(Protocol):
     def half_closed(self) -> None:
         """Called when the client has sent its last message."""
 
-    def write_ready(self) -> None:
-        """Called when the next message may be written."""
+    def resume_writing(self) -> None:
+        """There is room again."""
 
     def cancel(self) -> None:
         """Called when the client has gone, or the engine has ended the stream."""

@@ -113,8 +113,8 @@ class InferStream:
         self._half_closed = True
         self._close_if_done()
 
-    def write_ready(self) -> None:
-        """Called when the last response has left."""
+    def resume_writing(self) -> None:
+        """The last answer has left."""
         if self._unfinished_write is not None:
             left, self._unfinished_write = self._unfinished_write, None
             self._outcome_written(*left)

@@ -1,5 +1,6 @@
-"""The engine `h2`: a lean gRPC server on asyncio, with HTTP/2 (RFC 9113) of our own.
+"""A small gRPC server on asyncio, with its own HTTP/2 (RFC 9113); HPACK is a library.
 
-`frames`, `reader`, `headers`, `stream` and `connection` implement HTTP/2 and know nothing of gRPC;
-`messages`, `status`, `route` and `calls` implement gRPC; `frontend` listens.
+`frames`, `reader`, `headers`, `send_buffer`, `stream`, `timers`, `abuse_limits` and `connection`
+implement HTTP/2 and do not read gRPC messages; `messages`, `status`, `rpc`, `route` and `calls`
+implement gRPC; `frontend` listens.
 """

@@ -1,4 +1,4 @@
-"""gRPC calls, each of them an HTTP/2 stream: unary calls, streams, and refused calls."""
+"""gRPC calls on HTTP/2 streams: unary calls, streaming calls and refused calls."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ from host.frontends.grpc.methods import (
 _OK_TRAILERS = status.trailers(0)
 _TOO_SLOW = "The request did not arrive in time"
 _SERVER_STOPPED = "the server has stopped before it could answer"
-_STATUS_MESSAGE_SHARE = (
-    2  # a status text gets this fraction of the header list that a client accepts
-)
+_STATUS_MESSAGE_SHARE = 2  # a status message takes at most half of the client's header list
 
 
 class _Call(Stream):
-    """What unary calls and streams have in common: deadline, cancellation and end."""
+    """Base class of unary and streaming calls: the deadline, and how a call ends."""
 
     __slots__ = ("rpc", "_running", "_deadline", "_headers_sent")
 
@@ -40,21 +38,21 @@ class _Call(Stream):
         self.rpc = rpc
         self._running: Cancellable | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._headers_sent = False  # of the response
+        self._headers_sent = False
         if rpc.timeout is not None:
             self._deadline = connection.loop.call_later(rpc.timeout, self._deadline_exceeded)
 
     def on_aborted(self) -> None:
-        """Cancels the handler, as the client has gone."""
+        """Cancels the handler, as the client or the connection has gone."""
         self._cancel_deadline()
         self._cancel_handler()
 
     def end_unavailable(self, text: str = _SERVER_STOPPED) -> None:
-        """Ends the call with UNAVAILABLE, as the connection or the server ends."""
+        """Ends the call with UNAVAILABLE and cancels the handler."""
         self._end_and_cancel(RpcError(StatusCode.UNAVAILABLE, text))
 
     def on_too_slow(self) -> None:
-        """Ends the call, as the client sends too slowly."""
+        """Ends the call with DEADLINE_EXCEEDED, as the request came too slowly."""
         self._end_and_cancel(RpcError(StatusCode.DEADLINE_EXCEEDED, _TOO_SLOW))
         self.connection.send_buffer.flush()
 
@@ -67,7 +65,7 @@ class _Call(Stream):
             )
 
     def _send_error(self, error: BaseException) -> None:
-        """Ends the call with the error that a handler raised."""
+        """Ends the call with the status of an error."""
         if self.closed:
             return
         self._cancel_deadline()
@@ -82,8 +80,8 @@ class _Call(Stream):
         self.connection.send_buffer.flush()
 
     def _end_and_cancel(self, fault: RpcError) -> None:
-        """Ends the call with a status while its handler still runs."""
-        if self.pending_bytes:  # the client does not even read what was sent
+        """Ends the call with a status and cancels the handler."""
+        if self.pending_bytes:  # the client is not reading, so it would not get a status
             self.reset(H2ErrorCode.CANCEL)
             self.connection.send_buffer.flush()
         else:
@@ -91,7 +89,6 @@ class _Call(Stream):
         self._cancel_handler()
 
     def _cancel_handler(self) -> None:
-        """Cancels the handler."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
@@ -107,7 +104,7 @@ class _Call(Stream):
 
 
 class UnaryCall(_Call):
-    """One message in, one out."""
+    """A call with one request message and one response message."""
 
     __slots__ = ("_method", "_reader")
 
@@ -119,21 +116,21 @@ class UnaryCall(_Call):
         self._reader: MessageReader | None = None
 
     def on_opened(self) -> None:
-        """Starts to wait for the message."""
+        """Does nothing: the call starts when its message is complete."""
 
     @property
     def incoming_bytes(self) -> int | None:
-        """Bytes received, until the one message and the end of the stream are there."""
+        """Bytes received until the client has ended the request; None after that."""
         if self.remote_ended:
             return None
         return 0 if self._reader is None else self._reader.bytes_received
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Starts the handler once the message is there."""
+        """Starts the call when its message is complete."""
         (self.connection if end else self).acknowledge_received_data(size)
         reader = self._reader
         if reader is None:
-            if end and len(piece) >= PREFIX.size:  # nearly always: it came in one piece
+            if end and len(piece) >= PREFIX.size:  # nearly always, one piece is the whole message
                 flag, length = PREFIX.unpack_from(piece)
                 if length == len(piece) - PREFIX.size:
                     message = bytes(piece[PREFIX.size :])
@@ -169,7 +166,7 @@ class UnaryCall(_Call):
             return
         try:
             running = method.callback_handler(message, self._done, self.rpc)
-        except Exception as error:  # the top of a call: a defect is logged and answered
+        except Exception as error:  # a bug is logged and ends this call only
             self._send_error(error)
             return
         if not self.closed:
@@ -216,7 +213,7 @@ class UnaryCall(_Call):
         encoding = self.rpc.response_encoding
         head = status.response_headers(encoding) if encoding else status.RESPONSE_HEADERS
         self.send_response(head, prefix, body, _OK_TRAILERS)
-        # The caller may have more responses for this client, or work to pass on first.
+        # Other calls may be answered in this iteration too: send their responses together.
         if self.connection.streams:
             self.connection.send_buffer.flush_soon()
         else:
@@ -224,7 +221,11 @@ class UnaryCall(_Call):
 
 
 class StreamCall(_Call):
-    """Messages in both directions; the StreamWriter of its handler."""
+    """A streaming call: passes messages to a StreamHandler, and is its StreamWriter.
+
+    Reading pauses while the handler accepts no message, or a compressed message is being
+    decompressed. Bytes that come meanwhile are acknowledged when reading goes on.
+    """
 
     __slots__ = ("_method", "_reader", "_handler", "_reading_paused", "_tasks")
 
@@ -234,72 +235,67 @@ class StreamCall(_Call):
         super().__init__(connection, stream_id, rpc)
         self._method = method
         self._reader = MessageReader(connection.limits.max_message_size)
-        self._handler: StreamHandler | None = None  # None once the stream has ended
-        self._reading_paused = False  # no message is accepted now
-        self._tasks: set[asyncio.Future[None]] = set()  # that compress or decompress messages
+        self._handler: StreamHandler | None = None  # None when the call has ended
+        self._reading_paused = False
+        self._tasks: set[asyncio.Future[None]] = set()  # that compress or decompress
 
     @property
     def incoming_bytes(self) -> int | None:
-        """Bytes received of a partial message, if there is room for the rest."""
+        """Bytes received while a message is incomplete and the client may send the rest."""
         return (
             None
-            if self._reader.at_message_boundary or self.held_bytes
+            if self._reader.at_message_boundary or self.unacknowledged_bytes
             else self._reader.bytes_received
         )
 
     def on_opened(self) -> None:
-        """Opens the stream's handler."""
+        """Opens the handler."""
         try:
             self._handler = self._running = self._method.open_stream(self, self.rpc)
-        except Exception as error:  # the top of a call: a defect is logged and answered
+        except Exception as error:  # a bug is logged and ends this call only
             self._send_error(error)
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Receives messages. While one is not accepted, no flow-control window is granted."""
-        self.held_bytes += size
+        """Passes complete messages to the handler."""
+        self.unacknowledged_bytes += size
         try:
             self._reader.feed(piece)
         except RpcError as fault:
-            held_bytes, self.held_bytes = self.held_bytes, 0
-            self.acknowledge_received_data(held_bytes)
             self._end_and_cancel(fault)
             return
         self._deliver_messages()
 
     def _deliver_messages(self) -> None:
-        """Passes on complete messages while the handler accepts them."""
-        ready = self._reader.messages
+        """Passes complete messages to the handler until it pauses reading."""
+        messages = self._reader.messages
         try:
-            while ready and not self._reading_paused and self._handler is not None:
-                flag, message = ready.popleft()
+            while messages and not self._reading_paused and self._handler is not None:
+                flag, message = messages.popleft()
                 if flag:
                     self._reading_paused = True
                     self._start_task(self._decompress_and_deliver(message))
                 else:
                     self._reading_paused = not self._handler.message_received(message)
-            if self.held_bytes and not ready:
-                held_bytes, self.held_bytes = self.held_bytes, 0
-                self.acknowledge_received_data(held_bytes)
-            if (
-                self.remote_ended
-                and not ready
-                and not self._reading_paused
-                and self._handler is not None
-            ):
+            if messages:
+                return
+            if self.unacknowledged_bytes:
+                size, self.unacknowledged_bytes = self.unacknowledged_bytes, 0
+                self.acknowledge_received_data(size)
+            if self.remote_ended and not self._reading_paused and self._handler is not None:
                 if not self._reader.at_message_boundary:
                     raise RpcError(StatusCode.INTERNAL, "the stream ended inside of a message")
                 self._handler.half_closed()
-        except Exception as error:  # the top of a call, as above
+        except Exception as error:  # a bug, as above
             self._abort_with_error(error)
 
     def resume_reading(self) -> None:
-        """Lets the next message come."""
+        """Goes on with the next message."""
         self._reading_paused = False
         self._deliver_messages()
         self.connection.send_buffer.flush_soon()
 
     def write_message(self, message: bytes, more: bool) -> bool:
-        """Sends a message; returns whether the next one may be written at once."""
+        """Sends a message, as described by StreamWriter."""
         if self.rpc.response_encoding:
             self._start_task(self._write_compressed(message))
             return False
@@ -316,15 +312,15 @@ class StreamCall(_Call):
             send_buffer.flush()
         if self.pending_bytes <= self.connection.limits.max_send_queue:
             return True
-        self.on_writable = self._notify_write_ready
+        self.on_writable = self._resume_writing
         return False
 
-    def _notify_write_ready(self) -> None:
+    def _resume_writing(self) -> None:
         if self._handler is not None:
-            self._handler.write_ready()
+            self._handler.resume_writing()
 
     def finish_stream(self, error: Exception | None = None) -> None:
-        """Ends the stream."""
+        """Ends the call, with an error or with OK."""
         self._handler = self._running = None
         if self.closed:
             return
@@ -345,7 +341,7 @@ class StreamCall(_Call):
 
     async def _write_compressed(self, message: bytes) -> None:
         if self._write_message(*await compress(message, self.rpc.response_encoding), True):
-            self._notify_write_ready()
+            self._resume_writing()
 
     def _start_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -355,14 +351,14 @@ class StreamCall(_Call):
     def _task_finished(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
         if self._handler is None:
-            return  # the stream has ended and has cancelled this
+            return  # the call has ended and cancelled its tasks
         if task.cancelled():
             self._abort_with_error(RpcError(StatusCode.UNAVAILABLE, _SERVER_STOPPED))
         elif (error := task.exception()) is not None:
             self._abort_with_error(error)
 
     def _abort_with_error(self, error: BaseException) -> None:
-        """Ends the stream with an error and cancels its handler."""
+        """Ends the call with an error and cancels the handler."""
         self._send_error(error)
         self._cancel_handler()
 
@@ -374,7 +370,7 @@ class StreamCall(_Call):
 
 
 class RefusedCall(Stream):
-    """A request that is answered with an error, whatever follows."""
+    """A request that is answered with an error before its data is read."""
 
     __slots__ = ("_block",)
 
@@ -383,7 +379,7 @@ class RefusedCall(Stream):
         self._block = block
 
     def on_opened(self) -> None:
-        """Sends the response."""
+        """Sends the error."""
         self.send_trailers(self._block)
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
@@ -391,4 +387,4 @@ class RefusedCall(Stream):
         self.acknowledge_received_data(size)
 
     def on_aborted(self) -> None:
-        """Does nothing."""
+        """Does nothing: no work was started."""

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection: its streams, flow-control windows and settings."""
+"""The server's end of an HTTP/2 connection: streams, receive window, errors and shutdown."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from collections.abc import Callable
 from typing import cast
 
 from host.frontends.grpc.h2 import frames
+from host.frontends.grpc.h2.abuse_limits import MinDataRate, PingPolicy, TokenBucket
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode, Setting
 from host.frontends.grpc.h2.headers import Fields, HeaderDecoder, MalformedRequest
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.grpc.h2.min_data_rate import MinDataRate
-from host.frontends.grpc.h2.pings import PingPolicy
 from host.frontends.grpc.h2.reader import FrameReader, Piece
 from host.frontends.grpc.h2.send_buffer import SendBuffer
 from host.frontends.grpc.h2.stream import Route, Stream
 from host.frontends.grpc.h2.timers import ConnectionTimers
-from host.frontends.grpc.h2.token_bucket import TokenBucket
 from host.frontends.grpc.methods import GrpcOptions
 from host.frontends.sockets import unsent_bytes
 
 _log = logging.getLogger("pbhost")
 
 _DRAIN_PING = b"pbdrain."
-_MAX_RESET_STREAMS = 1024  # streams that were reset while their client was still sending
-_MAX_SETTINGS = 128  # in one frame
-_MIN_REQUEST_BYTES = 48  # bytes; shorter frames are control frames
+_MAX_RESET_STREAMS = 1024  # remembered streams that were reset while the client was sending
+_MAX_SETTINGS = 128  # per frame
+_MIN_REQUEST_BYTES = 48  # bytes; smaller inputs are control frames
 
 
 class H2Connection(asyncio.Protocol):
-    """The server's end of an HTTP/2 connection. Raises nothing into the event loop.
+    """The server's end of an HTTP/2 connection. It raises no exception into the event loop.
 
-    `route`: makes a Route of the header fields of a request and their size. `on_opened`: called
-    when the client has connected, after the TLS handshake. `on_closed`: called when the connection
-    is closed. `on_activity`: called before data is read that may contain a request.
+    Args:
+        route: Finds the Route of a request from its header fields and their size in bytes.
+        options: Options of the gRPC endpoint.
+        limits: Limits of the connection.
+        on_opened: Called when the client is connected and TLS is established.
+        on_closed: Called when the connection is closed.
+        on_activity: Called with each input that may hold a request, before the input is read.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class H2Connection(asyncio.Protocol):
         self.limits = limits
         self.streams: dict[int, Stream] = {}
         self.send_buffer = SendBuffer(limits)
-        self.last_received_at = 0.0  # time of the last received bytes
+        self.last_received_at = 0.0  # seconds, by the clock of the loop
         self.loop = asyncio.get_running_loop()
         self._on_opened = on_opened
         self._on_closed = on_closed
@@ -62,13 +64,13 @@ class H2Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._last_stream = 0
         self._recv_window = frames.DEFAULT_WINDOW
-        self._unacknowledged_bytes = 0
+        self._window_increment = 0
         self._reset_streams: dict[int, None] = {}
         self._reset_bucket = TokenBucket(*limits.reset_rate)
         self._no_op_frames = TokenBucket(*limits.no_op_frame_rate)
         self._draining = False
-        self._refusing_streams = False  # refuses new streams, as the last GOAWAY was sent
-        self._closing = False  # nothing more is read
+        self._refusing_streams = False  # the final GOAWAY is sent
+        self._closing = False  # further input is ignored
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         limits = self.limits
@@ -102,7 +104,7 @@ class H2Connection(asyncio.Protocol):
             self._reader.feed(data)
         except H2ConnectionError as fault:
             self._close_with_error(fault.code, fault.text)
-        except Exception:  # a defect: logged, and this connection is closed
+        except Exception:  # a bug must close this connection only
             _log.exception("unexpected failure of a gRPC connection")
             self._close_with_error(H2ErrorCode.INTERNAL_ERROR, "unexpected failure")
         self.send_buffer.corked = False
@@ -117,29 +119,29 @@ class H2Connection(asyncio.Protocol):
         self._on_closed(self)
 
     def pause_writing(self) -> None:
-        self.send_buffer.paused = True
+        self.send_buffer.writing_paused = True
 
     def resume_writing(self) -> None:
         self.send_buffer.resume_writing()
 
     def acknowledge_received_data(self, size: int) -> None:
-        """Grants flow-control window for bytes that were processed."""
-        self._unacknowledged_bytes += size
-        if self._unacknowledged_bytes >= self.limits.connection_window // 2:
-            self._recv_window += self._unacknowledged_bytes
+        """Acknowledges received bytes to the window of the connection."""
+        self._window_increment += size
+        if self._window_increment >= self.limits.connection_window // 2:
+            self._recv_window += self._window_increment
             self.send_buffer.data_frames_sent += 1
-            self.send_buffer.write(frames.window_update(0, self._unacknowledged_bytes))
-            self._unacknowledged_bytes = 0
+            self.send_buffer.write(frames.window_update(0, self._window_increment))
+            self._window_increment = 0
 
     def stream_finished(self, stream: Stream) -> None:
-        """Called when the response was sent. A client that still sends gets RST_STREAM."""
+        """Removes a stream whose response is sent; tells a client that still sends to stop."""
         if not stream.remote_ended:
             self.send_buffer.write(frames.rst_stream(stream.id, H2ErrorCode.NO_ERROR))
             self._remember_reset_stream(stream.id)
         self._remove_stream(stream)
 
     def reset_stream(self, stream_id: int, code: H2ErrorCode) -> None:
-        """Resets a stream."""
+        """Resets a stream at once."""
         self.send_buffer.write(frames.rst_stream(stream_id, code))
         self._remember_reset_stream(stream_id)
         if (stream := self.streams.get(stream_id)) is not None:
@@ -148,32 +150,32 @@ class H2Connection(asyncio.Protocol):
 
     @property
     def open_streams(self) -> int:
-        """Number of open requests."""
+        """The number of open streams."""
         return len(self.streams)
 
     @property
     def data_frames_sent(self) -> int:
-        """Number of DATA frames sent."""
+        """HEADERS, DATA and WINDOW_UPDATE frames sent."""
         return self.send_buffer.data_frames_sent
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the client has not acknowledged yet (TCP)."""
+        """Bytes that the client's machine has not acknowledged yet."""
         return unsent_bytes(self._transport)
 
     def drain(self, text: str = "") -> None:
-        """Accepts no more streams once the client can know; closes when none is open."""
+        """Starts a graceful shutdown: refuses new streams, and closes when the last one ends."""
         if self._draining or self._closing:
             return
         self._draining = True
         self.send_buffer.write(frames.goaway(frames.MAX_STREAM, H2ErrorCode.NO_ERROR, text))
         self.send_buffer.write(frames.ping(_DRAIN_PING, False))
         self.send_buffer.flush()
-        # Streams that the client opened before it read this are still served.
+        # Streams that the client opens before it reads the GOAWAY are still served.
         self._timers.call_later(self.limits.linger_timeout, self._refuse_streams)
 
     def close(self, code: H2ErrorCode = H2ErrorCode.NO_ERROR, text: str = "") -> None:
-        """Closes the connection; open streams end with an error, or are cancelled."""
+        """Closes the connection; open streams end with an error or are reset."""
         if self._closing:
             return
         for stream in list(self.streams.values()):
@@ -182,13 +184,13 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.flush()
 
     def abort(self) -> None:
-        """Closes the connection at once."""
+        """Closes the connection without sending anything."""
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
 
     def check_data_rate(self) -> None:
-        """Ends calls and connections whose client sends below the minimum data rate."""
+        """Ends streams whose incomplete messages come too slowly, or closes the connection."""
         if self._min_data_rate.reset_slow_streams(self._recv_window):
             self.close(H2ErrorCode.ENHANCE_YOUR_CALM, "too slow")
 
@@ -215,14 +217,14 @@ class H2Connection(asyncio.Protocol):
         self._abort_streams()
 
     def _close_when_sent(self) -> None:
-        """Reads nothing more, and closes when everything was sent."""
+        """Ignores further input and closes when everything is sent."""
         self._closing = True
         self.send_buffer.flush_and_close()
         transport = self._transport
         if transport is None:
             return
         if transport.can_write_eof():
-            # If it were closed with unread data, the kernel would drop what was sent.
+            # Closing a socket with unread input makes the kernel drop the GOAWAY.
             transport.write_eof()
         else:
             transport.close()
@@ -247,7 +249,7 @@ class H2Connection(asyncio.Protocol):
             del self._reset_streams[next(iter(self._reset_streams))]
 
     def on_headers(self, stream: int, block: bytes, end: bool) -> None:
-        """A request, or the trailers of one."""
+        """Opens a stream for a request, or handles the trailers of a request."""
         if not stream & 1:
             raise H2ConnectionError(
                 H2ErrorCode.PROTOCOL_ERROR, "a client's stream with an even number"
@@ -290,7 +292,7 @@ class H2Connection(asyncio.Protocol):
             known.on_data(b"", 0, True)
 
     def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
-        """Data of a request."""
+        """Passes data of a request to its stream."""
         self._recv_window -= size
         if self._recv_window < 0:
             raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "more data than was granted")
@@ -318,7 +320,7 @@ class H2Connection(asyncio.Protocol):
         self.on_stream_error(stream, H2ErrorCode.STREAM_CLOSED)
 
     def on_settings(self, values: list[tuple[int, int]]) -> None:
-        """Applies the client's settings."""
+        """Applies the client's settings and acknowledges them."""
         self.on_no_op_frame()
         if len(values) > _MAX_SETTINGS:
             raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, f"{len(values)} settings")
@@ -328,11 +330,11 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.send_waiting()
 
     def on_settings_ack(self) -> None:
-        """Does nothing, as our settings only grant."""
+        """Counts the frame only: the server's settings take effect without an acknowledgement."""
         self.on_no_op_frame()
 
     def on_ping(self, data: bytes, ack: bool) -> None:
-        """Responds to a PING, or records the response to ours."""
+        """Answers a PING, or handles the answer to one."""
         self.on_no_op_frame()
         if ack:
             self._timers.ping_acknowledged(data)
@@ -348,7 +350,7 @@ class H2Connection(asyncio.Protocol):
         self.send_buffer.write_control_frame(frames.ping(data, True))
 
     def on_window_update(self, stream: int, increment: int) -> None:
-        """Increases a flow-control window."""
+        """Increases the send window of a stream or of the connection, and sends pending data."""
         if not stream:
             self.send_buffer.increase_window(increment)
             return
@@ -363,11 +365,11 @@ class H2Connection(asyncio.Protocol):
                 self.send_buffer.send_waiting()
 
     def on_rst_stream(self, stream: int) -> None:
-        """The client has cancelled a request."""
+        """Cancels a request that the client has reset."""
         self._count_reset()
         known = self.streams.get(stream)
         if known is None:
-            # Against RFC 9113 5.1, gRPC's own client resets streams that it has not started.
+            # gRPC's own client resets idle streams, although RFC 9113 section 5.1 forbids it.
             if not stream & 1:
                 self._check_not_idle(stream, "RST_STREAM")
             self._reset_streams.pop(stream, None)
@@ -376,18 +378,21 @@ class H2Connection(asyncio.Protocol):
         known.on_aborted()
 
     def on_goaway(self, code: int) -> None:
-        """The client opens no more streams and will close the connection."""
+        """Counts the frame only: the client will close the connection."""
         self.on_no_op_frame()
 
     def on_no_op_frame(self) -> None:
-        """A frame without an effect, of which only a limited rate is accepted."""
+        """Counts a frame without effect. Raises H2ConnectionError if there are too many."""
         if not self._no_op_frames.consume():
             raise H2ConnectionError(
                 H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do nothing"
             )
 
     def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
-        """Resets a stream for an error of the client, of which only a limited rate is accepted."""
+        """Resets a stream because the client has broken a rule.
+
+        Raises H2ConnectionError if the stream is idle, or if too many streams were reset.
+        """
         if stream > self._last_stream or not stream & 1:
             raise H2ConnectionError(code, "a wrong frame on a stream that is not open")
         self._count_reset()

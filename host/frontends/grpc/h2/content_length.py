@@ -1,4 +1,4 @@
-"""Calls with a content-length header, which their data must match (RFC 9113 8.1.1)."""
+"""Calls whose data must match their content-length (RFC 9113 section 8.1.1)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from host.frontends.grpc.h2.stream import Stream
 
 
 class _ContentLengthCheck(Stream):
-    """Resets a stream whose data does not match its content-length; padding does not count.
+    """Resets a stream whose data, without padding, is longer or shorter than its content-length.
 
-    Few gRPC clients send that header, so calls without it have no check.
+    A class of its own keeps the check out of ordinary calls: few gRPC clients send the field.
     """
 
     remaining_length = 0
 
     def _check_length(self, piece: Piece, size: int, end: bool) -> bool:
-        """Whether this data is allowed; otherwise the stream is reset."""
+        """Returns whether the length is right so far; resets the stream if not."""
         self.remaining_length -= len(piece)
         if self.remaining_length >= 0 and not (end and self.remaining_length):
             return True
@@ -27,18 +27,18 @@ class _ContentLengthCheck(Stream):
 
 
 class CheckedUnaryCall(_ContentLengthCheck, UnaryCall):
-    """A unary call with a content-length, which `remaining_length` must be set to."""
+    """A unary call with a content-length. The route sets `remaining_length` to it."""
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Starts the handler once the message is there."""
+        """Checks the length, then handles the data."""
         if self._check_length(piece, size, end):
             super().on_data(piece, size, end)
 
 
 class CheckedStreamCall(_ContentLengthCheck, StreamCall):
-    """A stream with a content-length, which `remaining_length` must be set to."""
+    """A streaming call with a content-length. The route sets `remaining_length` to it."""
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Passes on complete messages."""
+        """Checks the length, then handles the data."""
         if self._check_length(piece, size, end):
             super().on_data(piece, size, end)

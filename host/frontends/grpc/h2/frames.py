@@ -1,4 +1,4 @@
-"""HTTP/2 frames: their numbers, and the encoding of those that a server sends."""
+"""HTTP/2 frames: constants, and functions that encode the frames that a server sends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class H2ErrorCode(enum.IntEnum):
 
 
 class Setting(enum.IntEnum):
-    """Settings of the two ends of a connection (RFC 9113 section 6.5.2)."""
+    """Identifiers of settings (RFC 9113 section 6.5.2)."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -52,7 +52,7 @@ class Setting(enum.IntEnum):
 
 
 class H2ConnectionError(Exception):
-    """The client broke a rule that ends the connection; the text goes into GOAWAY."""
+    """Raised when the client breaks a rule of the connection; the text goes into GOAWAY."""
 
     def __init__(self, code: H2ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -61,7 +61,7 @@ class H2ConnectionError(Exception):
 
 
 FRAME_HEADER = struct.Struct(">HBBBI")
-"""Frame header: length (upper 16 and lower 8 of 24 bits), type, flags, stream."""
+"""A frame header: length (upper 16 and lower 8 of 24 bits), kind, flags, stream."""
 
 FRAME_HEADER_SIZE = FRAME_HEADER.size
 _SETTING = struct.Struct(">HI")
@@ -70,12 +70,12 @@ _TWO_NUMBERS = struct.Struct(">II")
 
 
 def frame_header(length: int, kind: int, flags: int, stream: int) -> bytes:
-    """The nine bytes before a payload of `length` bytes."""
+    """Encodes the header of a frame with a payload of `length` bytes."""
     return FRAME_HEADER.pack(length >> 8, length & 255, kind, flags, stream)
 
 
 def settings(values: dict[Setting, int]) -> bytes:
-    """A SETTINGS frame."""
+    """Encodes a SETTINGS frame."""
     payload = b"".join(_SETTING.pack(*item) for item in values.items())
     return frame_header(len(payload), SETTINGS, 0, 0) + payload
 
@@ -84,28 +84,28 @@ SETTINGS_ACK = frame_header(0, SETTINGS, ACK, 0)
 
 
 def ping(data: bytes, ack: bool) -> bytes:
-    """A PING frame with eight bytes of data."""
+    """Encodes a PING frame with eight bytes of data."""
     return frame_header(8, PING, ACK if ack else 0, 0) + data
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """A WINDOW_UPDATE frame; stream 0 is the connection."""
+    """Encodes a WINDOW_UPDATE frame; stream 0 is the connection."""
     return frame_header(4, WINDOW_UPDATE, 0, stream) + _NUMBER.pack(increment)
 
 
 def rst_stream(stream: int, code: H2ErrorCode) -> bytes:
-    """A RST_STREAM frame."""
+    """Encodes a RST_STREAM frame."""
     return frame_header(4, RST_STREAM, 0, stream) + _NUMBER.pack(code)
 
 
 def goaway(last_stream: int, code: H2ErrorCode, text: str = "") -> bytes:
-    """A GOAWAY frame: streams after `last_stream` were not processed."""
+    """Encodes a GOAWAY frame; streams after `last_stream` were not processed."""
     payload = _TWO_NUMBERS.pack(last_stream, code) + text.encode("ascii", "replace")
     return frame_header(len(payload), GOAWAY, 0, 0) + payload
 
 
 def headers(stream: int, block: bytes, end_stream: bool, max_frame: int) -> bytes:
-    """A header block: HEADERS, and CONTINUATION frames if it is long."""
+    """Encodes a header block as HEADERS and, if it is long, CONTINUATION frames."""
     flags = END_STREAM if end_stream else 0
     if len(block) <= max_frame:
         return frame_header(len(block), HEADERS, flags | END_HEADERS, stream) + block

@@ -1,4 +1,4 @@
-"""The gRPC service on our own HTTP/2: listening sockets, start and shutdown."""
+"""The gRPC server on pbhost's own HTTP/2: the engine `h2`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from host.frontends.sockets import listening_socket
 from host.frontends.tls import TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
-_CLOSE_TIMEOUT = 1.0  # seconds for GOAWAY and the last responses to be sent
+_CLOSE_TIMEOUT = 1.0  # seconds to send GOAWAY and the last responses
 
 
 class Service(Protocol):
-    """The service that is carried."""
+    """The service that an engine serves."""
 
     def services(self) -> Services:
-        """Methods by service."""
+        """Returns the methods of each service."""
 
     async def drain(self, timeout: float) -> bool:
-        """Refuses new requests, and waits for open ones."""
+        """Refuses new requests and waits for open ones; returns whether all of them ended."""
 
 
 class H2Frontend:
-    """A gRPC server. All methods belong to the thread of the running event loop."""
+    """A gRPC server. Its methods are called in the thread of the event loop only."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class H2Frontend:
         self._stopped = False
 
     async def start(self) -> int:
-        """Starts to listen; returns the port, which is a free one if 0 was requested.
+        """Starts to listen and returns the port; port 0 selects a free one.
 
-        Raises HostError UNAVAILABLE if the port is taken, INVALID_ARG if a TLS file cannot be used.
+        Raises HostError: UNAVAILABLE if the port is in use, INVALID_ARG if a TLS file is invalid.
         """
         router = Router(self._service.services(), self._options, self._limits)
 
@@ -78,17 +78,17 @@ class H2Frontend:
                 ssl=context,
                 ssl_handshake_timeout=self._limits.handshake_timeout if context else None,
             )
-        except BaseException:  # also if cancelled, as the socket has no other owner
+        except BaseException:  # also if cancelled, the socket must be closed
             listening.close()
             raise
         self._all_closed.set()
         return int(listening.getsockname()[1])
 
     async def stop(self, grace: float) -> None:
-        """Refuses new inference requests, waits for open ones, and closes, in `grace` seconds.
+        """Refuses new inference requests, waits at most `grace` seconds for open ones, and closes.
 
-        Requests that are still open end with UNAVAILABLE. To answer health checks in between,
-        `drain` the service first.
+        Requests that are open after that end with UNAVAILABLE. A caller that wants health checks
+        answered until then drains the service first.
         """
         if self._server is None:
             return
@@ -113,12 +113,12 @@ class H2Frontend:
             try:
                 await asyncio.wait_for(self._all_closed.wait(), seconds)
             except asyncio.TimeoutError:
-                pass  # the caller has other means
+                pass  # the caller closes what is left
 
     def _connection_opened(self, connection: H2Connection) -> None:
         self._connections.add(connection)
         self._all_closed.clear()
-        if self._stopped:  # it was accepted before that
+        if self._stopped:  # accepted while the server stopped
             connection.close()
 
     def _connection_closed(self, connection: H2Connection) -> None:
@@ -128,9 +128,9 @@ class H2Frontend:
 
 
 def create_h2_context(tls: TlsFiles) -> ssl.SSLContext:
-    """The TLS context for HTTP/2. Raises HostError INVALID_ARG. Blocks."""
+    """Returns the TLS context for HTTP/2. Blocks. Raises HostError INVALID_ARG."""
     for name in ("server-cert", "server-key"):
-        tls.read_file_or_empty(name)  # the log names the file before the context fails without it
+        tls.read_file_or_empty(name)  # logs an unreadable file before the context refuses it
     context = tls.create_context()
     context.set_alpn_protocols(["h2"])
     return context

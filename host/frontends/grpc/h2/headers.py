@@ -1,4 +1,4 @@
-"""Decodes header blocks (HPACK), checks the fields (RFC 9113 8.2, 8.3), and caches the result."""
+"""Decodes and checks header blocks (HPACK; RFC 9113 sections 8.2 and 8.3), with a cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _CACHE_SIZE = 64  # blocks of one connection
 _MAX_CACHED_BYTES = 1024  # bytes of a block
-_FIELD_OVERHEAD = 32  # added to each field in the size of a header list (RFC 9113)
+_FIELD_OVERHEAD = 32  # bytes that RFC 9113 section 6.5.2 adds for each field of a list
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _BAD_VALUE = re.compile(rb"[\0\r\n]").search
 _CONTENT_LENGTH = re.compile(rb"[0-9]{1,19}").fullmatch
@@ -27,14 +27,14 @@ _CONNECTION_SPECIFIC = frozenset(
 
 
 class MalformedRequest(Exception):
-    """A request that violates HTTP/2; its stream is reset."""
+    """Raised for a request that breaks the rules of HTTP/2; its stream is reset."""
 
 
 class HeaderDecoder(Generic[T]):
-    """Decodes the header blocks of one connection; `parse` interprets each list of fields.
+    """Decodes the header blocks of a connection, and parses each list of fields with `parse`.
 
-    Clients repeat themselves: a block that does not change the decoder's table means the same until
-    the table changes, so its result is cached.
+    Clients send equal blocks again. A block that does not change the dynamic table means the same
+    until the table changes, so its result is cached.
     """
 
     def __init__(self, parse: Callable[[Fields, int], T], max_size: int) -> None:
@@ -43,10 +43,10 @@ class HeaderDecoder(Generic[T]):
         self._cache: dict[bytes, T] = {}
 
     def decode_request(self, block: bytes) -> T:
-        """The parsed request.
+        """Decodes the block of a request and returns the result of `parse`.
 
-        Raises MalformedRequest, or H2ConnectionError if the block cannot be decoded or is larger
-        than `max_size` bytes.
+        Raises MalformedRequest, or H2ConnectionError if the block cannot be decoded or its list is
+        larger than `max_size` bytes.
         """
         known = self._cache.get(block)
         if known is not None:
@@ -62,17 +62,17 @@ class HeaderDecoder(Generic[T]):
         return understood
 
     def decode_trailers(self, block: bytes) -> None:
-        """Checks the fields after a request, which are not used. Raises as `decode_request`."""
+        """Decodes and checks trailers, which are not used. Raises as `decode_request` does."""
         fields, _ = self._decode(block)
         for name, value in fields:
-            _check_field(name, value)  # a pseudo-header is no valid name of a field
+            _check_field(name, value)  # refuses pseudo-headers too
 
     def skip_block(self, block: bytes) -> None:
-        """Decodes a block only to keep the table up to date. Raises H2ConnectionError."""
+        """Decodes a block only to update the dynamic table. Raises H2ConnectionError."""
         self._decode(block)
 
     def _decode(self, block: bytes) -> tuple[Fields, bool]:
-        """The fields, and whether the table is unchanged."""
+        """Returns the fields, and whether the dynamic table is unchanged."""
         table = self._decoder.header_table
         before = _table_state(table)
         try:
@@ -90,7 +90,7 @@ class HeaderDecoder(Generic[T]):
 
 
 def _table_state(table: object) -> tuple[int, int, int]:
-    """Changes whenever entries were added or dropped: an addition makes a new first entry."""
+    """Returns a value that changes with the table: each added entry becomes the first."""
     entries = table.dynamic_entries  # type: ignore[attr-defined]
     return id(entries[0]) if entries else 0, len(entries), table.maxsize  # type: ignore[attr-defined]
 
@@ -118,7 +118,7 @@ def _check_request(fields: Fields) -> None:
 
 
 def _check_field(name: bytes, value: bytes) -> None:
-    # Spaces around values are accepted: gRPC clients send them, and other servers accept them.
+    # Spaces around a value are allowed, as gRPC clients send such metadata.
     if not _NAME(name):
         raise MalformedRequest(f"field name {name!r}")
     if _BAD_VALUE(value):

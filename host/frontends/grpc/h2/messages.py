@@ -1,4 +1,4 @@
-"""gRPC messages within the data of a stream, and their compression."""
+"""gRPC messages: framing inside of a stream's data, and compression."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from host.frontends.grpc.h2.reader import Piece
 from host.frontends.grpc.h2.status import RpcError, StatusCode
 
 PREFIX = struct.Struct(">BI")
-"""The prefix of a message: whether it is compressed, and its length."""
+"""The prefix of each message: whether it is compressed, and its length in bytes."""
 
 ENCODINGS = {"gzip": 31, "deflate": zlib.MAX_WBITS}
-"""Supported compressions, and their `wbits` in zlib."""
+"""Supported encodings, and the `wbits` that zlib needs for each."""
 
-_MIN_UNJOINED_BYTES = 4096  # bytes; smaller pieces are collected in one buffer
-_MIN_THREAD_BYTES = 1 << 18  # bytes; compressing more would block the event loop for milliseconds
+_MIN_UNJOINED_BYTES = 4096  # bytes; smaller pieces are joined in a buffer
+_MIN_THREAD_BYTES = 1 << 18  # bytes; compressing more would block the event loop for ms
 
 
 class MessageReader:
-    """Assembles messages from the pieces of a stream."""
+    """Assembles messages from the pieces of a stream's data."""
 
     __slots__ = (
         "messages",
@@ -35,9 +35,9 @@ class MessageReader:
 
     def __init__(self, max_size: int) -> None:
         self.messages: deque[tuple[int, bytes]] = deque()  # (compressed, message)
-        self.bytes_received = 0  # in total
+        self.bytes_received = 0
         self._max_size = max_size
-        self._prefix = b""  # of a message, until it is complete
+        self._prefix = b""  # an incomplete prefix
         self._flag = 0
         self._missing = -1  # missing bytes of the current message; -1 between messages
         self._chunks: list[Piece | bytearray] = []
@@ -48,13 +48,13 @@ class MessageReader:
         return self._missing < 0 and not self._prefix
 
     def feed(self, piece: Piece) -> None:
-        """Reads more bytes.
+        """Reads a piece of data; complete messages go to `messages`.
 
-        Raises RpcError RESOURCE_EXHAUSTED for a message that is too large, before it is buffered.
+        Raises RpcError RESOURCE_EXHAUSTED if a message is too large, before any of it is stored.
         """
         position, end = 0, len(piece)
         self.bytes_received += end
-        # Nearly always one message comes in one piece.
+        # Nearly always, one piece is one message.
         if end >= PREFIX.size and self.at_message_boundary:
             flag, length = PREFIX.unpack_from(piece)
             if length == end - PREFIX.size:
@@ -107,8 +107,8 @@ def check_message_size(size: int, max_size: int) -> None:
 async def decompress(message: bytes, encoding: str, max_size: int) -> bytes:
     """Decompresses a message.
 
-    Raises RpcError INTERNAL if that fails, RESOURCE_EXHAUSTED if the result is larger than
-    `max_size` bytes.
+    Raises RpcError: INTERNAL if the message is damaged or `encoding` is not known,
+    RESOURCE_EXHAUSTED if the result is larger than `max_size` bytes.
     """
     if encoding not in ENCODINGS:
         raise RpcError(
@@ -132,7 +132,7 @@ def _decompress(message: bytes, encoding: str, max_size: int) -> bytes:
 
 
 async def compress(message: bytes, encoding: str) -> tuple[bytes, bytes]:
-    """Prefix and body; the body is not compressed if that saves nothing."""
+    """Returns prefix and body of a message; compressed only if that makes it smaller."""
     if len(message) < _MIN_THREAD_BYTES:
         body = _compress(message, encoding)
     else:

@@ -1,4 +1,4 @@
-"""Parses frames: layout, sizes, padding and header blocks (RFC 9113 sections 4 and 6)."""
+"""Parses a client's bytes into HTTP/2 frames (RFC 9113 sections 4 and 6)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 
 Piece = bytes | memoryview
 
-_MIN_VIEW_BYTES = 16384  # bytes; a smaller view would keep much more memory than it shows
+_MIN_VIEW_BYTES = 16384  # bytes; a smaller view would keep much more memory alive
 _STREAM_BITS = 0x7FFFFFFF
 _HEADERS_FLAGS = frames.END_HEADERS | frames.PADDED | frames.WITH_PRIORITY
 _NUMBER = struct.Struct(">I")
@@ -30,58 +30,58 @@ _SETTING = struct.Struct(">HI")
 
 
 class FrameHandler(Protocol):
-    """Handles frames. May raise H2ConnectionError, which `feed` passes on."""
+    """Handles parsed frames. May raise H2ConnectionError, which `feed` passes on."""
 
     def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
-        """Data of a DATA frame, maybe in parts; `size`: its share of the flow-control window."""
+        """Called with data of a DATA frame, maybe a part; `size` counts against the window."""
 
     def on_headers(self, stream: int, block: bytes, end: bool) -> None:
-        """A complete header block."""
+        """Called with a complete header block."""
 
     def on_settings(self, values: list[tuple[int, int]]) -> None:
-        """The client's settings."""
+        """Called with the client's settings."""
 
     def on_settings_ack(self) -> None:
-        """The client has acknowledged our settings."""
+        """Called when the client acknowledges the server's settings."""
 
     def on_ping(self, data: bytes, ack: bool) -> None:
-        """A PING with eight bytes of data, or the response to one."""
+        """Called with the eight bytes of a PING or of the answer to one."""
 
     def on_window_update(self, stream: int, increment: int) -> None:
-        """The client grants more window to a stream, or to the connection if it is 0."""
+        """Called with a window increment of a stream, or of the connection if `stream` is 0."""
 
     def on_rst_stream(self, stream: int) -> None:
-        """The client has cancelled a stream."""
+        """Called when the client resets a stream."""
 
     def on_goaway(self, code: int) -> None:
-        """The client will open no more streams."""
+        """Called when the client will open no more streams."""
 
     def on_no_op_frame(self) -> None:
-        """A frame without an effect."""
+        """Called for a frame without effect."""
 
     def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
-        """A frame violates a rule that ends only its stream."""
+        """Called for a frame that breaks a rule of its stream."""
 
 
 class FrameReader:
-    """Splits received data into frames.
+    """Splits received bytes into frames, and calls a FrameHandler for each.
 
-    Frames are buffered until they are complete, except DATA, which is passed on as it comes. So at
-    most one other frame and one header block are buffered.
+    DATA is passed on as it comes. Other frames are buffered until they are complete, so the reader
+    holds at most one frame and one header block.
     """
 
     def __init__(self, handler: FrameHandler, limits: ConnectionLimits) -> None:
         self._handler = handler
         self._limits = limits
-        self._buffer = bytearray()  # an incomplete frame
-        self._min_buffered = len(PREFACE)  # bytes that the buffer must have before it is parsed
-        self.bytes_received = 0  # in total
-        self._preface_received = False  # whether the preface was received
-        self._settings_received = False  # whether the first SETTINGS was received
-        self._data_stream = 0  # stream of the incomplete DATA frame
+        self._buffer = bytearray()  # an incomplete frame, or the incomplete preface
+        self._min_buffered = len(PREFACE)  # bytes needed before the buffer is parsed
+        self.bytes_received = 0
+        self._preface_received = False
+        self._settings_received = False  # the first SETTINGS
+        self._data_stream = 0  # of the incomplete DATA frame
         self._data_left = 0
         self._data_end = False
-        self._block_stream = 0  # stream of the incomplete header block; 0 for none
+        self._block_stream = 0  # of the incomplete header block; 0 for none
         self._block_end = False
         self._block: list[bytes] = []
 
@@ -91,7 +91,7 @@ class FrameReader:
         return bool(self._buffer or self._block_stream)
 
     def feed(self, data: bytes) -> None:
-        """Parses received data. Raises H2ConnectionError; then nothing may be fed any more."""
+        """Parses received bytes. Raises H2ConnectionError; the reader is unusable after that."""
         self.bytes_received += len(data)
         buffer = self._buffer
         if buffer:
@@ -120,7 +120,7 @@ class FrameReader:
             start = position + FRAME_HEADER_SIZE
             stop = start + length
             stream &= _STREAM_BITS
-            # The first branches handle nearly all frames at the lowest cost.
+            # The common frames are handled first, and inline.
             if self._block_stream or not self._settings_received:
                 self._check_frame_order(kind, stream)
             elif kind == WINDOW_UPDATE:
@@ -152,7 +152,7 @@ class FrameReader:
             buffer += data[position:] if position else data
 
     def _check_preface(self, data: bytes) -> bool:
-        """Whether the preface is complete. Raises if it is wrong."""
+        """Returns whether the preface is complete. Raises H2ConnectionError if it is wrong."""
         if not PREFACE.startswith(data[: len(PREFACE)]):
             raise _connection_error(H2ErrorCode.PROTOCOL_ERROR, "no HTTP/2 connection preface")
         if len(data) < len(PREFACE):
@@ -183,7 +183,7 @@ class FrameReader:
             self._handler.on_data(stream, piece, len(piece), False)
 
     def _continue_data_frame(self, data: bytes) -> int:
-        """Handles data of the current DATA frame; returns its number of bytes."""
+        """Passes on data of the incomplete DATA frame; returns how many bytes."""
         size = min(self._data_left, len(data))
         self._data_left -= size
         end = self._data_end and not self._data_left
@@ -215,7 +215,7 @@ class FrameReader:
             self._handler.on_goaway(_NUMBER.unpack_from(payload, 4)[0])
         elif kind == frames.PUSH_PROMISE:
             raise _connection_error(H2ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
-        else:  # PRIORITY, which is deprecated, and unknown types
+        else:  # PRIORITY, which is deprecated, and unknown kinds
             self._handler.on_no_op_frame()
             if kind == frames.PRIORITY and len(payload) != 5:
                 self._handler.on_stream_error(stream, H2ErrorCode.FRAME_SIZE_ERROR)
@@ -304,7 +304,7 @@ def _check_length(size: int, name: str, payload: bytes) -> bytes:
 
 
 def _strip_padding(payload: bytes) -> bytes:
-    """The payload without padding."""
+    """Returns the payload without its padding."""
     if not payload:
         raise _connection_error(
             H2ErrorCode.FRAME_SIZE_ERROR, "padded frame without a padding length"

@@ -1,4 +1,4 @@
-"""Routes a request by its header fields."""
+"""Routes requests by their header fields to the stream classes that handle them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _RefusedRoute:
 
 
 class Router:
-    """Knows the methods of all services. `route` never raises, as a refusal is a route too."""
+    """Finds the route of a request among the methods of all services."""
 
     def __init__(self, services: Services, options: GrpcOptions, limits: ConnectionLimits) -> None:
         self._methods: dict[bytes, Method] = {
@@ -71,7 +71,10 @@ class Router:
         self._max_header_list = limits.max_header_list
 
     def route(self, fields: Fields, size: int) -> Route:
-        """The route of a request with these fields, whose size is `size` bytes."""
+        """Returns the route of a request; one that is refused has a route that answers an error.
+
+        `size` is the size of the header list in bytes (RFC 9113 section 6.5.2).
+        """
         known = dict(fields)
         if known[b":method"] != b"POST":
             return _RefusedRoute(status.http_error_headers(405))
@@ -93,5 +96,5 @@ class Router:
 
 
 def _is_grpc(content_type: bytes) -> bool:
-    """Whether it is `application/grpc`, maybe with a suffix or parameters."""
+    """Whether a content type is `application/grpc`, with any suffix or parameters."""
     return content_type == _GRPC or content_type.startswith((_GRPC + b"+", _GRPC + b";"))

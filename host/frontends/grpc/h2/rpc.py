@@ -1,4 +1,4 @@
-"""Interprets the header fields of a gRPC request."""
+"""Parses the header fields of a gRPC request."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from host.frontends.grpc.methods import Method
 _TRANSPORT_HEADERS = frozenset((b"te", b"content-type"))
 _TIMEOUT_PATTERN = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-# What grpcio prefers at each level, if the client accepts it.
+# The order in which grpcio chooses at each level among the encodings that a client accepts.
 _PREFERENCES = {"low": ("gzip", "deflate"), "medium": ("deflate", "gzip")}
 _PREFERENCES["high"] = _PREFERENCES["medium"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """A call that can be served; also the RpcContext of its handler.
+    """The parsed header of a call; also the RpcContext of its handler.
 
-    `timeout`: seconds. `encoding`: compression of the client's messages. `response_encoding`:
-    compression of ours, empty for none.
+    `timeout` is in seconds. `encoding` is the compression of the request messages,
+    `response_encoding` that of the response messages; empty means none.
     """
 
     method: Method
@@ -36,22 +36,22 @@ class Rpc:
     headers: tuple[Header, ...] = ()
 
     def metadata(self, key: str) -> str | None:
-        """The value of a metadata key, None if it is missing or binary."""
+        """Returns the value of a metadata key, or None if it is missing or binary."""
         for name, value in self.headers:
             if name == key:
                 return value if isinstance(value, str) else None
         return None
 
     def invocation_metadata(self) -> Sequence[Header]:
-        """All metadata of the client and its transport; values of `-bin` keys are bytes."""
+        """Returns all metadata; values of `-bin` keys are bytes."""
         return self.headers
 
 
 def parse_rpc(fields: Fields, methods: dict[bytes, Method], compression_level: str) -> Rpc:
-    """Reads the fields of a gRPC request. Raises RpcError."""
+    """Parses the fields of a request with a gRPC content type. Raises RpcError."""
     known: dict[bytes, bytes] = {}
     for name, value in fields:
-        known.setdefault(name, value)  # the first of several, as in grpcio
+        known.setdefault(name, value)  # the first value counts, as in grpcio
     method = methods.get(known[b":path"])
     if method is None:
         path = known[b":path"].decode("latin-1")
@@ -78,7 +78,7 @@ def parse_rpc(fields: Fields, methods: dict[bytes, Method], compression_level: s
 
 
 def _is_metadata(name: bytes) -> bool:
-    """Whether it is metadata, and not a field of HTTP or gRPC itself; as in grpcio."""
+    """Whether a field is metadata: not part of HTTP or gRPC themselves, as in grpcio."""
     return name[:1] != b":" and not name.startswith(b"grpc-") and name not in _TRANSPORT_HEADERS
 
 
@@ -86,7 +86,7 @@ def _decode_metadata(name: str, value: bytes) -> Header:
     if not name.endswith("-bin"):
         return name, value.decode("latin-1")
     try:
-        # Clients leave the padding out, and may join several values with commas.
+        # Clients omit the padding, and may join several values with commas.
         padded = (part.strip() + b"=" * (-len(part.strip()) % 4) for part in value.split(b","))
         return name, b",".join(base64.b64decode(part, validate=True) for part in padded)
     except ValueError:

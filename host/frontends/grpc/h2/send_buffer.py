@@ -1,4 +1,4 @@
-"""The send buffer of a connection: written frames, and the streams that wait to send."""
+"""The send buffer of an HTTP/2 connection: collects frames and shares the window fairly."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.reader import Piece
 from host.frontends.socket_writer import SocketWriter
 
-_QUANTUM = 65536  # bytes of a stream before it is another stream's turn
-_MAX_JOINED_MEAN = 2048  # bytes; buffers of this mean size are joined before they are written
+_QUANTUM = 65536  # bytes that a waiting stream sends before the next stream has its turn
+_MAX_JOINED_MEAN = 2048  # bytes; buffers of a smaller mean size are joined
 
 
 class SendingStream(Protocol):
@@ -33,20 +33,21 @@ class SendingStream(Protocol):
 
 
 class SendBuffer:
-    """Collects frames and writes them together; streams without window wait in it.
+    """Collects frames, and writes them to the transport together.
 
-    What is written while it is corked, or before a `flush_soon` is due, is sent at once together.
-    While the transport has enough to send (`paused`), streams keep their data.
+    Frames that are written while the buffer is corked, or before a `flush_soon` is due, are sent in
+    one piece. While the transport has enough to send (`writing_paused`), data stays pending in the
+    streams.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
-        self.window = frames.DEFAULT_WINDOW  # granted to the connection by the client
-        self.stream_window = frames.DEFAULT_WINDOW  # granted to each new stream by the client
+        self.window = frames.DEFAULT_WINDOW  # bytes that the client accepts on the connection
+        self.stream_window = frames.DEFAULT_WINDOW  # bytes that it accepts on each new stream
         self.max_frame = frames.DEFAULT_MAX_FRAME
         self.max_header_list_size = 0  # bytes that the client accepts; 0 for no limit
-        self.paused = False
+        self.writing_paused = False
         self.data_frames_sent = 0  # frames of HEADERS, DATA and WINDOW_UPDATE
-        # Streams with data to send and with window of their own.
+        # Streams with pending data and a send window, in the order of their turns.
         self.waiting_streams: dict[SendingStream, None] = {}
         self.corked = False
         self._limits = limits
@@ -59,36 +60,36 @@ class SendBuffer:
         self._unsent_control = 0
 
     def attach_transport(self, transport: asyncio.Transport) -> None:
-        """Sets the transport."""
+        """Sets the transport to write to."""
         transport.set_write_buffer_limits(self._limits.write_buffer)
         self._transport = transport
         self._write_small = SocketWriter(transport).write
 
     def flush_and_close(self) -> None:
-        """Writes what is buffered, and nothing after that."""
+        """Writes all frames, and drops any later ones."""
         self.corked = False
         self.flush()
         self._transport = None
         self.waiting_streams.clear()
 
     def write(self, data: Piece) -> None:
-        """Buffers a part of a frame until the next flush."""
+        """Adds bytes of a frame; the next flush sends them."""
         self._buffers.append(data)
         self._buffered_bytes += len(data)
 
     def write_control_frame(self, frame: bytes) -> None:
-        """Buffers a control frame that answers one of the client's.
+        """Adds the answer to a control frame.
 
-        Raises H2ConnectionError if the client causes many and reads none.
+        Raises H2ConnectionError if a client that reads no answers causes too many of them.
         """
         self.write(frame)
-        if self.paused:
+        if self.writing_paused:
             self._unsent_control += len(frame)
             if self._unsent_control > self._limits.max_unsent_control:
                 raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
 
     def flush(self) -> None:
-        """Writes the buffer to the transport, unless it is corked."""
+        """Writes all frames to the transport, unless the buffer is corked."""
         if not self.corked:
             self._write_buffers()
 
@@ -107,10 +108,9 @@ class SendBuffer:
             self._transport.writelines(buffers)
 
     def flush_soon(self) -> None:
-        """Flushes at the end of this turn of the loop, with everything else written in it.
+        """Flushes at the end of this iteration of the event loop, together with later frames.
 
-        If there is much data, it is flushed at once, corked or not, to find out when the transport
-        has enough.
+        Large amounts are written at once, even if corked, so that the transport can pause writing.
         """
         if self._buffered_bytes >= _QUANTUM:
             self._write_buffers()
@@ -119,23 +119,23 @@ class SendBuffer:
             self._loop.call_soon(self._flush_now)
 
     def resume_writing(self) -> None:
-        """Called when the transport accepts more."""
-        self.paused = False
+        """Sends pending data, as the transport has room again."""
+        self.writing_paused = False
         self._unsent_control = 0
         self.send_waiting()
         self.flush()
 
     def has_room(self, size: int) -> bool:
-        """Whether the connection's window allows a frame of this size now."""
-        return size <= self.window and size <= self.max_frame and not self.paused
+        """Whether the connection can send a DATA frame of `size` bytes now."""
+        return size <= self.window and size <= self.max_frame and not self.writing_paused
 
     def add_waiting_stream(self, stream: SendingStream) -> None:
-        """Adds a stream with data to send and with window of its own."""
+        """Adds a stream with pending data and a send window."""
         self.waiting_streams[stream] = None
         self.send_waiting()
 
     def increase_window(self, increment: int) -> None:
-        """Increases the connection's window. Raises H2ConnectionError beyond 2^31-1."""
+        """Increases the connection's window. Raises H2ConnectionError if it exceeds 2^31-1."""
         self.window += increment
         if self.window > frames.MAX_WINDOW:
             raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "the window grew too large")
@@ -145,7 +145,7 @@ class SendBuffer:
     def apply_settings(
         self, settings: Iterable[tuple[int, int]], streams: Iterable[SendingStream]
     ) -> None:
-        """Applies the client's settings. Raises H2ConnectionError for invalid ones."""
+        """Applies the client's settings. Raises H2ConnectionError if a value is invalid."""
         for number, value in settings:
             if number == Setting.INITIAL_WINDOW_SIZE:
                 self.set_initial_window(value, streams)
@@ -159,7 +159,7 @@ class SendBuffer:
                 raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
 
     def set_initial_window(self, window: int, streams: Iterable[SendingStream]) -> None:
-        """Sets the initial window of all streams. Raises H2ConnectionError beyond 2^31-1."""
+        """Changes the window of all streams. Raises H2ConnectionError if one exceeds 2^31-1."""
         if window > frames.MAX_WINDOW:
             raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {window}")
         more, self.stream_window = window - self.stream_window, window
@@ -169,7 +169,7 @@ class SendBuffer:
                 raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "a window grew too large")
 
     def increase_stream_window(self, stream: SendingStream, increment: int) -> None:
-        """Changes the window of a stream; `send_waiting` uses it."""
+        """Changes the send window of a stream; the caller calls `send_waiting` afterwards."""
         stream.send_window += increment
         if stream.send_window <= 0:
             self.waiting_streams.pop(stream, None)
@@ -177,15 +177,15 @@ class SendBuffer:
             self.waiting_streams[stream] = None
 
     def send_waiting(self) -> None:
-        """Sends waiting data, a part of each stream in turn."""
+        """Sends pending data, a part of each waiting stream in turn."""
         waiting = self.waiting_streams
-        while waiting and self.window > 0 and not self.paused:
+        while waiting and self.window > 0 and not self.writing_paused:
             stream = next(iter(waiting))
             del waiting[stream]
             stream.send_pending(_QUANTUM)
             if stream.pending_bytes and stream.send_window > 0:
                 waiting[stream] = None  # behind the others
-            if self._buffered_bytes >= _QUANTUM:  # the transport may have enough now
+            if self._buffered_bytes >= _QUANTUM:  # lets the transport pause writing
                 self._write_buffers()
 
     def _flush_now(self) -> None:

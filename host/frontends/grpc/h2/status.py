@@ -1,4 +1,4 @@
-"""The end of a gRPC call: status codes, and the header blocks that carry them."""
+"""gRPC status codes, and the HPACK header blocks of responses."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import enum
 import functools
 import re
 
-_LITERAL = b"\x00"  # HPACK: a literal field with its name, not indexed
+_LITERAL = b"\x00"  # HPACK: a literal field without indexing
 _STATUS_200 = b"\x88"
-_STATUS = b"\x08"  # :status of the static table, with another value
-_CONTENT_TYPE = b"\x0f\x10"  # content-type of the static table
+_STATUS = b"\x08"  # HPACK: `:status` from the static table, with a literal value
+_CONTENT_TYPE = b"\x0f\x10"  # HPACK: `content-type` from the static table, with a literal value
 _UNSAFE = re.compile(rb"[^ -$&-~]")
 
 
 class StatusCode(enum.IntEnum):
-    """Status codes that the engine itself uses."""
+    """The statuses that the engine itself sends."""
 
     OK = 0
     DEADLINE_EXCEEDED = 4
@@ -25,7 +25,7 @@ class StatusCode(enum.IntEnum):
 
 
 class RpcError(Exception):
-    """A call that ends with a status of the engine's own."""
+    """Ends a call with a status of the engine itself."""
 
     def __init__(self, code: StatusCode, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class RpcError(Exception):
 
 
 def _hpack_string(value: bytes) -> bytes:
-    """A string in HPACK, without Huffman coding."""
+    """Encodes a string in HPACK, without Huffman coding."""
     length = len(value)
     if length < 127:
         return bytes((length,)) + value
@@ -47,25 +47,25 @@ def _hpack_string(value: bytes) -> bytes:
 
 
 def hpack_field(name: str, value: bytes) -> bytes:
-    """A header field in HPACK."""
+    """Encodes a header field in HPACK."""
     return _LITERAL + _hpack_string(name.encode()) + _hpack_string(value)
 
 
 RESPONSE_HEADERS = _STATUS_200 + _CONTENT_TYPE + b"\x10application/grpc"
-"""The headers of a response."""
+"""The header block of a response."""
 
 ACCEPT_ENCODING = hpack_field("grpc-accept-encoding", b"identity,deflate,gzip")
 
 
 @functools.cache
 def response_headers(encoding: str) -> bytes:
-    """The headers of a response whose messages may be compressed."""
+    """Returns the header block of a response whose messages may be compressed."""
     return RESPONSE_HEADERS + hpack_field("grpc-encoding", encoding.encode())
 
 
 @functools.lru_cache(256)
 def trailers(status: int, message: str = "", max_bytes: int = 0) -> bytes:
-    """The trailers of a response. The text is cut to `max_bytes` bytes, if that is not 0."""
+    """Returns the trailers of a response; cuts the message to `max_bytes` bytes (0: no limit)."""
     block = hpack_field("grpc-status", b"%d" % status)
     if message:
         block += hpack_field("grpc-message", percent_encode(message, max_bytes))
@@ -73,16 +73,16 @@ def trailers(status: int, message: str = "", max_bytes: int = 0) -> bytes:
 
 
 def http_error_headers(status: int) -> bytes:
-    """The whole response to a request that is not gRPC."""
+    """Returns the header block that answers a request that is not gRPC."""
     return _STATUS + _hpack_string(b"%d" % status)
 
 
 def percent_encode(message: str, max_bytes: int = 0) -> bytes:
-    """Encodes the text as a header value of at most `max_bytes` bytes (0: all)."""
+    """Percent-encodes a message, cut to at most `max_bytes` bytes (0: no limit)."""
     data = message.encode("utf-8", "replace")
     encoded = _UNSAFE.sub(_escape, data)
     while max_bytes and len(encoded) > max_bytes:
-        # Cut the text, not the escapes; one byte may take three.
+        # Cut the text, not its escapes: a byte becomes up to three.
         excess = (len(encoded) - max_bytes + 2) // 3
         data = data[: len(data) - excess].decode("utf-8", "ignore").encode()
         encoded = _UNSAFE.sub(_escape, data)

@@ -1,4 +1,7 @@
-"""One HTTP/2 stream: its pending data, and its flow-control windows."""
+"""A stream of an HTTP/2 connection: its flow-control windows and its pending data.
+
+The words are those of docs/explanation/flow-control.md.
+"""
 
 from __future__ import annotations
 
@@ -31,32 +34,33 @@ class StreamConnection(Protocol):
     streams: dict[int, Stream]
 
     def acknowledge_received_data(self, size: int) -> None:
-        """Grants bytes to the client again that were received."""
+        """Acknowledges received bytes, so that the client may send as many again."""
 
     def stream_finished(self, stream: Stream) -> None:
-        """Called when a stream has sent its end."""
+        """Removes a stream that has sent its whole response."""
 
     def reset_stream(self, stream_id: int, code: H2ErrorCode) -> None:
         """Sends RST_STREAM."""
 
     def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
-        """Called when a request breaks the rules of its stream."""
+        """Resets a stream because the client has broken a rule."""
 
 
 class Route(Protocol):
-    """The route of a request."""
+    """Opens the stream for a kind of request."""
 
     def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
-        """Opens the stream that serves the request."""
+        """Returns the stream that handles the request."""
 
 
-_JOIN_UP_TO = 4096  # bytes; below that, one copy is cheaper than one more buffer
+_JOIN_UP_TO = 4096  # bytes; copying less than this is cheaper than one more buffer
 
 
 class Stream(ABC):
-    """Base of all streams. The connection calls `on_opened`, `on_data` and `on_aborted`.
+    """Base class of the streams. The connection calls `on_opened`, `on_data` and `on_aborted`.
 
-    Data is sent as soon as windows and transport allow it, and waits here until then.
+    A stream sends data as soon as the windows and the transport have room. Until then the data is
+    pending.
     """
 
     __slots__ = (
@@ -66,12 +70,12 @@ class Stream(ABC):
         "recv_window",
         "remote_ended",
         "closed",
-        "held_bytes",
+        "unacknowledged_bytes",
         "pending_bytes",
         "_pending",
         "_pending_trailers",
         "on_writable",
-        "_unacknowledged_bytes",
+        "_window_increment",
     )
 
     def __init__(self, connection: StreamConnection, stream_id: int) -> None:
@@ -80,41 +84,42 @@ class Stream(ABC):
         self.send_window = connection.send_buffer.stream_window
         self.recv_window = connection.limits.stream_window
         self.remote_ended = False
-        self.closed = False  # both ends have finished, or one has reset it
-        self.held_bytes = 0  # received bytes for which no window was granted again
+        self.closed = False  # complete in both directions, or reset
+        self.unacknowledged_bytes = 0  # received, but not read by the handler
         self.pending_bytes = 0
         self._pending: deque[Piece] | None = None
-        self._pending_trailers: bytes | None = (
-            None  # the block that ends the stream after the pending data
-        )
-        self.on_writable: Callable[[], None] | None = (
-            None  # called once, when little data is pending
-        )
-        self._unacknowledged_bytes = 0
+        self._pending_trailers: bytes | None = None  # sent after the pending data
+        # Called once, when the pending data is within `max_send_queue`.
+        self.on_writable: Callable[[], None] | None = None
+        self._window_increment = 0  # bytes of the next WINDOW_UPDATE
 
     @abstractmethod
     def on_opened(self) -> None:
-        """Called when the connection has opened the stream."""
+        """Called when the stream is open."""
 
     @abstractmethod
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
-        """Data of the request; `size` with padding, for which window must be granted again."""
+        """Called with data of the request.
+
+        `size` is the number of bytes to acknowledge; it includes padding. `end` means that the
+        client sends no more.
+        """
 
     @property
     def incoming_bytes(self) -> int | None:
-        """Bytes received of what is still incomplete; None if the client owes nothing."""
+        """Bytes received of an incomplete message; None if the server waits for none."""
         return None
 
     def on_too_slow(self) -> None:
-        """Called when the client sends too slowly."""
+        """Called when the rest of an incomplete message comes too slowly."""
         self.reset(H2ErrorCode.CANCEL)
 
     @abstractmethod
     def on_aborted(self) -> None:
-        """Called when the client has gone or has reset the stream, which is closed."""
+        """Called after the stream was closed without a response, to cancel its work."""
 
     def end_unavailable(self, text: str = "") -> None:
-        """Ends the stream with an error, if possible, as the connection or the server ends."""
+        """Ends the stream with an error, if possible, because the connection ends."""
         self.reset(H2ErrorCode.CANCEL)
 
     def send_headers(self, block: bytes) -> None:
@@ -124,7 +129,7 @@ class Stream(ABC):
         send_buffer.write(frames.headers(self.id, block, False, send_buffer.max_frame))
 
     def send_data(self, prefix: bytes, body: bytes) -> None:
-        """Sends data of the response: both parts in a row."""
+        """Sends `prefix` and then `body`, or adds them to the pending data."""
         send_buffer = self.connection.send_buffer
         size = len(prefix) + len(body)
         if self.closed or not size:
@@ -143,7 +148,7 @@ class Stream(ABC):
             send_buffer.write(body)
 
     def send_trailers(self, block: bytes) -> None:
-        """Sends the trailers, which end the response."""
+        """Sends the trailers, which end the response, after the pending data."""
         if self.closed:
             return
         if self.pending_bytes:
@@ -155,14 +160,14 @@ class Stream(ABC):
         self.connection.stream_finished(self)
 
     def send_response(self, head: bytes, prefix: bytes, body: bytes, tail: bytes) -> None:
-        """Sends a whole response at the cost of one call."""
+        """Sends a whole response, in one write if it is small and nothing is in its way."""
         send_buffer = self.connection.send_buffer
         size = len(prefix) + len(body)
         if (
             size > _JOIN_UP_TO
             or size > self.send_window
             or size > send_buffer.window
-            or send_buffer.paused
+            or send_buffer.writing_paused
             or send_buffer.waiting_streams
             or self.closed
         ):
@@ -189,11 +194,11 @@ class Stream(ABC):
         self.connection.stream_finished(self)
 
     def reset(self, code: H2ErrorCode) -> None:
-        """Resets the stream and drops pending data."""
+        """Resets the stream and drops its pending data."""
         self.connection.reset_stream(self.id, code)
 
     def send_pending(self, max_bytes: int) -> bool:
-        """Sends pending data, at most `max_bytes`; returns whether any was sent."""
+        """Sends at most `max_bytes` of the pending data; returns whether any data was sent."""
         send_buffer, pending = self.connection.send_buffer, self._pending
         left = max_bytes
         while pending and left > 0:
@@ -217,34 +222,35 @@ class Stream(ABC):
             self.on_writable is not None
             and self.pending_bytes <= self.connection.limits.max_send_queue
         ):
-            self.connection.loop.call_soon(self.on_writable)  # as it may send more
+            self.connection.loop.call_soon(self.on_writable)  # not now, as it may send more
             self.on_writable = None
         if self._pending_trailers is not None and not self.pending_bytes:
             self.send_trailers(self._pending_trailers)
         return left < max_bytes
 
     def acknowledge_received_data(self, size: int) -> None:
-        """Grants window for processed bytes, to the connection and to this stream."""
+        """Acknowledges received bytes to the windows of the connection and of this stream.
+
+        The client gets a WINDOW_UPDATE when half of the window is acknowledged.
+        """
         self.connection.acknowledge_received_data(size)
         if self.remote_ended or self.closed:
             return
-        self._unacknowledged_bytes += size
-        if self._unacknowledged_bytes >= self.connection.limits.stream_window // 2:
-            self.recv_window += self._unacknowledged_bytes
+        self._window_increment += size
+        if self._window_increment >= self.connection.limits.stream_window // 2:
+            self.recv_window += self._window_increment
             self.connection.send_buffer.data_frames_sent += 1
-            self.connection.send_buffer.write(
-                frames.window_update(self.id, self._unacknowledged_bytes)
-            )
-            self._unacknowledged_bytes = 0
+            self.connection.send_buffer.write(frames.window_update(self.id, self._window_increment))
+            self._window_increment = 0
 
     def mark_closed(self) -> None:
-        """Drops pending data; called by the connection."""
+        """Drops the pending data and acknowledges received data; called by the connection."""
         self.closed = True
         self._pending, self._pending_trailers, self.pending_bytes = None, None, 0
         self.on_writable = None
-        if self.held_bytes:
-            held_bytes, self.held_bytes = self.held_bytes, 0
-            self.connection.acknowledge_received_data(held_bytes)
+        if self.unacknowledged_bytes:
+            self.connection.acknowledge_received_data(self.unacknowledged_bytes)
+            self.unacknowledged_bytes = 0
 
     def _queue_data(self, prefix: bytes, body: bytes) -> None:
         if self._pending is None:

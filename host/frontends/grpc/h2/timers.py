@@ -1,4 +1,4 @@
-"""The timers of a connection: keepalive, maximum age, idle timeout, linger."""
+"""The timers of an HTTP/2 connection: handshake, keepalive, age, idle time, closing."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from host.frontends.grpc.methods import GrpcOptions
 
 _MAX_LINGERS = 60
 _KEEPALIVE_PING = b"pbalive."
-_JITTER = 0.1  # of the maximum age, so that connections opened together do not end together
+_JITTER = 0.1  # share of the maximum age, so that connections do not all end at once
 
 
 class TimedConnection(Protocol):
-    """The connection as its timers see it. Times are those of its event loop, in seconds."""
+    """The connection as its timers see it. Times are seconds by the clock of the event loop."""
 
     @property
     def last_received_at(self) -> float:
-        """The time of the last received bytes."""
+        """When the connection last received bytes."""
 
     @property
     def open_streams(self) -> int:
-        """Number of open requests."""
+        """The number of open streams."""
 
     @property
     def data_frames_sent(self) -> int:
-        """Number of DATA frames sent."""
+        """HEADERS, DATA and WINDOW_UPDATE frames sent."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the client has not acknowledged yet (TCP)."""
+        """Bytes that the client's machine has not acknowledged yet."""
 
     def check_data_rate(self) -> None:
-        """Ends calls whose client sends below the minimum data rate."""
+        """Ends streams whose incomplete messages come too slowly, or closes the connection."""
 
     def send_keepalive_ping(self, data: bytes) -> None:
         """Sends a PING."""
 
     def drain(self, text: str = "") -> None:
-        """Accepts no new streams, and closes when none is open."""
+        """Refuses new streams, and closes when the last one ends."""
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection; open streams end with an error."""
 
     def abort(self) -> None:
-        """Closes the connection at once."""
+        """Closes the connection without sending anything."""
 
 
 class ConnectionTimers:
-    """All timers of one connection; `cancel_all` cancels them."""
+    """All timers of a connection."""
 
     def __init__(
         self, connection: TimedConnection, options: GrpcOptions, limits: ConnectionLimits
@@ -63,12 +63,12 @@ class ConnectionTimers:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._settings_seen = False
         self._ping_sent_at = 0.0
-        self._pings_without_data = 0  # sent since the last data
+        self._pings_without_data = 0  # sent since the last data frame
         self._last_data_frames_sent = 0
         self._empty_since = 0.0
 
     def connection_opened(self) -> None:
-        """Called when the client has connected and has sent nothing yet."""
+        """Starts the timers of a new connection."""
         self._set_timer("handshake", self._limits.handshake_timeout, self._connection.abort)
         age = self._options.max_connection_age / 1000
         if age:
@@ -77,7 +77,7 @@ class ConnectionTimers:
             )
 
     def settings_received(self) -> None:
-        """Called when the client's settings were received."""
+        """Ends the handshake; starts keepalive, data rate and idle timers."""
         if self._settings_seen:
             return
         self._settings_seen = True
@@ -87,24 +87,24 @@ class ConnectionTimers:
         self.all_streams_closed()
 
     def all_streams_closed(self) -> None:
-        """Called when the last stream has ended, or none was opened."""
+        """Starts the idle timer."""
         if self._limits.idle_timeout:
             self._empty_since = self._loop.time()
             if "idle" not in self._timers:
                 self._set_timer("idle", self._limits.idle_timeout, self._check_idle)
 
     def ping_acknowledged(self, data: bytes) -> None:
-        """Called when a PING was acknowledged."""
+        """Handles the answer to a PING."""
         if data == _KEEPALIVE_PING and "keepalive_timeout" in self._timers:
             self._cancel_timer("keepalive_timeout")
             self._schedule_keepalive(self._keepalive_time)
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Calls `action` later, unless the connection is gone by then."""
+        """Calls `action` after `seconds`, unless the connection is closed by then."""
         self._set_timer(getattr(action, "__name__", "later"), seconds, action)
 
     def start_linger(self) -> None:
-        """Aborts the connection if the client reads nothing of the last data for a while."""
+        """Aborts the connection when the client stops reading the last bytes."""
         left, lingered = self._connection.unsent_bytes, 0
 
         def check_unsent() -> None:
@@ -118,7 +118,7 @@ class ConnectionTimers:
         self._set_timer("linger", self._limits.linger_timeout, check_unsent)
 
     def cancel_all(self) -> None:
-        """Called when the connection is gone."""
+        """Cancels all timers."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -163,7 +163,7 @@ class ConnectionTimers:
 
     def _check_idle(self) -> None:
         if self._connection.open_streams:
-            return  # `all_streams_closed` will be called again
+            return  # `all_streams_closed` will restart the timer
         left = self._empty_since + self._limits.idle_timeout - self._loop.time()
         if left > 0:
             self._set_timer("idle", left, self._check_idle)

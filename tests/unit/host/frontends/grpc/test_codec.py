@@ -381,9 +381,17 @@ messages = st.builds(
 ).map(lambda message: message.SerializeToString())
 
 
+def known_fields(message: Any) -> Any:
+    """A copy without unknown fields, which protobuf compares too although they mean nothing."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    copy.DiscardUnknownFields()
+    return copy
+
+
 def assert_read_as_protobuf_reads_it(data: bytes) -> None:
     try:
-        expected = pb.ModelInferRequest.FromString(data)
+        expected = known_fields(pb.ModelInferRequest.FromString(data))
     except DecodeError:
         with pytest.raises(HostError):
             parse_infer_request(data)
@@ -392,14 +400,16 @@ def assert_read_as_protobuf_reads_it(data: bytes) -> None:
     assert message.model_name == expected.model_name
     assert message.model_version == expected.model_version
     assert message.id == expected.id
-    assert message.parameters == dict(expected.parameters)
+    parameters = {key: known_fields(value) for key, value in message.parameters.items()}
+    assert parameters == dict(expected.parameters)
     assert [head[:3] for head in message.inputs] == [
         (tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in expected.inputs
     ]
     for head, tensor in zip(message.inputs, expected.inputs, strict=True):
         special = tensor.HasField("contents") or bool(tensor.parameters)
-        assert head[3] == (tensor if special else None)
-    assert message.outputs == [
+        assert (head[3] and known_fields(head[3])) == (tensor if special else None)
+    parsed_outputs = [(name, output and known_fields(output)) for name, output in message.outputs]
+    assert parsed_outputs == [
         (output.name, output if output.parameters else None) for output in expected.outputs
     ]
     assert [bytes(entry) for entry in message.raw] == list(expected.raw_input_contents)
@@ -407,6 +417,26 @@ def assert_read_as_protobuf_reads_it(data: bytes) -> None:
 
 def test_a_parameter_with_unknown_fields_is_dropped_as_protobuf_does() -> None:
     assert_read_as_protobuf_reads_it(b'\n\x01m"\x04\n\x00\x08\x00')
+
+
+@pytest.mark.parametrize("path", ["parameters", "input", "output"])
+@pytest.mark.parametrize("at_top", [False, True], ids=["only inside", "inside and at the top"])
+def test_unknown_fields_inside_of_parameter_values_change_nothing(path: str, at_top: bool) -> None:
+    unknown = b"\xa0\x06\x01"  # field 100, a varint
+    message = request()
+    message.outputs.add(name="o")
+    owner = {"parameters": message, "input": message.inputs[0], "output": message.outputs[0]}[path]
+    owner.parameters["k"].MergeFromString(b"\x08\x01" + unknown)  # bool_param: true
+    data = message.SerializeToString()
+    assert data.count(unknown) == 1
+    data += unknown if at_top else b""
+    assert_read_as_protobuf_reads_it(data)
+    parameters: Any = parse_infer_request(data).parameters
+    if path == "input":
+        parameters = parse_infer_request(data).inputs[0][3].parameters
+    elif path == "output":
+        parameters = parse_infer_request(data).outputs[0][1].parameters
+    assert parameters["k"].bool_param is True
 
 
 @given(messages)

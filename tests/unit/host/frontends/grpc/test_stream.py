@@ -71,7 +71,7 @@ class Conversation:
 
     def make_room(self, room: int = 1 << 30) -> None:
         self.room = room
-        self.stream.write_ready()
+        self.stream.resume_writing()
 
     def finish(self) -> list[Any]:
         """Half-close and take everything that has come."""

@@ -73,7 +73,7 @@ class Echo:
     def message_received(self, message: bytes) -> bool:
         return self._client.write_message(message, False)
 
-    def write_ready(self) -> None:
+    def resume_writing(self) -> None:
         self._client.resume_reading()
 
     def half_closed(self) -> None:
@@ -93,10 +93,10 @@ class _Flood:
 
     def message_received(self, message: bytes) -> bool:
         self._count, self._size = map(int, message.split())
-        self.write_ready()
+        self.resume_writing()
         return True
 
-    def write_ready(self) -> None:
+    def resume_writing(self) -> None:
         self._service.sent += self._waits
         self._waits = False
         while self._count:
@@ -134,7 +134,7 @@ class _Sink:
         self._taken += 1
         return self._may_take
 
-    def write_ready(self) -> None:
+    def resume_writing(self) -> None:
         self._client.finish_stream()
 
     def half_closed(self) -> None:

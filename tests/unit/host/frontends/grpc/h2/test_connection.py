@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 from collections.abc import Callable
 
@@ -224,13 +225,13 @@ CONNECTION_ERRORS = {
 @pytest.mark.parametrize("name", CONNECTION_ERRORS)
 def test_connection_errors(server: Server, peer: Peer, name: str) -> None:
     data, code = CONNECTION_ERRORS[name]
-    held = peer.call("Hold", b"held_bytes")
+    held = peer.call("Hold", b"held")
     server.service.held.get(timeout=DEADLINE)
     peer.write(data)
     frame = peer.goaway()
     assert (frame.error_code, frame.last_stream_id >= held) == (code, True)
     assert frame.additional_data or code is H2ErrorCode.NO_ERROR
-    assert server.service.cancelled.get(timeout=DEADLINE) == b"held_bytes"
+    assert server.service.cancelled.get(timeout=DEADLINE) == b"held"
     assert peer.ended()
 
 
@@ -259,12 +260,12 @@ STREAM_ERRORS: dict[str, tuple[Callable[[int], Frame | bytes], int]] = {
 @pytest.mark.parametrize("name", STREAM_ERRORS)
 def test_stream_errors(server: Server, peer: Peer, name: str) -> None:
     frame, code = STREAM_ERRORS[name]
-    stream = peer.call("Hold", b"held_bytes")
+    stream = peer.call("Hold", b"held")
     server.service.held.get(timeout=DEADLINE)
     made = frame(stream)
     peer.write(made if isinstance(made, bytes) else made.serialize())
     assert peer.reset_code(stream) == code
-    assert server.service.cancelled.get(timeout=DEADLINE) == b"held_bytes"
+    assert server.service.cancelled.get(timeout=DEADLINE) == b"held"
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
@@ -501,6 +502,48 @@ def test_unread_messages_are_not_returned_to_the_window(serve: Serve, connect: C
     assert peer.answer(stream)[1] == grpc_message(b"4")
 
 
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_unread_messages_are_read_in_full_after_reading_resumes(
+    serve: Serve, connect: Connect, encoding: str
+) -> None:
+    """The end of the request waits behind them, and compressed messages are read as others are."""
+    server = serve(ConnectionLimits(stream_window=40000))
+    peer = connect(server)
+    stream = peer.open("Sink", ("grpc-encoding", encoding))
+    message = grpc_message(b"plain")
+    if encoding == "gzip":
+        message += grpc_message(gzip.compress(b"compressed", mtime=0), 1)
+    peer.data(stream, message * 3, end=True)
+    peer.settle()
+    assert not any(isinstance(frame, DataFrame) for frame in peer.frames)
+    server.call(server.service.may_take[0])
+    assert peer.answer(stream)[1] == grpc_message(b"6" if encoding == "gzip" else b"3")
+
+
+def test_a_reset_returns_unread_bytes_to_the_window_of_the_connection(
+    serve: Serve, connect: Connect
+) -> None:
+    peer = connect(serve(ConnectionLimits(connection_window=70000)))
+    stream = peer.open("Sink")
+    sent = [DataFrame(stream, grpc_message(bytes(9995))) for _ in range(5)]
+    peer.send(*sent[:1])  # is taken, and acknowledged
+    peer.settle()
+    peer.send(*sent[1:])
+    peer.settle()
+
+    def increments() -> list[int]:
+        return [
+            frame.window_increment
+            for frame in peer.frames
+            if isinstance(frame, WindowUpdateFrame) and frame.stream_id == 0
+        ]
+
+    assert increments() == [70000 - 65535]
+    peer.send(RstStreamFrame(stream, 8))
+    peer.settle()
+    assert increments() == [70000 - 65535, 50000]
+
+
 def test_a_message_larger_than_the_window_comes_through(serve: Serve, connect: Connect) -> None:
     peer = connect(serve(ConnectionLimits(stream_window=10000)))
     peer.until(lambda frame: isinstance(frame, SettingsFrame) and "ACK" in frame.flags)
@@ -595,7 +638,7 @@ def test_unread_control_frames_end_the_connection(serve: Serve, connect: Connect
     server = serve(limits)
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: (1 << 31) - 1})
     peer.send(WindowUpdateFrame(0, (1 << 31) - 1 - 65535))
-    peer.call("Hold", b"held_bytes")
+    peer.call("Hold", b"held")
     server.service.held.get(timeout=DEADLINE)
     peer.call("Flood", b"100000 10000")
     wait_until(lambda: server.stalled() == 1, "the flood to be too much")
@@ -606,7 +649,7 @@ def test_unread_control_frames_end_the_connection(serve: Serve, connect: Connect
 
     wait_until(given_up, "the connection to be ended")
     cancelled = {server.service.cancelled.get(timeout=DEADLINE) for _ in range(2)}
-    assert cancelled == {b"held_bytes", b"flood"}
+    assert cancelled == {b"held", b"flood"}
 
 
 def test_a_flood_of_unknown_frames_ends_the_connection(serve: Serve, connect: Connect) -> None:

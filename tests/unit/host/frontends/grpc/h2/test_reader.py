@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from host.frontends.grpc.h2.abuse_limits import TokenBucket
 from host.frontends.grpc.h2.connection import H2Connection
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.reader import FrameReader, Piece
 from host.frontends.grpc.h2.route import Router
-from host.frontends.grpc.h2.token_bucket import TokenBucket
 from host.frontends.grpc.methods import GrpcOptions
 from host.instances.busy_polling import no_connection_hook
 from tests.memory_transport import MemoryTransport

@@ -7,9 +7,9 @@ import select
 import pytest
 from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame
 
+from host.frontends.grpc.h2.abuse_limits import PingPolicy
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.grpc.h2.pings import PingPolicy
 from host.frontends.grpc.methods import GrpcOptions
 from tests.conftest import wait_until
 from tests.unit.host.frontends.grpc.h2.h2_peer import (

@@ -1,0 +1,112 @@
+"""Limits on clients that cost the server much: pings, cheap frames, slow requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from host.frontends.grpc.h2.limits import ConnectionLimits
+from host.frontends.grpc.h2.reader import FrameReader
+from host.frontends.grpc.h2.stream import Stream
+from host.frontends.grpc.methods import GrpcOptions
+
+_MIN_INTERVAL_WITHOUT_CALLS = 7200.0  # seconds between pings of a client without open calls
+_FRAME_KEY = 0  # the incomplete frame of a connection; no stream has this id
+
+
+class TokenBucket:
+    """Limits the rate of events. `capacity` events may come at once, then `per_second`."""
+
+    __slots__ = ("_capacity", "_rate", "_tokens", "_updated_at", "_clock")
+
+    def __init__(
+        self, capacity: int, per_second: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._capacity = float(capacity)
+        self._rate = per_second
+        self._tokens = float(capacity)
+        self._updated_at = self._clock()
+
+    def consume(self) -> bool:
+        """Takes a token for one event. Returns False if the bucket is empty."""
+        now = self._clock()
+        self._tokens = (
+            min(self._capacity, self._tokens + (now - self._updated_at) * self._rate) - 1.0
+        )
+        self._updated_at = now
+        if self._tokens < 0.0:
+            self._tokens = 0.0
+            return False
+        return True
+
+
+class PingPolicy:
+    """Limits the client's pings by the rules of gRPC's own servers.
+
+    A ping that comes too soon after the previous one is a strike. Frames that the server sends
+    reset the strikes.
+    """
+
+    __slots__ = ("_options", "_strikes", "_last_ping_at", "_data_frames_sent")
+
+    def __init__(self, options: GrpcOptions) -> None:
+        self._options = options
+        self._strikes = 0
+        self._last_ping_at = float("-inf")
+        self._data_frames_sent = -1
+
+    def received_ping(self, now: float, data_frames_sent: int, without_calls: bool) -> bool:
+        """Counts a ping. Returns True if the client has sent too many.
+
+        Args:
+            now: The time of the ping in seconds.
+            data_frames_sent: How many HEADERS, DATA and WINDOW_UPDATE frames the server has sent.
+            without_calls: Whether the client has no open call.
+        """
+        options = self._options
+        if data_frames_sent != self._data_frames_sent:
+            self._data_frames_sent = data_frames_sent
+            self._strikes, self._last_ping_at = 0, float("-inf")
+        if without_calls and not options.keepalive_permit_without_calls:
+            interval = _MIN_INTERVAL_WITHOUT_CALLS
+        else:
+            interval = options.http2_min_recv_ping_interval_without_data / 1000
+        too_soon = now < self._last_ping_at + interval
+        self._last_ping_at = now
+        if not too_soon:
+            return False
+        self._strikes += 1
+        most = options.http2_max_ping_strikes
+        return most != 0 and self._strikes > most
+
+
+class MinDataRate:
+    """Requires a minimum data rate of requests and frames that have come in part."""
+
+    def __init__(
+        self, streams: Mapping[int, Stream], reader: FrameReader, limits: ConnectionLimits
+    ) -> None:
+        self._streams = streams
+        self._reader = reader
+        self._min_bytes = limits.min_interval_bytes
+        self._last_counts: dict[int, int] = {}  # received bytes by stream at the last check
+
+    def reset_slow_streams(self, window: int) -> bool:
+        """Ends the streams that received less than the minimum since the last check.
+
+        Returns whether the incomplete frame of the connection was as slow. `window` is the
+        connection's receive window in bytes; a client without window cannot send, and is not slow.
+        """
+        now: dict[int, int] = {}
+        if window >= self._min_bytes:
+            incoming = ((id, stream.incoming_bytes) for id, stream in self._streams.items())
+            now = {id: size for id, size in incoming if size is not None}
+            if self._reader.in_frame:
+                now[_FRAME_KEY] = self._reader.bytes_received
+        before, self._last_counts = self._last_counts, now
+        slow = [id for id, n in now.items() if id in before and n - before[id] < self._min_bytes]
+        for id in slow:
+            if id in self._streams:
+                self._streams[id].on_too_slow()
+        return _FRAME_KEY in slow
