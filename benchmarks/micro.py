@@ -23,7 +23,8 @@ from tritonclient.grpc import service_pb2 as pb
 from host.frontends.grpc.codec import parse_infer_request, to_request
 from host.frontends.grpc.encode import encode_infer_response
 from host.frontends.grpc.request_cache import RequestCache
-from host.inference.request import Call, InferRequest, InferResponse, Tensor
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler

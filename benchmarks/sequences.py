@@ -23,7 +23,8 @@ from pathlib import Path
 
 from benchmarks.page import table_row
 from host.config.schema import pb
-from host.inference.request import Call, InferRequest, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse
 from host.scheduling.sequences.call import END, START, SequenceCall
 from host.scheduling.sequences.factory import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Mapping
 
 from host.config.model_config import ModelConfig
 from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
+from host.inference.call import Call
 from host.inference.correlation_id import checked_correlation_text
 from host.inference.metadata import (
     IndexEntry,
@@ -15,7 +16,7 @@ from host.inference.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
-from host.inference.request import Call, InferRequest, Parameter, RequestTrace
+from host.inference.request import InferRequest, Parameter, RequestTrace
 from host.instances.regions import Regions
 from host.logs.formats import model_fields
 from host.logs.settings import LogSettings

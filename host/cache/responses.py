@@ -11,7 +11,8 @@ from functools import partial
 from host.cache.key import format_key, request_key
 from host.cache.store import CachedOutputs, ResponseStore
 from host.errors import ErrorCode, HostError
-from host.inference.request import Call, InferResponse, Tensor
+from host.inference.call import Call
+from host.inference.request import InferResponse, Tensor
 from host.metrics.statistics import InferenceCounters
 
 _log = logging.getLogger("pbhost")

@@ -12,8 +12,9 @@ from host.ensembles.inflight_limiter import InflightLimiter
 from host.ensembles.plan import EnsemblePlan, EnsembleStep
 from host.ensembles.step_models import EnsembleSignature, StepModel, TensorMemory
 from host.errors import HostError
+from host.inference.call import Call, ComputeCallback, FailureReason
 from host.inference.metadata import ModelStatistics
-from host.inference.request import Call, ComputeCallback, FailureReason, InferRequest
+from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters

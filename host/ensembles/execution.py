@@ -11,14 +11,8 @@ from host.ensembles.plan import EnsembleStep, Route
 from host.ensembles.step_models import EnsembleSignature, StepModel, TensorMemory
 from host.ensembles.values import EnsembleTensor, SequencePosition
 from host.errors import HostError, invalid_argument
-from host.inference.request import (
-    Call,
-    CallHolder,
-    ComputeCallback,
-    InferRequest,
-    InferResponse,
-    Tensor,
-)
+from host.inference.call import Call, CallHolder, ComputeCallback
+from host.inference.request import InferRequest, InferResponse, Tensor
 
 
 class StepExecution:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sized
 
-from host.inference.request import Call, InferRequest, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse
 
 _MAX_SENT_RESPONSES, _MAX_SENT_BYTES = 128, 4 << 20
 """Responses, and their bytes, that were sent to the caller and not acknowledged."""

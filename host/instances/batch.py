@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from host.inference.request import Call, ExecutionTimes
+from host.inference.call import Call
+from host.inference.request import ExecutionTimes
 
 
 class Batch:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from host.errors import HostError, internal, unavailable
-from host.inference.request import Call, CallHolder, ExecutionTimes, InferResponse, Tensor
+from host.inference.call import Call, CallHolder
+from host.inference.request import ExecutionTimes, InferResponse, Tensor
 from host.instances.batch import Batch
 from host.instances.bls_requests import BlsRequests
 from host.instances.client_memory import write_outputs

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from host.errors import ErrorCode, HostError, internal
-from host.inference.request import Call, InferRequest, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse
 from host.instances.services import HostServices
 
 _log = logging.getLogger("pbhost")

@@ -13,7 +13,8 @@ import msgspec
 
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
-from host.inference.request import Call, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferResponse
 from host.instances.batch import Batch
 from host.instances.batch_tracker import Action, BatchTracker
 from host.instances.bls_requests import BlsRequest, BlsRequests

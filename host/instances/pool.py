@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
-from host.inference.request import Call
+from host.inference.call import Call
 from host.instances.arenas import Arenas
 from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel

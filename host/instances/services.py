@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from host.inference.request import Call, InferRequest, RequestTrace
+from host.inference.call import Call
+from host.inference.request import InferRequest, RequestTrace
 from host.instances.arenas import Arenas
 from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from host.errors import HostError, unavailable
-from host.inference.request import Call, CallHolder, ExecutionTimes
+from host.inference.call import Call, CallHolder
+from host.inference.request import ExecutionTimes
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import StubLost

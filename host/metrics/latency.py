@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from host.config.schema import ModelConfig
-from host.inference.request import Call
+from host.inference.call import Call
 from host.metrics.family import Histogram
 from host.metrics.settings import MetricsSettings
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from host.config.schema import ModelConfig
-from host.inference.request import FailureReason
+from host.inference.call import FailureReason
 from host.metrics.catalogue import MetricsSnapshot
 from host.metrics.family import Histogram, Labels, labels_of
 from host.metrics.latency import FIRST_RESPONSE, Latencies

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from host.inference.call import Call, FailureReason
 from host.inference.metadata import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
-from host.inference.request import Call, ExecutionTimes, FailureReason
+from host.inference.request import ExecutionTimes
 
 
 class LatencyRecorder(Protocol):

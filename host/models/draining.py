@@ -6,7 +6,8 @@ import asyncio
 
 from host.cache.responses import ResponseCache
 from host.errors import unavailable
-from host.inference.request import Call, InferRequest, copy_from_shared_memory
+from host.inference.call import Call
+from host.inference.request import InferRequest, copy_from_shared_memory
 
 
 class DrainableModel:

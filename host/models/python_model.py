@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from host.config.model_config import ModelConfig
 from host.environments.environment import Environment
 from host.errors import HostError, unavailable
+from host.inference.call import Call, FailureReason
 from host.inference.metadata import ModelStatistics
-from host.inference.request import Call, ExecutionTimes, FailureReason, InferRequest
+from host.inference.request import ExecutionTimes, InferRequest
 from host.instances.batch import Batch
 from host.instances.supervisor import InstanceState, Supervisor
 from host.metrics.model_metrics import ModelMetrics

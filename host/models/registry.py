@@ -11,8 +11,9 @@ from typing import Protocol
 
 from host.config.model_config import ModelConfig
 from host.errors import HostError, invalid_argument, not_found, unavailable
+from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
-from host.inference.request import Call, InferRequest
+from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
 from host.repository.qualified_name import split_qualified_name
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from host.config.schema import ModelConfig
 from host.errors import invalid_argument
-from host.inference.request import Call, InferRequest, Tensor
+from host.inference.call import Call
+from host.inference.request import InferRequest, Tensor
 from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, raise_invalid_input, wire_name
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID

@@ -16,7 +16,8 @@ from pathlib import Path
 from host.config.model_config import ModelConfig
 from host.config.schema import ConfigPart
 from host.errors import ErrorCode, HostError, internal, invalid_argument
-from host.inference.request import Call, ExecutionTimes, InferRequest, InferResponse, Tensor
+from host.inference.call import Call
+from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import stub_lost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from host.errors import internal
-from host.inference.request import Call, CallHolder
+from host.inference.call import Call, CallHolder
 from host.scheduling.clock import Clock, LoopClock, Timer
 from host.scheduling.ordering import OrderedCall
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from host.errors import HostError
-from host.inference.request import Call
+from host.inference.call import Call
 from host.scheduling.queue import InstanceQueue, start_batch
 from host.scheduling.scheduler import InstanceSlot
 from host.scheduling.waiting import FifoQueue

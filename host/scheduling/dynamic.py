@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from host.errors import HostError, invalid_argument, unavailable
-from host.inference.request import Call, FailureReason
+from host.inference.call import Call, FailureReason
 from host.scheduling.clock import Clock, LoopClock, Timer
 from host.scheduling.ordering import OrderedCall, ResponseOrdering
 from host.scheduling.policy import QueuePolicies

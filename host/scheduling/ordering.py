@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 
 from host.errors import HostError
-from host.inference.request import Call, InferRequest, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse
 
 
 class OrderedCall(Call):

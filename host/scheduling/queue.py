@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from host.errors import HostError
-from host.inference.request import Call, CallHolder
+from host.inference.call import Call, CallHolder
 from host.scheduling.gate import ExecutionGate, OpenGate
 from host.scheduling.scheduler import InstanceSlot
 from host.scheduling.waiting import CallQueue, FifoQueue

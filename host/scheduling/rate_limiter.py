@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from host.errors import HostError, invalid_argument
-from host.inference.request import CallHolder
+from host.inference.call import CallHolder
 
 _Pool = tuple[str, int | None]
 """A resource and its device; None: one pool for all devices."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from host.errors import HostError
-from host.inference.request import Call, CallHolder
+from host.inference.call import Call, CallHolder
 
 
 class InstanceSlot(CallHolder, ABC):

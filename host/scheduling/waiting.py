@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from host.errors import unavailable
-from host.inference.request import Call
+from host.inference.call import Call
 from host.scheduling.policy import QueuePolicies, QueuePolicy
 
 NEVER = 1 << 100

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import host
-from host.inference.request import Call, InferRequest, Tensor
+from host.inference.call import Call
+from host.inference.request import InferRequest, Tensor
 from tests.conftest import RepositoryBuilder
 from tests.integration.ensemble_models import add_ensemble, add_member
 from tests.integration.test_inprocess import options

@@ -27,8 +27,8 @@ from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
 from host.frontends.open_requests import OpenRequests
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
+from host.inference.call import Call
 from host.inference.request import (
-    Call,
     Classification,
     InferRequest,
     InferResponse,

@@ -14,7 +14,8 @@ from host.frontends.classification import classify
 from host.frontends.grpc.codec import InferMessage
 from host.frontends.grpc.encode import encode_empty_stream_response, encode_stream_response
 from host.frontends.grpc.methods import RpcContext, StreamWriter
-from host.inference.request import Call, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferResponse
 
 MAX_OPEN_REQUESTS = 1024
 """Maximum number of open requests of one stream before it stops reading."""

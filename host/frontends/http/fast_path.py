@@ -24,7 +24,8 @@ from host.frontends.http1.cycle import STATUS_LINES, Header
 from host.frontends.http1.header_cache import Body, FastHandler, ResponseCallback
 from host.frontends.open_requests import OpenRequests
 from host.frontends.restrictions import Restrictions
-from host.inference.request import Call, Classification, InferResponse
+from host.inference.call import Call
+from host.inference.request import Classification, InferResponse
 from host.models.registry import parse_version
 
 _HEADER_LENGTH_NAME = b"inference-header-content-length"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import abc, deque
 
 from host.errors import HostError, invalid_argument
-from host.inference.request import Call, CallHolder, InferRequest, InferResponse, Tensor
+from host.inference.call import Call, CallHolder
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.scheduling.ordering import OrderedCall
 

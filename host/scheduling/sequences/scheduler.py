@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from host.errors import HostError, invalid_argument, unavailable
-from host.inference.request import Call, CallHolder, FailureReason, Tensor
+from host.inference.call import Call, CallHolder, FailureReason
+from host.inference.request import Tensor
 from host.logs.formats import model_fields
 from host.scheduling.clock import Clock, LoopClock
 from host.scheduling.gate import ExecutionGate, OpenGate

@@ -10,14 +10,8 @@ from functools import partial
 from typing import Protocol
 
 from host.errors import HostError
-from host.inference.request import (
-    Call,
-    CallHolder,
-    CancelCallback,
-    FailureReason,
-    InferRequest,
-    Tensor,
-)
+from host.inference.call import Call, CallHolder, CancelCallback, FailureReason
+from host.inference.request import InferRequest, Tensor
 from host.scheduling.clock import Clock
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.gate import ExecutionGate

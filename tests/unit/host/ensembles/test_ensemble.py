@@ -11,8 +11,9 @@ from host.config.model_config import ModelConfig
 from host.config.pbtxt import parse_pbtxt
 from host.ensembles.ensemble import Ensemble
 from host.errors import ErrorCode, HostError, internal
+from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
-from host.inference.request import Call, InferRequest, InferResponse, Tensor
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from host.ensembles.flow_control import FlowControl, ResponseCredit
-from host.inference.request import Call, InferRequest, InferResponse, Tensor
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse, Tensor
 
 
 class Sent:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from host.errors import ErrorCode, HostError, internal, unavailable
-from host.inference.request import Call, FailureReason, InferRequest, InferResponse
+from host.inference.call import Call, FailureReason
+from host.inference.request import InferRequest, InferResponse
 
 
 def new_call() -> Call:

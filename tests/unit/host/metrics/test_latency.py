@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host.config.schema import new_config
-from host.inference.request import Call, InferRequest
+from host.inference.call import Call
+from host.inference.request import InferRequest
 from host.metrics.latency import Latencies, Summary, first_response_bounds
 from host.metrics.settings import MetricsSettings
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from host.config.schema import ModelConfig, new_config
-from host.inference.request import FailureReason
+from host.inference.call import FailureReason
 from host.metrics.catalogue import MetricsSnapshot
 from host.metrics.model_metrics import ModelMetrics, model_labels
 from host.metrics.settings import MetricsSettings

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from host.errors import internal
+from host.inference.call import Call
 from host.inference.metadata import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
-from host.inference.request import Call, ExecutionTimes, InferRequest, InferResponse
+from host.inference.request import ExecutionTimes, InferRequest, InferResponse
 from host.metrics.statistics import InferenceCounters
 
 TIMES = ExecutionTimes(started=1_100, inputs_ready=1_110, outputs_begin=1_310, ended=1_315)

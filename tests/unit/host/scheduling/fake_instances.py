@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from host.errors import HostError, unavailable
-from host.inference.request import Call, InferRequest, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse
 from host.scheduling.scheduler import InstanceSlot, Scheduler
 
 TICK = 1_000_000

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from host.errors import ErrorCode, HostError, unavailable
-from host.inference.request import Call, InferRequest, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.policy import QueuePolicies, QueuePolicy
 from host.scheduling.scheduler import Scheduler

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import settings
 
 from host.errors import ErrorCode, HostError, unavailable
-from host.inference.request import Call, FailureReason, InferRequest, InferResponse
+from host.inference.call import Call, FailureReason
+from host.inference.request import InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.dynamic import HOLD, CloseReason, DynamicScheduler, hold_from_environment
 from host.scheduling.policy import QueuePolicies, QueuePolicy

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from host.errors import internal, unavailable
-from host.inference.request import Call, InferRequest, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.ordering import OrderedCall, ResponseOrdering

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host.errors import ErrorCode, HostError, unavailable
-from host.inference.request import Call
+from host.inference.call import Call
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.gate import LimitedGate

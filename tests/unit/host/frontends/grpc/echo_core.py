@@ -7,6 +7,7 @@ import queue
 from tritonclient.grpc import model_config_pb2
 
 from host.errors import internal, invalid_argument, not_found, unavailable, unsupported
+from host.inference.call import Call
 from host.inference.metadata import (
     BatchStatistics,
     Duration,
@@ -17,7 +18,7 @@ from host.inference.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
-from host.inference.request import Call, InferRequest, InferResponse, Parameter, Tensor
+from host.inference.request import InferRequest, InferResponse, Parameter, Tensor
 from host.instances.regions import Regions
 
 MODELS = ("echo", "hold", "fail", "silent", "bug", "repeat")

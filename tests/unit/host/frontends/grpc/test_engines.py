@@ -28,7 +28,8 @@ from host.frontends.grpc.h2.frontend import H2Frontend
 from host.frontends.grpc.methods import GrpcOptions
 from host.frontends.grpc.service import SHUTTING_DOWN, GrpcService
 from host.frontends.tls import TlsFiles
-from host.inference.request import Call, InferResponse, Tensor
+from host.inference.call import Call
+from host.inference.request import InferResponse, Tensor
 from tests.conftest import DEADLINE
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
 

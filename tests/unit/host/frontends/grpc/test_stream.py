@@ -12,7 +12,8 @@ from host.errors import ErrorCode, HostError, internal, unavailable
 from host.frontends.grpc import stream as grpc_stream
 from host.frontends.grpc.methods import EmptyContext
 from host.frontends.grpc.service import GrpcService
-from host.inference.request import Call, InferResponse
+from host.inference.call import Call
+from host.inference.request import InferResponse
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
 
 

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from host.config.schema import pb
 from host.errors import ErrorCode, HostError, unavailable
-from host.inference.request import Call, InferRequest, InferResponse, Tensor
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.scheduling.sequences.call import END, START, PaddingCall, SequenceCall
 from host.scheduling.sequences.factory import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler
