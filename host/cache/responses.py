@@ -11,7 +11,7 @@ from functools import partial
 from host.cache.key import format_key, request_key
 from host.cache.store import CachedOutputs, ResponseStore
 from host.errors import ErrorCode, HostError
-from host.inference.call import Call
+from host.inference.call import Call, CallListener
 from host.inference.request import InferResponse, Tensor
 from host.metrics.statistics import InferenceCounters
 
@@ -53,7 +53,11 @@ class ResponseCache:
         output_placement, request.output_placement = request.output_placement, None
         request.output_placement_hints = None
         cached = _CachedCall(
-            call, started_ns, request_key(request, self._version, self._namespace), output_placement
+            call,
+            started_ns,
+            request_key(request, self._version, self._namespace),
+            output_placement,
+            self,
         )
         self._store.look_up(cached.key, partial(self._on_lookup, cached, run))
 
@@ -61,12 +65,12 @@ class ResponseCache:
         self, cached: _CachedCall, run: Callable[[Call], None], outputs: CachedOutputs | None
     ) -> None:
         call = cached.call
-        if call.finished or call.cancelled:
+        if call.ended:
             return
         now = time.monotonic_ns()
         cached.lookup_ns = now - cached.started_ns
         if outputs is None:
-            call.on_response = partial(self._on_response, cached)
+            cached.listener, call.listener = call.listener, cached
             run(call)
             return
         request = call.request
@@ -81,7 +85,7 @@ class ResponseCache:
             )
         call.respond(response)
 
-    def _on_response(self, cached: _CachedCall, response: InferResponse) -> None:
+    def store_response(self, cached: _CachedCall, response: InferResponse) -> None:
         """Insert the model's response into the store, unless it is an error."""
         if response.error is None:
             outputs = [
@@ -116,4 +120,17 @@ class _CachedCall:
     started_ns: int
     key: bytes
     output_placement: Mapping[str, object] | None
+    cache: ResponseCache
     lookup_ns: int = 0
+    listener: CallListener | None = None
+
+    def call_responded(self, call: Call, response: InferResponse) -> None:
+        """Stores the response."""
+        self.cache.store_response(self, response)
+        if self.listener is not None:
+            self.listener.call_responded(call, response)
+
+    def call_finished(self, call: Call) -> None:
+        """Tells the model."""
+        if self.listener is not None:
+            self.listener.call_finished(call)

@@ -62,6 +62,7 @@ class Ensemble(DrainableModel):
         )
         most = config.ensemble_scheduling.max_inflight_requests
         self._limiter = InflightLimiter(self.name, most) if most else None
+        self._executions: dict[Call, tuple[EnsembleExecution, int]] = {}  # and when they started
         self._step_models: dict[int, StepModel] = {}  # as they were when a step last ran
 
     def infer(self, request: InferRequest) -> Call:
@@ -70,13 +71,7 @@ class Ensemble(DrainableModel):
         self._raise_if_draining(request)
         self._copy_inspected_inputs(request)
         call = Call(request)
-        call.queued_ns = call.received_ns
-        call.on_finish = self._count_failure_outside_steps
-        if self.metrics.latencies is not None:
-            call.on_first_response = self.metrics.latencies.record_first_response
-        self._calls.add(call)
-        if request.trace is not None:
-            request.trace.start_inference(request, self.name, self.version, call.received_ns)
+        self._track_call(call)
         if self.cache is not None:
             self.cache.serve(call, self._run)
         else:
@@ -98,7 +93,7 @@ class Ensemble(DrainableModel):
         run = EnsembleExecution(
             self._ensemble_signature, call, route, step_models, self._memory, self._limiter, ended
         )
-        call.on_finish = partial(self._execution_finished, run, started)
+        self._executions[call] = run, started
         run.start()
 
     def _find_step_model(self, step: EnsembleStep) -> StepModel:
@@ -119,12 +114,20 @@ class Ensemble(DrainableModel):
         for model in models:
             model.release()
 
-    def _execution_finished(self, run: EnsembleExecution, started: int, call: Call) -> None:
+    def call_finished(self, call: Call) -> None:
+        """Counts a call that has ended."""
+        execution = self._executions.pop(call, None)
+        if execution is not None:
+            self._record_execution(call, *execution)
+        elif call.failed:  # before any step: by the cache, or cancelled
+            self.counters.record_failure(time.monotonic_ns() - call.received_ns, _REASON)
+        self._release_call(call)
+
+    def _record_execution(self, call: Call, run: EnsembleExecution, started: int) -> None:
         """Counts a request; its times are the sums over its steps.
 
         Source: docs/reference/configuration_and_scheduling.md, 6.3.
         """
-        call.on_finish = None  # breaks a reference cycle with the call
         now = time.monotonic_ns()
         total = now - call.received_ns
         if call.failed:
@@ -139,7 +142,6 @@ class Ensemble(DrainableModel):
         if call.on_computed is not None:  # this call is a step of another ensemble
             call.on_computed(*run.spent)
             run.on_late = partial(self._record_compute_times, call.on_computed, not call.failed)
-        self._release_call(call)
 
     def _record_compute_times(
         self, tell: ComputeCallback, counted: bool, input_ns: int, infer_ns: int, output_ns: int
@@ -148,12 +150,6 @@ class Ensemble(DrainableModel):
         if counted:
             self.counters.add_compute_times(input_ns, infer_ns, output_ns)
         tell(input_ns, infer_ns, output_ns)
-
-    def _count_failure_outside_steps(self, call: Call) -> None:
-        """Counts a request that ended before any step: from the cache, or cancelled."""
-        if call.failed:
-            self.counters.record_failure(time.monotonic_ns() - call.received_ns, _REASON)
-        self._release_call(call)
 
     # The interface for the registry and the lifecycle
 

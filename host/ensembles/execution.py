@@ -85,7 +85,6 @@ class EnsembleExecution(CallHolder):
         """Starts the steps that need nothing but the inputs of the request."""
         call, request = self.call, self._request
         call.holder = self
-        call.on_cancel = self._cancel
         call.on_response_acknowledged = (
             self._response_acknowledged if self._signature.decoupled else None
         )
@@ -221,8 +220,7 @@ class EnsembleExecution(CallHolder):
             self._finish_if_idle()
             return
         execution.call = call
-        call.on_computed = self._record_compute_times
-        call.subscribe(partial(self._step_responded, execution, call))
+        call.subscribe(partial(self._step_responded, execution, call), self._record_compute_times)
 
     def _stop_waiting(self, execution: StepExecution) -> None:
         """Ends the wait of a step for its permit."""
@@ -376,7 +374,7 @@ class EnsembleExecution(CallHolder):
                 )
         self._finish()
 
-    def _cancel(self, call: Call) -> None:
+    def cancel_call(self, call: Call) -> bool:
         """Starts no further step and cancels those in progress, as the caller has gone."""
         self._over = True
         self._drop_tensors()
@@ -384,11 +382,12 @@ class EnsembleExecution(CallHolder):
             if execution.call is not None:
                 execution.call.cancel()
         self._finish()
+        return False
 
     def _finish(self) -> None:
         self._drop_tensors()
         self._sent.clear()
-        self.call.holder = self.call.on_cancel = self.call.on_response_acknowledged = None
+        self.call.holder = self.call.on_response_acknowledged = None
         self._ended(self)
 
 

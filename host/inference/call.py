@@ -7,6 +7,7 @@ import enum
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from typing import Protocol
 
 from host.errors import ErrorCode, HostError
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse
@@ -28,12 +29,21 @@ ResponseCallback = Callable[[InferResponse | None, bool], None]
 """Called with a response (None for an end without one), and whether it is the last one."""
 
 
-CancelCallback = Callable[["Call"], bool | None]
-"""Called when the caller has gone; returns whether the model may still respond."""
-
-
 ComputeCallback = Callable[[int, int, int], None]
 """Called with nanoseconds that an execution spent on inputs, inference and outputs."""
+
+
+class CallState(enum.Enum):
+    """How far a call has come."""
+
+    RUNNING = "running"  # queued, or with a model
+    CANCELLING = "cancelling"  # its model was asked to stop, and may still respond
+    ABORTED = "aborted"  # withdrawn from its holder; its error response follows at once
+    FINISHED = "finished"  # its last response was passed on
+
+
+_RUNNING, _CANCELLING = CallState.RUNNING, CallState.CANCELLING
+_ABORTED, _FINISHED = CallState.ABORTED, CallState.FINISHED
 
 
 def _never() -> bool:
@@ -54,6 +64,13 @@ class CallHolder:
     may_recover: Callable[[], bool] = staticmethod(_never)
     """Of a queue, whether an instance that was removed is being replaced."""
 
+    def cancel_call(self, call: Call) -> bool:
+        """Withdraws a call that it holds, as no response is wanted any more.
+
+        Returns whether a model has the call and may still respond.
+        """
+        return False
+
     @property
     def blocking_calls(self) -> Sequence[Call]:
         """The calls that must end before its calls can go on."""
@@ -73,28 +90,36 @@ class CallHolder:
         return ()
 
 
-class Call:
-    """One request in progress. A model responds; a frontend awaits, iterates or subscribes.
+class CallListener(Protocol):
+    """What a model gets to know of its calls."""
 
-    All methods belong to the event loop's thread. The owner of the call may set `on_cancel`.
+    def call_responded(self, call: Call, response: InferResponse) -> None:
+        """Called before a response is passed on; may change it."""
+
+    def call_finished(self, call: Call) -> None:
+        """Called once, before the last response is passed on."""
+
+
+class Call:
+    """One request in progress. A model responds; a caller awaits, iterates or subscribes.
+
+    `listener` is the model. `holder` is the queue or the instance that has the call now. All
+    methods belong to the event loop's thread.
     """
 
     __slots__ = (
         "request",
         "received_ns",
         "queued_ns",
-        "finished",
+        "state",
         "failed",
-        "cancelled",
+        "responded",
         "cancellation_error",
         "failure_reason",
-        "on_cancel",
-        "on_computed",
-        "on_first_response",
-        "on_finish",
-        "on_response",
-        "on_response_acknowledged",
         "holder",
+        "listener",
+        "on_computed",
+        "on_response_acknowledged",
         "_callback",
         "_responses",
         "_waiter",
@@ -104,49 +129,56 @@ class Call:
         self.request = request
         self.received_ns = time.monotonic_ns()
         self.queued_ns = 0
-        self.finished = False
+        self.state = _RUNNING
         self.failed = False  # it ended, or will end, with an error
-        self.cancelled = False
-        self.cancellation_error: HostError | None = (
-            None  # the error to end with if the model does not start it
-        )
+        self.responded = False  # a response was passed on
+        self.cancellation_error: HostError | None = None  # ends a call that no model starts
         self.failure_reason: FailureReason | None = None  # set if it is neither BACKEND nor OTHER
-        self.on_cancel: CancelCallback | None = None
+        self.holder: CallHolder | None = None
+        self.listener: CallListener | None = None
         self.on_computed: ComputeCallback | None = None  # may be called after the last response
-        self.on_first_response: Callable[[Call], None] | None = (
-            None  # called with the first response
-        )
-        self.on_finish: Callable[[Call], None] | None = None
-        self.on_response: Callable[[InferResponse], None] | None = None  # may change the response
         self.on_response_acknowledged: Callable[[InferResponse], None] | None = None
-        self.holder: CallHolder | None = (
-            None  # the scheduler that queues it, or the instance that runs it
-        )
         self._callback: ResponseCallback | None = None
         self._responses: deque[tuple[InferResponse | None, bool]] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def finished(self) -> bool:
+        """Whether the last response was passed on."""
+        return self.state is _FINISHED
+
+    @property
+    def ended(self) -> bool:
+        """Whether the call is finished, or is being aborted: nothing has to run for it."""
+        state = self.state
+        return state is _FINISHED or state is _ABORTED
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was ended because no response is wanted any more."""
+        return self.failure_reason is FailureReason.CANCELED
+
     def respond(self, response: InferResponse | None, final: bool = True) -> None:
         """Passes a response on. `final` ends the call; later responses are dropped."""
-        if self.finished:
+        if self.state is _FINISHED:
             return
-        if response is not None and response.error is not None:
-            self.failed = True
-        if self.on_response is not None and response is not None:
-            self.on_response(response)
+        listener = self.listener
+        if response is not None:
+            if response.error is not None:
+                self.failed = True
+            if listener is not None:
+                listener.call_responded(self, response)
+            self.responded = True
         if self.request.trace is not None:
             self.request.trace.record_response(response, final)
-        if self.on_first_response is not None and response is not None:
-            told, self.on_first_response = self.on_first_response, None
-            told(self)
         if final:
-            self.finished = True
+            self.state = _FINISHED
             # The traceback of an error may keep the request alive until the next garbage
             # collection. Its shared memory must not wait for that.
             self.request.inputs = []
             self.request.output_placement = self.request.output_placement_hints = None
-            if self.on_finish is not None:
-                self.on_finish(self)
+            if listener is not None:
+                listener.call_finished(self)
         callback = self._callback
         if callback is not None:
             if final:
@@ -193,14 +225,12 @@ class Call:
         self.abort(HostError(ErrorCode.CANCELLED, ""))
 
     def abort(self, error: HostError) -> None:
-        """Withdraws the call from its owner and ends it with this error."""
-        if self.finished or self.cancelled:
+        """Withdraws the call from its holder and ends it with this error."""
+        if self.ended:
             return
-        self.cancelled = True
-        if error.code is ErrorCode.CANCELLED:
-            self.failure_reason = FailureReason.CANCELED
-        if self.on_cancel is not None:
-            self.on_cancel(self)
+        self._set_aborted(error)
+        if self.holder is not None:
+            self.holder.cancel_call(self)
         self.fail(error)
 
     def request_cancellation(self, error: HostError) -> None:
@@ -209,15 +239,27 @@ class Call:
         A model that has the request is told, and its further responses are passed on. A call that
         no model has ends with this error.
         """
-        if self.finished or self.cancelled or self.cancellation_error is not None:
+        if self.state is not _RUNNING:
             return
+        self.state = _CANCELLING
         self.cancellation_error = error
-        if self.on_cancel is None or not self.on_cancel(self):
-            self.on_cancel = None
-            self.abort(error)
+        if self.holder is None or not self.holder.cancel_call(self):
+            self._set_aborted(error)
+            self.fail(error)
 
-    def subscribe(self, callback: ResponseCallback) -> None:
-        """Calls `callback` with each response, starting with those that are already here."""
+    def _set_aborted(self, error: HostError) -> None:
+        self.state = _ABORTED
+        if error.code is ErrorCode.CANCELLED:
+            self.failure_reason = FailureReason.CANCELED
+
+    def subscribe(
+        self, callback: ResponseCallback, on_computed: ComputeCallback | None = None
+    ) -> None:
+        """Calls `callback` with each response, starting with those that are already here.
+
+        `on_computed` is called with the times of the execution, before or after the last response.
+        """
+        self.on_computed = on_computed
         while self._responses:
             callback(*self._responses.popleft())
         if not self.finished:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from host.errors import HostError, internal, unavailable
-from host.inference.call import Call, CallHolder
+from host.inference.call import Call, CallHolder, CallState
 from host.inference.request import ExecutionTimes, InferResponse, Tensor
 from host.instances.batch import Batch
 from host.instances.bls_requests import BlsRequests
@@ -135,14 +135,14 @@ class BatchTracker:
 
     def _send_cancel(self, batch: Batch, index: int, call: Call) -> bool:
         self._send(m.CancelRequest(batch.number, index))
-        if all(c.finished or c.cancelled or c.cancellation_error for c in batch.calls):
+        if all(c.state is not CallState.RUNNING for c in batch.calls):
             self._bls_requests.cancel_batch(batch.number)
         return True
 
     def _detach_from_instance(self, batch: Batch, index: int, call: Call) -> None:
         """Lets the call go on while its instance is free for other batches."""
-        call.holder = _DetachedCalls(self._bls_requests, batch.number)
-        call.on_cancel = partial(self._send_cancel, batch, index)
+        cancel = partial(self._send_cancel, batch, index)
+        call.holder = _DetachedCall(self._bls_requests, batch.number, cancel)
 
     # Messages of the stub. Each raises KeyError, IndexError or ValueError if it is invalid.
 
@@ -387,14 +387,21 @@ class _ResponseAckSender:
             self._count = self._bytes = 0
 
 
-class _DetachedCalls(CallHolder):
-    """Holds calls that go on after their instance is free for the next batch."""
+class _DetachedCall(CallHolder):
+    """Holds a call that goes on after its instance is free for the next batch."""
 
-    __slots__ = ("_batch", "_bls_requests")
+    __slots__ = ("_batch", "_bls_requests", "_send_cancel")
 
-    def __init__(self, bls_requests: BlsRequests, batch: int) -> None:
+    def __init__(
+        self, bls_requests: BlsRequests, batch: int, send_cancel: Callable[[Call], bool]
+    ) -> None:
         self._bls_requests = bls_requests
         self._batch = batch
+        self._send_cancel = send_cancel
+
+    def cancel_call(self, call: Call) -> bool:
+        """Tells the stub that no response is wanted."""
+        return self._send_cancel(call)
 
     @property
     def potentially_blocking_calls(self) -> Sequence[Sequence[Call]]:

@@ -133,7 +133,7 @@ class Supervisor(InstanceSlot):
         if self.permit is not None:
             self.permit.release_unused()
 
-    def cancel(self, call: Call) -> bool:
+    def cancel_call(self, call: Call) -> bool:
         """Cancels a call that runs here; returns whether its model has it."""
         return self.instance.batches.cancel_call(call)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 
 from host.cache.responses import ResponseCache
 from host.errors import unavailable
 from host.inference.call import Call
-from host.inference.request import InferRequest, copy_from_shared_memory
+from host.inference.request import InferRequest, InferResponse, copy_from_shared_memory
+from host.metrics.model_metrics import ModelMetrics
 
 
-class DrainableModel:
+class DrainableModel(ABC):
     """Counts calls in progress, queued ones included, and ensembles that hold the version."""
+
+    name: str
+    version: int
+    metrics: ModelMetrics
 
     def __init__(self) -> None:
         self.cache: ResponseCache | None = None
@@ -38,6 +44,25 @@ class DrainableModel:
         self._drained = asyncio.Event()
         if self._calls or self._holds:
             await self._drained.wait()
+
+    def call_responded(self, call: Call, response: InferResponse) -> None:
+        """Records the first response of a call."""
+        latencies = self.metrics.latencies
+        if latencies is not None and not call.responded:
+            latencies.record_first_response(call)
+
+    @abstractmethod
+    def call_finished(self, call: Call) -> None:
+        """Counts a call that has ended."""
+
+    def _track_call(self, call: Call) -> None:
+        """Counts a call that has been accepted."""
+        call.queued_ns = call.received_ns
+        call.listener = self
+        self._calls.add(call)
+        trace = call.request.trace
+        if trace is not None:
+            trace.start_inference(call.request, self.name, self.version, call.received_ns)
 
     def _raise_if_draining(self, request: InferRequest) -> None:
         if self._drained is not None and not self._holds:

@@ -87,13 +87,7 @@ class PythonModel(DrainableModel):
     def new_call(self, request: InferRequest) -> Call:
         """Makes a call that is counted, and that `drain` waits for."""
         call = self._new_call(request)
-        call.queued_ns = call.received_ns
-        call.on_finish = self._call_finished
-        if self.metrics.latencies is not None:
-            call.on_first_response = self.metrics.latencies.record_first_response
-        self._calls.add(call)
-        if request.trace is not None:
-            request.trace.start_inference(request, self.name, self.version, call.received_ns)
+        self._track_call(call)
         return call
 
     def _submit(self, call: Call) -> None:
@@ -103,7 +97,6 @@ class PythonModel(DrainableModel):
                 self._raise_if_unhealthy()
             self.scheduler.submit(call)
         except HostError as error:
-            call.on_finish = self._call_finished  # it was never in progress, and is not counted
             self.scheduler.refuse(call, error)
 
     @property
@@ -207,7 +200,8 @@ class PythonModel(DrainableModel):
         await empty.wait()
         await supervisor.stop(math.inf, finalize)
 
-    def _call_finished(self, call: Call) -> None:
+    def call_finished(self, call: Call) -> None:
+        """Counts a call that has ended."""
         times = self._late.pop(call, None) if self._late else None
         if call.failed:
             self.counters.record_failure(
@@ -221,8 +215,8 @@ class PythonModel(DrainableModel):
         if call.failure_reason is not None:
             return call.failure_reason
         holder: object = call.holder
-        started = holder is not self.scheduler
-        return FailureReason.BACKEND if started else FailureReason.OTHER
+        queued = holder is self.scheduler
+        return FailureReason.OTHER if queued else FailureReason.BACKEND
 
     def _can_recover(self) -> bool:
         coming = (InstanceState.RESTARTING, InstanceState.BACKING_OFF)

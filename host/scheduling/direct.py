@@ -40,7 +40,6 @@ class DirectScheduler(InstanceQueue):
                 self._enqueue(call)
             else:
                 call.holder = instance
-                call.on_cancel = instance.cancel
                 instance.run([call])
         elif (instance := self._prefetching_instance(call)) is not None:
             self._prefetch(instance, call)
@@ -94,6 +93,12 @@ class DirectScheduler(InstanceQueue):
         for call in tuple(self._ahead):
             call.abort(error)
 
+    def cancel_call(self, call: Call) -> bool:
+        """Cancels a call that has not started: a queued one, or a prefetched one in its stub."""
+        if self._ahead_at is not None and call in self._ahead:
+            return self._ahead_at.cancel_call(call)
+        return super().cancel_call(call)
+
     @property
     def queued(self) -> int:
         """Number of calls that have not started."""
@@ -110,7 +115,6 @@ class DirectScheduler(InstanceQueue):
         self._ahead.append(call)
         self._ahead_at = instance
         call.holder = self
-        call.on_cancel = instance.cancel
         instance.run([call])
 
     def _start_prefetched(self) -> None:

@@ -29,14 +29,14 @@ class OrderedCall(Call):
         order = self.order
         if order is None:
             super().respond(response, final)
-        elif self.cancelled:
+        elif self.ended:
             super().respond(response, final)
             order.remove_call(self)
         elif not self.answered:
             self.held.append((response, final))
             if final:
                 self.answered = True
-                self.holder = self.on_cancel = None  # it waits for its turn, not for an instance
+                self.holder = None  # it waits for its turn, not for an instance
                 self.request.inputs = []
             if order.first is self:
                 order.release_responses()

@@ -52,13 +52,13 @@ class InstanceQueue(CallHolder, ABC):
         """Queues the call. Raises HostError if the queue is full."""
         self._queue.add(call)
         call.holder = self
-        call.on_cancel = self._remove_cancelled
 
-    def _remove_cancelled(self, call: Call) -> None:
-        """Removes a queued call that was cancelled."""
+    def cancel_call(self, call: Call) -> bool:
+        """Removes a queued call; no model has it."""
         self._withdraw(call)
         if not self._queue:
             self.gate.queue_empty()
+        return False
 
     def refuse(self, call: Call, error: HostError) -> None:
         """Fails a call that is not in the queue and will not run."""
@@ -73,5 +73,4 @@ def start_batch(instance: InstanceSlot, calls: list[Call]) -> None:
     """Runs a batch; from here on the instance holds its calls."""
     for call in calls:
         call.holder = instance
-        call.on_cancel = instance.cancel
     instance.run(calls)

@@ -21,10 +21,6 @@ class InstanceSlot(CallHolder, ABC):
         """
 
     @abstractmethod
-    def cancel(self, call: Call) -> bool:
-        """Cancels a call that runs here; returns whether its model has started it."""
-
-    @abstractmethod
     def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
         """Whether it takes this call while it runs another one, and `prefetched` more.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from host.core import Core
-from host.errors import ErrorCode, HostError, unavailable
+from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.compression import choose_encoding
@@ -135,7 +135,7 @@ class _FastInferHandler:
                     raise response
                 answer = _encode_response(response, classes, binary_names, outputs_in_shared_memory)
             except HostError as error:
-                ended = error.code is ErrorCode.CANCELLED and call.cancelled
+                ended = call.cancelled
                 answer = _encode_error(unavailable("Server exiting") if ended else error)
             done(*answer)
 

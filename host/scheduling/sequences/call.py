@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import abc, deque
 
 from host.errors import HostError, invalid_argument
-from host.inference.call import Call, CallHolder
+from host.inference.call import Call, CallHolder, CallState
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.scheduling.ordering import OrderedCall
@@ -117,7 +117,7 @@ class PaddingCall(Call):
     def respond(self, response: InferResponse | None, final: bool = True) -> None:
         """Drops the response."""
         if final:
-            self.finished = True
+            self.state = CallState.FINISHED
             self.request.inputs = []
 
 

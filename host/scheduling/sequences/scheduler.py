@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from host.errors import HostError, invalid_argument, unavailable
-from host.inference.call import Call, CallHolder, FailureReason
+from host.inference.call import Call, CallHolder, CallState, FailureReason
 from host.inference.request import Tensor
 from host.logs.formats import model_fields
 from host.scheduling.clock import Clock, LoopClock
@@ -167,7 +167,6 @@ class SequenceScheduler(CallHolder):
 
     def _add_to_backlog(self, call: SequenceCall, sequence: Sequence) -> None:
         call.sequence = sequence
-        call.on_cancel = self._call_cancelled
         call.holder = self if sequence.sequence_batch is None else sequence.sequence_batch
         sequence.calls.append(call)
         self.queued += 1
@@ -194,11 +193,10 @@ class SequenceScheduler(CallHolder):
             sequence_batch.dispatch()
         return True
 
-    def _call_cancelled(self, call: Call) -> None:
-        """A queued call was cancelled; its sequence ends when its turn would come."""
+    def cancel_call(self, call: Call) -> bool:
+        """Withdraws a queued call; its sequence ends when its turn would come. Returns False."""
         assert isinstance(call, SequenceCall) and call.sequence is not None
         sequence = call.sequence
-        call.on_cancel = None
         call.failure_reason = call.failure_reason or FailureReason.OTHER
         self.call_dequeued(call)
         if sequence.sequence_batch is None:
@@ -207,6 +205,7 @@ class SequenceScheduler(CallHolder):
             self.end_sequence(sequence)
             assert isinstance(sequence.sequence_batch, SequenceBatch)
             sequence.sequence_batch.release_slot(sequence.number)
+        return False
 
     # Sequences
 
@@ -231,9 +230,9 @@ class SequenceScheduler(CallHolder):
         sequence.calls.clear()
         sequence.dead = True
         for call in calls:
-            if call.finished or call.cancelled:
+            if call.state is not CallState.RUNNING:
                 continue
-            call.on_cancel = None
+            call.holder = None
             self.call_dequeued(call)
             if sequence.sequence_batch is None:
                 self._backlogged -= 1
@@ -268,7 +267,7 @@ class SequenceScheduler(CallHolder):
             return
         while self._backlog:
             sequence = self._backlog.popitem(last=False)[0]
-            if any(call.cancelled for call in sequence.calls):
+            if any(call.ended for call in sequence.calls):
                 self.end_sequence(sequence)
                 continue
             self._backlogged -= len(sequence.calls)

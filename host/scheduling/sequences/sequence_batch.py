@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from host.errors import HostError
-from host.inference.call import Call, CallHolder, CancelCallback, FailureReason
+from host.inference.call import Call, CallHolder, FailureReason
 from host.inference.request import InferRequest, Tensor
 from host.scheduling.clock import Clock
 from host.scheduling.dynamic import DynamicScheduler
@@ -38,6 +37,9 @@ class SequenceBatchOwner(Protocol):
 
     def slot_lost_error(self, sequence: Sequence) -> HostError:
         """The error for a sequence that has lost its slot."""
+
+    def cancel_call(self, call: Call) -> bool:
+        """Withdraws a call that waits in a slot or in the backlog; returns False."""
 
     def call_dequeued(self, call: Call) -> None:
         """Called when a call is not queued any more."""
@@ -75,6 +77,10 @@ class SequenceBatch(CallHolder, ABC):
         sequence.sequence_batch, sequence.number = self, number
         for call in sequence.calls:
             call.holder = self
+
+    def cancel_call(self, call: Call) -> bool:
+        """Withdraws a call that waits in its slot."""
+        return self._owner.cancel_call(call)
 
     @abstractmethod
     def slot_ready(self, number: int) -> None:
@@ -156,7 +162,7 @@ class SequenceBatch(CallHolder, ABC):
             if isinstance(call, SequenceCall):
                 self._owner.call_dequeued(call)
                 self._owner.add_controls_and_states(call)
-            call.holder, call.on_cancel = self.instance, self.instance.cancel
+            call.holder = self.instance
         self.instance.run(batch)
 
 
@@ -301,10 +307,6 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
         """Runs a batch of the inner scheduler."""
         self.start_batch(list(calls))
 
-    def cancel(self, call: Call) -> bool:
-        """As the instance."""
-        return self.instance.cancel(call)
-
     @property
     def blocking_calls(self) -> abc.Sequence[Call]:
         """As the instance."""
@@ -328,8 +330,6 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
             self._inner.submit(call)
             if call.holder is self._inner:
                 call.holder = self
-                assert call.on_cancel is not None
-                call.on_cancel = partial(self._call_cancelled, call.on_cancel)
 
     def dispatch(self) -> None:
         """Passes on what can be passed on, and runs what is due."""
@@ -346,10 +346,14 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
         """The resources that the instance waited for may be free."""
         self._inner.dispatch()
 
-    def _call_cancelled(self, withdraw: CancelCallback, call: Call) -> None:
-        withdraw(call)
+    def cancel_call(self, call: Call) -> bool:
+        """Withdraws a call that waits in its slot, or in the inner scheduler."""
+        if call not in self._flying:
+            return super().cancel_call(call)
+        self._inner.cancel_call(call)
         self._owner.call_dequeued(call)
         self._call_finished(call)
+        return False
 
     def _call_finished(self, call: Call) -> None:
         number = self._flying.pop(call, None) if isinstance(call, SequenceCall) else None

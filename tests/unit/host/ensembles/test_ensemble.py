@@ -18,6 +18,7 @@ from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
+from tests.unit.host.call_parties import RecordingHolder
 
 TENSOR = "data_type: TYPE_INT8, dims: [ 1 ] }"
 
@@ -42,15 +43,19 @@ class Member:
         self.metrics = ModelMetrics(self.config, 1, counters, lambda: 0, MetricsSettings())
         self.calls: list[Call] = []
         self.taken: list[int] = []
-        self.cancelled: list[Call] = []
+        self.holder = RecordingHolder()
         self.held = 0
         self.refuses: HostError | None = None
+
+    @property
+    def cancelled(self) -> list[Call]:
+        return self.holder.cancelled
 
     def infer(self, request: InferRequest) -> Call:
         if self.refuses is not None:
             raise self.refuses
         call = Call(request)
-        call.on_cancel = self.cancelled.append
+        call.holder = self.holder
         call.on_response_acknowledged = lambda response: self.taken.append(
             response.outputs[0].data[0]
         )

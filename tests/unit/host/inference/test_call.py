@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from host.errors import ErrorCode, HostError, internal, unavailable
-from host.inference.call import Call, FailureReason
+from host.inference.call import Call, CallState, FailureReason
 from host.inference.request import InferRequest, InferResponse
+from tests.unit.host.call_parties import RecordingHolder, RecordingListener
 
 
 def new_call() -> Call:
@@ -35,8 +36,8 @@ class Recorder:
 
     def __init__(self, call: Call) -> None:
         self.events: list[str] = []
-        call.on_cancel = lambda _: self.events.append("cancel")
-        call.on_finish = lambda _: self.events.append("finish")
+        call.holder = RecordingHolder(on_cancel=lambda _: self.events.append("cancel"))
+        call.listener = RecordingListener(lambda _: self.events.append("finish"))
 
 
 async def single(call: Call) -> InferResponse:
@@ -237,18 +238,13 @@ def test_abort_ends_the_call_with_the_given_error() -> None:
 
 def test_responses_after_requested_cancellation_arrive() -> None:
     call = new_call()
-    told: list[Call] = []
+    model = RecordingHolder(model_has_calls=True)
     seen: list[tuple[HostError | None, bool]] = []
     call.subscribe(lambda response, final: seen.append((response and response.error, final)))
-
-    def tell(call: Call) -> bool:
-        told.append(call)
-        return True
-
-    call.on_cancel = tell
+    call.holder = model
     for _ in range(2):
         call.request_cancellation(cancelled("enough"))
-    assert told == [call]
+    assert model.cancelled == [call]
     call.respond(answer(), False)
     call.respond(answer())
     assert seen == [(None, False), (None, True)]
@@ -261,7 +257,7 @@ def test_requested_cancellation_ends_a_call_no_model_has(waits: bool) -> None:
     seen: list[HostError | None] = []
     call.subscribe(lambda response, _: seen.append(response and response.error))
     if not waits:
-        call.on_cancel = None
+        call.holder = None
     call.request_cancellation(cancelled("enough"))
     call.request_cancellation(cancelled("more than enough"))
     assert recorder.events == ["cancel"] * waits + ["finish"]
@@ -273,7 +269,7 @@ def test_call_with_requested_cancellation_can_be_cancelled() -> None:
     call = new_call()
     seen: list[HostError | None] = []
     call.subscribe(lambda response, _: seen.append(response and response.error))
-    call.on_cancel = lambda _: True
+    call.holder = RecordingHolder(model_has_calls=True)
     call.request_cancellation(cancelled("enough"))
     call.abort(cancelled("the asker has died"))
     assert [error.message for error in seen if error] == ["the asker has died"]
@@ -283,7 +279,7 @@ def test_response_from_the_cancel_callback_wins() -> None:
     call = new_call()
     seen: list[HostError | None] = []
     call.subscribe(lambda response, _: seen.append(response.error if response else None))
-    call.on_cancel = lambda which: which.fail(internal("first"))
+    call.holder = RecordingHolder(on_cancel=lambda which: which.fail(internal("first")))
     call.cancel()
     assert [error.message for error in seen if error] == ["first"]
 
@@ -297,3 +293,34 @@ def test_error_response_carries_model_and_request_id() -> None:
     assert response is not None
     assert (response.model_name, response.model_version, response.id) == ("m", -1, "7")
     assert response.outputs == []
+
+
+def test_state_tells_how_far_a_call_has_come() -> None:
+    states: list[CallState] = []
+    call = new_call()
+    call.listener = RecordingListener(lambda _: states.append(call.state))
+    call.holder = RecordingHolder(True, on_cancel=lambda _: states.append(call.state))
+    assert call.state is CallState.RUNNING and not call.ended
+    call.request_cancellation(cancelled("enough"))
+    assert call.state is CallState.CANCELLING and not call.ended
+    call.cancel()
+    assert states == [CallState.CANCELLING, CallState.ABORTED, CallState.FINISHED]
+    assert call.ended
+
+
+def test_model_is_told_of_each_response_before_the_caller() -> None:
+    order: list[str] = []
+
+    class Model(RecordingListener):
+        def call_responded(self, call: Call, response: InferResponse) -> None:
+            order.append(f"model {response.id} {call.responded}")
+
+    call = new_call()
+    call.listener = Model(lambda _: order.append("finished"))
+    call.subscribe(lambda response, _: order.append(f"caller {response and response.id}"))
+    call.respond(answer("1"), final=False)
+    call.respond(answer("2"), final=False)
+    call.respond(None)
+    assert order == [
+        *("model 1 False", "caller 1", "model 2 True", "caller 2", "finished", "caller None"),
+    ]

@@ -99,9 +99,7 @@ class FakeInstanceSlot(InstanceSlot):
 
     def run(self, calls: Sequence[Call]) -> None:
         assert calls, "an empty batch"
-        assert not any(call.finished or call.cancelled for call in calls), (
-            "runs a call that has ended"
-        )
+        assert not any(call.ended for call in calls), "runs a call that has ended"
         if self.running and self.eager:
             assert len(self.next) < self.eager, "too many prefetched batches on one instance"
             assert all(call.holder is self.scheduler for call in calls)
@@ -112,7 +110,7 @@ class FakeInstanceSlot(InstanceSlot):
         self.running = list(calls)
         self.batches.append(list(calls))
 
-    def cancel(self, call: Call) -> bool:
+    def cancel_call(self, call: Call) -> bool:
         assert call in [*self.running, *self.loose, *self.ahead]
         self.cancelled.append(call)
         return True

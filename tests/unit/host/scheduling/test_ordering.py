@@ -15,6 +15,7 @@ from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.ordering import OrderedCall, ResponseOrdering
 from host.scheduling.policy import QueuePolicies, QueuePolicy
+from tests.unit.host.call_parties import RecordingHolder, RecordingListener
 from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, same_kind
 from tests.unit.host.scheduling.machine import SchedulerMachine
 
@@ -122,11 +123,11 @@ def test_cancelled_call_ends_at_once_and_blocks_no_other_call() -> None:
 
 def test_cancelling_a_held_response_does_not_inform_the_model() -> None:
     asked = Asked("a", "b")
-    told: list[Call] = []
-    asked.calls[1].on_cancel = told.append
+    model = RecordingHolder(model_has_calls=True)
+    asked.calls[1].holder = model
     asked.calls[1].respond(answer())
     asked.calls[1].cancel()
-    assert told == []
+    assert model.cancelled == []
     assert not asked.calls[1].held, "a held response may be large"
 
 
@@ -173,7 +174,7 @@ def test_caller_that_reacts_to_a_response_keeps_the_order() -> None:
         asked.calls[-1].respond(answer())
         c.respond(answer("3"))
 
-    a.on_finish = react
+    a.listener = RecordingListener(react)
     a.respond(answer())
     assert asked.heard == [
         *("d:", "d."),

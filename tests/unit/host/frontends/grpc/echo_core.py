@@ -20,6 +20,7 @@ from host.inference.metadata import (
 )
 from host.inference.request import InferRequest, InferResponse, Parameter, Tensor
 from host.instances.regions import Regions
+from tests.unit.host.call_parties import RecordingHolder
 
 MODELS = ("echo", "hold", "fail", "silent", "bug", "repeat")
 
@@ -72,7 +73,9 @@ class EchoCore:
                 call.respond(echo(request), final=False)
             call.respond(None)
         else:
-            call.on_cancel = lambda call: self.cancelled.put(call.request.id)
+            call.holder = RecordingHolder(
+                on_cancel=lambda call: self.cancelled.put(call.request.id)
+            )
             self.held.put(call)
         return call
 

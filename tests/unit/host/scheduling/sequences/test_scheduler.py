@@ -382,6 +382,16 @@ def test_a_cancelled_head_ends_its_sequence(clock: Clock) -> None:
     assert instance.requests() == [other]
 
 
+def test_a_head_whose_cancellation_is_requested_is_dequeued_once(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, largest=1)
+    with_instance(scheduler)
+    submit(scheduler, clock, 1, START)
+    head, behind = submit(scheduler, clock, 1), submit(scheduler, clock, 1)
+    head.request_cancellation(HostError(ErrorCode.CANCELLED, "enough"))
+    assert head.cancelled and behind.cancelled
+    assert scheduler.queued == 0
+
+
 def test_direct_batches_can_wait_for_a_share_of_the_slots(clock: Clock) -> None:
     text = "direct { minimum_slot_utilization: 0.6 max_queue_delay_microseconds: 4000 }"
     scheduler = scheduler_of(clock, text)
