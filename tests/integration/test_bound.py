@@ -238,7 +238,7 @@ def test_coroutine_functions_and_questions_to_other_models_work(client: Any) -> 
     ("returned", "text"),
     [
         ("{}", "must return a list with a dict of arrays for each request; it returned dict"),
-        ("[]", "was called with 1 requests and returned 0 answers"),
+        ("[]", "was called with 1 requests and returned 0 results"),
         ("[3]", "must return a dict of output names to arrays, or a list .* it returned int"),
         ("[{'z': np.ones(1)}]", "returned an output 'z', but the outputs of model .* are y"),
         ("[{'y': [1.0]}]", "output 'y' must be a numpy array, got list"),
@@ -356,7 +356,7 @@ def test_what_cannot_be_bound_is_refused(host: Host) -> None:
     for arguments, text in [
         (("late2", 3, [X], [Y]), "model 'late2' needs a function, or a list of functions; got int"),
         (("late2", [], [X], [Y]), "model 'late2' needs at least one function"),
-        (("double", len, [X], [Y]), "a model 'double' is bound already"),
+        (("double", len, [X], [Y]), "a model named 'double' is already bound"),
         (("late2", len, [X, X], [Y]), "two inputs have the name 'x'"),
         (("late2", len, [X], []), "a model needs at least one output"),
         (("late2", len, ["x"], [Y]), "input 1 must be a TensorSpec, got str"),
@@ -367,7 +367,7 @@ def test_what_cannot_be_bound_is_refused(host: Host) -> None:
         host.bind("late2", len, [X], [Y], max_batch_size=0)
     with pytest.raises(HostFailure, match="must not contain path traversal characters"):
         host.bind("../late2", len, [X], [Y])
-    with pytest.raises(HostFailure, match="has been started already"):
+    with pytest.raises(HostFailure, match="is already started"):
         host.run()
     wrong = DynamicBatcher(preferred_batch_size=[9])
     with pytest.raises(HostFailure, match="preferred size must be <= max batch size for late2"):
@@ -433,7 +433,7 @@ def test_a_function_that_does_not_return_is_left_behind() -> None:
     go_on.set()
     assert went_on.wait(DEADLINE)
     assert not host.is_alive() and host.stop()
-    with pytest.raises(HostFailure, match="this host has been stopped; make another one"):
+    with pytest.raises(HostFailure, match="this host was stopped; create a new one"):
         host.run()
 
 

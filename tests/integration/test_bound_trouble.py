@@ -209,9 +209,9 @@ def test_one_program_starts_one_host_from_whatever_thread() -> None:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE)
-    assert sorted(outcomes) == ["runs"] + 2 * ["this host has been started already"]
+    assert sorted(outcomes) == ["runs"] + 2 * ["this host is already started"]
     host.stop()
-    with pytest.raises(HostFailure, match="this host has been stopped; make another one"):
+    with pytest.raises(HostFailure, match="this host was stopped; create a new one"):
         host.bind("double", double, [X], [Y])
 
 

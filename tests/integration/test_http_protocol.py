@@ -944,7 +944,7 @@ def test_a_missing_metric_omits_the_load_report_and_is_logged(unready: RunningHo
         response = connection.getresponse()
         assert (response.status, response.headers["endpoint-load-metrics"]) == (200, None)
     unready.wait_for(
-        "no report of the load: no metric nv_trt_llm_kv_cache_block_metrics with"
+        "cannot report the load to a client: no metric nv_trt_llm_kv_cache_block_metrics with"
         " kv_cache_block_type tokens_per or used or max"
     )
 

@@ -233,7 +233,7 @@ def test_group_by_keys_calls_once_for_the_same_inputs() -> None:
     answers = add([one, two, three])
     assert [answer["y"].tolist() for answer in answers] == [[[0, 0]], [[11, 11]], [[2, 2]]]
     assert sorted(calls) == [1, 2]
-    with pytest.raises(BadCallError, match="expects a list with an answer for each of 2 requests"):
+    with pytest.raises(BadCallError, match="expects a list with a result for each of 2 requests"):
         group_by_keys(lambda requests: [])(rows(1, 1))
 
 
