@@ -274,8 +274,8 @@ def test_a_flag_that_is_missing_is_named(
 ) -> None:
     output = ended(serve(empty, "--grpc-use-ssl=true", f"--grpc-server-cert={ours['server.pem']}"))
     assert (
-        "error: creating server: Invalid argument - --grpc-server-key: a file in PEM form is needed"
-        " for TLS, and none is given"
+        "error: creating server: Invalid argument - --grpc-server-key: TLS needs a PEM file, but"
+        " no path is given"
     ) in output
 
 
