@@ -12,13 +12,13 @@ from host.system.standard_streams import open_standard_streams
 
 _USAGE = """\
 Usage: pbhost serve --model-repository=DIR [options]
-           serve the models of a folder to clients, over gRPC and HTTP
+           serve the models of a repository over gRPC and HTTP
        pbhost run MODEL_DIR [--input NAME=VALUE ...] [options]
            send one request to one model, without a server
        pbhost check REPOSITORY ... [options]
-           say what is wrong with the models of a folder
+           report the problems of the models in a repository
        pbhost config MODEL_DIR | FILE [options]
-           print the configuration that a model is served with
+           print the complete configuration of a model
        pbhost COMMAND --help
        pbhost version
 """
@@ -36,7 +36,7 @@ def main() -> None:
         sys.stdout.write(_USAGE)
         sys.exit(0)
     if arguments[:1] in (["version"], ["--version"]):
-        import importlib.metadata  # slow to import
+        import importlib.metadata  # imported here because it is slow
 
         sys.stdout.write(f"pbhost {importlib.metadata.version('pbhost')} (as Triton {VERSION})\n")
         sys.exit(0)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _without_command(arguments: list[str]) -> str:
-    """The error of a command line without a command."""
+    """Returns the error for a command line without a valid command."""
     if not arguments:
         return "a command must be given"
     if arguments[0].startswith("-"):

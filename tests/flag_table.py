@@ -1,6 +1,6 @@
-"""What becomes of every flag of Triton's, as a section of docs/how-to/operations.md.
+"""The section "Every flag" of docs/how-to/operations.md, generated from the options.
 
-`python -m tests.flag_table` writes it anew, from the options as they are.
+`python -m tests.flag_table` updates the page.
 """
 
 from __future__ import annotations
@@ -48,35 +48,35 @@ TRITONS = frozenset(
     allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model
     """.split()
 )
-"""The flags of Triton's server but the deprecated ones (protocol spec 8.2)."""
+"""Triton's flags except the deprecated ones (docs/reference/protocol.md, 8.2)."""
 
 
 def section() -> str:
-    """The section, with its heading."""
+    """Returns the generated section, with its heading."""
     honoured = [flag for flag in FLAGS if flag.status is Status.HONOURED]
     lines = [
         BEGIN.strip(),
         "",
-        "Names, forms and defaults are Triton's. `pbhost serve --help` says what each one means.",
+        "Names, forms and defaults are Triton's. `pbhost serve --help` explains each flag.",
         "",
-        "### Those that do what they say",
+        "### Flags with Triton's meaning",
         "",
         *_by_group(flag for flag in honoured if flag.name in TRITONS),
         "",
-        "### Those of pbhost alone",
+        "### Flags that Triton does not have",
         "",
         *_by_group(flag for flag in honoured if flag.name not in TRITONS),
         "",
-        "### Those that are accepted and change nothing",
+        "### Flags that are accepted without effect",
         "",
         *_with_reasons(Status.IGNORED),
         "",
-        "### Those that end the start, unless they say the default",
+        "### Flags that stop the start unless they have the default value",
         "",
         *_with_reasons(Status.REFUSED),
         "",
     ]
-    lines += ["### Deprecated ones", "", "| flag | |", "|---|---|"]
+    lines += ["### Deprecated flags", "", "| flag | replacement |", "|---|---|"]
     lines += [f"| `--{alias.name}` | {_plain(alias.help)} |" for alias in DEPRECATED]
     return "\n".join(lines) + "\n"
 
@@ -101,7 +101,7 @@ def _by_group(flags: Iterable[Flag]) -> list[str]:
 def _with_reasons(status: Status) -> list[str]:
     flags: list[Flag] = [flag for flag in FLAGS if flag.status is status]
     return [
-        "| flag | because |",
+        "| flag | reason |",
         "|---|---|",
         *(
             f"| {', '.join(f'`--{flag.name}`' for flag in members)} | {reason} |"
@@ -115,7 +115,7 @@ def _plain(text: str) -> str:
 
 
 def written() -> str:
-    """The section as the page has it."""
+    """Returns the section as it is on the page."""
     text = PAGE.read_text()
     start = text.index(BEGIN)
     end = text.find(END, start + len(BEGIN))

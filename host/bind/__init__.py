@@ -1,8 +1,8 @@
 """Serves plain Python functions as models, without a model repository.
 
-`Host` serves functions; `TensorSpec` and `ModelConfig` describe them. Decorators convert the list
-of `Request` that a function is called with. Only `Host.run` and `Host.serve` need a server: tests
-can call decorated functions directly, see `bound_as`.
+`Host` serves functions; `TensorSpec` and `ModelConfig` describe them. A function is called with a
+list of `Request`; decorators convert this list to arrays. Only `Host.run` and `Host.serve` need a
+server: tests can call decorated functions directly, see `bound_as`.
 """
 
 from host.bind.context import bound_as

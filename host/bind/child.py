@@ -126,7 +126,7 @@ class HostProcess:
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # the host has exited, which the wait for the reply notices
+            pass  # the host has exited; the wait for the reply reports it
 
     def stop(self) -> bool:
         """Stops the host; returns whether all requests finished within the exit timeout.
@@ -137,7 +137,7 @@ class HostProcess:
             return True
         try:
             self._send({"stop": True})
-            self._process.terminate()  # while it loads models, it does not read commands
+            self._process.terminate()  # the host does not read commands while it loads models
             self._reader.join()
         finally:  # also after a second Ctrl-C
             self.kill()

@@ -1,4 +1,4 @@
-"""The current model: the one that a bound function is being called for."""
+"""The current model: the model whose bound function is running."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _current: contextvars.ContextVar[ModelSpec | None] = contextvars.ContextVar(
 
 
 def current_model() -> ModelSpec | None:
-    """The current model; None in a test that calls the function directly."""
+    """Returns the current model; None in a test that calls the function directly."""
     return _current.get()
 
 
 @contextmanager
 def model_context(model: ModelSpec) -> Iterator[None]:
-    """Makes this model the current one within the block."""
+    """Makes this model the current one inside the block."""
     token = _current.set(model)
     try:
         yield

@@ -22,7 +22,7 @@ CONTEXT = "triton_context"
 
 
 def requests_argument(decorator_name: str, args: tuple[Any, ...]) -> Requests:
-    """The requests among the arguments of a decorated function. Raises BadCallError."""
+    """Returns the requests among the arguments of a decorated function. Raises BadCallError."""
     if len(args) == 1 and isinstance(args[0], Sequence) and not isinstance(args[0], (str, bytes)):
         requests: Requests = args[0]
         if requests and all(isinstance(request, MutableMapping) for request in requests):
@@ -69,7 +69,7 @@ def _batch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _concatenate(name: str, requests: Requests) -> Array:
-    """A writable array of all samples; copies each sample once."""
+    """Joins the samples of all requests to a new, writable array."""
     if len(requests) == 1:
         return requests[0][name]
     try:
@@ -123,19 +123,19 @@ BadCallError.
 def first_value(
     *keys: str, squeeze_single_values: bool = True, strict: bool = True
 ) -> Callable[[Function], Function]:
-    """Replaces these inputs by the value of the first sample: for settings of a whole batch.
+    """Replaces these inputs by the value of their first sample, for settings of a whole batch.
 
-    May stand below or above `@batch`. With `squeeze_single_values`, an array of one element becomes
-    a scalar. With `strict`, all samples must have the same value. Missing inputs are skipped.
-    Raises BadSpecError, and BadCallError if the samples differ.
+    Can be above or below `@batch`. With `squeeze_single_values`, an array of one element becomes a
+    scalar. With `strict`, all samples must have the same value. Missing inputs are skipped. Raises
+    BadSpecError, and BadCallError if the samples differ.
     """
     if CONTEXT in keys:
-        raise BadSpecError(f"@first_value is for inputs, and '{CONTEXT}' is none")
+        raise BadSpecError(f"@first_value cannot be used for '{CONTEXT}', which is not an input")
 
     def around(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         model = current_model()
         if model is not None and not model.config.batching:
-            raise BadCallError("@first_value is for models with batching")
+            raise BadCallError("@first_value needs a model with batching")
         inputs: Requests = [kwargs] if kwargs else requests_argument("first_value", args)
         for request in inputs:
             for key in keys:
@@ -162,8 +162,8 @@ def fill_optionals(**defaults: Array) -> Callable[[Function], Function]:
     """Adds default values for the inputs that a request lacks.
 
     Each default is a numpy array without the batch dimension, and is repeated for each sample. Must
-    stand above `@batch`, `@sample`, `@group_by_keys` and `@group_by_values`. Raises BadSpecError
-    for a default that is not an array, or whose dtype or shape is not that of the input.
+    be above `@batch`, `@sample`, `@group_by_keys` and `@group_by_values`. Raises BadSpecError for a
+    default that is not an array, or that does not match the dtype or shape of its input.
     """
     for name, value in defaults.items():
         if not isinstance(value, np.ndarray):
@@ -210,7 +210,7 @@ def _check_defaults(model: ModelSpec, defaults: dict[str, Array]) -> None:
 
 
 def shape_matches(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether a shape matches the wanted shape, in which -1 stands for any size."""
+    """Returns whether a shape matches the wanted shape, in which -1 means any size."""
     return len(shape) == len(wanted) and all(
         expected in (-1, size) for size, expected in zip(shape, wanted, strict=True)
     )
@@ -250,7 +250,7 @@ def _pad(array: Array, missing: int) -> Array:
 pad_batch = decorator(_pad_batch)
 """Repeats the last sample until the batch has the next preferred size, or the maximum size.
 
-Must stand below `@batch`. The outputs of the added samples are removed. Raises BadCallError.
+Must be below `@batch`. The outputs of the added samples are removed. Raises BadCallError.
 """
 
 

@@ -26,30 +26,28 @@ def _group_by_keys(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
     ]
 
     def ordered(returned: list[Any]) -> list[Any]:
-        answers: list[Any] = [None] * len(requests)
+        results: list[Any] = [None] * len(requests)
         for group, part in zip(groups.values(), returned, strict=True):
             _check_part("group_by_keys", part, len(group))
-            for index, answer in zip(group, part, strict=True):
-                answers[index] = answer
-        return answers
+            for index, result in zip(group, part, strict=True):
+                results[index] = result
+        return results
 
     return map_results(results, ordered, "group_by_keys")
 
 
 group_by_keys = decorator(_group_by_keys)
-"""Calls the function once for all requests with the same set of inputs.
+"""Calls the function once for all requests with the same set of inputs, for optional inputs.
 
-Useful for models with optional inputs.
-
-Above `@batch`. Raises BadCallError.
+Must be above `@batch`. Raises BadCallError.
 """
 
 
 def _check_part(decorator_name: str, part: Any, count: int) -> None:
     if not isinstance(part, Sequence) or len(part) != count:
-        what = f"{len(part)} answers" if isinstance(part, Sequence) else type(part).__name__
+        what = f"{len(part)} results" if isinstance(part, Sequence) else type(part).__name__
         raise BadCallError(
-            f"@{decorator_name} expects a list with an answer for each of {count} requests,"
+            f"@{decorator_name} expects a list with a result for each of {count} requests,"
             f" got {what}"
         )
 
@@ -80,15 +78,15 @@ def group_by_values(
         ]
 
         def joined(returned: list[Any]) -> Any:
-            answers: list[list[tuple[list[int], dict[str, Array]]]] = [[] for _ in requests]
+            results: list[list[tuple[list[int], dict[str, Array]]]] = [[] for _ in requests]
             for group, part in zip(groups, returned, strict=True):
                 part = [part] if named else part
                 _check_part("group_by_values", part, len(group))
                 for (index, rows), outputs in zip(group, part, strict=True):
                     by_name = outputs_by_name(outputs)
                     check_sample_counts("group_by_values", by_name, len(rows))
-                    answers[index].append((rows, by_name))
-            merged = [_merge_parts(parts) for parts in answers]
+                    results[index].append((rows, by_name))
+            merged = [_merge_parts(parts) for parts in results]
             return merged[0] if named else merged
 
         return map_results(results, joined, "group_by_values")
@@ -116,7 +114,7 @@ def _samples_by_values(requests: Requests, keys: Sequence[str]) -> list[_Group]:
 
 
 def _group_value(sample: Any) -> Any:
-    """A key that is equal for samples with equal values."""
+    """Returns a key that is equal for samples with equal values."""
     array = np.asarray(sample)
     return (array.shape, tuple(array.reshape(-1).tolist()))
 
@@ -131,12 +129,12 @@ def _part(request: MutableMapping[str, Array], rows: list[int]) -> Any:
 
 
 def _select_rows(value: Any, rows: list[int]) -> Any:
-    """The samples at these rows; a scalar, such as one of @first_value, is returned as it is."""
+    """Returns the samples at these rows; a scalar, such as one of @first_value, stays as it is."""
     return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
 
 
 def _merge_parts(parts: list[tuple[list[int], dict[str, Array]]]) -> dict[str, Array]:
-    """The outputs of one request, with its samples in their original order."""
+    """Joins the outputs of one request, with its samples in their original order."""
     if len(parts) == 1:
         return parts[0][1]
     order = np.argsort([row for rows, _ in parts for row in rows])
@@ -144,7 +142,7 @@ def _merge_parts(parts: list[tuple[list[int], dict[str, Array]]]) -> dict[str, A
     for _, outputs in parts:
         if set(outputs) != set(names):
             raise BadCallError(
-                "@group_by_values cannot join answers with different outputs:"
+                "@group_by_values cannot join results with different outputs:"
                 f" {sorted(names)} and {sorted(outputs)}"
             )
     try:
@@ -153,7 +151,7 @@ def _merge_parts(parts: list[tuple[list[int], dict[str, Array]]]) -> dict[str, A
         }
     except ValueError as error:
         raise BadCallError(
-            f"@group_by_values cannot join the answers to one request: {error}"
+            f"@group_by_values cannot join the results of one request: {error}"
         ) from error
 
 

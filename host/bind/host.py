@@ -23,8 +23,11 @@ Function = Callable[..., Any]
 
 
 _run_in_forks: list[Callable[[], None]] = []
-"""Called in a forked child at once. A signal handler of Python would run too late if the signal
-arrives just before the child blocks in a system call."""
+"""Callbacks that run in a forked child at once.
+
+A Python signal handler would run too late if the signal arrives just before the child blocks in a
+system call.
+"""
 
 
 def _after_fork() -> None:
@@ -118,7 +121,7 @@ class Host:
 
     def _bind(self, spec: ModelSpec, functions: Sequence[Function]) -> None:
         if spec.name in self._bindings:
-            raise BadSpecError(f"a model '{spec.name}' is bound already")
+            raise BadSpecError(f"a model named '{spec.name}' is already bound")
         self._check_not_stopped()
         self._bindings[spec.name] = Binding(spec, functions)
         if self._process is not None:
@@ -130,7 +133,7 @@ class Host:
 
     def _check_not_stopped(self) -> None:
         if self._stopping:
-            raise HostFailure("this host has been stopped; make another one")
+            raise HostFailure("this host was stopped; create a new one")
 
     def run(self) -> Host:
         """Starts the host; returns when it accepts requests. Raises HostFailure."""
@@ -140,14 +143,14 @@ class Host:
 
     def _run(self) -> None:
         if self._process is not None:
-            raise HostFailure("this host has been started already")
+            raise HostFailure("this host is already started")
         self._check_not_stopped()
         child = self._process = HostProcess(self._flags, self._create_instance, self._wake)
         try:
             for binding in self._bindings.values():
                 child.bind(binding.spec)
             self._ports = child.serve()
-        except BaseException:  # also Ctrl-C, as nothing else would stop the child process
+        except BaseException:  # also after Ctrl-C, because nothing else stops the child process
             self._process = None
             child.stop()
             raise
@@ -155,15 +158,15 @@ class Host:
     def serve(self, monitoring_period_s: float | None = None) -> None:
         """Serves until Ctrl-C or SIGTERM, then finishes the running requests and stops.
 
-        Only the main thread receives signals; on another thread, call `stop`.
-        `monitoring_period_s` has no effect and is accepted for PyTriton's sake: the exit of the
-        host is noticed at once. Raises HostFailure if the host exits by itself.
+        Only the main thread receives signals; on another thread, call `stop`. `monitoring_period_s`
+        has no effect: the exit of the host is noticed at once. PyTriton has this argument. Raises
+        HostFailure if the host exits by itself.
         """
         try:
             with self._signal_handlers():
                 self._serve()
         except _StopSignal:
-            pass  # stopped before it served
+            pass  # stopped during the start
         self.stop()
 
     def _serve(self) -> None:
@@ -183,7 +186,7 @@ class Host:
 
     @contextmanager
     def _signal_handlers(self) -> Iterator[None]:
-        """Makes the first signal stop `serve`; a second one has its previous effect."""
+        """Makes the first signal stop `serve`; restores the earlier handlers for a second one."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -211,7 +214,7 @@ class Host:
             _run_in_forks.remove(restore)
 
     def is_alive(self) -> bool:
-        """Whether the host was started and still runs."""
+        """Returns whether the host was started and still runs."""
         return self._process is not None and self._process.running
 
     def stop(self) -> bool:
@@ -227,17 +230,17 @@ class Host:
 
     @property
     def grpc_url(self) -> str:
-        """Address for gRPC clients; "" if gRPC is not served."""
+        """The address for gRPC clients; "" if gRPC is not served."""
         return _url(self._ports[0])
 
     @property
     def http_url(self) -> str:
-        """Address for HTTP clients, without a scheme; "" if HTTP is not served."""
+        """The address for HTTP clients, without a scheme; "" if HTTP is not served."""
         return _url(self._ports[1])
 
     @property
     def metrics_url(self) -> str:
-        """Address of the metrics, without a scheme; "" if metrics are not served."""
+        """The address of the metrics, without a scheme; "" if metrics are not served."""
         return _url(self._ports[2])
 
     def _create_instance(self, name: str) -> FunctionModel | None:

@@ -31,14 +31,14 @@ class Binding:
         self._lock = threading.Lock()
 
     def create_instance(self) -> FunctionModel | None:
-        """Makes an instance with a free function; returns None if no function is free."""
+        """Creates an instance with a free function; returns None if no function is free."""
         with self._lock:
             return (
                 FunctionModel(self, self._free_functions.pop(0)) if self._free_functions else None
             )
 
     def release_function(self, function: Callable[..., Any]) -> None:
-        """Frees a function, as its instance was finalized."""
+        """Frees the function of a finalized instance."""
         with self._lock:
             self._free_functions.append(function)
 
@@ -136,18 +136,18 @@ class FunctionModel:
         if len(returned) != len(requests):
             raise BadCallError(
                 f"the function was called with {len(requests)} requests and returned"
-                f" {len(returned)} answers"
+                f" {len(returned)} results"
             )
         decoupled = self._spec.config.decoupled
         return [
-            None if answer is None and decoupled else self._response(request, answer)
-            for request, answer in zip(requests, returned, strict=True)
+            None if result is None and decoupled else self._response(request, result)
+            for request, result in zip(requests, returned, strict=True)
         ]
 
     def _response(
-        self, request: pb_utils.InferenceRequest, answer: Any
+        self, request: pb_utils.InferenceRequest, result: Any
     ) -> pb_utils.InferenceResponse:
-        outputs = outputs_by_name(answer)
+        outputs = outputs_by_name(result)
         known = {str(output.name): output for output in self._spec.outputs}
         for name, array in outputs.items():
             if name not in known:
@@ -192,7 +192,7 @@ class FunctionModel:
 
 
 def _datatype(array: Array) -> str:
-    """The data type of an array, "" if the protocol has none for it."""
+    """Returns the data type of an array, "" if the protocol does not have it."""
     try:
         return triton_datatype(array.dtype)
     except BadSpecError:

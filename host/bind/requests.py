@@ -1,4 +1,4 @@
-"""Requests as bound functions see them: arrays by input name, and parameters."""
+"""Requests of bound functions: arrays by input name, and parameters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Array = npt.NDArray[Any]
 class Request(MutableMapping[str, Array]):
     """A mapping of input names to arrays. Text is an object array of bytes.
 
-    The arrays are copies of the function's own, and writable. `parameters`: those of the client.
-    `span`: the OpenTelemetry headers of the request's trace as JSON, None without a trace.
-    `requested_output_names`: the outputs that the client requested.
+    The arrays are writable copies. `parameters` are those of the client. `span` has the
+    OpenTelemetry headers of the request's trace as JSON, None without a trace.
+    `requested_output_names` are the outputs that the client requested.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Request(MutableMapping[str, Array]):
 
     @classmethod
     def received(cls, request: pb_utils.InferenceRequest) -> Request:
-        """Wraps a received request; an array is copied from shared memory when it is first read."""
+        """Wraps a received request. An array is copied from shared memory when it is first read."""
         made = cls(
             {},
             json.loads(request.parameters()),
@@ -50,21 +50,21 @@ class Request(MutableMapping[str, Array]):
 
     @property
     def data(self) -> dict[str, Array]:
-        """All arrays."""
+        """Returns all arrays by input name."""
         return dict(self.items())
 
     def view(self, name: str) -> Array:
-        """A view of an array for reading, without a copy. Raises KeyError."""
+        """Returns an array that must not be changed, without a copy. Raises KeyError."""
         array = self._arrays[name]
         return self._received[name].as_numpy(copy=False) if array is None else array
 
     def shape(self, name: str) -> list[int]:
-        """The shape of an array, without copying the array. Raises KeyError."""
+        """Returns the shape of an array, without copying the array. Raises KeyError."""
         array = self._arrays[name]
         return self._received[name].shape() if array is None else list(np.shape(array))
 
     def with_data(self, data: Mapping[str, Array]) -> Request:
-        """The same request with other arrays."""
+        """Returns this request with other arrays."""
         return Request(data, self.parameters, self.span, self.requested_output_names)
 
     def __getitem__(self, name: str) -> Array:
@@ -91,7 +91,7 @@ class Request(MutableMapping[str, Array]):
 
 
 def batch_size(request: Mapping[str, Array]) -> int:
-    """The number of samples of a request: the first dimension of its first input."""
+    """Returns the number of samples of a request: the first dimension of its first input."""
     if isinstance(request, Request):
         shape = request.shape(next(iter(request)))
     else:

@@ -22,9 +22,9 @@ _TEXTS = (np.dtype(np.bytes_).kind, np.dtype(np.str_).kind, np.dtype(np.object_)
 
 
 def triton_datatype(dtype: npt.DTypeLike) -> str:
-    """The data type in a model configuration, without `TYPE_`; bytes, str and object are STRING.
+    """Returns the data type in a model configuration, without `TYPE_`.
 
-    Raises BadSpecError.
+    bytes, str and object are STRING. Raises BadSpecError.
     """
     try:
         known = np.dtype(dtype)
@@ -45,9 +45,9 @@ def triton_datatype(dtype: npt.DTypeLike) -> str:
 class TensorSpec:
     """An input or output of a model.
 
-    `shape`: without the batch dimension; -1 stands for any size. `dtype`: one of numpy's;
-    `np.bytes_`, `np.object_` and `np.str_` are text (BYTES). `name`: `INPUT_1`, `INPUT_2`, ... or
-    `OUTPUT_1`, ... by default. `optional`: whether requests may lack the input.
+    `shape` has no batch dimension; -1 means any size. `dtype` is a numpy dtype; `np.bytes_`,
+    `np.object_` and `np.str_` are text (BYTES). `name` is `INPUT_1`, `INPUT_2`, ... or `OUTPUT_1`,
+    ... by default. `optional`: requests may lack this input.
     """
 
     shape: Sequence[int]

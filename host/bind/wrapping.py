@@ -21,7 +21,7 @@ class Wrapped:
     def __init__(self, function: Function, call_wrapper: CallWrapper) -> None:
         functools.update_wrapper(
             self, function
-        )  # first, as it copies the attributes of another Wrapped
+        )  # must come first: it copies the attributes of another Wrapped
         self._function = function
         self._call_wrapper = call_wrapper
 

@@ -1,1 +1,1 @@
-"""The subcommands of `pbhost`, each of them in a module of its own."""
+"""The subcommands of `pbhost`, one module each."""

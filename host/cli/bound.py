@@ -1,20 +1,21 @@
-"""The host of bound functions: a child of the process that has them.
+"""The host process of bound functions: a child of the process that defines them (the caller).
 
-`python .../host/cli/bound.py CALLER LAUNCHES CONTROL FLAG ...`: the pid of that process, two socket
-descriptors, and flags of `pbhost serve`. Lines of JSON go over `CONTROL`
+`python .../host/cli/bound.py CALLER LAUNCHES CONTROL FLAG ...`: the pid of the caller, two socket
+descriptors, and flags of `pbhost serve`. The socket `CONTROL` carries one JSON object per line
 (docs/explanation/decisions/0016):
 
-* to the host `{"bind": CONFIG, "version": N}` for a model, `{"serve": true}` after the first ones,
-  and `{"stop": true}`; each but the last has a `"number"`;
-* to the caller `{"serving": PORTS}` or `{"failed": TEXT}` in response to that, and
-  `{"bound": NAME}` or `{"refused": TEXT}` for each model; `"to"` is the number of the command.
+* The caller sends `{"bind": CONFIG, "version": N}` to serve a model, `{"serve": true}` to load the
+  first models and open the ports, and `{"stop": true}`. All but the last have a `"number"`.
+* The host replies to `serve` with `{"serving": PORTS}` or `{"failed": TEXT}`, and to `bind` with
+  `{"bound": NAME}` or `{"refused": TEXT}`; `"to"` is the number of the command.
 """
 
 import os
 import sys
 
 if __name__ == "__main__":
-    # Started by path, so that no module of the user's shadows ours and none of ours shadows theirs.
+    # This file is started by its path. Without this directory on the import path, the names of
+    # these modules and those of the user cannot hide each other.
     _here = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") != _here]
     sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
@@ -42,7 +43,7 @@ from host.system.private_directory import PrivateDirectory
 from host.system.standard_streams import open_standard_streams
 from stub.wire.heap import freeze_gc, tune_malloc
 
-_MAX_LINE_BYTES = 1 << 24  # bytes of a line
+_MAX_LINE_BYTES = 1 << 24
 _PLACEHOLDER = "# The function is in the process that has bound it.\n"
 
 
@@ -50,9 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serves the caller until it stops the host or exits; returns the exit status."""
     open_standard_streams()
     caller, launches, control = map(int, arguments[:3])
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the caller, which then stops the host
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and stops the host
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         caller_pidfd = os.pidfd_open(caller)
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Service:
-    """The host of one caller. `models`: the model repository, which this object writes."""
+    """Runs the commands of one caller. `models`: the model repository, which it writes."""
 
     def __init__(
         self, flags: Sequence[str], models: Path, launches: socket.socket, control: socket.socket
@@ -86,7 +85,10 @@ class _Service:
         self._server: Server | None = None
 
     async def run(self, caller: int) -> int:
-        """Runs until the end and returns the exit status. `caller`: the pidfd of the caller."""
+        """Runs until the caller stops it or exits; returns the exit status.
+
+        `caller` is the pidfd of the caller.
+        """
         self._models.mkdir()
         reader, self._writer = await asyncio.open_connection(
             sock=self._control, limit=_MAX_LINE_BYTES
@@ -98,7 +100,7 @@ class _Service:
         try:
             await commands
         except (asyncio.CancelledError, ConnectionError):
-            pass  # the caller was killed, or the host ends
+            pass  # the caller was killed, or the host is stopping
         finally:
             loop.remove_reader(caller)
             os.close(caller)
@@ -149,7 +151,7 @@ class _Service:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 raise
         except HostError as error:
-            # The error text for clients leaves the reason out.
+            # The cause has the reason; the error text for clients does not.
             why = error.__cause__ if isinstance(error.__cause__, HostError) else error
             return {"refused": why.message}
         return {"bound": name}
@@ -162,7 +164,7 @@ def _write_model(folder: Path, version: int, config: str) -> None:
         code.parent.mkdir(parents=True)
         code.write_text(_PLACEHOLDER)
         (folder / "config.pbtxt").write_text(config, encoding="utf-8")
-    except OSError as error:  # e.g. a full disk; the models that are served go on
+    except OSError as error:  # for example, a full disk
         raise internal(f"cannot write model '{folder.name}': {error}") from error
 
 

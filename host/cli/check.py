@@ -1,4 +1,4 @@
-"""`pbhost check`: reports all problems of the models of repositories, and starts nothing."""
+"""`pbhost check`: reports all problems of the models in repositories, without a server."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from host.repository.repository import Repository, RepositoryScan
 _EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2
 
 _DESCRIPTION = """\
-Looks at every model of the repositories and says what would keep it from being served: all of it
-at once, for all models. Nothing is started and no model is imported; where a model may complete
-its configuration itself, what it may still say is left open."""
+Checks every model of the repositories and reports all problems that would prevent a server from
+loading it. No server is started and no model is imported. Fields that a model can complete itself,
+with auto_complete_config, are not reported as missing."""
 
 _EPILOG = """\
-Problems are printed as PATH:LINE:COLUMN: error: FIELD: PROBLEM (SUGGESTION). What a server would
-log as a warning, and go on, is a warning in place of an error.
+Each problem is printed as PATH:LINE:COLUMN: error: FIELD: PROBLEM (SUGGESTION). Problems with
+which a server still loads the model are warnings instead of errors.
 
 examples:
   pbhost check models
   pbhost check models more_models --strict --format=json
 
-exit status: 0 nothing is wrong, or only warnings; 1 there are errors, or warnings with --strict;
-2 the command line is wrong, or names what is no repository"""
+exit status: 0 no errors; 1 errors, or warnings with --strict; 2 the command line is invalid, or a
+path is not a repository"""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Checks, prints, and exits with a status for CI."""
+    """Prints the problems and exits; the status tells CI whether there are errors."""
     args = _parser().parse_args(arguments)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd file names
     try:
@@ -64,21 +64,21 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _scan(paths: Sequence[Path]) -> RepositoryScan:
-    """The models to check. Raises HostError unless all paths are repositories."""
+    """Lists the models to check. Raises HostError unless all paths are repositories."""
     for path in paths:
         if not path.is_dir():
-            what = "is a file, expected a folder of models" if path.exists() else "does not exist"
+            what = "is a file, expected a model repository" if path.exists() else "does not exist"
             raise invalid_argument(f"'{path}' {what}")
         if (path / "config.pbtxt").is_file():
             raise invalid_argument(
-                f"'{path}' is the folder of a model, expected a folder of models:"
+                f"'{path}' is a model directory, expected a model repository:"
                 f" '{path.absolute().parent}'"
             )
     return Repository(paths).scan()
 
 
 def _problems(scan: RepositoryScan, args: argparse.Namespace) -> list[Problem]:
-    """All problems, without duplicates, sorted."""
+    """Returns all problems, sorted and without duplicates."""
     settings = LintSettings(
         Backends(args.backend_directory),
         strict=args.disable_auto_complete_config,
@@ -105,13 +105,19 @@ def _with_count(count: int, word: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("check", _DESCRIPTION, _EPILOG)
     add = parser.add_argument
-    add("repository", type=Path, nargs="+", metavar="REPOSITORY", help="a folder of models")
-    add("--strict", action="store_true", help="warnings are errors")
-    add("--format", choices=("text", "json"), default="text", help="(%(default)s)")
+    add(
+        "repository",
+        type=Path,
+        nargs="+",
+        metavar="REPOSITORY",
+        help="directory that contains model directories",
+    )
+    add("--strict", action="store_true", help="report warnings as errors")
+    add("--format", choices=("text", "json"), default="text", help="output format (%(default)s)")
     add(
         "--disable-auto-complete-config",
         action="store_true",
-        help="as for pbhost serve: configurations must be complete",
+        help="require complete configurations, as in pbhost serve",
     )
-    add("--model-config-name", metavar="NAME", help="as for pbhost serve")
+    add("--model-config-name", metavar="NAME", help="as in pbhost serve")
     return parser

@@ -1,4 +1,4 @@
-"""`pbhost config`: prints the configuration that a model is served with, or converts a file."""
+"""`pbhost config`: prints the complete configuration of a model, or converts a file."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _DEFAULTS = Options()
 _STOP_SECONDS = 5.0
 
 _DESCRIPTION = """\
-Prints the configuration that a server would serve a model with: what is left out is filled in,
-and a model that defines auto_complete_config is asked, in one process that ends afterwards. Given
-a file in place of a folder, prints the same configuration in the form that is asked for."""
+Prints the complete configuration that a server would use for a model: defaults are filled in, and
+if the model defines auto_complete_config, it is called in a separate process. With a file instead
+of a model directory, converts the file to the requested format."""
 
 _EPILOG = """\
-A FILE whose name ends with .json holds JSON, any other one the text form of config.pbtxt. Nothing
-is filled in and nothing is checked then but that it is a configuration. Logs, and what the model
-prints, go to stderr.
+A FILE whose name ends with .json contains JSON; any other file contains the text form of
+config.pbtxt. A file is parsed, but not completed or validated. The log and the output of the model
+go to stderr.
 
 examples:
   pbhost config models/add_sub
@@ -52,8 +52,8 @@ examples:
   pbhost config models/add_sub/config.pbtxt --format=json > add_sub.json
   pbhost config add_sub.json --format=pbtxt > models/add_sub/config.pbtxt
 
-exit status: 0 it is printed; 1 a server would refuse it, or it cannot be read; 2 the command line
-is wrong"""
+exit status: 0 success; 1 a server would refuse the configuration, or it cannot be read; 2 the
+command line is invalid"""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -80,10 +80,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("config", _DESCRIPTION, _EPILOG)
     add = parser.add_argument
-    add("target", type=Path, metavar="MODEL_DIR|FILE", help="folder of a model, or a file")
-    add("--format", choices=("pbtxt", "json"), default="pbtxt", help="form to print (%(default)s)")
-    add("--no-auto-complete", action="store_true", help="what the file says, whole or not")
-    add("--model-config-name", metavar="NAME", help="as for pbhost serve")
+    add(
+        "target", type=Path, metavar="MODEL_DIR|FILE", help="model directory, or configuration file"
+    )
+    add("--format", choices=("pbtxt", "json"), default="pbtxt", help="output format (%(default)s)")
+    add("--no-auto-complete", action="store_true", help="do not complete the configuration")
+    add("--model-config-name", metavar="NAME", help="as in pbhost serve")
     return parser
 
 
@@ -104,7 +106,7 @@ def _from_file(path: Path) -> ModelConfig:
 
 
 def _from_folder(args: argparse.Namespace) -> ModelConfig:
-    """The configuration that a server would use for a model. Raises HostError."""
+    """Returns the configuration that a server would use for a model. Raises HostError."""
     reject_repository(args.target)
     return asyncio.run(_complete_config(args.target.absolute(), args))
 
@@ -131,7 +133,10 @@ async def _complete_config(directory: Path, args: argparse.Namespace) -> ModelCo
 
 
 async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: Path) -> str | None:
-    """The configuration that the model completes (JSON), None if it does not. Raises HostError."""
+    """Calls the model's `auto_complete_config`; returns JSON, None if it changes nothing.
+
+    Raises HostError.
+    """
     environments = Environments(
         _DEFAULTS.environment_cache, float(_DEFAULTS.environment_timeout_secs)
     )
@@ -153,7 +158,7 @@ async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: P
 
 
 class _NoModelControl:
-    """Model control where there is no server."""
+    """Model control without a server: refuses all changes."""
 
     async def load(self, name: str, config: str, files: dict[str, bytes], asker: str) -> None:
         """Raises HostError."""
@@ -169,4 +174,4 @@ class _NoModelControl:
 
 
 def _no_server_error() -> HostError:
-    return unsupported("models cannot be loaded or unloaded here: pbhost config starts no server")
+    return unsupported("models cannot be loaded or unloaded: pbhost config does not start a server")

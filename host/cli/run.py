@@ -32,36 +32,36 @@ _LEAST_CAPABILITY = Options().min_supported_compute_capability
 
 _DESCRIPTION = """\
 Loads one model in this process, sends it one request, prints the responses, and finalizes it.
-There is no server and no process between: breakpoint() works in model.py, print goes to the
+There is no server and no other process: breakpoint() works in model.py, print writes to the
 terminal, and a profiler sees the model's own frames. Requests of the model to other models (BLS)
-are answered with an error."""
+fail with an error."""
 
 _EPILOG = """\
 VALUE is one of
-  JSON         typed by the model's configuration; brackets make dimensions
-  @FILE.json   the same from a file
-  @FILE.npy    an array saved by numpy, of exactly the input's type
-  random       the same arbitrary values every time; dimensions of any size get size 1
-For a TYPE_STRING input, what is not JSON is the text itself. A missing batch dimension is added,
-and a single number or text stands for a tensor of one element.
+  JSON         a value or nested arrays; the configuration gives the data type
+  @FILE.json   JSON from a file
+  @FILE.npy    an array saved by numpy; its dtype must be that of the input
+  random       random values, the same in each run; variable dimensions have size 1
+For a TYPE_STRING input, text that is not JSON is used as it is. A missing batch dimension is
+added, and a single number or text becomes a tensor of one element.
 
 examples:
   pbhost run models/add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=random
   pbhost run models/greet --input NAME=World
   pbhost run models/resnet --input image=@cat.npy --count 100 --profile resnet.prof
 
-exit status: 0 all responses are good; 1 a response is an error, or the model or its configuration
-cannot be used; 2 the command line is wrong, or inputs do not fit the model"""
+exit status: 0 all responses are successful; 1 a response is an error, or the model cannot be
+loaded; 2 the command line is invalid, or the inputs do not match the model"""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Replaces this process by one that runs the model, or waits for one with another Python."""
+    """Runs the model in place of this process, or in a child process with another Python."""
     args = _parser().parse_args(arguments)
     try:
         source, loaded = _find_model(args)
         job = _write_job(args, source, loaded.config)
         if needs_environment(loaded.config):
-            signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is for the model
+            signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
             sys.exit(asyncio.run(_run_in_environment(job, loaded.config, Path(source.directory))))
     except HostError as error:
         sys.stderr.write(f"pbhost run: {error.message}\n")
@@ -84,7 +84,7 @@ async def _run_in_environment(job: int, config: ModelConfig, directory: Path) ->
 
 
 def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
-    """The exit status of a process on this terminal, as a shell reports it."""
+    """Runs a process on this terminal; returns its exit status as a shell reports it."""
     _, status = os.waitpid(os.posix_spawn(command[0], command, variables), 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
@@ -93,19 +93,19 @@ def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("run", _DESCRIPTION, _EPILOG)
     add = parser.add_argument
-    add("model_dir", type=Path, metavar="MODEL_DIR", help="folder of the model: config, versions")
+    add("model_dir", type=Path, metavar="MODEL_DIR", help="model directory")
     add(
         "--input",
         type=_input,
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an input of the request; once for each",
+        help="input of the request; repeat the flag for each input",
     )
-    add("--version", type=int, metavar="N", help="version to run; as a server would if not given")
-    add("--count", type=_positive, default=1, metavar="N", help="execute so many times (1)")
+    add("--version", type=int, metavar="N", help="version to run (the one that a server uses)")
+    add("--count", type=_positive, default=1, metavar="N", help="number of executions (1)")
     add("--profile", default="", metavar="FILE", help="save a profile (cProfile) of the executions")
-    add("--pdb", action="store_true", help="debug what the model raises, where it was raised")
+    add("--pdb", action="store_true", help="open the debugger where the model raises an exception")
     return parser
 
 
@@ -118,7 +118,7 @@ def _input(text: str) -> tuple[str, str]:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got '{text}'")
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got '{text}'")
     return int(text)
 
 
@@ -126,7 +126,7 @@ def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
     """Finds the model. Raises HostError."""
     directory = args.model_dir.absolute()
     if not directory.is_dir():
-        raise invalid_argument(f"'{args.model_dir}' is no folder of a model")
+        raise invalid_argument(f"'{args.model_dir}' is not a model directory")
     reject_repository(args.model_dir)
     loaded = configuration.load_config(
         directory,
@@ -136,17 +136,16 @@ def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
     )
     if is_ensemble(loaded.config):
         raise invalid_argument(
-            f"model '{loaded.config.name}' is an ensemble, which has no code to run"
+            f"model '{loaded.config.name}' is an ensemble, so it has no code to run"
         )
     version = _choose_version(directory, loaded, args.version)
     return Backends(args.backend_directory).find_backend(directory, version, loaded)
 
 
 def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfig) -> int:
-    """A file descriptor with the job of the process.
+    """Writes the job to a file in memory and returns its descriptor.
 
-    It is a file in memory, as a configuration may be longer than an argument, and stdin belongs to
-    the user.
+    An argument would be too short for large configurations, and the model can read stdin.
     """
     job = {
         "directory": source.directory,
@@ -166,7 +165,7 @@ def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfi
 
 
 def _choose_version(directory: Path, loaded: LoadedConfig, wanted: int | None) -> int:
-    """The requested version, or the one that clients get without a version. Raises HostError."""
+    """Returns the wanted version, by default the one that clients get. Raises HostError."""
     available = list_versions(directory)
     if wanted is None:
         return select_versions(loaded.config, available)[-1]

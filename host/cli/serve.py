@@ -1,4 +1,4 @@
-"""`pbhost serve`: serves the models of repositories until a signal stops it."""
+"""`pbhost serve`: serves model repositories until a signal stops it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stub.wire.heap import freeze_gc, tune_malloc
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Serves, and exits with 0, or with 1 after a message on stderr."""
+    """Serves until a signal; exits with 0, or with 1 and a message on stderr."""
     try:
         options = parse(arguments)
     except UsageError as error:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _raise_file_limit() -> None:
-    """Raises the limit of open files, as every stub needs about ten descriptors."""
+    """Raises the limit on open files: each stub needs about ten descriptors."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -53,7 +53,7 @@ async def _serve(options: Options) -> int:
         stopping.cancel()
         sys.stderr.write(f"error: creating server: {error.code.value} - {error.message}\n")
         return 1
-    except OSError as error:  # e.g. a limit of this process on files or memory
+    except OSError as error:  # for example, a limit on files or memory
         stopping.cancel()
         sys.stderr.write(f"error: creating server: Internal - {error}\n")
         return 1
@@ -73,7 +73,7 @@ def _install_signal_handlers(stop: asyncio.Event) -> None:
                 sys.stdout.write(f"Signal ({number}) received.\n")
                 sys.stdout.flush()
             except OSError:
-                pass  # the reader has gone, or its disk is full; neither matters here
+                pass  # stdout is closed or full, which must not stop the shutdown
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, received, number)

@@ -43,9 +43,10 @@ def classify(response: InferResponse, classes: Classification) -> InferResponse:
 
 
 def _classify_tensor(tensor: Tensor, count: int, classes: Classification) -> Tensor:
-    """The top `count` classes of each batch element as `<value>:<index>[:<label>]`, best first.
+    """Returns the top `count` classes of each batch element, best first, as a BYTES tensor.
 
-    The shape is [batch, classes], or [classes] for a model that does not batch.
+    The elements are `<value>:<index>[:<label>]`. The shape is [batch, classes], or [classes] for a
+    model that does not batch.
     """
     dtype = _NUMPY_DTYPES.get(tensor.datatype)
     if dtype is None:
@@ -71,7 +72,7 @@ def _classify_tensor(tensor: Tensor, count: int, classes: Classification) -> Ten
 
 
 def _format_top_classes(row: npt.NDArray[Any], width: int, labels: Sequence[str]) -> list[bytes]:
-    """The top classes of one batch element. Of equal values, the first comes first."""
+    """Formats the top classes of one batch element. Of equal values, the first comes first."""
     floating = row.dtype.kind == "f"
     keys = np.where(np.isnan(row), -np.inf, row) if floating else row
     if width < len(row):

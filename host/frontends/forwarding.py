@@ -9,7 +9,7 @@ from host.inference.request import Parameter
 from host.options.header_patterns import header_pattern
 
 Header = tuple[str | bytes, str | bytes]
-"""Name, as the client has written it, and value."""
+"""The name of a header, in the case that the client sent, and its value."""
 
 _RESERVED = frozenset(
     "sequence_id sequence_start sequence_end priority timeout headers binary_data_output".split()
@@ -30,7 +30,7 @@ class HeaderForwarding:
         return self._search is not None
 
     def to_parameters(self, headers: Iterable[Header]) -> dict[str, Parameter]:
-        """The parameters for these headers; of several with one name, the last counts.
+        """Converts the selected headers to parameters; of equal names, the last one counts.
 
         Raises HostError INVALID_ARG if a selected header has the name of a reserved parameter.
         """

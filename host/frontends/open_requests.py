@@ -6,7 +6,7 @@ import asyncio
 
 
 class OpenRequests:
-    """Belongs to the event loop's thread. A frontend adds one to `count` for each request."""
+    """Belongs to the thread of the event loop. A frontend increments `count` for each request."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -15,7 +15,7 @@ class OpenRequests:
         self._all_answered = asyncio.Event()
 
     def request_finished(self) -> None:
-        """Called when a request was answered."""
+        """Decrements `count` after a request was answered."""
         self.count -= 1
         if self.draining and not self.count:
             self._all_answered.set()

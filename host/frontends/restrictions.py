@@ -29,9 +29,9 @@ class Restrictions:
     def missing_header(
         self, category: str, get_header: Callable[[str], str | bytes | None]
     ) -> str | None:
-        """The header that a request of this category lacks; None if it may pass.
+        """Returns the header that a request of this category lacks, None if the request is allowed.
 
-        `get_header`: returns a header of the client by its lowercase name.
+        `get_header` returns a header of the client by its lowercase name.
         """
         restriction = self._restricted.get(category)
         if restriction is None:
@@ -40,7 +40,7 @@ class Restrictions:
         sent = get_header(name.lower())
         if isinstance(sent, str):
             sent = sent.encode("utf-8", "surrogateescape")
-        # The time of the comparison does not depend on how much of the value is right.
+        # A comparison in constant time does not reveal how much of the value is right.
         return None if sent is not None and hmac.compare_digest(sent, wanted) else name
 
 

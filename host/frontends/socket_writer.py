@@ -7,7 +7,7 @@ import os
 
 
 class SocketWriter:
-    """Writes to the socket at once what the transport would write later in the turn of the loop.
+    """Writes to the socket immediately; the transport would write later in the event loop's turn.
 
     Data of TLS connections goes to the transport.
     """
@@ -24,12 +24,12 @@ class SocketWriter:
     def write(self, data: bytes | memoryview) -> None:
         """Writes a small piece of data, unless the connection is closed.
 
-        The transport gets what the socket does not accept; it also detects that the client has
-        gone.
+        The transport gets the data that the socket does not accept. It also detects that the client
+        has disconnected.
         """
         transport = self._transport
         if transport.is_closing():
-            return  # the descriptor may belong to another connection by now
+            return  # another connection may have the descriptor now
         if self._descriptor >= 0 and not transport.get_write_buffer_size():
             try:
                 sent = os.write(self._descriptor, data)

@@ -19,12 +19,13 @@ BACKLOG = 2048
 def listening_socket(address: str, port: int, reuse_port: bool = False) -> socket.socket:
     """Opens a listening socket. Raises HostError UNAVAILABLE.
 
-    `address`: a name, an IPv4 address, or `ipv6:[...]`. `port` 0: a free port. `reuse_port`: other
-    processes may listen there too if they ask for it.
+    `address` is a name, an IPv4 address, or `ipv6:[...]`; `port` 0 selects a free port. With
+    `reuse_port`, other processes that also set it may listen on the same port.
     """
     listener = _bound_socket(address, port, reuse_port)
     try:
-        listener.listen(BACKLOG)  # Linux reports only here that another process uses the port
+        # On Linux, only this call fails if another process listens on the port.
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise _bind_error(f"Socket '{address}:{port}'", error) from None
@@ -32,7 +33,7 @@ def listening_socket(address: str, port: int, reuse_port: bool = False) -> socke
 
 
 def check_address(address: str, port: int, reuse_port: bool = False) -> None:
-    """Raises what `listening_socket` would raise, as far as that is known without listening."""
+    """Raises the error of `listening_socket`, as far as it can be known without listening."""
     _bound_socket(address, port, reuse_port).close()
 
 
@@ -49,7 +50,7 @@ def _bound_socket(address: str, port: int, reuse_port: bool) -> socket.socket:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind(sockaddr)
             listener.setblocking(False)
-        except BaseException:  # also if cancelled, as the socket has no other owner; raised again
+        except BaseException:  # also after a cancellation, because nothing else closes the socket
             listener.close()
             raise
     except OSError as error:
@@ -65,12 +66,12 @@ def _bind_error(where: str, error: OSError) -> HostError:
 
 
 def unsent_bytes(transport: asyncio.Transport | None) -> int:
-    """Bytes written to a connection that the peer has not acknowledged (tcp(7), SIOCOUTQ)."""
+    """Returns the written bytes that the peer has not acknowledged (tcp(7), SIOCOUTQ)."""
     if transport is None:
         return 0
     connected = transport.get_extra_info("socket")
     in_kernel = 0
-    if connected is not None:  # uvloop's TLS transport has none once the client is gone
-        with suppress(OSError, ValueError):  # it is closed
+    if connected is not None:  # uvloop's TLS transport has no socket after a disconnect
+        with suppress(OSError, ValueError):  # the socket may be closed
             in_kernel = struct.unpack("i", fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)))[0]
     return transport.get_write_buffer_size() + in_kernel

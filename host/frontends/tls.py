@@ -26,9 +26,9 @@ class TlsFiles:
     mutual: bool
 
     def create_context(self) -> ssl.SSLContext:
-        """The TLS context of a server. Blocks.
+        """Returns the TLS context of a server. Blocks.
 
-        Raises HostError INVALID_ARG with the flag whose file cannot be used.
+        Raises HostError INVALID_ARG, which names the flag, if a file cannot be used.
         """
         for name in ("server-cert", "server-key", *(["root-cert"] if self.mutual else [])):
             self.read_file(name)
@@ -40,7 +40,7 @@ class TlsFiles:
         except (ssl.SSLError, ValueError) as error:
             raise self._file_error(
                 f"'{self.server_cert}' and {self._flag_name('server-key')} '{self.server_key}' are"
-                " not a certificate and its key, without a password, in PEM form:"
+                " not a matching certificate and key in PEM form without a password:"
                 f" {_openssl_reason(error)}",
                 "server-cert",
             ) from None
@@ -50,31 +50,31 @@ class TlsFiles:
                 context.load_verify_locations(self.root_cert)
             except ssl.SSLError as error:
                 raise self._file_error(
-                    f"'{self.root_cert}' holds no certificates in PEM form:"
+                    f"'{self.root_cert}' contains no certificates in PEM form:"
                     f" {_openssl_reason(error)}",
                     "root-cert",
                 ) from None
         return context
 
     def read_file(self, name: str) -> bytes:
-        """The content of the file of `server-cert`, `server-key` or `root-cert`. Blocks.
+        """Returns the content of the file `server-cert`, `server-key` or `root-cert`. Blocks.
 
-        Raises HostError INVALID_ARG if it cannot be read or was not given.
+        Raises HostError INVALID_ARG if the file cannot be read or no path was given.
         """
         path = getattr(self, name.replace("-", "_"))
         if not path:
-            raise self._file_error("a file in PEM form is needed for TLS, and none is given", name)
+            raise self._file_error("TLS needs a PEM file, but no path is given", name)
         try:
             return Path(path).read_bytes()
         except OSError as error:
             raise self._file_error(f"'{path}' cannot be read: {error.strerror}", name) from None
 
     def read_file_or_empty(self, name: str) -> bytes:
-        """The same, but empty if the file cannot be read. Blocks."""
+        """Returns the content of a file, or nothing if the file cannot be read. Blocks."""
         try:
             return self.read_file(name)
         except HostError as error:
-            _log.warning("%s; it counts as empty", error.message)
+            _log.warning("%s; treating it as empty", error.message)
             return b""
 
     def _flag_name(self, name: str) -> str:

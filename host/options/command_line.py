@@ -1,4 +1,4 @@
-"""Reads the command line of `pbhost serve` as options."""
+"""Parses the command line of `pbhost serve` into options."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from host.options.options import FLAGS, Options, UsageError
 
 
 def usage() -> str:
-    """The text of `--help`."""
+    """Returns the text of `--help`."""
     return usage_text("pbhost serve", FLAGS, DEPRECATED)
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """The options of a command line (without the program's name).
+    """Parses the arguments after the program's name.
 
-    Raises UsageError, whose text is the usage followed by the error (nothing for `--help`).
+    Raises UsageError; its text is the usage and the error, for `--help` only the usage.
     """
     try:
         line = parse_flags(argv, FLAGS, DEPRECATED)
@@ -32,8 +32,8 @@ def parse(argv: Sequence[str]) -> Options:
         f"'--{alias.name}' has been deprecated! {alias.help}" for alias in line.deprecated
     ]
     options.warnings += [
-        f"--model-repository: '{path}' has a config.pbtxt, as the folder of a model has; the"
-        f" repository is the folder around it: '{os.path.dirname(os.path.abspath(path))}'"
+        f"--model-repository: '{path}' contains a config.pbtxt, so it is probably a model"
+        f" directory; its repository is '{os.path.dirname(os.path.abspath(path))}'"
         for path in line.values["model_repository"]
         if os.path.isfile(os.path.join(path, "config.pbtxt"))
     ]
@@ -41,7 +41,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _check_given(line: CommandLine) -> None:
-    """Checks that need the flags as they were written."""
+    """Checks what depends on the flags that were given, not only on their values."""
     if {"response-cache-byte-size", "cache-config"} <= set(line.names):
         raise UsageError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both"

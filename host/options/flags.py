@@ -18,7 +18,7 @@ _FLOAT = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class Status(enum.Enum):
-    """Whether a flag has an effect. The value stands in the usage text, before the reason."""
+    """Whether a flag has an effect. The value is in the usage text, before the reason."""
 
     HONOURED = ""
     IGNORED = "Accepted without effect"
@@ -35,10 +35,10 @@ class InvalidValue(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """How the text of a flag is read. `word`: its name in the usage text; empty: no value.
+    """How the text of a flag is parsed. `word`: its type in the usage text, "" without a value.
 
-    `read` raises InvalidValue. With `add`, the flag may be repeated: `add` combines the value so
-    far with the next one.
+    `read` raises InvalidValue. With `add`, the flag can be repeated: `add` combines the earlier
+    value with the next one.
     """
 
     word: str
@@ -50,7 +50,7 @@ class ValueKind:
 class Flag:
     """A flag and the field that it sets. `check` raises InvalidValue for an invalid value.
 
-    `reason`: why the flag has no effect.
+    `also` is a second name. `reason` tells why the flag has no effect.
     """
 
     name: str
@@ -66,14 +66,14 @@ class Flag:
 
     @property
     def status_text(self) -> str:
-        """A sentence about a flag without its usual effect; empty for others."""
+        """A sentence about a flag without its usual effect; empty for other flags."""
         if self.status is Status.HONOURED:
             return ""
         return f"{': '.join(filter(None, [self.status.value, self.reason]))}."
 
     @property
     def help_text(self) -> str:
-        """What the flag does, its default if there is one to write, and its status."""
+        """The description of the flag, its default and its status."""
         told = self.status is Status.HONOURED and self.kind.word
         default = _format_default(self.default) if told else ""
         return " ".join(
@@ -81,7 +81,7 @@ class Flag:
         )
 
     def is_off(self, value: Any) -> bool:
-        """Whether the value needs nothing that this host refuses to do."""
+        """Returns whether this value of an unsupported flag is allowed: only the default is."""
         return bool(value == self.default)
 
 
@@ -96,7 +96,7 @@ class DeprecatedFlag:
 
     @property
     def help_text(self) -> str:
-        """What to use in its place."""
+        """The flag to use instead."""
         return self.help
 
 
@@ -119,7 +119,7 @@ class FlagGroup:
         also: str = "",
         reason: str = "",
     ) -> _Value:
-        """A field whose flag has its name, and a kind that follows from the default."""
+        """Makes a field whose name becomes the flag's name; the default selects the kind."""
         kind = kind or _KINDS[type(default)]
         status = status or self.status
         reason = reason or self.reason
@@ -135,7 +135,7 @@ class FlagGroup:
 
 
 def flags_of(owner: type) -> list[Flag]:
-    """The flags of a dataclass whose fields were made by groups, in their order."""
+    """Returns the flags of a dataclass whose fields were made by groups, in their order."""
     return [
         dataclasses.replace(flag, field=field.name, name=flag.name or field.name.replace("_", "-"))
         for field in dataclasses.fields(owner)
@@ -144,7 +144,7 @@ def flags_of(owner: type) -> list[Flag]:
 
 
 def _format_default(value: Any) -> str:
-    """A value as on a command line; empty for an empty value and for one with several parts."""
+    """Formats a value as on a command line; empty for an empty value, a list or a dict."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -153,7 +153,7 @@ def _format_default(value: Any) -> str:
 
 
 def _read_bool(text: str) -> bool:
-    """true/on/1 or false/off/0 in any case. Raises InvalidValue."""
+    """Parses true/on/1 or false/off/0, in any case. Raises InvalidValue."""
     lower = text.lower()
     if lower in ("true", "on", "1"):
         return True
@@ -163,12 +163,12 @@ def _read_bool(text: str) -> bool:
 
 
 def integer(low: int = -(2**31), high: int = 2**31 - 1) -> ValueKind:
-    """Integers of a range. Unlike in Triton, the whole text must be the number."""
+    """Returns a kind for integers in a range. Unlike in Triton, nothing may follow the number."""
 
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text):
             raise InvalidValue(f"Invalid option value. Got {text}")
-        # Longer texts are out of range, and Python refuses to read very long ones.
+        # Longer texts are out of range, and Python refuses to convert very long ones.
         value = int(text) if len(text) < 40 else high + 1
         if not low <= value <= high:
             raise InvalidValue(f"Provided option value is out of bound. Got {text}")
@@ -187,7 +187,7 @@ def _read_float(text: str) -> float:
 
 
 def one_of(message: str, *choices: str) -> Callable[[Any], None]:
-    """A check that the value is one of the choices."""
+    """Returns a check that the value is one of the choices."""
 
     def check(value: Any) -> None:
         if value not in choices:
@@ -218,14 +218,14 @@ _KINDS = {
 
 @dataclass(slots=True)
 class CommandLine:
-    """The values by field, the names as they were written, and the deprecated names."""
+    """The values by field, all names that were given, and the deprecated flags among them."""
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     names: list[str] = dataclasses.field(default_factory=list)
     deprecated: list[DeprecatedFlag] = dataclasses.field(default_factory=list)
 
     def set(self, flag: Flag, text: str) -> None:
-        """Reads the text of a flag. Raises InvalidValue."""
+        """Parses the value of a flag. Raises InvalidValue."""
         value = _parse_value(flag, text)
         if flag.kind.add is not None:
             value = flag.kind.add(self.values.get(flag.field, type(flag.default)()), value)
@@ -235,10 +235,10 @@ class CommandLine:
 def parse_flags(
     argv: Sequence[str], flags: Sequence[Flag], aliases: Sequence[DeprecatedFlag]
 ) -> CommandLine:
-    """Reads a command line.
+    """Parses a command line.
 
     Accepts `--flag=value`, `--flag value`, unique prefixes, and `--` after the flags. Raises
-    InvalidValue, with no text for `--help`.
+    InvalidValue, with an empty text for `--help`.
     """
     by_name = {flag.name: flag for flag in flags}
     line = CommandLine()
@@ -256,7 +256,7 @@ def parse_flags(
 
 
 def invalid_flag_value(flag: Flag | DeprecatedFlag, error: InvalidValue) -> InvalidValue:
-    """The error message for an invalid value."""
+    """Returns the error for an invalid value of a flag."""
     return InvalidValue(
         f'Bad option: "--{flag.name}".\n{error}', error.advice or _usage_advice(flag)
     )
@@ -314,7 +314,7 @@ def _split_arguments(
 
 
 def _resolve_prefix(written: str, names: Iterable[str]) -> str:
-    """The name itself, or the only one that starts with it."""
+    """Returns the name itself, or the only name that starts with it. Raises InvalidValue."""
     if written in names:
         return written
     matches = [name for name in names if written and name.startswith(written)]
@@ -332,7 +332,7 @@ def _suggestion(written: str, names: Iterable[str]) -> str:
 
 
 def usage(program: str, flags: Iterable[Flag], aliases: Iterable[DeprecatedFlag]) -> str:
-    """All flags by group, as `--help` shows them."""
+    """Returns the usage text: all flags by group."""
     lines = [f"Usage: {program} [options]", *_usage_entry("help", "", _HELP.help)]
     group = ""
     for flag in flags:

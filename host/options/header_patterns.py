@@ -11,9 +11,9 @@ def header_pattern(pattern: str) -> Any:
     """Compiles a pattern of header names; its `search` takes a name. Raises InvalidValue.
 
     RE2 does not backtrack: the time of a search is proportional to the length of the name. A
-    pattern whose program takes more than 1 MiB is refused.
+    pattern whose compiled form takes more than 1 MiB is refused.
     """
-    import re2  # a megabyte that few servers need
+    import re2  # imported here because it takes a megabyte, and few servers need it
 
     options = re2.Options()
     options.log_errors = False
@@ -29,6 +29,6 @@ def header_pattern(pattern: str) -> Any:
 
 
 def header_forward_pattern(pattern: str) -> None:
-    """A pattern that can be compiled, or none."""
+    """Raises InvalidValue for a pattern that cannot be compiled. An empty pattern is valid."""
     if pattern:
         header_pattern(pattern)

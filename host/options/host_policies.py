@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from host.options.flags import InvalidValue
 
 _CORE_RANGES = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
-_MAX_CORE = 1 << 16  # CPUs and NUMA nodes, far more than any machine has
+_MAX_CORE = 1 << 16  # the maximum number of a CPU or NUMA node
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ HostPolicies = Mapping[str, HostPolicy]
 
 
 def read_policies(settings: Sequence[str]) -> HostPolicies:
-    """Reads `<policy>,<setting>=<value>` texts; the last one for a setting counts.
+    """Parses `<policy>,<setting>=<value>` texts; the last value of a setting counts.
 
     Raises InvalidValue.
     """
@@ -77,7 +77,9 @@ def _read_node(text: str) -> int:
 
 
 def find_policy(policies: HostPolicies, kind: str, device: int, named: str) -> HostPolicy:
-    """The policy of an instance; `named`: the one of its instance group, which defaults to its
-    kind."""
+    """Returns the policy of an instance; `named` is the `host_policy` of its instance group.
+
+    Without `named`, the kind of the instance selects the policy: `cpu`, `gpu_0`, ...
+    """
     name = named or (f"gpu_{device}" if kind == "GPU" else kind.lower())
     return policies.get(name, HostPolicy(name))

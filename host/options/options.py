@@ -1,4 +1,4 @@
-"""The options of a server: each is a field, and a command-line flag."""
+"""The options of a server. Each field is also a command-line flag."""
 
 from __future__ import annotations
 
@@ -35,13 +35,17 @@ _metrics = FlagGroup("Metrics")
 _tracing = FlagGroup("Tracing")
 _backend = FlagGroup("Backend")
 _agent = FlagGroup(
-    "Repository Agent", Status.IGNORED, "there is none but checksum, which comes with the program"
+    "Repository Agent", Status.IGNORED, "the only agent is checksum, which is built in"
 )
 _cache = FlagGroup("Response Cache")
 _rate = FlagGroup("Rate Limiter")
 _shm = FlagGroup("Shared Memory")
-_device = FlagGroup("Memory/Device Management", Status.IGNORED, "the host itself uses no GPU")
-_cloud = FlagGroup("Sagemaker, Vertex", Status.REFUSED, "these platforms' endpoints are not served")
+_device = FlagGroup(
+    "Memory/Device Management", Status.IGNORED, "the server process does not use GPUs"
+)
+_cloud = FlagGroup(
+    "Sagemaker, Vertex", Status.REFUSED, "the endpoints of these platforms are not implemented"
+)
 _own = FlagGroup("Stub Processes")
 
 _HONOURED = Status.HONOURED
@@ -50,9 +54,9 @@ _IGNORED = Status.IGNORED
 
 
 class UsageError(ValueError):
-    """The options cannot be used. `str()` is the text for the user, `detail` the error itself.
+    """The options are invalid. `str()` is the text for the user, `detail` only the error.
 
-    `advice` says what would be valid, if that is known.
+    `advice` describes a valid value, if it is known; otherwise it is empty.
     """
 
     def __init__(self, detail: str, usage: str = "", advice: str = "") -> None:
@@ -70,209 +74,249 @@ class Options:
 
     # fmt: off
     id: str = _server("triton", "Identifier for this server.")
-    exit_timeout_secs: int = _server(30, "Seconds to wait at exit for requests in flight.")
+    exit_timeout_secs: int = _server(
+        30, "Seconds that the server waits at exit for requests in flight.")
     exit_delay_secs: float = _server(
-        0.0, "Seconds at exit in which requests are taken although health already says that the"
-        " server leaves; this flag is pbhost's own.", check=values.not_negative)
+        0.0, "Seconds at exit in which health checks already fail, but the server still accepts new"
+        " requests. Triton does not have this flag.", check=values.not_negative)
 
-    log_verbose: int = _logging(0, "Verbose level; 0 is off.", values.VERBOSITY)
-    log_info: bool = _logging(True, "Whether to log infos.")
-    log_warning: bool = _logging(True, "Whether to log warnings.")
-    log_error: bool = _logging(True, "Whether to log errors.")
+    log_verbose: int = _logging(
+        0, "Level of verbose log lines; 0 turns them off.", values.VERBOSITY)
+    log_info: bool = _logging(True, "Write log lines of level INFO.")
+    log_warning: bool = _logging(True, "Write log lines of level WARNING.")
+    log_error: bool = _logging(True, "Write log lines of level ERROR.")
     log_format: str = _logging(
-        "default", "default, ISO8601, or json: an object on each line.", check=values.log_format)
-    log_file: str = _logging("", "Append the log to this file, not to the console.")
+        "default", "Format of log lines: default, ISO8601, or json (one JSON object per line).",
+        check=values.log_format)
+    log_file: str = _logging(
+        "", "Append the log to this file instead of writing it to the console.")
 
     model_repository: Sequence[StrPath] = _models(
-        [], "Directory of models; may be given several times.", also="model-store")
-    exit_on_error: bool = _models(True, "Exit if a model does not load at start-up.")
+        [], "Directory that contains model directories. You can repeat this flag.",
+        also="model-store")
+    exit_on_error: bool = _models(True, "Exit if a model fails to load at start-up.")
     disable_auto_complete_config: bool = _models(
         False, "Require complete model configurations.", SWITCH)
-    strict_readiness: bool = _models(True, "Be ready only if every model is.")
+    strict_readiness: bool = _models(
+        True, "Report the server as ready only if all models are ready.")
     model_control_mode: str = _models(
-        "none", "none: load all models at start-up. poll: and follow changes on disk. explicit:"
-        " load those of --load-model, then as clients ask.", check=values.control_mode)
-    repository_poll_secs: int = _models(15, "Seconds between polls, in mode poll.", integer(0))
+        "none", "none: load all models at start-up. poll: also load, reload and unload models when"
+        " files change. explicit: load the models of --load-model, and others when clients"
+        " request it.", check=values.control_mode)
+    repository_poll_secs: int = _models(
+        15, "Seconds between two polls of the model repositories in mode poll.", integer(0))
     load_model: list[str] = _models(
-        [], "Model to load at start-up, * for all; explicit mode only. May be given several times.")
+        [], "Model to load at start-up in mode explicit; * loads all. You can repeat this flag.")
     model_config_name: str = _models(
-        "", "Use configs/<name>.pbtxt of a model, if there is one, in place of config.pbtxt.")
-    model_load_thread_count: int = _models(4, "How many models may load at a time.")
-    model_load_retry_count: int = _models(0, "Further attempts to load a model version.")
+        "", "If a model has the file configs/<name>.pbtxt, use it instead of config.pbtxt.")
+    model_load_thread_count: int = _models(
+        4, "Maximum number of model versions that load at the same time.")
+    model_load_retry_count: int = _models(
+        0, "Number of retries after a model version failed to load.")
     model_namespacing: bool = _models(
-        False, "Models of several repositories may share a name.")
+        False, "Allow models of the same name in several repositories.")
     enable_peer_access: bool = _models(
-        True, "GPU peer access.", status=_IGNORED, reason="the host itself uses no GPU")
+        True, "Enable GPU peer access.", status=_IGNORED,
+        reason="the server process does not use GPUs")
 
-    allow_http: bool = _http(True, "Whether to listen for HTTP requests.")
+    allow_http: bool = _http(True, "Listen for HTTP requests.")
     http_address: str = _http("0.0.0.0", "Address to listen on.")
-    http_port: int = _http(8000, "Port to listen on, 0 for a free one.", PORT)
-    reuse_http_port: bool = _http(False, "Let servers share the port.")
+    http_port: int = _http(8000, "Port to listen on; 0 selects a free port.", PORT)
+    reuse_http_port: bool = _http(False, "Allow other servers to listen on the same port.")
     http_header_forward_pattern: str = _http(
-        "", "Headers whose name matches become request parameters.",
+        "", "Forward headers whose names match this regular expression to the model, as request"
+        " parameters.",
         check=header_forward_pattern)
     http_thread_count: int = _http(
-        8, "Threads for HTTP.", status=_IGNORED, reason="one event loop serves all connections")
+        8, "Number of HTTP threads.", status=_IGNORED,
+        reason="one event loop serves all connections")
     http_max_input_size: int = _http(
-        67108864, "Most bytes of a JSON request.", SIZE, check=values.http_max_input_size)
+        67108864, "Maximum size in bytes of the JSON part of a request.", SIZE,
+        check=values.http_max_input_size)
     http_restricted_api: list[str] = _http(
-        [], "<apis>:<key>=<value>: these need the header <key>. May be given several times. APIs"
-        f" are {values.NAMES}.",
+        [], "<apis>:<key>=<value>: requests to these APIs need the header <key> with this value."
+        f" You can repeat this flag. APIs are {values.NAMES}.",
         check=values.http_restriction)
     http_api_page: bool = _http(
-        True, "Serve GET /docs and GET /openapi.json; this flag is pbhost's own.")
+        True, "Serve GET /docs and GET /openapi.json. Triton does not have this flag.")
     http_header_timeout_secs: float = _http(
-        60.0, "How long a client may take for the handshake of TLS, and for the head of a request;"
-        " this flag and the next two are pbhost's own.", check=values.seconds)
+        60.0, "Timeout in seconds for the TLS handshake, and for the headers of a request. Triton"
+        " does not have this flag and the next two.", check=values.seconds)
     http_body_timeout_secs: float = _http(
-        60.0, "Time in which a body must bring 16 KiB, and a client must take something of its"
-        " answer.", check=values.seconds)
+        60.0, "Period in seconds in which the client must send at least 16 KiB of a request body,"
+        " and read some bytes of a pending response.", check=values.seconds)
     http_idle_timeout_secs: float = _http(
-        600.0, "How long a connection may be without a request.", check=values.seconds)
-    http_use_ssl: bool = _http(False, "Use TLS; these flags are pbhost's own.")
+        600.0, "Timeout in seconds for connections without a request.", check=values.seconds)
+    http_use_ssl: bool = _http(False, "Use TLS. Triton does not have the TLS flags for HTTP.")
     http_use_ssl_mutual: bool = _http(False, "Use TLS, and require client certificates.")
     http_server_cert: str = _http("", "PEM file with the server certificate.")
     http_server_key: str = _http("", "PEM file with the server key.")
-    http_root_cert: str = _http("", "PEM file with the root certificate of clients.")
+    http_root_cert: str = _http("", "PEM file with the root certificates for client certificates.")
 
-    allow_grpc: bool = _grpc(True, "Whether to listen for gRPC requests.")
+    allow_grpc: bool = _grpc(True, "Listen for gRPC requests.")
     grpc_address: str = _grpc("0.0.0.0", "Address to listen on.")
-    grpc_port: int = _grpc(8001, "Port to listen on, 0 for a free one.", PORT)
-    reuse_grpc_port: bool = _grpc(False, "Let servers share the port.")
+    grpc_port: int = _grpc(8001, "Port to listen on; 0 selects a free port.", PORT)
+    reuse_grpc_port: bool = _grpc(False, "Allow other servers to listen on the same port.")
     grpc_header_forward_pattern: str = _grpc(
-        "", "Metadata whose key matches become request parameters.",
+        "", "Forward metadata whose keys match this regular expression to the model, as request"
+        " parameters.",
         check=header_forward_pattern)
     grpc_restricted_protocol: list[str] = _grpc(
-        [], "<protocols>:<key>=<value>: these need the metadata triton-grpc-protocol-<key>. May be"
-        f" given several times. Protocols are {values.NAMES}.", check=values.grpc_restriction)
+        [], "<protocols>:<key>=<value>: requests to these protocols need the metadata"
+        " triton-grpc-protocol-<key> with this value. You can repeat this flag. Protocols are"
+        f" {values.NAMES}.", check=values.grpc_restriction)
     grpc_infer_thread_count: int = _grpc(
-        2, "Threads for inference.", status=_IGNORED, check=values.grpc_threads,
+        2, "Number of inference threads.", status=_IGNORED, check=values.grpc_threads,
         reason="one event loop serves all connections")
     grpc_infer_allocation_pool_size: int = _grpc(
-        8, "Reused messages.", status=_IGNORED, reason="messages are not made to be reused")
+        8, "Number of pooled inference messages.", status=_IGNORED,
+        reason="messages are not pooled")
     grpc_max_response_pool_size: int = _grpc(
-        2147483647, "Most responses to one request that a client has not taken yet; this host"
-        " keeps at most 128.", check=values.grpc_response_pool)
+        2147483647, "Maximum number of responses to one request that wait for the client to read"
+        " them. The server never keeps more than 128.", check=values.grpc_response_pool)
     grpc_use_ssl: bool = _grpc(False, "Use TLS.")
     grpc_use_ssl_mutual: bool = _grpc(False, "Use TLS, and require client certificates.")
     grpc_server_cert: str = _grpc("", "PEM file with the server certificate.")
     grpc_server_key: str = _grpc("", "PEM file with the server key.")
-    grpc_root_cert: str = _grpc("", "PEM file with the root certificate.")
+    grpc_root_cert: str = _grpc("", "PEM file with the root certificates for client certificates.")
     grpc_infer_response_compression_level: str = _grpc(
-        "none", "none, low, medium or high.", check=values.compression_level)
-    grpc_keepalive_time: int = _grpc(7200000, "Milliseconds between pings.")
-    grpc_keepalive_timeout: int = _grpc(20000, "Milliseconds to wait for an answer to a ping.")
-    grpc_keepalive_permit_without_calls: bool = _grpc(False, "Ping without calls in flight.")
-    grpc_http2_max_pings_without_data: int = _grpc(2, "Pings without data; 0 is no limit.")
+        "none", "Compression level of responses: none, low, medium or high.",
+        check=values.compression_level)
+    grpc_keepalive_time: int = _grpc(
+        7200000, "Milliseconds between two keepalive pings of the server.")
+    grpc_keepalive_timeout: int = _grpc(
+        20000, "Milliseconds to wait for the reply to a ping before the connection is closed.")
+    grpc_keepalive_permit_without_calls: bool = _grpc(
+        False, "Send pings even if no call is in flight.")
+    grpc_http2_max_pings_without_data: int = _grpc(
+        2, "Maximum number of pings without data in between; 0 means no limit.")
     grpc_http2_min_recv_ping_interval_without_data: int = _grpc(
-        300000, "Milliseconds that clients must leave between pings without data.")
-    grpc_http2_max_ping_strikes: int = _grpc(2, "Bad pings to accept; 0 is no limit.")
-    grpc_max_connection_age: int = _grpc(0, "Milliseconds that a connection may last.")
-    grpc_max_connection_age_grace: int = _grpc(0, "Milliseconds for its calls after that.")
+        300000, "Minimum milliseconds between two pings of a client without data in between.")
+    grpc_http2_max_ping_strikes: int = _grpc(
+        2, "Number of too frequent pings after which a client is disconnected; 0 means no limit.")
+    grpc_max_connection_age: int = _grpc(
+        0, "Maximum age of a connection in milliseconds; 0 means no limit.")
+    grpc_max_connection_age_grace: int = _grpc(
+        0, "Milliseconds for the calls in flight on a connection that has reached its maximum age;"
+        " 0 means no limit.")
     grpc_handshake_timeout_secs: float = _grpc(
-        20.0, "How long a client may take for the handshake of TLS, and then for that of HTTP/2;"
-        " this flag and the next one are pbhost's own.", check=values.seconds)
+        20.0, "Timeout in seconds for the TLS handshake, and then for the HTTP/2 handshake. Triton"
+        " does not have this flag and the next one.", check=values.seconds)
     grpc_body_timeout_secs: float = _grpc(
-        60.0, "Time in which a message that has begun must bring 16 KiB.", check=values.seconds)
+        60.0, "Period in seconds in which the client must send at least 16 KiB of an incomplete"
+        " message.", check=values.seconds)
 
-    allow_metrics: bool = _metrics(True, "Whether to serve metrics.")
+    allow_metrics: bool = _metrics(True, "Serve metrics.")
     allow_gpu_metrics: bool = _metrics(
-        True, "Whether to serve metrics of GPUs.", status=_IGNORED, reason="they are not measured")
-    allow_cpu_metrics: bool = _metrics(True, "Whether to serve metrics of the CPU.")
-    metrics_address: str = _metrics("", "Address to listen on; as for HTTP if not given.")
-    metrics_port: int = _metrics(8002, "Port to listen on, 0 for a free one.", PORT)
+        True, "Serve metrics of GPUs.", status=_IGNORED, reason="there are no GPU metrics")
+    allow_cpu_metrics: bool = _metrics(True, "Serve metrics of the CPU.")
+    metrics_address: str = _metrics("", "Address to listen on; --http-address if it is empty.")
+    metrics_port: int = _metrics(8002, "Port to listen on; 0 selects a free port.", PORT)
     metrics_interval_ms: int = _metrics(
-        2000, "The machine is measured twice in so many milliseconds.", integer(1))
+        2000, "Interval in milliseconds; CPU and memory are measured twice per interval.",
+        integer(1))
     metrics_config: list[str] = _metrics(
-        [], "<setting>=<value>: counter_latencies, summary_latencies, histogram_latencies (true or"
-        " false), summary_quantiles.", check=values.metrics_config)
+        [], "<setting>=<value>. Settings are counter_latencies, summary_latencies,"
+        " histogram_latencies (true or false) and summary_quantiles. You can repeat this flag.",
+        check=values.metrics_config)
 
     trace_config: list[str] = _tracing(
-        [], "[<mode>,]<setting>=<value>, the mode triton or opentelemetry; may be given several"
-        " times. level=TIMESTAMPS, TENSORS or OFF; rate=, count=, mode=; triton,file=;"
-        " triton,log-frequency=; opentelemetry,url=.",
+        [], "[<mode>,]<setting>=<value>. Modes are triton and opentelemetry. Settings are"
+        " level (TIMESTAMPS, TENSORS or OFF), rate, count, mode; triton,file and"
+        " triton,log-frequency; opentelemetry,url. You can repeat this flag.",
         check=values.trace_config)
 
     backend_directory: str = _backend(
-        "/opt/tritonserver/backends", "Folder of Python-based backends: <backend>/model.py.")
+        "/opt/tritonserver/backends",
+        "Directory of Python-based backends; each is a file <backend>/model.py.")
     backend_config: dict[str, dict[str, str]] = _backend(
-        {}, "[<backend>,]<setting>=<value>; may be given several times.",
+        {}, "[<backend>,]<setting>=<value>. You can repeat this flag.",
         values.BACKEND_CONFIG, check=values.backend_config)
 
-    repoagent_directory: str = _agent("/opt/tritonserver/repoagents", "Where agents are.")
+    repoagent_directory: str = _agent(
+        "/opt/tritonserver/repoagents", "Directory of repository agents.")
 
     cache_config: list[str] = _cache(
-        [], "<cache>,<setting>=<value>, the cache local or redis; may be given several times.",
+        [], "<cache>,<setting>=<value>. Caches are local and redis. You can repeat this flag.",
         check=values.cache_config)
     cache_directory: str = _cache(
-        "/opt/tritonserver/caches", "Where to look for caches.", status=_IGNORED,
-        reason="those that there are come with the program")
+        "/opt/tritonserver/caches", "Directory of caches.", status=_IGNORED,
+        reason="the available caches are built in")
 
     rate_limit: str = _rate(
-        "off", "off or execution_count: executions need the resources that instances ask for.",
+        "off", "off, or execution_count: an execution starts when the resources of its instance are"
+        " available.",
         check=values.rate_limit)
     rate_limit_resource: list[str] = _rate(
-        [], "<name>:<count>[:<device>], how much there is of it; may be given several times.",
+        [], "<name>:<count>[:<device>]: the available amount of a resource. You can repeat this"
+        " flag.",
         check=values.rate_resource)
 
     allow_client_shm: bool = _shm(
-        False, "Whether clients may pass tensors by shared memory.", status=Status.HONOURED)
+        False, "Allow clients to pass tensors in shared memory.", status=Status.HONOURED)
 
     pinned_memory_pool_byte_size: int = _device(
-        268435456, "Pinned memory.", SIZE, reason="it is shown in metrics, and nothing is pinned")
+        268435456, "Size in bytes of the pinned memory pool.", SIZE,
+        reason="a metric shows the value, but no memory is pinned")
     cuda_memory_pool_byte_size: list[str] = _device(
-        [], "<device>:<bytes>", check=values.device_sizes("cuda-memory-pool-byte-size"))
+        [], "<device>:<bytes>: size of the CUDA memory pool.",
+        check=values.device_sizes("cuda-memory-pool-byte-size"))
     cuda_virtual_address_size: list[str] = _device(
-        [], "<device>:<bytes>", check=values.device_sizes("cuda-virtual-address-size"))
+        [], "<device>:<bytes>: size of the CUDA virtual address space.",
+        check=values.device_sizes("cuda-virtual-address-size"))
     min_supported_compute_capability: float = _device(
-        6.0, "Least CUDA compute capability of a GPU that instances may run on.", status=_HONOURED)
+        6.0, "Minimum CUDA compute capability of the GPUs that instances use.", status=_HONOURED)
     buffer_manager_thread_count: int = _device(
-        0, "Threads that copy tensors.", reason="tensors are copied where they are written or read")
+        0, "Number of threads that copy tensors.",
+        reason="tensors are copied by the process that writes or reads them")
     host_policy: list[str] = _device(
-        [], "<policy>,cpu-cores=<first>-<last>[,...] or <policy>,numa-node=<number>: where"
-        " instances run; may be given several times.", status=_HONOURED, check=read_policies)
+        [], "<policy>,cpu-cores=<first>-<last>[,...] or <policy>,numa-node=<number>: the CPUs, and"
+        " the NUMA node of the memory, of the instances with this policy. You can repeat this"
+        " flag.", status=_HONOURED, check=read_policies)
     model_load_gpu_limit: list[str] = _device(
-        [], "<device>:<fraction>", check=values.gpu_limit)
+        [], "<device>:<fraction>: maximum share of GPU memory for models.", check=values.gpu_limit)
 
-    allow_sagemaker: bool = _cloud(False, "Whether to listen for Sagemaker.")
+    allow_sagemaker: bool = _cloud(False, "Listen for Sagemaker requests.")
     sagemaker_port: int = _cloud(8080, "Port to listen on.", PORT, _IGNORED)
-    sagemaker_safe_port_range: str = _cloud("", "<first>-<last>")
-    sagemaker_thread_count: int = _cloud(8, "Threads for Sagemaker.", status=_IGNORED)
-    allow_vertex_ai: bool = _cloud(False, "Whether to listen for Vertex AI.")
+    sagemaker_safe_port_range: str = _cloud(
+        "", "<first>-<last>: ports that --sagemaker-port may have.")
+    sagemaker_thread_count: int = _cloud(8, "Number of Sagemaker threads.", status=_IGNORED)
+    allow_vertex_ai: bool = _cloud(False, "Listen for Vertex AI requests.")
     vertex_ai_port: int = _cloud(8080, "Port to listen on.", PORT, _IGNORED)
-    vertex_ai_thread_count: int = _cloud(8, "Threads for Vertex AI.", status=_IGNORED)
-    vertex_ai_default_model: str = _cloud("", "The model of requests without a name.")
+    vertex_ai_thread_count: int = _cloud(8, "Number of Vertex AI threads.", status=_IGNORED)
+    vertex_ai_default_model: str = _cloud("", "Model that handles requests without a model name.")
 
     arena_byte_size: int = _own(
-        0, "The most tensor memory that one process's arena may take; 0: the machine's memory.",
+        0, "Maximum size in bytes of the tensor memory of each process; 0 means the size of the"
+        " machine's memory.",
         SIZE)
     grpc_engine: str = _own(
-        "h2", "What speaks gRPC to clients. h2: this host's own; grpcio: the library of that name,"
-        " which needs more of the CPU.", check=values.grpc_engine)
+        "h2", "Implementation of the gRPC server. h2: built in. grpcio: the grpcio library, which"
+        " needs more CPU time.", check=values.grpc_engine)
     stub_start: str = _own(
-        "fork", "fork: stubs are forks of a process with its imports done; spawn: each is a new"
-        " interpreter.", check=values.stub_start)
+        "fork", "How processes of models start. fork: as forks of a process that has already"
+        " imported what they need. spawn: as new interpreters.", check=values.stub_start)
     busy_poll: bool = _own(
-        True, "Whether the host polls for at most 0.5 ms before it sleeps, if stubs and clients"
-        " were quicker the last time. Latency is shorter, CPU usage higher.")
+        True, "Poll for up to 0.5 ms before sleeping, if the last message arrived within this time."
+        " This lowers the latency and raises the CPU usage.")
     environment_cache_dir: str = _own(
-        "", "Where environments built for PYTHON_REQUIREMENTS are kept;"
-        " as a rule ~/.cache/pbhost/environments.")
+        "", "Directory for environments that are built from PYTHON_REQUIREMENTS. If it is empty:"
+        " $XDG_CACHE_HOME/pbhost/environments, or ~/.cache/pbhost/environments.")
     environment_timeout_secs: float = _own(
-        1800.0, "How long each step of unpacking or building an environment may take.",
+        1800.0, "Timeout in seconds for each step of unpacking or building an environment.",
         check=values.not_negative)
     debug_model: str = _own(
-        "", "Run one instance of this model on the terminal: breakpoint() works in it, and while"
-        " it waits there, nothing but the exit of the server ends it.")
+        "", "Run one instance of this model on the terminal, so that breakpoint() works in it. No"
+        " timeout applies to this instance; it ends when the server exits.")
     stub_load_timeout_secs: float = _own(
-        0.0, "How long a stub's import of its model, then its initialize, and each sample of its"
-        " warm-up may take before it is killed; 0 is no limit.", check=values.not_negative)
+        0.0, "Timeout in seconds for the import of a model, then for its initialize, and for each"
+        " warm-up sample. Then the process is killed. 0 means no limit.", check=values.not_negative)
     stub_grace_secs: float = _own(
-        10.0, "How long a stub whose callers have all gone may keep running at unload before it"
-        " is killed.", check=values.not_negative)
+        10.0, "Seconds at unload before the process of a model is killed, if all clients of its"
+        " running batch have disconnected.", check=values.not_negative)
     response_send_timeout_secs: float = _own(
-        60.0, "How long a model's response sender waits for a client that takes none of the"
-        " responses before it.", check=values.not_negative)
+        60.0, "Timeout in seconds of a model's response sender that waits for a client which reads"
+        " no responses.", check=values.not_negative)
 
     # fmt: on
     warnings: list[str] = field(default_factory=list, init=False, compare=False)
@@ -370,7 +414,7 @@ class Options:
                 )
 
     def _listening_addresses(self) -> list[tuple[str, str, int]]:
-        """What listens where; free ports (0) do not conflict."""
+        """Service, address and port of each listener that has a fixed port."""
         return [
             (service, address, port)
             for service, allowed, address, port in (
@@ -383,4 +427,4 @@ class Options:
 
 
 FLAGS = flags_of(Options)
-"""Every flag but the deprecated ones, in the order of the usage text."""
+"""All flags except the deprecated ones, in the order of the usage text."""

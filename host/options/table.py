@@ -12,7 +12,7 @@ _RATE_LIMIT_NAMES = {"off": "OFF", "execution_count": "EXEC_COUNT"}
 
 
 def option_table_rows(server: ServerMetadata, options: Options) -> list[list[str]]:
-    """Name and value of each option, with Triton's names and order."""
+    """Returns name and value of each option, with Triton's names and in Triton's order."""
     rows: list[tuple[str, object]] = [
         ("server_id", server.name),
         ("server_version", server.version),

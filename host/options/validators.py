@@ -22,7 +22,7 @@ _DEVICE = re.compile(r"[0-9]+:[0-9]+")
 _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
-_MAX_LENGTH = 1e8  # seconds; timers of event loops are limited to some years
+_MAX_LENGTH = 1e8  # seconds; event loops limit timers to some years
 
 log_format = one_of("invalid argument for --log-format", "default", "ISO8601", "json")
 stub_start = one_of("invalid argument for --stub-start", "fork", "spawn")
@@ -43,30 +43,30 @@ VERBOSITY = ValueKind("integer", _read_verbosity)
 
 
 def control_mode(mode: str) -> None:
-    """none, poll or explicit."""
+    """Accepts none, poll and explicit."""
     one_of("invalid argument for --model-control-mode", "none", "poll", "explicit")(mode)
 
 
 def not_negative(number: float) -> None:
-    """Zero or more."""
+    """Accepts zero and positive numbers."""
     if not number >= 0:
         raise InvalidValue(f"Provided option value is out of bound. Got {number}")
 
 
 def seconds(number: float) -> None:
-    """A time that a timer can wait for."""
+    """Accepts a positive time that a timer can wait for."""
     if not 0 < number <= _MAX_LENGTH:
         raise InvalidValue(f"Provided option value is out of bound. Got {number}")
 
 
 def http_max_input_size(size: int) -> None:
-    """At least one byte."""
+    """Accepts sizes of at least one byte."""
     if size <= 0:
         raise InvalidValue("Error: --http-max-input-size must be greater than 0.")
 
 
 def grpc_threads(count: int) -> None:
-    """2 to 128."""
+    """Accepts 2 to 128."""
     if not 2 <= count <= 128:
         raise InvalidValue(
             "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
@@ -74,7 +74,7 @@ def grpc_threads(count: int) -> None:
 
 
 def grpc_response_pool(size: int) -> None:
-    """At least one response."""
+    """Accepts sizes of at least one response."""
     if size <= 0:
         raise InvalidValue("Error: --grpc-max-response-pool-size must be greater than 0.")
 
@@ -103,21 +103,21 @@ def _restricted(flag: str, what: str) -> Callable[[Sequence[str]], dict[str, tup
 
 
 http_restriction = _restricted("http-restricted-api", "api")
-"""Header and value of each restricted category. Raises InvalidValue."""
+"""Returns the name and value of the header of each restricted category. Raises InvalidValue."""
 
 grpc_restriction = _restricted("grpc-restricted-protocol", "protocol")
-"""The same for gRPC; the metadata key lacks its prefix."""
+"""Does the same for gRPC; the metadata key is without its prefix."""
 
 
 def _split(text: str) -> tuple[str, str, str] | None:
-    """The parts of `[<name>,]<setting>=<value>`; None for other texts."""
+    """Splits `[<name>,]<setting>=<value>`; returns None for other texts."""
     name, comma, rest = text.partition(",")
     setting, _, value = (rest if comma else text).partition("=")
     return (name if comma else "", setting, value) if setting and value else None
 
 
 def metrics_config(settings: Sequence[str]) -> None:
-    """`<setting>=<value>` each."""
+    """Accepts `<setting>=<value>` texts."""
     for text in settings:
         setting, _, value = text.partition("=")  # only the value may contain commas
         if not setting or not value or "," in setting:
@@ -125,7 +125,7 @@ def metrics_config(settings: Sequence[str]) -> None:
 
 
 def cache_config(settings: Sequence[str]) -> None:
-    """`<cache>,<setting>=<value>` each, of one cache."""
+    """Accepts `<cache>,<setting>=<value>` texts of one cache."""
     names = set()
     for text in settings:
         parts = _split(text)
@@ -142,7 +142,7 @@ def cache_config(settings: Sequence[str]) -> None:
 
 
 def cache_settings(settings: Sequence[str]) -> tuple[str, dict[str, str]] | None:
-    """The name of the cache and its settings, from validated texts."""
+    """Returns the name of the cache and its settings from validated texts."""
     parts = [given for text in settings if (given := _split(text))]
     if not parts:
         return None
@@ -150,7 +150,7 @@ def cache_settings(settings: Sequence[str]) -> tuple[str, dict[str, str]] | None
 
 
 def rate_resource(settings: Sequence[str]) -> None:
-    """`<name>:<count>[:<device>]` each."""
+    """Accepts `<name>:<count>[:<device>]` texts."""
     for text in settings:
         if not _RESOURCE.fullmatch(text):
             raise InvalidValue(
@@ -160,13 +160,13 @@ def rate_resource(settings: Sequence[str]) -> None:
 
 
 def read_resource(text: str) -> tuple[str, int, int | None]:
-    """Name, count and device of a validated text."""
+    """Returns name, count and device of a validated text."""
     name, count, *device = text.split(":")
     return name, int(count), int(device[0]) if device else None
 
 
 def device_sizes(flag: str) -> Callable[[Sequence[str]], None]:
-    """A check for `<device>:<bytes>` each."""
+    """Returns a check that accepts `<device>:<bytes>` texts."""
 
     def check(settings: Sequence[str]) -> None:
         for text in settings:
@@ -177,7 +177,7 @@ def device_sizes(flag: str) -> Callable[[Sequence[str]], None]:
 
 
 def gpu_limit(settings: Sequence[str]) -> None:
-    """`<device>:<fraction>` each."""
+    """Accepts `<device>:<fraction>` texts."""
     for text in settings:
         if not _FRACTION.fullmatch(text):
             raise InvalidValue(
@@ -186,7 +186,7 @@ def gpu_limit(settings: Sequence[str]) -> None:
 
 
 def trace_config(settings: Sequence[str]) -> None:
-    """`[<mode>,]<setting>=<value>` each, with known modes and levels."""
+    """Accepts `[<mode>,]<setting>=<value>` texts with known modes and levels."""
     for text in settings:
         parts = _split(text)
         if parts is None:
@@ -207,7 +207,7 @@ def trace_config(settings: Sequence[str]) -> None:
 
 
 def trace_settings(settings: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Mode or "", setting and value of each validated text."""
+    """Returns mode or "", setting and value of each validated text."""
     return [parts for text in settings if (parts := _split(text)) is not None]
 
 
@@ -245,7 +245,7 @@ BACKEND_CONFIG = ValueKind("string", _read_backend, _add_backend)
 
 
 def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
-    """The settings of the Python backend must be usable.
+    """Checks the settings of the Python backend. Raises InvalidValue.
 
     Source: docs/reference/model_api.md, 6.1.
     """
@@ -260,7 +260,7 @@ def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
         raise InvalidValue("shm-region-prefix-name must at least contain one character.")
 
 
-# In bytes, threads and seconds; the texts are Triton's, the first limit is 1 MiB.
+# In bytes, threads and seconds. The texts are Triton's, which says 4 MiBs for a limit of 1 MiB.
 _PYTHON_MINIMUMS = {
     "shm-default-byte-size": (1 << 20, "shm-default-byte-size can't be smaller than 4 MiBs"),
     "shm-growth-byte-size": (1, "shm-growth-byte-size can't be smaller than or equal to zero."),
@@ -283,7 +283,7 @@ _KEYS_OF_BACKENDS: dict[str, Collection[str]] = {
 
 
 def unused_settings(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Warnings about settings that no backend reads."""
+    """Returns warnings about settings that no backend reads."""
     return [
         f"--backend-config: setting '{key}' of {f'backend {name!r}' if name else 'all backends'}"
         " is not used by this version"

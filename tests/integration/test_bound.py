@@ -1,4 +1,4 @@
-"""Functions of this process, served: what clients get, and what is left when it ends."""
+"""Bound functions: what clients receive, and what remains after the program or its host ends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def new_host(**flags: Any) -> Host:
 
 
 class Counted:
-    """Doubles; an object with a state of its own."""
+    """Doubles its input and counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -61,7 +61,7 @@ class Counted:
 
 
 def details(requests: Any) -> Any:
-    """What is known of a request, as text."""
+    """Returns the properties of each request as text."""
     return [
         [np.array([[f"{sorted(request.parameters.items())} {len(requests)}"]])]
         for request in requests
@@ -69,7 +69,7 @@ def details(requests: Any) -> Any:
 
 
 def misbehave(requests: Any) -> Any:
-    """Returns whatever the text says."""
+    """Returns the value of the Python expression in the input."""
     return eval(requests[0]["text"][0, 0])
 
 
@@ -101,7 +101,7 @@ async def count_later(x: Any) -> Any:
 
 @sample
 def ask(x: Any) -> Any:
-    """Asks another model that is bound here."""
+    """Sends a BLS request to another bound model."""
     inputs = [pb_utils.Tensor("x", x[None])]
     request = pb_utils.InferenceRequest(
         model_name="double", inputs=inputs, requested_output_names=["y"]
@@ -111,7 +111,7 @@ def ask(x: Any) -> Any:
 
 
 class Meeting:
-    """Returns only when two are called at the same time."""
+    """Returns only when two calls run at the same time."""
 
     def __init__(self, barrier: threading.Barrier) -> None:
         self._barrier = barrier
@@ -127,7 +127,7 @@ closed = threading.Event()
 
 
 def endless(requests: Any) -> Iterator[Any]:
-    """Goes on for as long as somebody listens."""
+    """Yields outputs until no client waits for more."""
     running.set()
     try:
         while True:
@@ -170,7 +170,7 @@ def double(client: Any, model: str, x: Any) -> Any:
     return client.infer(model, [tensor("x", x)]).as_numpy("y")
 
 
-def test_a_function_is_asked_by_grpc_and_http(host: Host, client: Any) -> None:
+def test_a_function_is_served_over_grpc_and_http(host: Host, client: Any) -> None:
     assert double(client, "double", ones(2)).tolist() == [[2, 2], [2, 2]]
     large = np.arange(1_000_000, dtype=np.float32).reshape(4, -1)
     np.testing.assert_array_equal(double(client, "double", large), 2 * large)
@@ -181,7 +181,7 @@ def test_a_function_is_asked_by_grpc_and_http(host: Host, client: Any) -> None:
         double(client, "double", np.float32(1).reshape(1, 1, 1))
 
 
-def test_a_model_is_described_as_it_was_bound(client: Any) -> None:
+def test_metadata_and_configuration_match_the_binding(client: Any) -> None:
     config = client.get_model_config("details", as_json=True)["config"]
     assert config["max_batch_size"] == 2
     assert config["dynamic_batching"]["preferred_batch_size"] == [2]
@@ -190,7 +190,7 @@ def test_a_model_is_described_as_it_was_bound(client: Any) -> None:
     assert len(client.get_model_repository_index(as_json=True)["models"]) == 12
 
 
-def test_requests_of_several_callers_are_one_call_with_their_parameters(client: Any) -> None:
+def test_requests_of_several_clients_are_batched_with_their_parameters(client: Any) -> None:
     text = tensor("text", np.array([[b"?"]], dtype=np.object_))
     answers = [_ask_later(client, "details", [text], {"user": user}) for user in ("anna", "bert")]
     said = sorted(answer().as_numpy("text").item().decode() for answer in answers)
@@ -198,7 +198,7 @@ def test_requests_of_several_callers_are_one_call_with_their_parameters(client: 
 
 
 def _ask_later(client: Any, model: str, inputs: Any, parameters: Any = None) -> Any:
-    """Begin a request; the result calls for its answer."""
+    """Sends a request; the returned function waits for its response."""
     there = threading.Event()
     got: list[Any] = []
 
@@ -229,7 +229,7 @@ def test_repeated_requests_are_answered_by_the_cache(client: Any) -> None:
     assert counted.calls == 1
 
 
-def test_coroutine_functions_and_questions_to_other_models_work(client: Any) -> None:
+def test_coroutine_functions_and_bls_requests_work(client: Any) -> None:
     assert double(client, "later", ones()).tolist() == [[2, 2]]
     assert double(client, "ask", ones()[0]).tolist() == [3, 3]
 
@@ -238,7 +238,7 @@ def test_coroutine_functions_and_questions_to_other_models_work(client: Any) -> 
     ("returned", "text"),
     [
         ("{}", "must return a list with a dict of arrays for each request; it returned dict"),
-        ("[]", "was called with 1 requests and returned 0 answers"),
+        ("[]", "was called with 1 requests and returned 0 results"),
         ("[3]", "must return a dict of output names to arrays, or a list .* it returned int"),
         ("[{'z': np.ones(1)}]", "returned an output 'z', but the outputs of model .* are y"),
         ("[{'y': [1.0]}]", "output 'y' must be a numpy array, got list"),
@@ -252,9 +252,7 @@ def test_coroutine_functions_and_questions_to_other_models_work(client: Any) -> 
     ],
     ids=[f"{number:02}" for number in range(12)],
 )
-def test_what_a_function_does_wrong_is_told_to_the_caller(
-    client: Any, returned: str, text: str
-) -> None:
+def test_an_error_of_a_function_reaches_the_client(client: Any, returned: str, text: str) -> None:
     given = tensor("text", np.array([[returned.encode()]], dtype=np.object_))
     with pytest.raises(InferenceServerException, match=text) as caught:
         client.infer("misbehave", [given])
@@ -274,7 +272,7 @@ def test_outputs_are_compared_only_if_strict(client: Any) -> None:
 
 
 class Streaming:
-    """A stream of answers."""
+    """A gRPC stream and the responses that it received."""
 
     def __init__(self, host: Host) -> None:
         self.client = grpcclient.InferenceServerClient(host.grpc_url)
@@ -290,7 +288,7 @@ class Streaming:
         self.client.async_stream_infer(model, [tensor("x", x)], enable_empty_final_response=True)
 
     def next(self) -> Any:
-        """An output, an error, or None at the end."""
+        """Returns an output, an error, or None after the last response."""
         assert self._there.acquire(timeout=DEADLINE)
         answer = self._answers.pop(0)
         return answer if isinstance(answer, Exception) else answer.as_numpy("y")
@@ -303,7 +301,7 @@ class Streaming:
         self.client.close()
 
 
-def test_a_generator_answers_any_number_of_times(host: Host) -> None:
+def test_a_generator_sends_any_number_of_responses(host: Host) -> None:
     with Streaming(host) as stream:
         for model in ("count", "count_later"):
             stream.ask(model, 2 * ones(1, 1))
@@ -314,7 +312,7 @@ def test_a_generator_answers_any_number_of_times(host: Host) -> None:
         assert "ValueError: three is too many" in str(stream.next())
 
 
-def test_a_generator_ends_when_nobody_listens(host: Host) -> None:
+def test_a_generator_ends_when_its_client_disconnects(host: Host) -> None:
     with Streaming(host) as stream:
         stream.ask("endless", ones())
         assert running.wait(DEADLINE)
@@ -322,7 +320,7 @@ def test_a_generator_ends_when_nobody_listens(host: Host) -> None:
     assert closed.wait(DEADLINE)
 
 
-def test_what_cannot_be_recovered_from_makes_the_model_not_ready(client: Any) -> None:
+def test_an_unrecoverable_error_makes_the_model_not_ready(client: Any) -> None:
     assert client.is_model_ready("fragile")
     assert double(client, "fragile", ones()).tolist() == [[1, 1]]
     with pytest.raises(InferenceServerException, match="the card has fallen off the bus"):
@@ -340,7 +338,7 @@ _LATE = {
 }
 
 
-def test_a_function_that_is_bound_later_is_served_at_once(host: Host, client: Any) -> None:
+def test_a_function_bound_to_a_running_host_is_served_at_once(host: Host, client: Any) -> None:
     host.bind("late", batch(lambda INPUT_1: [INPUT_1 + 1]), [TensorSpec((-1,), np.int64)], [Y])
     given = tensor("INPUT_1", np.array([[1]], dtype=np.int64))
     assert client.infer("late", [given]).as_numpy("y").tolist() == [[2]]
@@ -352,11 +350,11 @@ def test_a_function_that_is_bound_later_is_served_at_once(host: Host, client: An
     assert client.infer("late", [given]).as_numpy("y").tolist() == [[2]]
 
 
-def test_what_cannot_be_bound_is_refused(host: Host) -> None:
+def test_invalid_bindings_are_refused(host: Host) -> None:
     for arguments, text in [
         (("late2", 3, [X], [Y]), "model 'late2' needs a function, or a list of functions; got int"),
         (("late2", [], [X], [Y]), "model 'late2' needs at least one function"),
-        (("double", len, [X], [Y]), "a model 'double' is bound already"),
+        (("double", len, [X], [Y]), "a model named 'double' is already bound"),
         (("late2", len, [X, X], [Y]), "two inputs have the name 'x'"),
         (("late2", len, [X], []), "a model needs at least one output"),
         (("late2", len, ["x"], [Y]), "input 1 must be a TensorSpec, got str"),
@@ -367,7 +365,7 @@ def test_what_cannot_be_bound_is_refused(host: Host) -> None:
         host.bind("late2", len, [X], [Y], max_batch_size=0)
     with pytest.raises(HostFailure, match="must not contain path traversal characters"):
         host.bind("../late2", len, [X], [Y])
-    with pytest.raises(HostFailure, match="has been started already"):
+    with pytest.raises(HostFailure, match="is already started"):
         host.run()
     wrong = DynamicBatcher(preferred_batch_size=[9])
     with pytest.raises(HostFailure, match="preferred size must be <= max batch size for late2"):
@@ -384,12 +382,12 @@ def test_what_cannot_be_bound_is_refused(host: Host) -> None:
     ],
     ids=["size", "shape", "dtype", "no dtype"],
 )
-def test_a_tensor_that_cannot_be_served_is_refused(arguments: Any, text: str) -> None:
+def test_an_invalid_tensor_spec_is_refused(arguments: Any, text: str) -> None:
     with pytest.raises(BadSpecError, match=re.escape(text)):
         TensorSpec(*arguments)
 
 
-def test_queue_policies_are_those_of_the_configuration() -> None:
+def test_queue_policies_become_configuration_fields() -> None:
     policy = QueuePolicy(TimeoutAction.DELAY, 1000, True, 7)
     config = DynamicBatcher(
         priority_levels=2,
@@ -402,7 +400,7 @@ def test_queue_policies_are_those_of_the_configuration() -> None:
     assert config["default_queue_policy"]["max_queue_size"] == 7
 
 
-def test_a_host_that_does_not_start_says_why() -> None:
+def test_a_failed_start_of_a_host_gives_the_reason() -> None:
     with pytest.raises(HostFailure, match="grpc-prt"):
         new_host(grpc_prt=1).run()
     broken = new_host()
@@ -412,7 +410,7 @@ def test_a_host_that_does_not_start_says_why() -> None:
     assert not broken.is_alive() and broken.grpc_url == ""
 
 
-def test_a_function_that_does_not_return_is_left_behind() -> None:
+def test_stop_does_not_wait_for_a_function_that_never_returns() -> None:
     called, go_on, went_on = threading.Event(), threading.Event(), threading.Event()
 
     def hang(requests: Any) -> Any:
@@ -433,7 +431,7 @@ def test_a_function_that_does_not_return_is_left_behind() -> None:
     go_on.set()
     assert went_on.wait(DEADLINE)
     assert not host.is_alive() and host.stop()
-    with pytest.raises(HostFailure, match="this host has been stopped; make another one"):
+    with pytest.raises(HostFailure, match="this host was stopped; create a new one"):
         host.run()
 
 
@@ -454,7 +452,7 @@ print("went on", flush=True)
 
 
 class Program:
-    """A program with a bound function, as users start it, and the host that it has started."""
+    """A program with a bound function, and the host that it started."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "logging.py").write_text("raise SystemExit('a file of the user was imported')")
@@ -479,7 +477,7 @@ class Program:
         (self.host,) = psutil.Process(self.process.pid).children()
 
     def ask(self) -> None:
-        """Hold that it answers."""
+        """Assert that the model responds."""
         found = re.search(r"URL (\S+)", self.log.read_text())
         assert found is not None
         with grpcclient.InferenceServerClient(found[1]) as client:
@@ -495,15 +493,15 @@ def program(tmp_path: Path) -> Iterator[Program]:
     program.process.wait()
 
 
-def test_a_signal_ends_serve_and_the_program_goes_on(program: Program) -> None:
+def test_a_signal_ends_serve_and_the_program_continues(program: Program) -> None:
     program.ask()
-    program.process.terminate()  # Ctrl-C is how the example below is ended
+    program.process.terminate()  # the same signal as Ctrl-C in the documented example
     assert program.process.wait(DEADLINE) == 0
     assert program.log.read_text().endswith("went on\n")
     assert not program.host.is_running()
 
 
-def test_a_host_ends_with_a_program_that_is_killed(program: Program) -> None:
+def test_a_host_exits_when_its_program_is_killed(program: Program) -> None:
     program.ask()
     folders = {file.path for file in program.host.open_files() if file.path.endswith("/lock")}
     program.process.kill()
@@ -512,13 +510,13 @@ def test_a_host_ends_with_a_program_that_is_killed(program: Program) -> None:
     assert folders and not any(Path(path).parent.exists() for path in folders)
 
 
-def test_a_program_learns_that_its_host_has_ended(program: Program) -> None:
+def test_serve_raises_when_its_host_exits(program: Program) -> None:
     program.host.kill()
     assert program.process.wait(DEADLINE) == 1
     assert "HostFailure: the host exited by itself; see its log" in program.log.read_text()
 
 
-def test_the_example_serves_and_its_client_asks() -> None:
+def test_the_example_serves_its_client() -> None:
     log = subprocess.Popen(
         [sys.executable, "examples/bind_function.py", *(f"--{n}-port=0" for n in ("grpc", "http"))]
         + ["--metrics-port=0"],

@@ -1,4 +1,4 @@
-"""Programs that do with `host.bind` what they should not, or what few do."""
+"""Programs that use `host.bind` incorrectly or in unusual ways."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def host() -> Iterator[Host]:
 
 
 def ask(host: Host, model: str = "double") -> Any:
-    """What it says of 1 and 2."""
+    """Returns the response of the model to [1, 2]."""
     with grpcclient.InferenceServerClient(host.grpc_url) as client:
         given = tensor("x", np.array([[1, 2]], dtype=np.float32))
         result: Any = client.infer(model, [given])
@@ -46,12 +46,12 @@ def ask(host: Host, model: str = "double") -> Any:
 @pytest.mark.parametrize(
     "name", [".", "a\0b", "n" * 256, " double", 5], ids=["dot", "NUL", "long", "space", "number"]
 )
-def test_a_name_that_no_folder_can_have_harms_no_model(host: Host, name: Any) -> None:
+def test_an_invalid_model_name_does_not_affect_other_models(host: Host, name: Any) -> None:
     with pytest.raises(BadSpecError, match=r"name of a model.*must be"):
         host.bind(name, double, [X], [Y])
     assert ask(host) == [[2, 4]]
     with grpcclient.InferenceServerClient(host.grpc_url) as client:
-        client.load_model("double")  # its files are there
+        client.load_model("double")  # the files of the model exist
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_name_that_no_folder_can_have_harms_no_model(host: Host, name: Any) ->
     ],
     ids=["version", "path", "inputs", "outputs", "size", "batcher", "config"],
 )
-def test_an_argument_of_the_wrong_kind_is_named(
+def test_an_argument_of_a_wrong_type_is_named(
     host: Host, arguments: dict[str, Any], text: str
 ) -> None:
     whole = {"model_name": "m", "infer_func": double, "inputs": [X], "outputs": [Y], **arguments}
@@ -75,14 +75,14 @@ def test_an_argument_of_the_wrong_kind_is_named(
         host.bind(**whole)
 
 
-def test_preferred_sizes_are_a_list() -> None:
+def test_preferred_batch_sizes_must_be_a_list() -> None:
     with pytest.raises(BadSpecError, match="preferred_batch_size must be a list of sizes, got 4"):
         DynamicBatcher(preferred_batch_size=4)  # type: ignore[arg-type]
 
 
-def test_a_model_that_cannot_be_written_is_refused_and_the_others_serve(host: Host) -> None:
+def test_a_model_that_cannot_be_written_is_refused_and_the_others_continue(host: Host) -> None:
     with pytest.raises(HostFailure, match="cannot write model 'm'"):
-        # A version of this length is a name that no file system takes.
+        # No file system accepts a directory name of this length.
         host._process._request({"bind": {"name": "m"}, "version": "1" * 300})  # type: ignore[union-attr]
     assert ask(host) == [[2, 4]]
 
@@ -108,7 +108,7 @@ def echo(requests):
 
 
 def run(program: str) -> str:
-    """What it prints; it must end well."""
+    """Runs a program and returns its output; its exit status must be 0."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + program],
         env={**os.environ, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"},
@@ -120,7 +120,7 @@ def run(program: str) -> str:
     return "".join(line for line in done.stdout.splitlines(True) if line.startswith("> "))
 
 
-def test_a_fork_of_the_program_leaves_the_host_alone() -> None:
+def test_a_fork_of_the_program_does_not_affect_the_host() -> None:
     program = """
 with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
     host.bind("echo", echo, tensors("x"), tensors("y"))
@@ -141,7 +141,7 @@ with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
     assert asked == "> True 7"
 
 
-def test_a_function_may_end_the_processes_that_it_forks() -> None:
+def test_a_function_can_terminate_the_processes_that_it_forked() -> None:
     program = """
 def stay(started):
     os.write(started, b"1")
@@ -172,7 +172,7 @@ with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
     assert run(program) == "> -15\n"
 
 
-def test_a_ctrl_c_while_something_is_bound_leaves_no_answer_for_the_next_question() -> None:
+def test_a_reply_that_ctrl_c_left_unread_is_not_taken_for_the_next_one() -> None:
     program = """
 import signal
 
@@ -194,7 +194,7 @@ with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
     assert run(program) == "> 7 7\n> 7 7\n"
 
 
-def test_one_program_starts_one_host_from_whatever_thread() -> None:
+def test_only_one_of_several_threads_starts_the_host() -> None:
     host, outcomes = new_host(), list[str]()
 
     def start() -> None:
@@ -209,13 +209,13 @@ def test_one_program_starts_one_host_from_whatever_thread() -> None:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE)
-    assert sorted(outcomes) == ["runs"] + 2 * ["this host has been started already"]
+    assert sorted(outcomes) == ["runs"] + 2 * ["this host is already started"]
     host.stop()
-    with pytest.raises(HostFailure, match="this host has been stopped; make another one"):
+    with pytest.raises(HostFailure, match="this host was stopped; create a new one"):
         host.bind("double", double, [X], [Y])
 
 
-def test_a_forked_child_that_returns_from_a_function_ends_no_instance() -> None:
+def test_a_forked_child_that_returns_from_a_function_does_not_affect_the_instance() -> None:
     program = """
 def work(requests):
     child = os.fork()

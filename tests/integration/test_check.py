@@ -339,8 +339,8 @@ def test_a_misuse_has_an_exit_status_of_its_own(tmp_path: Path) -> None:
     [
         ((), "required: REPOSITORY"),
         (("--sing", "."), "unrecognized arguments: --sing"),
-        (("m",), "'m' is the folder of a model, expected a folder of models:"),
-        (("m/config.pbtxt",), "'m/config.pbtxt' is a file, expected a folder of models"),
+        (("m",), "'m' is a model directory, expected a model repository:"),
+        (("m/config.pbtxt",), "'m/config.pbtxt' is a file, expected a model repository"),
     ],
     ids=["nothing", "flag", "model", "file"],
 )

@@ -278,7 +278,7 @@ def test_inputs_that_do_not_fit_are_told_with_what_is_expected(scale: Path) -> N
         ("--input", "X=[[1]]"): "input X TYPE_FP32 [-1]: expected that shape, got [1, 1]\n",
         ("--input", "Z=1"): "the model has no input 'Z'; its inputs are\n  X TYPE_FP32 [-1]\n",
         ("--input", "X"): "expected NAME=VALUE, got 'X'\n",
-        ("--count", "0"): "expected a number from 1, got '0'\n",
+        ("--count", "0"): "expected a number of at least 1, got '0'\n",
         ("--nothing",): "unrecognized arguments: --nothing\n",
     }.items():
         done = run(scale, *arguments)
@@ -293,9 +293,9 @@ def test_a_model_that_cannot_be_found_is_named(repository: RepositoryBuilder, sc
         text: str = done.stderr
         return text.removeprefix("pbhost run: ").removesuffix("\n")
 
-    assert refused("nowhere") == "'nowhere' is no folder of a model"
+    assert refused("nowhere") == "'nowhere' is not a model directory"
     assert refused(repository.path) == (
-        f"'{repository.path}' is a folder of models, expected the folder of one:"
+        f"'{repository.path}' is a model repository, expected a model directory:"
         f" '{repository.path}/scale'"
     )
     repository.add("scale", SCALE, version=3)

@@ -237,8 +237,8 @@ HOSTILE: dict[str, tuple[tuple[bytes, dict[str, str]], int, str]] = {
         "Raw in",
     ),
 }
-"""Body and headers, status and the beginning of the error. What JSON cannot be read as is a 500
-(protocol spec 0.4), never a failure of the server."""
+"""Body and headers, status and the beginning of the error. JSON of a wrong form gets status 500
+(docs/reference/protocol.md, 0.4), and the server continues to work."""
 
 
 @pytest.mark.parametrize("case", HOSTILE)

@@ -1,4 +1,4 @@
-"""The HTTP endpoint with the official clients and with curl: inference in every form."""
+"""The HTTP endpoint with the official clients and with curl: inference in all forms."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def given(array: npt.NDArray[Any], binary: bool) -> httpclient.InferInput:
 def ask(
     host: RunningHost, method: str, path: str, body: bytes = b"", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of one request."""
+    """Returns status, headers and body of the response."""
     connection = http.client.HTTPConnection(host.http_url, timeout=DEADLINE)
     with closing(connection):
         names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -140,7 +140,7 @@ def ask(
 
 
 def asked(host: RunningHost, method: str, path: str, body: object = None) -> Any:
-    """The JSON that a request with this JSON is answered with."""
+    """Sends a JSON request and returns the JSON of the response."""
     status, _, answer = ask(host, method, path, b"" if body is None else json.dumps(body).encode())
     assert status == 200, answer
     return json.loads(answer) if answer else None
@@ -214,7 +214,7 @@ def test_compressed_requests_and_responses(client: Client, host: RunningHost, wa
     assert json.loads(unpacked)["outputs"][0]["data"] == [0.0] * 1000
 
 
-def test_a_body_that_is_one_tensor(host: RunningHost) -> None:
+def test_a_raw_tensor_body_is_an_input(host: RunningHost) -> None:
     """Raw binary data without JSON (docs/reference/protocol.md, 1)."""
     status, headers, answer = ask(
         host, "POST", "/v2/models/scores/infer", np.float32([3, 4]).tobytes(),
@@ -239,7 +239,7 @@ def test_errors_are_json_with_the_servers_text(client: Client, host: RunningHost
     assert ask(host, "DELETE", "/v2/health/live")[0] == 405
 
 
-def test_health_and_descriptions(client: Client) -> None:
+def test_health_metadata_and_configuration(client: Client) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("echo_FP32")
@@ -323,7 +323,7 @@ def test_generate_answers_with_one_object_and_streams_events(host: RunningHost) 
     assert [json.loads(event[6:])["text_output"] for event in events] == ["a", "few", "words"]
 
 
-def test_generate_without_a_stream_takes_one_response_only(host: RunningHost) -> None:
+def test_generate_without_a_stream_allows_only_one_response(host: RunningHost) -> None:
     status, _, answer = ask(
         host, "POST", "/v2/models/words/generate", b'{"text_input": "too many words"}'
     )
@@ -336,7 +336,7 @@ def test_generate_without_a_stream_takes_one_response_only(host: RunningHost) ->
     )
 
 
-def test_a_decoupled_model_needs_generate(client: Client) -> None:
+def test_infer_refuses_a_decoupled_model(client: Client) -> None:
     words = httpclient.InferInput("text_input", [1], "BYTES")
     words.set_data_from_numpy(np.array([b"one two"], np.object_))
     with pytest.raises(InferenceServerException, match="decoupled"):
@@ -361,20 +361,22 @@ pathlib.Path({str(seen)!r}).touch()
         assert run_command(client, "return 5", "script") == "5"
 
 
-def test_many_clients_at_once(host: RunningHost) -> None:
+def test_concurrent_clients_get_their_own_responses(host: RunningHost) -> None:
     def one(number: int) -> bool:
         with closing(httpclient.InferenceServerClient(host.http_url)) as client:
             array = np.full((3, 2), number, np.int32)
             result = client.infer("echo_INT32", [given(array, number % 2 == 0)])
             same = bool((result.as_numpy("OUTPUT0") == array).all())
-        gevent.get_hub().destroy(destroy_loop=True)  # the client's loop: each thread has its own
+        gevent.get_hub().destroy(
+            destroy_loop=True
+        )  # the event loop of the client; each thread has its own
         return same
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(64)))
 
 
-def test_the_asyncio_client(host: RunningHost) -> None:
+def test_the_asyncio_client_sends_an_inference_request(host: RunningHost) -> None:
     async def work() -> None:
         async with httpclient_aio.InferenceServerClient(host.http_url) as client:
             assert await client.is_server_ready()
@@ -389,7 +391,7 @@ def test_the_asyncio_client(host: RunningHost) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_curl(host: RunningHost) -> None:
+def test_curl_sends_an_inference_request(host: RunningHost) -> None:
     body = '{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,2],"data":[1.5,2]}]}'
     done = subprocess.run(
         ["curl", "-sS", "-d", body, f"http://{host.http_url}/v2/models/echo_FP32/infer"],

@@ -87,7 +87,8 @@ def test_the_fast_path_answers_like_the_task_path(host: RunningHost, name: str) 
     model, body, headers = REQUESTS[name]
     answers = []
     with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
-        # A head of more than 2 kB is not remembered; of the others, the second is recognised.
+        # A head of more than 2 kB is not cached. Of the two short heads, the second one is
+        # recognised.
         for long in ("x" * 3000, "", ""):
             connection.request(
                 "POST", f"/v2/models/{model}/infer", body, {**headers, "x-long": long}

@@ -94,7 +94,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
 
 
 def ask(host: RunningHost, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-    """Status and text of the answer."""
+    """Returns status and text of the response."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
         connection.request(method, path, body, names)
@@ -438,7 +438,7 @@ POSTED: dict[str, tuple[str, str, int, str]] = {
         error("failed to register CUDA shared memory region: 'r', GPUs not supported"),
     ),
 }
-"""Path and body, status and body of the answer."""
+"""Path and body of the request; status and body of the response."""
 
 
 @pytest.mark.parametrize("case", POSTED)
@@ -457,7 +457,7 @@ ANSWERED = (
 
 
 def wanting(output: str, request: str = "") -> str:
-    """A request for one output, which is described so."""
+    """Returns a request for one output with these members."""
     return f'{{"inputs":[{ONE}],"outputs":[{{"name":"OUTPUT0","parameters":{output}}}]{request}}}'
 
 
@@ -640,7 +640,7 @@ INFERRED: dict[str, tuple[str, int, str]] = {
         ),
     ),
 }
-"""Body of the request, status and body of the answer."""
+"""Body of the request; status and body of the response."""
 
 
 @pytest.mark.parametrize("case", INFERRED)
@@ -844,7 +844,7 @@ GENERATED: dict[str, tuple[str, str, int, str]] = {
     ),
     "an unknown model": ("nobody", "{}", 404, error(UNKNOWN + "'nobody' is not found")),
 }
-"""Model and body of the request, status and body of the answer."""
+"""Model and body of the request; status and body of the response."""
 
 
 @pytest.mark.parametrize("way", ["generate", "generate_stream"])
@@ -870,7 +870,7 @@ def sent(host: RunningHost) -> Iterator[str]:
     host.wait_for("successfully unloaded 'sent'")
 
 
-def test_a_load_request_may_contain_the_model(host: RunningHost, sent: str) -> None:
+def test_a_load_request_can_contain_the_model(host: RunningHost, sent: str) -> None:
     config = {"backend": "python", "input": [], "output": []}
     tensors = [{"name": "X", "data_type": "TYPE_FP32", "dims": [2]}]
     config |= {"input": tensors, "output": [{**tensors[0], "name": "Y"}]}
@@ -881,11 +881,11 @@ def test_a_load_request_may_contain_the_model(host: RunningHost, sent: str) -> N
     entry = '{"name":"X","shape":[2],"datatype":"FP32","data":[1,2]}'
     answer = ask(host, "POST", f"/v2/models/{sent}/infer", f'{{"inputs":[{entry}]}}'.encode())
     assert json.loads(answer[1])["outputs"][0]["data"] == [2.0, 4.0]
-    # What is not on disk is not in the index.
+    # A model that is not on disk is not in the index.
     assert sent not in ask(host, "POST", "/v2/repository/index")[1]
 
 
-# The load of a model, for load balancers (1.9)
+# Load reports for load balancers (1.9)
 
 REPORTS = {
     "text": (
@@ -922,7 +922,7 @@ class TritonPythonModel:
 def unready(
     tmp_path_factory: pytest.TempPathFactory, module_serve: Serve, host: RunningHost
 ) -> RunningHost:
-    """A host with a model that is fine, and one that says it is not."""
+    """A host with a ready model, and one whose `is_ready` returns false."""
     repository = RepositoryBuilder(tmp_path_factory.mktemp("unready"))
     repository.copy("identity")
     repository.add("reluctant", RELUCTANT, BUSY_CONFIG)
@@ -944,7 +944,7 @@ def test_a_missing_metric_omits_the_load_report_and_is_logged(unready: RunningHo
         response = connection.getresponse()
         assert (response.status, response.headers["endpoint-load-metrics"]) == (200, None)
     unready.wait_for(
-        "no report of the load: no metric nv_trt_llm_kv_cache_block_metrics with"
+        "cannot report the load to a client: no metric nv_trt_llm_kv_cache_block_metrics with"
         " kv_cache_block_type tokens_per or used or max"
     )
 

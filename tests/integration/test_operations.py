@@ -1,4 +1,4 @@
-"""What operators rely on: ports, connections, flags of a stock deployment, health, the end."""
+"""Operation of a server: ports, connections, deployment flags, health and shutdown."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ class TritonPythonModel:
 
 
 class Gate:
-    """A model's requests wait until the gate is opened."""
+    """A model whose requests wait until `open` is called."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def model(self) -> str:
-        """Source of the model."""
+        """The source of the model."""
         return UNTIL_SOURCE + WAITS.format(go=str(self.path))
 
     def open(self) -> None:
-        """Let them through."""
+        """Let the requests continue."""
         self.path.touch()
 
 
 @pytest.fixture(params=["grpcio", "h2"])
 def engine(request: pytest.FixtureRequest) -> str:
-    """The flag for one of the two engines of the gRPC endpoint."""
+    """The flag that selects one of the two gRPC engines."""
     return f"--grpc-engine={request.param}"
 
 
@@ -70,7 +70,7 @@ def gate(tmp_path: Path) -> Gate:
 # Ports and addresses
 
 
-def test_two_hosts_share_a_port_if_both_say_so(
+def test_two_hosts_share_a_port_if_both_allow_it(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     first = serve(repository, engine, "--reuse-grpc-port=true", "--id=one").wait_started()
@@ -81,7 +81,7 @@ def test_two_hosts_share_a_port_if_both_say_so(
     names = set()
 
     def ask() -> bool:
-        """With a connection of its own, which the kernel gives to one of them."""
+        """Use a new connection; the kernel chooses the server that accepts it."""
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpcclient.InferenceServerClient(first.url, channel_args=options) as client:
             names.add(client.get_server_metadata().name)
@@ -94,7 +94,7 @@ def test_two_hosts_share_a_port_if_both_say_so(
     assert names == {"two"}
 
 
-def test_a_port_is_not_shared_with_one_that_did_not_say_so(
+def test_a_port_is_not_shared_with_a_host_that_does_not_allow_it(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     first = serve(repository, engine, "--reuse-grpc-port=true").wait_started()
@@ -106,7 +106,7 @@ def test_a_port_is_not_shared_with_one_that_did_not_say_so(
 
 
 @pytest.mark.parametrize("endpoint", ["grpc", "http", "metrics"])
-def test_an_address_that_is_not_the_machines_is_no_taken_port(
+def test_an_address_of_another_machine_is_not_reported_as_a_port_in_use(
     repository: RepositoryBuilder, serve: Serve, engine: str, endpoint: str
 ) -> None:
     repository.copy("identity")
@@ -120,7 +120,7 @@ def test_an_address_that_is_not_the_machines_is_no_taken_port(
 
 
 @pytest.mark.parametrize("endpoint", ["grpc", "http", "metrics"])
-def test_a_taken_port_is_noticed_before_models_load(
+def test_a_port_in_use_is_reported_before_models_load(
     repository: RepositoryBuilder, serve: Serve, engine: str, endpoint: str
 ) -> None:
     repository.copy("identity")
@@ -149,7 +149,9 @@ def _has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
-def test_an_ipv6_address(repository: RepositoryBuilder, serve: Serve, engine: str) -> None:
+def test_a_host_listens_on_an_ipv6_address(
+    repository: RepositoryBuilder, serve: Serve, engine: str
+) -> None:
     endpoints = ("grpc", "http", "metrics")
     host = serve(
         repository, engine, *(f"--{endpoint}-address=ipv6:[::1]" for endpoint in endpoints)
@@ -169,16 +171,16 @@ def test_an_ipv6_address(repository: RepositoryBuilder, serve: Serve, engine: st
     ("endpoint", "line"),
     [("grpc", "Started GRPCInferenceService"), ("http", "Started HTTPService")],
 )
-def test_a_endpoint_that_is_not_allowed_is_not_opened(
+def test_a_disabled_endpoint_is_not_opened(
     repository: RepositoryBuilder, serve: Serve, endpoint: str, line: str
 ) -> None:
     host = serve(repository, f"--allow-{endpoint}=false")
-    assert host.metrics_url  # the last one to open
+    assert host.metrics_url  # the metrics port opens last
     assert host.stop() == 0
     assert line not in host.output
 
 
-def test_two_hosts_share_an_http_port_if_both_say_so(
+def test_two_hosts_share_an_http_port_if_both_allow_it(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     first = serve(repository, "--reuse-http-port=true", "--id=one").wait_started()
@@ -205,7 +207,7 @@ def test_two_hosts_share_an_http_port_if_both_say_so(
 # Connections
 
 
-def test_messages_may_be_far_larger_than_grpcs_default_limit(
+def test_messages_can_exceed_the_default_limit_of_grpc(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     repository.copy("identity")
@@ -216,7 +218,7 @@ def test_messages_may_be_far_larger_than_grpcs_default_limit(
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-def test_a_client_that_pings_too_often_is_told_to_calm_down(
+def test_a_client_that_pings_too_often_is_disconnected(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     host = serve(repository, engine).wait_started()
@@ -226,7 +228,7 @@ def test_a_client_that_pings_too_often_is_told_to_calm_down(
             try:
                 wire.ping()
             except OSError:
-                pass  # closed by now; what it said is still to be read
+                pass  # the connection is closed, but its last frames can still be read
             frame = wire.next(PING, GOAWAY)
             assert frame is not None
             if frame.kind == GOAWAY:
@@ -237,7 +239,7 @@ def test_a_client_that_pings_too_often_is_told_to_calm_down(
     assert answers >= 2  # --grpc-http2-max-ping-strikes
 
 
-def test_the_calls_of_a_client_that_pings_too_often_are_told_why_they_end(
+def test_the_calls_of_a_client_that_pings_too_often_fail_with_the_reason(
     repository: RepositoryBuilder, serve: Serve, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
@@ -259,7 +261,7 @@ def test_the_calls_of_a_client_that_pings_too_often_are_told_why_they_end(
         ],
     ],
 )
-def test_pings_are_answered_for_ever_if_told_so(
+def test_pings_are_not_limited_if_the_limit_is_off(
     repository: RepositoryBuilder, serve: Serve, engine: str, flags: list[str]
 ) -> None:
     host = serve(repository, engine, *flags).wait_started()
@@ -277,27 +279,27 @@ PINGS = [
 ]
 
 
-def test_a_client_that_answers_pings_stays(
+def test_a_client_that_answers_pings_stays_connected(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     host = serve(repository, engine, *PINGS, "--grpc-keepalive-timeout=60000").wait_started()
     with Http2Connection(host.port) as wire:
-        for _ in range(4):  # there would be no other one before the first is answered
+        for _ in range(4):  # a client sends no further ping before the first one is answered
             frame = wire.next(PING)
             assert frame is not None
             wire.ping(ACK, frame.payload)
 
 
-def test_a_client_that_does_not_answer_a_ping_is_gone(
+def test_a_client_that_does_not_answer_a_ping_is_disconnected(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     host = serve(repository, engine, *PINGS, "--grpc-keepalive-timeout=200").wait_started()
     with Http2Connection(host.port) as wire:
-        while wire.next(PING, GOAWAY) is not None:  # which stay without an answer
+        while wire.next(PING, GOAWAY) is not None:  # the client does not reply to the pings
             pass
 
 
-def test_a_connection_ends_at_its_age(
+def test_a_connection_ends_at_its_maximum_age(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     host = serve(repository, engine, "--grpc-max-connection-age=200").wait_started()
@@ -312,7 +314,7 @@ def test_a_connection_ends_at_its_age(
         assert client.is_server_live()
 
 
-def test_a_call_may_outlast_its_connections_age_and_no_grace_means_for_ever(
+def test_without_a_grace_limit_a_call_outlasts_the_maximum_age_of_its_connection(
     repository: RepositoryBuilder, serve: Serve, engine: str, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
@@ -325,7 +327,7 @@ def test_a_call_may_outlast_its_connections_age_and_no_grace_means_for_ever(
         answer.result(DEADLINE)
 
 
-def test_a_call_is_ended_when_the_grace_of_its_connection_is_over(
+def test_a_call_fails_after_the_grace_period_of_its_connection(
     repository: RepositoryBuilder, serve: Serve, engine: str, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
@@ -341,16 +343,16 @@ def test_a_call_is_ended_when_the_grace_of_its_connection_is_over(
 # Flags and rights of stock deployments
 
 KSERVE = ["--http-port=8080", "--grpc-port=9000", "--allow-grpc=true", "--allow-http=true"]
-"""What KServe's runtime for Triton passes, beside --model-store=/mnt/models."""
+"""The flags of KServe's runtime for Triton, without --model-store=/mnt/models."""
 
-_SOMEBODY = "64321"  # no user of that number is known, as on OpenShift
+_SOMEBODY = "64321"  # a uid without an entry in /etc/passwd, as on OpenShift
 
 
 @pytest.fixture
 def unprivileged() -> list[str]:
-    """Runs a command with no right to write what others own.
+    """A prefix that runs a command as an unprivileged user.
 
-    A uid that is not root's; it may read everything, as the interpreter may lie in root's home.
+    The user may read everything, because the interpreter can be in the home directory of root.
     """
     if os.getuid() != 0:
         return ["env"]
@@ -364,13 +366,13 @@ def unprivileged() -> list[str]:
     ]
 
 
-def test_the_flags_of_kserves_stock_runtime_are_taken(tmp_path: Path) -> None:
+def test_the_flags_of_the_kserve_runtime_are_accepted(tmp_path: Path) -> None:
     options = parse([f"--model-store={tmp_path}", *KSERVE])
     assert (options.model_repository, options.grpc_port) == ([str(tmp_path)], 9000)
     assert (options.http_port, options.allow_http, options.allow_grpc) == (8080, True, True)
 
 
-def test_a_user_without_rights_serves_a_read_only_repository_without_a_home(
+def test_an_unprivileged_user_without_a_home_serves_a_read_only_repository(
     repository: RepositoryBuilder,
     serve: Serve,
     unprivileged: list[str],
@@ -392,7 +394,7 @@ def test_a_user_without_rights_serves_a_read_only_repository_without_a_home(
         with host.client() as client:
             assert client.is_server_ready()
             assert run_command(client, "echo x") == "x"
-            infer_error(run_command, client, "aborts")  # and a stub may be started anew
+            infer_error(run_command, client, "aborts")  # its stub can be restarted
             assert run_command(client, "echo y") == "y"
         if os.getuid() == 0:
             assert host.stubs()[0].uids().real == int(_SOMEBODY)
@@ -408,10 +410,10 @@ def _tree(path: Path) -> set[str]:
     return {str(found) for found in path.rglob("*")}
 
 
-def test_a_repository_may_have_other_configurations_for_other_machines(
+def test_a_flag_selects_alternative_configurations(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
-    """A model that has none of that name is served as it is; a changed one is loaded anew."""
+    """A model without such a file uses config.pbtxt; a changed configuration is reloaded."""
     repository.copy("identity", "misbehave")
     plain = (repository.path / "identity" / "config.pbtxt").read_text()
     configs = repository.path / "identity" / "configs"
@@ -448,7 +450,7 @@ class TritonPythonModel:
 
 
 class Hold:
-    """A model's `initialize` takes as long as this is held."""
+    """A model whose `initialize` waits until this object is released."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -467,7 +469,7 @@ def hold(tmp_path: Path) -> Hold:
     return Hold(tmp_path / "hold")
 
 
-def test_a_model_whose_process_died_is_not_ready_until_it_is_back(
+def test_a_model_whose_process_died_is_not_ready_until_its_restart(
     repository: RepositoryBuilder, serve: Serve, hold: Hold
 ) -> None:
     repository.add("slow", hold.model)
@@ -530,7 +532,7 @@ def test_a_reload_leaves_a_strict_server_ready_even_if_it_fails(
         assert client.is_server_ready()
 
 
-def test_a_failed_first_load_keeps_a_strict_server_not_ready_until_one_succeeds(
+def test_a_failed_first_load_keeps_a_strict_server_not_ready_until_a_load_succeeds(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.add("broken", "raise ValueError('no')\n")
@@ -549,14 +551,14 @@ def test_a_failed_first_load_keeps_a_strict_server_not_ready_until_one_succeeds(
         assert client.is_server_ready()
 
 
-# The end
+# Shutdown
 
 PATIENT = "--exit-timeout-secs=600"
-"""For tests that do a lot while the server stops."""
+"""For tests that send requests while the server shuts down."""
 
 
 class Poller:
-    """Asks for readiness all the time, as a load balancer does; `seen` has each new answer."""
+    """Polls readiness like a load balancer. `seen` has each changed response."""
 
     def __init__(self, host: RunningHost) -> None:
         self.seen: list[str] = []
@@ -583,7 +585,7 @@ class Poller:
             return str(error.message())
 
     def wait(self, answer: str) -> None:
-        """Return once this has been answered."""
+        """Wait until this response was received."""
         wait_until(lambda: answer in self.seen, f"health to say {answer!r}, not {self.seen}")
 
     def __enter__(self) -> Poller:
@@ -600,7 +602,7 @@ EXITING = "Server exiting"
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
 
-def test_at_the_end_readiness_goes_first_then_what_runs_ends(
+def test_shutdown_fails_readiness_first_and_then_finishes_running_requests(
     repository: RepositoryBuilder, serve: Serve, engine: str, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
@@ -624,7 +626,7 @@ def test_at_the_end_readiness_goes_first_then_what_runs_ends(
 
 
 class HttpPoller(Poller):
-    """The same over HTTP: status and body, on one connection as long as it lasts."""
+    """Polls over HTTP: status and body, on one connection as long as it lasts."""
 
     def _ask(self) -> str:
         try:
@@ -632,7 +634,7 @@ class HttpPoller(Poller):
             answer = self._connection.getresponse()
             text = answer.read().decode()
         except OSError as error:
-            self._connection.close()  # the next request opens it anew
+            self._connection.close()  # the next request opens a new connection
             return "refused" if isinstance(error, ConnectionRefusedError) else "closed"
         except http_client.HTTPException:
             self._connection.close()
@@ -647,7 +649,7 @@ class HttpPoller(Poller):
 
 
 def post(host: RunningHost, model: str = "waits", **body: Any) -> tuple[int, Any]:
-    """Status and document of an inference over HTTP, on a connection of its own."""
+    """Sends an inference request over HTTP on a new connection; returns status and JSON."""
     connection = http_client.HTTPConnection(host.http_url, timeout=DEADLINE)
     with closing(connection):
         data = json.dumps({"inputs": [], **body})
@@ -656,7 +658,7 @@ def post(host: RunningHost, model: str = "waits", **body: Any) -> tuple[int, Any
         return answer.status, json.loads(answer.read())
 
 
-def test_at_the_end_readiness_goes_first_on_the_http_endpoint_too(
+def test_shutdown_fails_readiness_first_over_http(
     repository: RepositoryBuilder, serve: Serve, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
@@ -679,7 +681,7 @@ def test_at_the_end_readiness_goes_first_on_the_http_endpoint_too(
     assert "ready" not in poller.seen[1:]
 
 
-def test_an_http_request_that_outlasts_the_exit_timeout_is_answered(
+def test_an_http_request_that_exceeds_the_exit_timeout_gets_a_response(
     repository: RepositoryBuilder, serve: Serve, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
@@ -692,7 +694,7 @@ def test_an_http_request_that_outlasts_the_exit_timeout_is_answered(
     gate.open()
 
 
-def test_with_a_delay_requests_are_taken_after_health_has_said_no(
+def test_with_an_exit_delay_requests_are_accepted_after_readiness_fails(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     repository.copy("misbehave")
@@ -707,13 +709,13 @@ def test_with_a_delay_requests_are_taken_after_health_has_said_no(
     host.stop(signal.SIGKILL)
 
 
-def test_a_delay_comes_to_its_end(repository: RepositoryBuilder, serve: Serve) -> None:
+def test_the_server_exits_after_the_exit_delay(repository: RepositoryBuilder, serve: Serve) -> None:
     host = serve(repository, "--exit-delay-secs=0.1").wait_started()
     assert host.stop() == 0
     host.wait_for("The server reports not ready; requests are accepted for another 0.1 s")
 
 
-def test_further_signals_change_nothing(
+def test_further_signals_have_no_effect(
     repository: RepositoryBuilder, serve: Serve, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
@@ -732,7 +734,7 @@ def test_further_signals_change_nothing(
     assert host.output.count(" received.") == 1
 
 
-def test_a_stream_is_told_of_the_end_after_its_answers(
+def test_a_stream_gets_its_responses_before_the_shutdown_error(
     repository: RepositoryBuilder, serve: Serve, engine: str, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
@@ -759,7 +761,7 @@ def test_a_stream_is_told_of_the_end_after_its_answers(
 
 
 @pytest.mark.parametrize("text", ["0", "-5"])
-def test_an_exit_timeout_of_nothing_waits_for_nothing(
+def test_an_exit_timeout_of_zero_does_not_wait(
     repository: RepositoryBuilder, serve: Serve, gate: Gate, text: str
 ) -> None:
     repository.add("waits", gate.model)
@@ -776,20 +778,20 @@ def test_an_exit_timeout_of_nothing_waits_for_nothing(
     gate.open()
 
 
-def test_idle_connections_do_not_hold_up_the_end(
+def test_idle_connections_do_not_delay_the_exit(
     repository: RepositoryBuilder, serve: Serve, engine: str
 ) -> None:
     repository.copy("identity")
     host = serve(repository, engine, PATIENT).wait_started()
     connection = http_client.HTTPConnection(host.http_url, timeout=DEADLINE)
     with host.client() as client, closing(connection):
-        assert client.is_server_live()  # and the connection stays open
+        assert client.is_server_live()  # the connection stays open
         connection.request("GET", "/v2/health/live")
         assert connection.getresponse().read() == b""
         assert host.stop() == 0
 
 
-def test_metrics_are_told_until_the_end(
+def test_metrics_are_served_until_the_end_of_shutdown(
     repository: RepositoryBuilder, serve: Serve, gate: Gate
 ) -> None:
     repository.add("waits", gate.model)
@@ -805,9 +807,7 @@ def test_metrics_are_told_until_the_end(
         answer.result(DEADLINE)
 
 
-def test_a_start_that_fails_ends_what_had_loaded(
-    repository: RepositoryBuilder, serve: Serve
-) -> None:
+def test_a_failed_start_ends_the_loaded_models(repository: RepositoryBuilder, serve: Serve) -> None:
     source = """
     class TritonPythonModel:
         def execute(self, requests):

@@ -258,7 +258,7 @@ def own_row(answer: Any) -> Any:
 def test_models_see_where_in_its_sequence_a_request_is(
     client: grpcclient.InferenceServerClient, model: str
 ) -> None:
-    """The table of configuration spec 5.3."""
+    """The table in docs/reference/configuration_and_scheduling.md, 5.3."""
     seen = [own_row(ask(client, model, 77, flags)) for flags in ("s", "", "e", "se")]
     assert [(row["START"], row["END"], row["READY"], row["ID"]) for row in seen] == [
         (1, 0.5, True, 77),
@@ -469,7 +469,7 @@ def add_up(
 
 
 def test_states_go_from_request_to_request(client: grpcclient.InferenceServerClient) -> None:
-    """More than pb_utils spec 4 asks for: there, Python models cannot give states back."""
+    """Beyond Triton, where Python models cannot return states."""
     steps = [(1, "s"), (2, ""), (100, ""), (3, ""), (5, "s"), (1, "e")]
     totals = [add_up(client, "sum", value, flags) for value, flags in steps]
     assert [int(total.as_numpy("OUT")[0]) for total in totals] == [1, 3, 103, 6, 5, 6]

@@ -264,7 +264,7 @@ def test_a_file_that_cannot_be_read_counts_as_empty_and_then_nothing_can_start(
     assert "loading: identity" not in output
     flag = f"--grpc-{name.replace('_', '-')}"
     complaint = f"{flag}: '/nowhere.pem' cannot be read: No such file or directory"
-    assert f"{complaint}; it counts as empty" in output
+    assert f"{complaint}; treating it as empty" in output
     assert f"failed to start GRPC service: Invalid argument - {complaint}" in output
     assert f"error: creating server: Invalid argument - {complaint}" in output
 
@@ -274,8 +274,8 @@ def test_a_flag_that_is_missing_is_named(
 ) -> None:
     output = ended(serve(empty, "--grpc-use-ssl=true", f"--grpc-server-cert={ours['server.pem']}"))
     assert (
-        "error: creating server: Invalid argument - --grpc-server-key: a file in PEM form is needed"
-        " for TLS, and none is given"
+        "error: creating server: Invalid argument - --grpc-server-key: TLS needs a PEM file, but"
+        " no path is given"
     ) in output
 
 
@@ -285,8 +285,8 @@ def test_a_key_that_is_not_the_certificates_is_named(
     output = ended(serve(empty, *flags(ours, server_key=strangers["server.key"])))
     assert (
         f"Invalid argument - --grpc-server-cert: '{ours['server.pem']}' and --grpc-server-key"
-        f" '{strangers['server.key']}' are not a certificate and its key, without a password, in"
-        " PEM form: KEY_VALUES_MISMATCH"
+        f" '{strangers['server.key']}' are not a matching certificate and key in PEM form"
+        " without a password: KEY_VALUES_MISMATCH"
     ) in output
 
 
@@ -295,8 +295,7 @@ def test_mutual_tls_needs_a_root_certificate(
 ) -> None:
     output = ended(serve(empty, *flags(ours, mutual=True, root_cert="")))
     assert (
-        "Invalid argument - --grpc-root-cert: a file in PEM form is needed for TLS, and none is"
-        " given"
+        "Invalid argument - --grpc-root-cert: TLS needs a PEM file, but no path is given"
     ) in output
 
 
@@ -306,7 +305,7 @@ def test_an_invalid_root_certificate_stops_the_start(
     key = ours["server.key"]
     output = ended(serve(empty, *flags(ours, mutual=True, root_cert=key)))
     assert (
-        f"Invalid argument - --grpc-root-cert: '{key}' holds no certificates in PEM form: "
+        f"Invalid argument - --grpc-root-cert: '{key}' contains no certificates in PEM form: "
     ) in output
 
 

@@ -14,7 +14,7 @@ from host.inference.request import Buffer
 
 _MIN_THREAD_BYTES = 65536  # bytes; smaller bodies are compressed in the event loop
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects the format
-_COMPRESSION_OVERHEAD = 65536  # bytes by which a compressed body may exceed what it becomes
+_COMPRESSION_OVERHEAD = 65536  # overhead that compression may add to incompressible data
 
 SUPPORTED_ENCODINGS = ("gzip", "deflate")
 

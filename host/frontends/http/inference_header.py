@@ -44,9 +44,9 @@ class OutputHeader:
 
 @dataclass(slots=True)
 class InferenceHeader:
-    """A JSON part. It is shared by all requests that have the same: nothing in it is changed.
+    """A parsed JSON part. All requests with the same JSON share it, so it is never changed.
 
-    `outputs` is what is wrong with them if something is, as that is told after other things.
+    `outputs` is an error if the outputs are invalid, because other errors are reported before it.
     """
 
     id: str = ""

@@ -1,7 +1,8 @@
-"""A JSON parser whose error messages are those of Triton, with the position.
+"""A JSON parser that reports syntax errors with Triton's texts and positions.
 
-It is iterative, so no depth is too much, and takes what Triton takes beyond standard JSON: `NaN`,
-`Inf`, `Infinity`, their negatives, and strings of any bytes (docs/reference/protocol.md, 0.4).
+The parser is iterative, so nesting depth is not limited. It accepts Triton's extensions of JSON:
+`NaN`, `Inf`, `Infinity`, their negatives, and strings of any bytes (docs/reference/protocol.md,
+0.4).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 from host.errors import ErrorCode, HostError, internal
 
 MAX_VALUES = 50_000
-"""The most values outside of flat number arrays; they take at most half a second."""
+"""The maximum number of values outside of flat number arrays; reading them takes at most 0.5 s."""
 
 MAX_ARRAYS = 500_000
-"""How many arrays may begin right inside of another one; those are read in runs."""
+"""The maximum number of arrays whose first element is an array."""
 
-_MAX_INTEGER_DIGITS = 22  # digits of an integer that is stored as a double like Triton's
+_MAX_INTEGER_DIGITS = 22  # longer integers are stored as doubles, as in Triton
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8, with which some clients begin
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # UTF-8; some clients send it first
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _OPENINGS = re.compile(rb"(?:\[[ \t\n\r]*)+(?=\[)")
 _CLOSINGS = re.compile(rb"[ \t\n\r]*(?:\][ \t\n\r]*){2,}")
@@ -53,7 +54,10 @@ class JsonTooLarge(HostError):
 
 
 def read(text: bytes) -> Any:
-    """The value. Objects with a repeated name are JsonObjects. Raises HostError INTERNAL."""
+    """Parse a JSON text; an object with a repeated name becomes a JsonObject.
+
+    Raises HostError INTERNAL.
+    """
     return _Reader(text).document()
 
 
@@ -75,8 +79,9 @@ class _Reader:
         return value
 
     def _value(self) -> Any:
-        """One value, with an explicit stack of what it is nested in."""
-        # Each entry: the elements of an array, or the pairs of an object and its open name.
+        """Parse one value. An explicit stack holds the enclosing arrays and objects."""
+        # An entry is the elements of an array and None, or the members of an object and the name
+        # whose value is being parsed.
         stack: list[tuple[list[Any], list[str] | None]] = []
         while True:
             self._open_arrays(stack)
@@ -86,7 +91,7 @@ class _Reader:
                 if opened[1] is not None:
                     opened[1].append(self._member_name())
                 continue
-            while True:  # a value is complete: put it into what it stands in
+            while True:  # add the complete value to its array or object
                 value = self._close_arrays(stack, value)
                 if not stack:
                     return value
@@ -105,7 +110,7 @@ class _Reader:
                 stack.pop()
 
     def _open_arrays(self, stack: list[tuple[list[Any], list[str] | None]]) -> None:
-        """Those whose first element is an array, all at once."""
+        """Push all arrays that begin here and whose first element is an array."""
         self._skip_space()
         run = _OPENINGS.match(self._text, self._position)
         if run is None:
@@ -120,14 +125,17 @@ class _Reader:
         stack += [([], None) for _ in range(count)]
 
     def _close_arrays(self, stack: list[tuple[list[Any], list[str] | None]], value: Any) -> Any:
-        """The outermost of several arrays that end with this value; itself if none do."""
+        """Pop the arrays that end directly after this value; return the outermost one.
+
+        Return the value if no array or only one ends here.
+        """
         run = _CLOSINGS.match(self._text, self._position)
         if run is None:
             return value
         count = run.group().count(b"]")
         ending = stack[-count:]
         if len(ending) < count or any(names is not None for _, names in ending):
-            return value  # something is wrong with it, and told where it is met
+            return value  # a syntax error, which the caller reports
         self._position = run.end()
         del stack[-count:]
         for elements, _ in reversed(ending):
@@ -165,23 +173,23 @@ class _Reader:
         return self._number(), None
 
     def _flat_array(self) -> list[Any] | None:
-        """An array of numbers in one go, if that is what begins here."""
+        """Parse a flat array of numbers at once; None if another value begins here."""
         end = _STRUCTURE.search(self._text, self._position + 1)
         if end is None or end.group() != b"]":
             return None
         part = self._text[self._position : end.end()].replace(b"Infinity", b"Inf")
         try:
-            # Bytes that are no ASCII are an error, like everything else that is not taken here.
+            # Other bytes than ASCII are an error here, as is all else that json does not accept.
             flat: list[Any] = json.loads(part.decode("ascii").replace("Inf", "Infinity"))
         except (ValueError, RecursionError):
             return None
         if b"Inf" not in part and (math.inf in flat or -math.inf in flat):
-            return None  # a number that is too big
+            return None  # a number that is too large for a double
         self._position = end.end()
         return flat
 
     def _has_next_element(self, closing: bytes, complaint: str) -> bool:
-        """Whether another element follows; otherwise the closing bracket has been passed."""
+        """Return whether another element follows; otherwise skip the closing bracket."""
         self._skip_space()
         sign = self._text[self._position : self._position + 1]
         if sign not in (b",", closing) or not sign:
@@ -259,11 +267,12 @@ class _Reader:
             if self._text[self._position : self._position + 1] == b"-":
                 self._position += 1
             first = self._text[self._position : self._position + 1]
-            self._literal(b"NaN" if first == b"N" else b"Inf", None)  # fails somewhere
+            # Raises at the first byte that differs.
+            self._literal(b"NaN" if first == b"N" else b"Inf", None)
         else:
             self._position = found.end()
             return float(found.group())
-        raise AssertionError("a special number that was not found")
+        raise AssertionError("unreachable: NaN or Infinity was not matched")
 
     def _skip_space(self) -> None:
         found = _SPACE.match(self._text, self._position)
@@ -291,7 +300,7 @@ def _unescape(found: re.Match[str]) -> str:
 
 
 def _find_lone_surrogate(text: str) -> int:
-    """Where in the bytes of a string's text the escape is that stands alone."""
+    """Return the byte position of the first escape that is half of a surrogate pair."""
     for found in _ESCAPE.finditer(text):
         try:
             _unescape(found)

@@ -1,7 +1,7 @@
 """Reads and writes the JSON of HTTP clients (docs/reference/protocol.md, 0.4).
 
-Well-formed text is decoded by msgspec. The rest of the dialect (`NaN`, names that occur twice,
-bytes that are no UTF-8, any depth) and every complaint is the reader's in `json_reader`.
+msgspec decodes standard JSON. `json_reader` reads the extensions (`NaN`, repeated names, invalid
+UTF-8, any nesting depth) and reports syntax errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEEDS_ESCAPE = re.compile(rb'[\x00-\x1f"\\]')
 _SHORT_ESCAPES = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
 
 _MAX_CONTAINERS = 4_000_000
-"""The most arrays and objects in a text; as Python objects, they take 60 times the memory."""
+"""The maximum number of arrays and objects; as Python objects, they take 60 times the memory."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -33,8 +33,7 @@ _UINT64 = 1 << 64
 def parse(text: bytes) -> Any:
     """Parse a JSON text; an object with a repeated name becomes a JsonObject.
 
-    Bytes of strings that are no UTF-8 become lone surrogates (`surrogateescape`). Raises HostError
-    INTERNAL.
+    Invalid UTF-8 in strings becomes lone surrogates (`surrogateescape`). Raises HostError INTERNAL.
     """
     if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
         raise internal(

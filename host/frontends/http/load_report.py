@@ -29,7 +29,7 @@ def load_report(families: Callable[[], Iterable[MetricFamily]]) -> LoadReport:
                 (b"endpoint-load-metrics", _format_report(wanted, _kv_cache_blocks(families())))
             ]
         except ValueError as error:
-            _log.error("no report of the load: %s", error)
+            _log.error("cannot report the load to a client: %s", error)
             return ()
 
     return report

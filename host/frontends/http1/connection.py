@@ -410,7 +410,7 @@ class Http1Connection(asyncio.Protocol):
         )
         about = self._incoming_cycle if self._receiving_request and not self._in_headers else None
         if about is not None and about.response_complete:
-            self.transport.close()  # it has its response already
+            self.transport.close()  # the request is answered already
         elif self._pipelined_cycles and about is self._pipelined_cycles[-1]:
             self._pipelined_cycles.pop()
         elif self._active_cycle in (None, about):

@@ -43,7 +43,7 @@ class RequestConnection(Protocol):
         """Resume reading from the client."""
 
     def response_complete(self) -> None:
-        """Start the next request after a complete response."""
+        """Start the next request: this response is complete."""
 
 
 class RequestResponseCycle:

@@ -1,1 +1,1 @@
-"""The page that shows a server's models, and the OpenAPI document that it reads."""
+"""A web page to try the models of a server, and the OpenAPI document that it reads."""

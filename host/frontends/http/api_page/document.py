@@ -13,8 +13,8 @@ from host.frontends.restrictions import Restrictions
 def openapi_document(core: Core, restrictions: Restrictions) -> Schema:
     """Return the OpenAPI 3.1 document for the models that are loaded now.
 
-    Besides what the standard has, `x-models` lists the versions of models in a form that is easily
-    shown. The secrets that open restricted APIs are not in it.
+    The extension `x-models` lists the model versions in the form that the page shows. The document
+    contains no values of restricted headers.
     """
     server = core.server_metadata()
     operations = Operations(restrictions)
@@ -30,7 +30,7 @@ def openapi_document(core: Core, restrictions: Restrictions) -> Schema:
         "info": {
             "title": f"Models of {server.name}",
             "version": server.version,
-            "description": "Inference over the V2 protocol: the models that are loaded now.",
+            "description": "The loaded models and the endpoints of the V2 inference protocol.",
         },
         "tags": tags,
         "paths": paths,

@@ -25,7 +25,7 @@ _METADATA_ERRORS = (404, 503)
 _JSON_LENGTH: Schema = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
-    "description": "How many bytes of the body are JSON; all of them without it.",
+    "description": "Length of the JSON part in bytes. Without this header, the whole body is JSON.",
     "schema": {"type": "integer", "minimum": 0, "maximum": 2147483647},
 }
 _SEQUENCE_PARAMETERS = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
@@ -120,15 +120,17 @@ def model_paths(model: DescribedModel, operations: Operations) -> dict[str, Sche
     def get(
         category: str, what: str, answer: Schema | None, errors: Iterable[int] = _METADATA_ERRORS
     ) -> Schema:
-        made = operations.operation(category, tag, f"{what} of {title}", answer, errors=errors)
+        made = operations.operation(
+            category, tag, f"Get the {what} of {title}", answer, errors=errors
+        )
         return {"get": made}
 
     statistics = reference("Statistics")
     items = {
-        "": get("metadata", "Inputs and outputs", reference("ModelMetadata")),
-        "/ready": get("health", "Readiness", None, (400, 404, 503)),
-        "/config": get("model-config", "Configuration", {"type": "object"}),
-        "/stats": get("statistics", "Statistics", statistics, (400, 503)),
+        "": get("metadata", "inputs and outputs", reference("ModelMetadata")),
+        "/ready": get("health", "readiness", None, (400, 404, 503)),
+        "/config": get("model-config", "configuration", {"type": "object"}),
+        "/stats": get("statistics", "statistics", statistics, (400, 503)),
     }
     if not model.decoupled:
         items["/infer"] = {"post": _infer(model, operations, title)}
@@ -143,17 +145,17 @@ def _infer(model: DescribedModel, operations: Operations, title: str) -> Schema:
     parameters: list[Schema] = []
     if model.has_json_form:
         body = json_body(_infer_schema(model), True, _infer_example(model))
-        details = "Tensors may also travel as bytes behind the JSON."
+        details = "Binary tensor data can follow the JSON part."
     else:
         body = {"required": True, "content": {BINARY: {"schema": {"contentMediaType": BINARY}}}}
-        details = "FP16 and BF16 have no JSON form: bytes of inputs follow the JSON."
+        details = "FP16 and BF16 have no JSON form: binary tensor data must follow the JSON part."
         parameters.append(_JSON_LENGTH)
     answer = {
         JSON: {"schema": _response_schema(model.metadata)},
         BINARY: {"schema": {"contentMediaType": BINARY}},
     }
     return operations.operation(
-        "inference", model.tag, f"Ask {title}", answer,
+        "inference", model.tag, f"Send an inference request to {title}", answer,
         errors=_INFERENCE_ERRORS, body=body, parameters=parameters, details=details,
     )  # fmt: skip
 
@@ -175,7 +177,7 @@ def _infer_schema(model: DescribedModel) -> Schema:
             "inputs": inputs,
             "outputs": {
                 "type": "array",
-                "description": "Those that are wanted; all of them if there is none.",
+                "description": "The requested outputs; all outputs if the array is empty.",
                 "items": _requested_outputs_schema(model.metadata.outputs),
             },
         },
@@ -250,10 +252,10 @@ def _generate(model: DescribedModel, operations: Operations, title: str, stream:
         "required": [entry.name for entry in model.required],
     }
     answer: Schema = {JSON: {"schema": {"type": "object"}}}
-    summary = f"Ask {title} in flat JSON"
+    summary = f"Send a request in flat JSON to {title}"
     if stream:
         answer = {EVENTS: {}}
-        summary += ", and hear each response as an event"
+        summary += ", and receive each response as a server-sent event"
     return operations.operation(
         "inference", model.tag, summary, answer,
         errors=_INFERENCE_ERRORS, body=json_body(schema, True, _generate_example(model)),

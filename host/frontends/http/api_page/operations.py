@@ -16,12 +16,12 @@ EVENTS = "text/event-stream"
 BINARY = "application/octet-stream"
 
 _ERRORS = {
-    400: "What is asked for is not valid.",
-    403: "The API is restricted, and the header that opens it was not sent.",
-    404: "It is not there.",
-    500: "The JSON of the request cannot be read, or the model has failed.",
-    501: "This server does not do that.",
-    503: "It is not ready, or the server is about to end.",
+    400: "The request is invalid.",
+    403: "The API is restricted, and the required header is missing or wrong.",
+    404: "Not found.",
+    500: "The JSON of the request is invalid, or the model failed.",
+    501: "The server does not support this.",
+    503: "The model is not ready, or the server is shutting down.",
 }
 
 
@@ -98,7 +98,7 @@ class Operations:
                 "type": "apiKey",
                 "in": "header",
                 "name": header,
-                "description": f"Opens the restricted API '{category}'.",
+                "description": f"The header that the restricted API '{category}' requires.",
             }
             for category, header in self._restrictions.required_headers().items()
         }

@@ -1,4 +1,4 @@
-"""GET /docs and GET /openapi.json: a web page that shows and tries the models of the server."""
+"""GET /docs and GET /openapi.json: a web page to try models, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOCS = Endpoint(("GET",), "")  # the page has no data of the server, so it is ne
 OPENAPI = Endpoint(("GET",), "metadata")
 
 ROUTES: Mapping[bytes, Route] = {b"/docs": Route(DOCS), b"/openapi.json": Route(OPENAPI)}
-"""The routes of the page by path. They are no part of the protocol."""
+"""The routes of the page by path. They are not part of the inference protocol."""
 
 
 class ApiPageHandler:

@@ -18,9 +18,9 @@ _MEMORY = "shared memory"
 _SETTINGS = "settings"
 TAGS = {
     _SERVER: "Health, metadata and statistics.",
-    _CONTROL: "What is there, loading and unloading.",
-    _MEMORY: "Memory that client and server share.",
-    _SETTINGS: "Traces and the log, while the server runs.",
+    _CONTROL: "List, load and unload models.",
+    _MEMORY: "Register shared memory of clients.",
+    _SETTINGS: "Change settings of traces and of the log.",
 }
 
 
@@ -28,14 +28,14 @@ def server_paths(operations: Operations) -> dict[str, Schema]:
     """Return the path items of the server by path."""
     make = operations.operation
     return {
-        "/v2/health/live": {"get": _health(operations, "Whether it works")},
-        "/v2/health/ready": {"get": _health(operations, "Whether it can take requests")},
+        "/v2/health/live": {"get": _health(operations, "Check whether the server is live")},
+        "/v2/health/ready": {"get": _health(operations, "Check whether the server is ready")},
         "/v2": {
-            "get": make("metadata", _SERVER, "Name and version", reference("ServerMetadata"))
+            "get": make("metadata", _SERVER, "Get the server metadata", reference("ServerMetadata"))
         },
         "/v2/models/stats": {
             "get": make(
-                "statistics", _SERVER, "Statistics of all models",
+                "statistics", _SERVER, "Get the statistics of all models",
                 reference("Statistics"), errors=(503,),
             )
         },
@@ -47,21 +47,23 @@ def server_paths(operations: Operations) -> dict[str, Schema]:
 
 def _health(operations: Operations, summary: str) -> Schema:
     made = operations.operation("health", _SERVER, summary, errors=(503,))
-    made["responses"]["400"] = {"description": "No; this answer has no body either."}
+    made["responses"]["400"] = {
+        "description": "The server is not live or not ready. The body is empty."
+    }
     return made
 
 
 def _control(operations: Operations) -> dict[str, Schema]:
     make = operations.operation
-    model = path_parameter("model", "A model of the repository.")
+    model = path_parameter("model", "The name of a model in the repository.")
     index = make(
-        "model-repository", _CONTROL, "All models, with the state of their versions",
+        "model-repository", _CONTROL, "List all models and the state of their versions",
         {"type": "array", "items": reference("IndexEntry")},
         errors=(400, 500, 503),
         body=json_body(_object({"ready": {"type": "boolean"}}), False, {"ready": False}),
     )  # fmt: skip
     load = make(
-        "model-repository", _CONTROL, "Load a model, or load it anew",
+        "model-repository", _CONTROL, "Load or reload a model",
         errors=(400, 500, 503),
         body=json_body(_object({"parameters": reference("LoadParameters")}), False),
         parameters=[model],
@@ -106,19 +108,19 @@ def _memory(operations: Operations) -> dict[str, Schema]:
             about = f"of {kind} shared memory"
             paths[f"{path}/status"] = {
                 "get": make(
-                    "shared-memory", _MEMORY, f"Show {what} {about}", regions,
+                    "shared-memory", _MEMORY, f"Get the status of {what} {about}", regions,
                     errors=(404,), parameters=parameters,
                 )
             }  # fmt: skip
             paths[f"{path}/unregister"] = {
                 "post": make(
-                    "shared-memory", _MEMORY, f"Forget {what} {about}",
+                    "shared-memory", _MEMORY, f"Unregister {what} {about}",
                     errors=(500, 501), parameters=parameters,
                 )
             }  # fmt: skip
         paths[f"{base}/region/{{region}}/register"] = {
             "post": make(
-                "shared-memory", _MEMORY, f"Make a region of {kind} shared memory known",
+                "shared-memory", _MEMORY, f"Register a region of {kind} shared memory",
                 errors=(400, 500, 501), body=json_body(body, True), parameters=[region],
             )
         }  # fmt: skip
@@ -126,7 +128,7 @@ def _memory(operations: Operations) -> dict[str, Schema]:
 
 
 def _settings(operations: Operations) -> dict[str, Schema]:
-    model = path_parameter("model", "A loaded model.")
+    model = path_parameter("model", "The name of a loaded model.")
     paths: dict[str, Schema] = {}
     for path, category, name, parameters, errors in (
         ("/v2/trace/setting", "trace", "TraceSettings", [], (400, 500, 501, 503)),
@@ -135,15 +137,16 @@ def _settings(operations: Operations) -> dict[str, Schema]:
         ("/v2/logging", "logging", "LogSettings", [], (400, 500, 501, 503)),
     ):  # fmt: skip
         get = (404, 400, 503) if parameters else (503,)
-        what = "Trace settings" if category == "trace" else "Settings of the log"
+        what = "trace settings" if category == "trace" else "log settings"
         if parameters:
             what += " of a model"
         paths[path] = {
             "get": operations.operation(
-                category, _SETTINGS, what, {"type": "object"}, errors=get, parameters=parameters
+                category, _SETTINGS, f"Get the {what}", {"type": "object"},
+                errors=get, parameters=parameters,
             ),
             "post": operations.operation(
-                category, _SETTINGS, f"{what}, changed", {"type": "object"},
+                category, _SETTINGS, f"Change the {what}", {"type": "object"},
                 errors=errors, body=json_body(reference(name), True), parameters=parameters,
             ),
         }  # fmt: skip
@@ -198,7 +201,7 @@ def schemas() -> dict[str, Schema]:
             "required": ["name"],
         },
         "LoadParameters": {
-            **_object({"config": {**STRING, "description": "A configuration, as JSON text."}}),
+            **_object({"config": {**STRING, "description": "A configuration as JSON text."}}),
             "patternProperties": {
                 "^file:": {"type": "string", "contentEncoding": "base64"},
             },
@@ -218,7 +221,7 @@ def schemas() -> dict[str, Schema]:
                 }
             ),
             "additionalProperties": custom,
-            "description": "What is not named here is a parameter of the model's own.",
+            "description": "All other members are custom parameters for the model.",
         },
         "OutputParameters": _object(
             {"binary_data": boolean, "classification": unsigned, **size}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from host.frontends.http.api_page.operations import COUNT, STRING, Schema, reference
 from host.inference.metadata import TensorMetadata
 
-_MAX_EXAMPLE_ELEMENTS = 1024  # elements of an example
+_MAX_EXAMPLE_ELEMENTS = 1024
 _FP32, _FP64 = 3.4028234663852886e38, 1.7976931348623157e308
 
 
@@ -65,7 +65,7 @@ def example_values(tensor: TensorMetadata) -> list[object] | None:
 def input_schema(tensor: TensorMetadata, max_batch_size: int) -> Schema:
     """Return the schema of an input in JSON form.
 
-    `max_batch_size` is how large its first dimension may be; 0 if the model does not batch.
+    `max_batch_size` is the maximum of the first dimension; 0 if the model does not batch.
     """
     return {
         "type": "object",
@@ -75,7 +75,7 @@ def input_schema(tensor: TensorMetadata, max_batch_size: int) -> Schema:
             "datatype": {"const": tensor.datatype},
             "shape": _shape(tensor.shape, max_batch_size),
             "data": {
-                "description": "The elements in order; they may be nested as the shape says.",
+                "description": "The elements in row-major order, flat or nested like the shape.",
                 **values_schema(tensor),
             },
         },
@@ -116,7 +116,7 @@ def _shape(shape: Sequence[int], max_batch_size: int) -> Schema:
         dims[0] = {"type": "integer", "minimum": 1, "maximum": max_batch_size}
     return {
         "type": "array",
-        "description": f"{list(shape)}, where -1 is any number.",
+        "description": f"{list(shape)}, where -1 means any size.",
         "prefixItems": dims,
         "minItems": len(dims),
         "maxItems": len(dims),

@@ -154,7 +154,7 @@ def test_first_value_is_that_of_all_samples() -> None:
     with pytest.raises(BadCallError, match="values of input 'k' differ within the batch"):
         scale([request(3), request(4)])
     assert [each.tolist() for each in look([request(3, 4)])] == [[3]]
-    with pytest.raises(BadSpecError, match="'triton_context' is none"):
+    with pytest.raises(BadSpecError, match="'triton_context', which is not an input"):
         first_value("triton_context")
     with bound_as([X], [Y], ModelConfig(batching=False)), pytest.raises(BadCallError):
         scale([request(3)])
@@ -233,7 +233,7 @@ def test_group_by_keys_calls_once_for_the_same_inputs() -> None:
     answers = add([one, two, three])
     assert [answer["y"].tolist() for answer in answers] == [[[0, 0]], [[11, 11]], [[2, 2]]]
     assert sorted(calls) == [1, 2]
-    with pytest.raises(BadCallError, match="expects a list with an answer for each of 2 requests"):
+    with pytest.raises(BadCallError, match="expects a list with a result for each of 2 requests"):
         group_by_keys(lambda requests: [])(rows(1, 1))
 
 

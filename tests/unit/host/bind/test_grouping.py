@@ -126,7 +126,7 @@ def test_what_cannot_be_grouped_is_named() -> None:
     with pytest.raises(BadCallError, match="different outputs"):
         different([Request({"k": np.array([1, 2])})])
     unlike = group_by_values("k")(lambda requests: [{"y": np.ones((1, requests[0]["k"][0]))}])
-    with pytest.raises(BadCallError, match="cannot join the answers to one request"):
+    with pytest.raises(BadCallError, match="cannot join the results of one request"):
         unlike([Request({"k": np.array([1, 2])})])
 
     def stream(requests: Any) -> Any:

@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_read_or_is_not_given_is_named(folder: Path, name:
         f"{flag}: '{folder}' cannot be read: Is a directory"
     )
     assert complaint(files(folder, **{name: ""})) == (
-        f"{flag}: a file in PEM form is needed for TLS, and none is given"
+        f"{flag}: TLS needs a PEM file, but no path is given"
     )
 
 
@@ -80,12 +80,12 @@ def test_an_invalid_or_encrypted_key_is_rejected_without_a_prompt(folder: Path, 
     text = complaint(files(folder, server_key=str(folder / key)))
     assert text.startswith(
         f"--http-server-cert: '{folder}/server.pem' and --http-server-key '{folder}/{key}' are not"
-        " a certificate and its key, without a password, in PEM form: "
+        " a matching certificate and key in PEM form without a password: "
     )
 
 
 def test_a_root_certificate_without_certificates_is_refused(folder: Path) -> None:
     key = str(folder / "server.key")
     assert complaint(files(folder, root_cert=key)).startswith(
-        f"--http-root-cert: '{key}' holds no certificates in PEM form: "
+        f"--http-root-cert: '{key}' contains no certificates in PEM form: "
     )

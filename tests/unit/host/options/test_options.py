@@ -149,16 +149,16 @@ def test_a_directory_that_is_no_flag_is_taken_for_a_repository(tmp_path: Path) -
 def test_a_value_that_is_no_good_is_followed_by_what_the_flag_takes() -> None:
     flags = ("--model-repository", HERE)
     assert advice(*flags, "--http-port=80x") == (
-        "--http-port <integer>: Port to listen on, 0 for a free one. Default: 8000."
+        "--http-port <integer>: Port to listen on; 0 selects a free port. Default: 8000."
     )
     assert advice(*flags, "--log-format=xml") == (
-        "--log-format <string>: default, ISO8601, or json: an object on each line."
-        " Default: default."
+        "--log-format <string>: Format of log lines: default, ISO8601, or json (one JSON object per"
+        " line). Default: default."
     )
     assert "health, metadata, inference," in advice(*flags, "--http-restricted-api=wealth:k=v")
     assert advice(*flags, "--grpc-port").startswith("--grpc-port <integer>: Port to listen on")
     assert advice(*flags, "--trace-rate=x").startswith("--trace-rate <integer>: Please use")
-    assert advice(*flags, "--allow-vertex-ai=true").endswith("endpoints are not served")
+    assert advice(*flags, "--allow-vertex-ai=true").endswith("platforms are not implemented")
 
 
 def test_a_repository_that_is_none_is_named(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_the_folder_of_a_model_in_place_of_a_repository_is_a_warning(tmp_path: P
     assert parse([f"--model-repository={tmp_path}"]).warnings == []
     assert parse([f"--model-repository={tmp_path}/m"]).warnings == [
         (
-            f"--model-repository: '{tmp_path}/m' has a config.pbtxt, as the folder of a model has;"
-            f" the repository is the folder around it: '{tmp_path}'"
+            f"--model-repository: '{tmp_path}/m' contains a config.pbtxt, so it is probably a model"
+            f" directory; its repository is '{tmp_path}'"
         )
     ]
 
@@ -192,11 +192,16 @@ def test_usage_names_every_flag_and_says_what_has_no_effect() -> None:
         assert f"  --{name}" in text
     assert "  --model-store <string>\n\tEquivalent to --model-repository." in text
     assert "  --disable-auto-complete-config\n" in text
-    assert "Logging:\n  --log-verbose <integer>\n\tVerbose level; 0 is off. Default: 0.\n" in text
-    assert "\tSeconds to wait at exit for requests in flight. Default: 30.\n" in text
-    assert "\tExit if a model does not load at start-up. Default: true.\n" in text
-    assert "\tAppend the log to this file, not to the console.\n" in text
-    assert ("\tGPU peer access. Accepted without effect: the host itself uses no GPU.\n") in text
+    assert "Logging:\n  --log-verbose <integer>\n\tLevel of verbose log lines; 0" in text
+    assert (
+        "\tSeconds that the server waits at exit for requests in flight. Default:\n\t30.\n" in text
+    )
+    assert "\tExit if a model fails to load at start-up. Default: true.\n" in text
+    assert "\tAppend the log to this file instead of writing it to the console.\n" in text
+    assert (
+        "\tEnable GPU peer access. Accepted without effect: the server process\n"
+        "\tdoes not use GPUs.\n"
+    ) in text
     assert "Stub Processes:\n  --arena-byte-size <integer>" in text
     assert "DEPRECATED:\n  --strict-model-config <boolean>\n\tDEPRECATED: Please use" in text
 

@@ -58,14 +58,14 @@ in_bytes = of_numbers(NUMBERS) | of_strings(st.binary(max_size=8))
 
 
 def decode(body: bytes, length: int | None = None) -> InferRequest:
-    """What the codec makes of a body whose JSON part has this length."""
+    """Decode a body whose JSON part has this length."""
     begin = len(body) if length is None else length
     head = InferenceHeaderReader(JsonInputLimit(MOST)).read(body[:begin])
     return to_request(head, "m", 1, body, begin, NO_REGIONS)
 
 
 def array_of(tensor: Tensor) -> Array:
-    """The array that a tensor's bytes are."""
+    """Return the array of a tensor."""
     data = bytes(tensor.data)
     if tensor.datatype == "BYTES":
         elements, at = [], 0
@@ -99,7 +99,10 @@ sent = st.tuples(in_json, st.just(False)) | st.tuples(in_bytes, st.just(True))
 
 
 def written(inputs: list[tuple[Array, bool]], **options: Any) -> tuple[bytes, int | None]:
-    """What tritonclient sends for arrays that travel as bytes or not, and the JSON's length."""
+    """Return a request of tritonclient and the length of its JSON part.
+
+    The second value of each input selects binary data.
+    """
     tensors = []
     for index, (array, binary) in enumerate(inputs):
         tensor = httpclient.InferInput(str(index), array.shape, np_to_triton_dtype(array.dtype))
@@ -162,7 +165,9 @@ def test_request_options_round_trip(
     )
     request = decode(body, length)
     assert request.id == id
-    flags = (1 * start) | (2 * end) if sequence not in (0, "") else 0  # the client leaves them out
+    flags = (
+        (1 * start) | (2 * end) if sequence not in (0, "") else 0
+    )  # the client does not send the flags otherwise
     assert (request.correlation_id, request.flags) == (sequence, flags)
     assert (request.priority, request.timeout_us) == (priority, timeout)
     assert request.parameters == custom
@@ -173,7 +178,7 @@ def test_request_options_round_trip(
 
 @st.composite
 def nested(draw: st.DrawFn, values: list[Any]) -> list[Any]:
-    """The values in this order, in arrays of arrays of any form."""
+    """Put the values in order into arrays of any nesting."""
     if not values or draw(st.integers(0, 3)) == 0:
         return values
     parts: list[Any] = []
@@ -199,7 +204,7 @@ def test_json_arrays_may_be_nested_in_any_way(array: Array, data: st.DataObject)
 
 
 @given(of_numbers(NUMBERS, 1), st.integers(0, 2), st.booleans())
-def test_a_body_that_is_one_tensor_gets_its_shape(array: Array, variable: int, batch: bool) -> None:
+def test_a_raw_tensor_body_gets_its_shape(array: Array, variable: int, batch: bool) -> None:
     dims = list(array.shape)
     dims[min(variable, len(dims) - 1)] = -1
     kind = model_config_pb2.DataType.Value(f"TYPE_{np_to_triton_dtype(array.dtype)}")
@@ -218,7 +223,7 @@ def test_a_body_that_is_one_tensor_gets_its_shape(array: Array, variable: int, b
     texts,
     st.dictionaries(st.text("abc"), texts | st.booleans() | st.integers(-(2**63), 2**63 - 1)),
 )
-def test_the_client_reads_the_arrays_that_were_answered(
+def test_the_client_decodes_the_arrays_of_a_response(
     outputs: list[tuple[Array, bool]], id: str, parameters: dict[str, Any]
 ) -> None:
     made = decode(*written([(array, True) for array, _ in outputs])).inputs
@@ -226,14 +231,14 @@ def test_the_client_reads_the_arrays_that_were_answered(
     response = InferResponse("m", 3, id, made, parameters=parameters)
     head, chunks = encode_infer_response(response, binary, ())
     body = b"".join([head, *chunks])
-    # The length is sent only if bytes follow.
+    # The length header is sent only if binary data follows.
     length = len(head) if chunks else None
     result = httpclient.InferResult.from_response_body(body, False, length)
     about = result.get_response()
     assert (about["model_name"], about["model_version"]) == ("m", "3")
     assert (about.get("id", ""), about.get("parameters", {})) == (id, parameters)
     for index, (array, _) in enumerate(outputs):
-        if chunks or array.size:  # without any bytes the client looks for none
+        if chunks or array.size:  # without binary data, the client does not read any
             assert_same(result.as_numpy(str(index)), array)
 
 
@@ -267,7 +272,7 @@ valid = st.lists(sent, min_size=1, max_size=2).map(written)
 
 
 def decoded_or_refused(body: bytes, length: int | None = None) -> None:
-    """A documented error is fine; any other exception fails the test."""
+    """Documented errors are accepted; any other exception fails the test."""
     try:
         assert isinstance(decode(body, length), InferRequest)
     except HostError as error:

@@ -20,7 +20,7 @@ Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class _Held:
-    """A request that waits for the test, or gets status 503 when it is cancelled."""
+    """A request that the test answers; when cancelled, it gets status 503."""
 
     def __init__(self, body: bytes, done: ResponseCallback) -> None:
         self.body = body
@@ -38,9 +38,9 @@ class _Held:
 
 
 class Application:
-    """Echoes bodies, those of `/quick` promptly unless it is told to `decline`, `hold` or `fail`.
+    """Echoes bodies. `/quick` uses the fast path, except with `decline`, `hold` or `fail`.
 
-    It says in the body which way a request went.
+    The body of a response tells which path the request took.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def served(
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    """Read the body of the next response; the connection stays open."""
+    """Read the body of the next response on an open connection."""
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"connection: close" not in head
@@ -170,7 +170,7 @@ def test_the_fast_path_serves_a_body_that_arrives_after_its_head() -> None:
 
 
 async def turns() -> None:
-    """Let the server, which is in the same loop, read what was sent: most likely by itself."""
+    """Let the server, which runs in the same event loop, read the sent bytes."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -254,7 +254,7 @@ def test_a_request_declined_by_the_fast_path_is_served_by_a_task() -> None:
     served(app, client)
 
 
-def test_a_large_answer_is_whole() -> None:
+def test_a_large_response_is_complete() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         app.hold = True
         writer.write(HEAD + b"abcd")
@@ -306,7 +306,7 @@ def test_a_missing_body_times_out() -> None:
     served(Application(), client, Timeouts(data_rate_interval=0.05))
 
 
-def test_stopping_lets_a_request_end_and_closes_its_connection() -> None:
+def test_stopping_finishes_a_request_and_closes_its_connection() -> None:
     async def main() -> None:
         app = Application()
         app.hold = True
@@ -340,7 +340,7 @@ def test_a_request_that_outlives_the_grace_period_gets_503() -> None:
     asyncio.run(asyncio.wait_for(main(), DEADLINE))
 
 
-def test_stopping_answers_a_request_whose_body_is_still_to_come() -> None:
+def test_stopping_serves_a_request_whose_body_arrives_later() -> None:
     async def main() -> None:
         app = Application()
         listener = HttpListener(app, "127.0.0.1", 0, fast_path=app.fast_path)

@@ -37,7 +37,7 @@ from host.frontends.http.routes import Endpoint, Route, find_route
         (b"/v2/cudasharedmemory/unregister", routes.CUDA_UNREGISTER, "", ""),
     ],
 )
-def test_a_path_leads_to_its_endpoint(
+def test_a_path_is_routed_to_its_endpoint(
     path: bytes, endpoint: Endpoint, resource: str, version: str
 ) -> None:
     assert find_route(path) == Route(endpoint, resource, version)

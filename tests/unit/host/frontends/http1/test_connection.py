@@ -19,13 +19,13 @@ from tests.waiting import FakeClockLoop
 _Result = TypeVar("_Result")
 
 SOON = 0.05
-"""The timeout, in seconds, that a test is about; the other timeouts are much longer."""
+"""The timeout in seconds that a test checks; the other timeouts are much longer."""
 
 Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[_Result]]
 
 
 def served(app: App, timeouts: Timeouts, client: Client[_Result]) -> _Result:
-    """Return the result of a client that is connected to an application."""
+    """Run an application and a client that is connected to it; return the client's result."""
 
     async def main() -> _Result:
         listener = HttpListener(app, "127.0.0.1", 0, timeouts=timeouts)
@@ -48,7 +48,7 @@ def served(app: App, timeouts: Timeouts, client: Client[_Result]) -> _Result:
 
 
 async def passes(writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Let everything arrive that was sent, then so much time pass, and what that causes arrive."""
+    """Wait for the sent data to arrive, let the time pass, then wait for the results to arrive."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, FakeClockLoop)
     await turns(lambda: not unsent_bytes(writer.transport))
@@ -57,7 +57,7 @@ async def passes(writer: asyncio.StreamWriter, seconds: float) -> None:
 
 
 async def turns(arrived: Callable[[], bool] = lambda: True) -> None:
-    """Let the loop turn, without any of its time, until this is so, and then some more."""
+    """Run the loop until `arrived` is true, and some more turns; its clock does not advance."""
     until = time.monotonic() + DEADLINE
     while not arrived():
         assert time.monotonic() < until
@@ -67,7 +67,7 @@ async def turns(arrived: Callable[[], bool] = lambda: True) -> None:
 
 
 class Application:
-    """Reads the body and answers with so many bytes; knows whether it was cancelled."""
+    """Reads the body and responds with a given number of bytes; records a cancellation."""
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
@@ -97,7 +97,7 @@ HEADERS = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n"
 
 
 @pytest.mark.parametrize("sent", [b"G", b"POST / HTTP/1.1\r\n", HEADERS], ids=["1", "17", "50"])
-def test_headers_that_do_not_end_are_waited_for_a_while(sent: bytes) -> None:
+def test_incomplete_headers_time_out(sent: bytes) -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(sent)
         await passes(writer, SOON)
@@ -123,7 +123,7 @@ def test_slow_bytes_do_not_extend_the_timeout() -> None:
     assert served(Application(), Timeouts(header_timeout=SOON), client).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_connection_without_a_request_is_closed_after_a_while() -> None:
+def test_a_connection_without_a_request_times_out() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         await passes(writer, SOON)
         return await reader.read()
@@ -155,11 +155,11 @@ def test_a_client_that_reads_no_response_is_disconnected() -> None:
     served(app, Timeouts(data_rate_interval=SOON), client)
 
 
-def test_an_idle_connection_is_closed_after_a_while() -> None:
+def test_an_idle_connection_times_out() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\nxx")
-        await passes(writer, 5 * SOON)  # when it looks for the first time
+        await passes(writer, 5 * SOON)  # time of the first check
         return await reader.read()
 
     assert (
@@ -178,7 +178,7 @@ def test_a_connection_waiting_for_a_response_is_not_idle() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         answer = asyncio.create_task(reader.readuntil(b"at last"))
-        for _ in range(10):  # each timeout can expire meanwhile
+        for _ in range(10):  # each timeout could expire here
             await passes(writer, SOON)
         assert not answer.done()
         go_on.set()

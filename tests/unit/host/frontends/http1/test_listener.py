@@ -1,4 +1,4 @@
-"""The HTTP listener and the metrics endpoint on it, asked over real connections."""
+"""The HTTP listener with the metrics endpoint, over real connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answer = tuple[int, dict[str, str], str]
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
-    """Status, headers and body of one request."""
+    """Return status, headers and body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)
     with closing(connection):
         connection.request(method, path, headers=headers)
@@ -37,7 +37,7 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
 
 
 def serving(app: App, work: Callable[[int, HttpListener], Awaitable[_Result]]) -> _Result:
-    """What `work` returns, given the port of a listener and the listener."""
+    """Return the result of `work`, called with the port of a listener and the listener."""
 
     async def main() -> _Result:
         listener = HttpListener(app, "127.0.0.1", 0)
@@ -63,7 +63,7 @@ def scraped(path: str, method: str = "GET", **headers: str) -> Answer:
     return serving(MetricsApp(metrics), work)
 
 
-# The place
+# Address and port
 
 
 def test_check_address_does_not_occupy_the_port() -> None:
@@ -145,11 +145,11 @@ def test_a_taken_port_is_refused() -> None:
             asyncio.run(HttpListener(MetricsApp(metrics), "127.0.0.1", port).start())
     assert error.value.code is ErrorCode.UNAVAILABLE
     assert error.value.message == f"Socket '127.0.0.1:{port}' already in use "
-    refused = serving(MetricsApp(metrics), work)  # and by one of ours
+    refused = serving(MetricsApp(metrics), work)  # and by a listener of this host
     assert refused.message.endswith("already in use ")
 
 
-def test_an_address_that_is_not_this_machines_is_refused() -> None:
+def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(HostError) as error:
         asyncio.run(HttpListener(MetricsApp(metrics), "203.0.113.1", 0).start())
     assert error.value.code is ErrorCode.UNAVAILABLE
@@ -183,7 +183,7 @@ def test_an_ipv6_address_can_be_given(address: str) -> None:
     assert asyncio.run(main()) == 200
 
 
-def test_two_listeners_may_share_a_port_if_both_say_so() -> None:
+def test_two_listeners_share_a_port_if_both_allow_it() -> None:
     async def main() -> bool:
         first = HttpListener(MetricsApp(metrics), "127.0.0.1", 0, reuse_port=True)
         port = await first.start()
@@ -197,7 +197,7 @@ def test_two_listeners_may_share_a_port_if_both_say_so() -> None:
 
 
 class Slow:
-    """An application that says when it has been asked, and answers when told."""
+    """An application that reports the start of a request and responds when it is told to."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -210,14 +210,14 @@ class Slow:
         await send({"type": "http.response.body", "body": b"at last"})
 
 
-def test_a_request_under_way_is_answered_before_the_listener_stops() -> None:
+def test_the_listener_finishes_running_requests_before_it_stops() -> None:
     app = Slow()
 
     async def work(port: int, listener: HttpListener) -> Answer:
         asking = asyncio.create_task(asyncio.to_thread(ask, port, "/"))
         await app.asked.wait()
         stopping = asyncio.create_task(listener.stop(DEADLINE))
-        await asyncio.sleep(0)  # it has begun
+        await asyncio.sleep(0)  # the request has started
         app.go_on.set()
         await stopping
         return await asking
@@ -239,7 +239,7 @@ def test_idle_connections_do_not_delay_shutdown() -> None:
     assert serving(MetricsApp(metrics), work) == b""
 
 
-def test_a_request_body_that_exceeds_the_time_limit_is_cut_off() -> None:
+def test_a_request_that_exceeds_the_grace_period_is_cut_off() -> None:
     app = Slow()
 
     async def work(port: int, listener: HttpListener) -> bytes:
@@ -256,7 +256,7 @@ def test_a_request_body_that_exceeds_the_time_limit_is_cut_off() -> None:
     assert b"at last" not in serving(app, work)
 
 
-def test_signals_and_loggers_of_the_process_are_left_alone() -> None:
+def test_the_listener_does_not_change_signals_and_loggers() -> None:
     def state() -> list[object]:
         loggers = [logging.getLogger(name) for name in ("", "asyncio", "pbhost")]
         return [[*log.handlers, log.level, log.propagate, log.disabled] for log in loggers]

@@ -52,7 +52,7 @@ def only(handler: RecordingHandler) -> tuple[str, tuple[bytes, bytes]]:
     return head.method, head.split_url()
 
 
-def test_a_byte_that_is_not_ascii_means_its_percent_form() -> None:
+def test_bytes_that_are_not_ascii_are_percent_encoded() -> None:
     handler = parsed(request(b"GET", b"/v2/mod\xc3\xa8le?n=\xe9"))
     assert only(handler) == ("GET", (b"/v2/mod%C3%A8le", b"n=%E9"))
 
@@ -71,7 +71,7 @@ def test_other_methods_keep_their_names(method: str) -> None:
     assert only(parsed(request(method.encode(), b"/"))) == (method, (b"/", b""))
 
 
-def test_a_first_line_may_come_byte_by_byte() -> None:
+def test_a_first_line_can_arrive_byte_by_byte() -> None:
     data = request(b"POST", b"/\xc3\xa9", b"\xc3\xa9")
     handler = parsed(*(data[at : at + 1] for at in range(len(data))))
     assert only(handler) == ("POST", (b"/%C3%A9", b""))
