@@ -38,6 +38,10 @@ class Recorder:
         call.on_finish = lambda _: self.events.append("finish")
 
 
+def error_of(response: InferResponse | None) -> HostError | None:
+    return None if response is None else response.error
+
+
 async def single(call: Call) -> InferResponse:
     return await call
 
@@ -161,7 +165,7 @@ def test_leaving_an_iteration_early_cancels_the_call() -> None:
         iterator = call.__aiter__()
         await iterator.__anext__()
         assert recorder.events == []
-        await iterator.aclose()  # type: ignore[attr-defined]
+        await iterator.aclose()
         assert call.cancelled
         assert recorder.events == ["cancel", "finish"]
 
@@ -238,7 +242,7 @@ def test_responses_after_requested_cancellation_arrive() -> None:
     call = new_call()
     told: list[Call] = []
     seen: list[tuple[HostError | None, bool]] = []
-    call.subscribe(lambda response, final: seen.append((response and response.error, final)))
+    call.subscribe(lambda response, final: seen.append((error_of(response), final)))
 
     def tell(call: Call) -> bool:
         told.append(call)
@@ -258,7 +262,7 @@ def test_requested_cancellation_ends_a_call_no_model_has(waits: bool) -> None:
     call = new_call()
     recorder = Recorder(call)
     seen: list[HostError | None] = []
-    call.subscribe(lambda response, _: seen.append(response and response.error))
+    call.subscribe(lambda response, _: seen.append(error_of(response)))
     if not waits:
         call.on_cancel = None
     call.request_cancellation(cancelled("enough"))
@@ -271,7 +275,7 @@ def test_requested_cancellation_ends_a_call_no_model_has(waits: bool) -> None:
 def test_call_with_requested_cancellation_can_be_cancelled() -> None:
     call = new_call()
     seen: list[HostError | None] = []
-    call.subscribe(lambda response, _: seen.append(response and response.error))
+    call.subscribe(lambda response, _: seen.append(error_of(response)))
     call.on_cancel = lambda _: True
     call.request_cancellation(cancelled("enough"))
     call.abort(cancelled("the asker has died"))

@@ -248,7 +248,7 @@ def test_order_is_kept_over_several_instances(early: bool) -> None:
         for instance in instances:
             if instance.running:
                 (instance.let_go if early else instance.finish)()
-            for call in reversed(instance.loose):
-                call.respond(answer())
+            for loose in reversed(instance.loose):
+                loose.respond(answer())
             instance.loose.clear()
     assert heard == list(range(6))

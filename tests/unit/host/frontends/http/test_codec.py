@@ -189,7 +189,7 @@ def nested(draw: st.DrawFn, values: list[Any]) -> list[Any]:
 @given(in_json, st.data())
 def test_json_arrays_may_be_nested_in_any_way(array: Array, data: st.DataObject) -> None:
     values = data.draw(nested(array.ravel().tolist()))
-    entry = {"shape": list(array.shape), "data": values}
+    entry: dict[str, object] = {"shape": list(array.shape), "data": values}
     entry |= {"name": "x", "datatype": np_to_triton_dtype(array.dtype)}
     indent = data.draw(st.sampled_from([None, 0, 2]))
     ascii_only = data.draw(st.booleans())

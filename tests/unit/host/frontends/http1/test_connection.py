@@ -51,7 +51,9 @@ async def passes(writer: asyncio.StreamWriter, seconds: float) -> None:
     """Let everything arrive that was sent, then so much time pass, and what that causes arrive."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, FakeClockLoop)
-    await turns(lambda: not unsent_bytes(writer.transport))
+    transport = writer.transport
+    assert isinstance(transport, asyncio.Transport)
+    await turns(lambda: not unsent_bytes(transport))
     await loop.advance(seconds)
     await turns()
 
