@@ -77,13 +77,14 @@ def test_an_argument_of_the_wrong_kind_is_named(
 
 def test_preferred_sizes_are_a_list() -> None:
     with pytest.raises(BadSpecError, match="preferred_batch_size must be a list of sizes, got 4"):
-        DynamicBatcher(preferred_batch_size=4)  # type: ignore[arg-type]
+        DynamicBatcher(preferred_batch_size=4)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_a_model_that_cannot_be_written_is_refused_and_the_others_serve(host: Host) -> None:
     with pytest.raises(HostFailure, match="cannot write model 'm'"):
+        assert host._process is not None
         # A version of this length is a name that no file system takes.
-        host._process._request({"bind": {"name": "m"}, "version": "1" * 300})  # type: ignore[union-attr]
+        host._process._request({"bind": {"name": "m"}, "version": "1" * 300})
     assert ask(host) == [[2, 4]]
 
 

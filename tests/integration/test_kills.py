@@ -138,7 +138,7 @@ async def serving(repository: RepositoryBuilder, **more: object) -> AsyncIterato
     quiet = {"log_info": False, "log_error": False}
     endpoints = {"allow_grpc": False, "allow_http": False, "allow_metrics": False}
     settings = {**endpoints, **quiet, **more}
-    options = host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]
+    options = host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]  # each key has its own type
     async with host.Server(options) as server:
         bench = Bench(server)
         loop = asyncio.get_running_loop()

@@ -368,7 +368,7 @@ def test_any_path_has_a_route_or_none(path: bytes, beginning: bytes) -> None:
 @given(st.binary(max_size=30) | st.integers().map(lambda number: b"%d" % number))
 def test_any_content_length_is_parsed_or_rejected(value: bytes) -> None:
     scope = {"method": "POST", "headers": [(b"content-length", value)]}
-    exchange = HttpExchange(scope, None, None)  # type: ignore[arg-type]
+    exchange = HttpExchange(scope, None, None)  # type: ignore[arg-type]  # only headers are read
     try:
         length = exchange.content_length()
     except HostError as error:

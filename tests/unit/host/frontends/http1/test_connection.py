@@ -149,7 +149,8 @@ def test_a_client_that_reads_no_response_is_disconnected() -> None:
     app = Application(1 << 30)
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        assert isinstance(writer.transport, asyncio.Transport)
+        writer.transport.pause_reading()
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         while not app.cancelled.is_set():
             await passes(writer, SOON)

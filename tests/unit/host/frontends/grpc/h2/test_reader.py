@@ -189,7 +189,7 @@ def test_large_frames_are_not_copied_over_and_over() -> None:
     payload = bytes(1 << 20)
     data = PREFACE + SETTINGS + frame(0, 1, 1, payload)
     pieces: list[int] = []
-    recorded.on_data = lambda stream, piece, size, end: pieces.append(size)  # type: ignore[method-assign]
+    recorded.on_data = lambda stream, piece, size, end: pieces.append(size)  # type: ignore[method-assign]  # of this object
     for start in range(0, len(data), 65536):
         reader.feed(data[start : start + 65536])
     assert sum(pieces) == len(payload) and len(pieces) == 17
