@@ -14,6 +14,7 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from benchmarks.load import Load, Measurement, measure
@@ -150,8 +151,8 @@ def compare_start(peer: Peer, rounds: int, report: Report) -> None:
         report.row(START, [what, f"{mine:.2f}", f"{other:.2f}", f"{mine / other:.2f}"])
 
 
-def _start(server: Callable[[], object]) -> tuple[float, float]:
-    with server() as running:  # type: ignore[attr-defined]
+def _start(server: Callable[[], AbstractContextManager[object]]) -> tuple[float, float]:
+    with server() as running:
         assert isinstance(running, RunningServer)
         return running.seconds, statistics.mean(running.stub_megabytes())
 

@@ -141,7 +141,8 @@ def plain(backend: str, path: Path, threads: int) -> Callable[[np.ndarray], np.n
 
         def run(x: np.ndarray) -> np.ndarray:
             with torch.inference_mode():
-                return module(torch.from_numpy(x)).numpy()
+                result: np.ndarray = module(torch.from_numpy(x)).numpy()
+                return result
 
         return run
     options = onnxruntime.SessionOptions()

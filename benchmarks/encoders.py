@@ -60,7 +60,8 @@ def v2_json(server: RunningServer, model: Model) -> EncodedRequest:
 
     def answer() -> npt.NDArray[Any]:
         (output,) = _post(url, body)["outputs"]
-        return np.array(output["data"], np.float32).reshape(output["shape"])
+        values: npt.NDArray[np.float32] = np.array(output["data"], np.float32)
+        return values.reshape(tuple(output["shape"]))
 
     return EncodedRequest(url, body, JSON, answer)
 
@@ -75,7 +76,8 @@ def v2_grpc(server: RunningServer, model: Model) -> EncodedRequest:
     def answer() -> npt.NDArray[Any]:
         given = grpcclient.InferInput(model.input, array.shape, "FP32").set_data_from_numpy(array)
         with grpcclient.InferenceServerClient(address) as client:
-            found = client.infer(model.name, [given], client_timeout=60).as_numpy(model.output)
+            result = client.infer(model.name, [given], client_timeout=60)
+        found: npt.NDArray[Any] | None = result.as_numpy(model.output)
         assert found is not None, f"{model.name} has sent no {model.output}"
         return found
 

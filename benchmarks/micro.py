@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -28,6 +27,7 @@ from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
+from host.scheduling.scheduler import InstanceSlot
 from stub.wire import messages as m
 from stub.wire.arena import Arena, file_size
 from stub.wire.payload import WireRequest, WireTensor
@@ -91,17 +91,24 @@ def _arena() -> Operation:
     return lambda: arena.write(data)
 
 
-class _FakeInstance(SimpleNamespace):
+class _FakeInstance(InstanceSlot):
     """An instance that answers its batch when `finish` is called."""
+
+    def __init__(self, scheduler: DirectScheduler | DynamicScheduler) -> None:
+        self.scheduler = scheduler
+        self.calls: Sequence[Call] = ()
 
     def run(self, calls: Sequence[Call]) -> None:
         self.calls = calls
 
-    def cancel(self, call: Call) -> None:
-        """Not used here."""
-
-    def accepts_prefetch(self, call: Call) -> bool:
+    def cancel(self, call: Call) -> bool:
         return False
+
+    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
+        return False
+
+    def drain_prefetched(self) -> Sequence[Call]:
+        return ()
 
     def finish(self) -> None:
         for call in self.calls:
@@ -111,7 +118,7 @@ class _FakeInstance(SimpleNamespace):
 
 def _direct() -> Operation:
     scheduler = DirectScheduler()
-    instance = _FakeInstance(scheduler=scheduler)
+    instance = _FakeInstance(scheduler)
     scheduler.instance_ready(instance)
 
     def one() -> None:
@@ -123,7 +130,7 @@ def _direct() -> Operation:
 
 def _dynamic() -> Operation:
     scheduler = DynamicScheduler(16, 0, lambda first, other: True)
-    instance = _FakeInstance(scheduler=scheduler)
+    instance = _FakeInstance(scheduler)
     scheduler.instance_ready(instance)
 
     def seventeen() -> None:

@@ -25,6 +25,7 @@ from benchmarks.page import table_row
 from host.config.schema import pb
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
+from host.scheduling.scheduler import InstanceSlot
 from host.scheduling.sequences.call import END, START, SequenceCall
 from host.scheduling.sequences.factory import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler
@@ -34,18 +35,21 @@ _TIMED = 20_000  # requests
 _COUNTED = 400
 
 
-class _FakeInstance:
-    waiting_for: Sequence[Call] = ()
-    may_wait_for: Sequence[Sequence[Call]] = ()
-
+class _FakeInstance(InstanceSlot):
     def __init__(self) -> None:
         self.batch: Sequence[Call] = ()
 
     def run(self, calls: Sequence[Call]) -> None:
         self.batch = calls
 
-    def cancel(self, call: Call) -> None:
-        pass
+    def cancel(self, call: Call) -> bool:
+        return False
+
+    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
+        return False
+
+    def drain_prefetched(self) -> Sequence[Call]:
+        return ()
 
 
 def _send(scheduler: SequenceScheduler, number: int, flags: int) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import queue
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
@@ -27,7 +28,7 @@ def main() -> None:
         shouted = client.infer("shout", [tensor("text", text)]).as_numpy("text")
         print([each.decode() for each in shouted[:, 0]])
 
-        answers: queue.Queue = queue.Queue()
+        answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
         client.start_stream(lambda result, error: answers.put((result, error)))
         start = np.array([[3]], dtype=np.int32)
         client.async_stream_infer(

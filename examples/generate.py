@@ -2,6 +2,7 @@
 
 import argparse
 import queue
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
@@ -22,7 +23,7 @@ def main() -> None:
         grpcclient.InferInput("MAX_TOKENS", [1], "INT32").set_data_from_numpy(most),
         grpcclient.InferInput("SEED", [1], "INT64").set_data_from_numpy(seed),
     ]
-    answers: queue.Queue = queue.Queue()
+    answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
     with grpcclient.InferenceServerClient(arguments.url) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer("generate", inputs, enable_empty_final_response=True)

@@ -2,6 +2,7 @@
 
 import argparse
 import queue
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
@@ -12,7 +13,7 @@ def main() -> None:
     parser.add_argument("--url", default="localhost:8001")
     url = parser.parse_args().url
     for limit, patience in ((10**11, 3), (2 * 10**6, 100)):
-        answers: queue.Queue = queue.Queue()
+        answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
         number = np.array([limit], dtype=np.int64)
         tensor = grpcclient.InferInput("LIMIT", [1], "INT64").set_data_from_numpy(number)
         with grpcclient.InferenceServerClient(url) as client:

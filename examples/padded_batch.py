@@ -2,6 +2,7 @@
 
 import argparse
 import queue
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
@@ -12,7 +13,7 @@ SEQUENCES = [[1, 2, 3], [10], [5, 7], [1, 1, 1, 5]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="localhost:8001")
-    answers: queue.Queue = queue.Queue()
+    answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
     with grpcclient.InferenceServerClient(parser.parse_args().url) as client:
         for index, sequence in enumerate(SEQUENCES):
             values = np.array([sequence], dtype=np.float32)

@@ -2,6 +2,7 @@
 
 import argparse
 import queue
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
@@ -22,7 +23,7 @@ def main() -> None:
         ).set_data_from_numpy(array)
         for name, array in arrays.items()
     ]
-    answers: queue.Queue = queue.Queue()
+    answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
     with grpcclient.InferenceServerClient(url) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer("repeat", inputs, enable_empty_final_response=True)

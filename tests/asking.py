@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.conftest import DEADLINE, RunningHost
 
-Client = grpcclient.InferenceServerClient
+Client: TypeAlias = grpcclient.InferenceServerClient
 
 
 def tensor(name: str, array: npt.NDArray[Any], datatype: str = "") -> grpcclient.InferInput:

@@ -84,7 +84,7 @@ def interpreter(version: str) -> str:
 def full_venv(path: Path, python: str) -> Path:
     """A venv of another Python with what stubs need; skips the test without a package index."""
     subprocess.run([python, "-m", "venv", path], check=True, capture_output=True, timeout=300)
-    pip = [path / "bin" / "python", "-m", "pip", "install", "--quiet", *NEEDED]
+    pip: list[str | Path] = [path / "bin" / "python", "-m", "pip", "install", "--quiet", *NEEDED]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=300)
     if done.returncode:
         pytest.skip(f"no package index: {done.stderr.strip().splitlines()[-1]}")
@@ -93,7 +93,7 @@ def full_venv(path: Path, python: str) -> Path:
 
 def need_index(folder: Path) -> None:
     """Skip the test if what stubs need cannot be downloaded."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     done = subprocess.run([*pip, "msgspec"], capture_output=True, text=True, timeout=300)
     if done.returncode:
         pytest.skip(f"no package index: {done.stderr.strip().splitlines()[-1]}")

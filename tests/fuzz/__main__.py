@@ -9,7 +9,7 @@ import asyncio
 import importlib
 import sys
 
-import atheris  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+import atheris  # pyright: ignore[reportMissingImports]
 
 if __name__ == "__main__":
     name = sys.argv.pop(1)

@@ -23,6 +23,7 @@ from host.frontends.grpc.methods import (
     GrpcOptions,
     ResponseCallback,
     RpcContext,
+    Services,
     StreamMethod,
     StreamWriter,
     UnaryMethod,
@@ -103,7 +104,7 @@ class _Stream:
             self._client.finish_stream()
 
 
-_SERVICES = {
+_SERVICES: Services = {
     "t.T": [
         UnaryMethod("Echo", _echo, ""),
         UnaryMethod("Hold", _echo, "", _hold),
@@ -158,7 +159,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
     return (rest[at : at + size] for at in range(0, len(rest), size))
 
 
-def _sent(data: bytes) -> list[tuple[int, int]]:
+def _sent(data: bytes | bytearray) -> list[tuple[int, int]]:
     """Kind and stream of each frame that was sent. They are whole."""
     kinds, at = [], 0
     while at < len(data):

@@ -178,10 +178,12 @@ class _Managed(ctypes.Structure):
 _lent: dict[int, tuple[_Managed, OnGpu, object]] = {}
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _give_back(address: int) -> None:
     _, owner, _ = _lent.pop(address)
     owner.given_back += 1
+
+
+_deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_give_back)
 
 
 _new_capsule = ctypes.PYFUNCTYPE(
@@ -207,7 +209,7 @@ def _capsule(array: OnGpu, kind: tuple[int, int]) -> Any:
         shape=shape,
         strides=strides,
         byte_offset=array.offset,
-        deleter=ctypes.cast(_give_back, ctypes.c_void_p).value,
+        deleter=ctypes.cast(_deleter, ctypes.c_void_p).value,
     )
     address = ctypes.addressof(managed)
     _lent[address] = managed, array, (shape, strides)

@@ -386,7 +386,7 @@ def the_browser_has_nothing_to_complain_of(request: pytest.FixtureRequest) -> It
     yield
     if "browser" in request.fixturenames:
         browser: webdriver.Chrome = request.getfixturevalue("browser")
-        lines = [entry["message"] for entry in browser.get_log("browser")]  # type: ignore[no-untyped-call]
+        lines = [entry["message"] for entry in browser.get_log("browser")]  # type: ignore[no-untyped-call]  # of selenium
         assert not [line for line in lines if "the server responded with" not in line]
 
 

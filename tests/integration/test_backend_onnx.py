@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
 
@@ -379,7 +380,9 @@ def test_only_what_is_asked_for_comes(client: Client) -> None:
 
 
 def test_every_data_type_goes_through(client: Client) -> None:
-    arrays = {kind: np.array([[1, 0], [1, 1]]).astype(dtype) for kind, dtype in KINDS.items()}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        kind: np.array([[1, 0], [1, 1]]).astype(dtype) for kind, dtype in KINDS.items()
+    }
     arrays["STRING"] = np.array([["naïve".encode(), b""], [b"x", b"longer"]], dtype=np.object_)
     result = client.infer("kinds", [tensor(kind, array) for kind, array in arrays.items()])
     for kind, array in arrays.items():
@@ -387,7 +390,9 @@ def test_every_data_type_goes_through(client: Client) -> None:
 
 
 def test_bytes_that_are_no_text_are_the_senders_fault(client: Client) -> None:
-    arrays = {kind: np.zeros((1, 1), dtype) for kind, dtype in KINDS.items()}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        kind: np.zeros((1, 1), dtype) for kind, dtype in KINDS.items()
+    }
     arrays["STRING"] = np.array([[b"\xff"]], dtype=np.object_)
     inputs = [tensor(kind, array) for kind, array in arrays.items()]
     status, text = infer_error(client.infer, "kinds", inputs)

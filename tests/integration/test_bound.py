@@ -360,7 +360,7 @@ def test_invalid_bindings_are_refused(host: Host) -> None:
         (("late2", len, ["x"], [Y]), "input 1 must be a TensorSpec, got str"),
     ]:
         with pytest.raises(BadSpecError, match=re.escape(text)):
-            host.bind(*arguments)  # type: ignore[arg-type]
+            host.bind(*arguments)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(BadSpecError, match="max_batch_size is at least 1 with batching, got 0"):
         host.bind("late2", len, [X], [Y], max_batch_size=0)
     with pytest.raises(HostFailure, match="must not contain path traversal characters"):

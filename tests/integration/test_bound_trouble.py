@@ -77,13 +77,14 @@ def test_an_argument_of_a_wrong_type_is_named(
 
 def test_preferred_batch_sizes_must_be_a_list() -> None:
     with pytest.raises(BadSpecError, match="preferred_batch_size must be a list of sizes, got 4"):
-        DynamicBatcher(preferred_batch_size=4)  # type: ignore[arg-type]
+        DynamicBatcher(preferred_batch_size=4)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_a_model_that_cannot_be_written_is_refused_and_the_others_continue(host: Host) -> None:
     with pytest.raises(HostFailure, match="cannot write model 'm'"):
+        assert host._process is not None
         # No file system accepts a directory name of this length.
-        host._process._request({"bind": {"name": "m"}, "version": "1" * 300})  # type: ignore[union-attr]
+        host._process._request({"bind": {"name": "m"}, "version": "1" * 300})
     assert ask(host) == [[2, 4]]
 
 

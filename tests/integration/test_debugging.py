@@ -372,7 +372,7 @@ def test_many_executions_are_timed_and_profiled(scale: Path, tmp_path: Path) -> 
     assert f"profile in {profile}" in done.stdout
     calls = {
         function: count
-        for (file, _, function), (count, *_) in pstats.Stats(str(profile)).stats.items()  # type: ignore[attr-defined]
+        for (file, _, function), (count, *_) in pstats.Stats(str(profile)).stats.items()  # type: ignore[attr-defined]  # typeshed lacks it
         if file == f"{scale}/1/model.py"
     }
     assert calls == {"execute": 7}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
 
@@ -63,7 +65,7 @@ def memory(client: Client) -> Iterator[Memory]:
     memory.close()
 
 
-def given(memory: Memory, array: np.ndarray, offset: int = 0) -> grpcclient.InferInput:  # type: ignore[type-arg]
+def given(memory: Memory, array: npt.NDArray[Any], offset: int = 0) -> grpcclient.InferInput:
     memory.write(array, offset)
     tensor = grpcclient.InferInput("I", list(array.shape), "FP32")
     tensor.set_shared_memory(memory.name, array.nbytes, offset)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import host
 from host.inference.call import Call
 from host.inference.request import InferRequest, Tensor
+from host.inference.shared_memory_bytes import read_bytes
 from tests.conftest import RepositoryBuilder
 from tests.integration.ensemble_models import add_ensemble, add_member
 from tests.integration.test_inprocess import options
@@ -27,7 +30,7 @@ return {{"A": x[:1]}}
 """
 
 
-def request(model: str, array: np.ndarray, *outputs: str) -> InferRequest:  # type: ignore[type-arg]
+def request(model: str, array: npt.NDArray[Any], *outputs: str) -> InferRequest:
     tensor = Tensor("I", "FP32", list(array.shape), array.tobytes())
     return InferRequest(model, [tensor], requested_outputs=list(outputs))
 
@@ -71,7 +74,7 @@ def test_a_tensor_goes_when_the_last_step_that_takes_it_has_ended(
             assert taken()[0] < MEGABYTE
             (folder / "go").touch()
             response = await call
-            assert np.frombuffer(response.outputs[0].data, np.float32).tolist() == [2]
+            assert np.frombuffer(read_bytes(response.outputs[0].data), np.float32).tolist() == [2]
             await eventually(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")
 
     asyncio.run(main())
@@ -92,7 +95,7 @@ def test_what_two_steps_take_is_put_into_shared_memory_once(
             (folder / "go").touch()
             response = await call
             assert [output.name for output in response.outputs] == ["O", "P"]
-            assert np.frombuffer(response.outputs[1].data, np.float32)[-1] == 2
+            assert np.frombuffer(read_bytes(response.outputs[1].data), np.float32)[-1] == 2
             await eventually(lambda: taken()[0] < MEGABYTE, f"the input to be gone: {taken()}")
             del response
             await eventually(lambda: taken()[1] < MEGABYTE, f"all tensors to be gone: {taken()}")

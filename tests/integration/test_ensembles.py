@@ -212,7 +212,7 @@ class Asks(InferStream):
 
     def all(self) -> list[tuple[dict[str, Any], bool]]:
         """The outputs of each response up to the last one, and whether that is it."""
-        found = []
+        found: list[tuple[dict[str, Any], bool]] = []
         while not found or not found[-1][1]:
             result = self.next()
             outputs = {

@@ -203,7 +203,7 @@ def test_methods_that_do_not_exist(host: RunningHost) -> None:
     with grpc.insecure_channel(host.url) as channel:
         for path in ("/inference.GRPCInferenceService/No", "/no.Service/Infer"):
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(path)(b"", timeout=DEADLINE)
+                channel.unary_unary(path, bytes, bytes)(b"", timeout=DEADLINE)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -211,7 +211,7 @@ def test_methods_that_do_not_exist(host: RunningHost) -> None:
 def test_malformed_messages_are_invalid(host: RunningHost, garbage: bytes) -> None:
     with grpc.insecure_channel(host.url) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(INFER)(garbage, timeout=DEADLINE)
+            channel.unary_unary(INFER, bytes, bytes)(garbage, timeout=DEADLINE)
         assert caught.value.code() in (
             grpc.StatusCode.INVALID_ARGUMENT,
             grpc.StatusCode.NOT_FOUND,

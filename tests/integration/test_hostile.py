@@ -775,4 +775,6 @@ def test_hostile_messages_are_refused(host: RunningHost, case: str) -> None:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             getattr(stub, method)(request, timeout=DEADLINE)
-    assert (caught.value.code(), caught.value.details()[: len(beginning)]) == (code, beginning)
+    details = caught.value.details()
+    assert details is not None
+    assert (caught.value.code(), details[: len(beginning)]) == (code, beginning)

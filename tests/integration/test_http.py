@@ -72,20 +72,21 @@ backend: "python"
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] label_filename: "labels.txt" } ]
 """
+INTEGERS: dict[str, type[np.integer[Any]]] = {
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+}
 ARRAYS: dict[str, npt.NDArray[Any]] = {
     "BOOL": np.array([[True, False], [False, True]]),
     **{
         name: np.array([[0, 1], [np.iinfo(kind).min, np.iinfo(kind).max]], kind)
-        for name, kind in {
-            "INT8": np.int8,
-            "INT16": np.int16,
-            "INT32": np.int32,
-            "INT64": np.int64,
-            "UINT8": np.uint8,
-            "UINT16": np.uint16,
-            "UINT32": np.uint32,
-            "UINT64": np.uint64,
-        }.items()
+        for name, kind in INTEGERS.items()
     },
     "FP16": np.array([[0.5, -2], [1.25, 3]], np.float16),
     "FP32": np.array([[0.5, -2], [1.25, 3e38]], np.float32),
@@ -217,7 +218,7 @@ def test_compressed_requests_and_responses(client: Client, host: RunningHost, wa
 def test_a_raw_tensor_body_is_an_input(host: RunningHost) -> None:
     """Raw binary data without JSON (docs/reference/protocol.md, 1)."""
     status, headers, answer = ask(
-        host, "POST", "/v2/models/scores/infer", np.float32([3, 4]).tobytes(),
+        host, "POST", "/v2/models/scores/infer", np.array([3, 4], np.float32).tobytes(),
         Inference_Header_Content_Length="0",
     )  # fmt: skip
     assert status == 200, answer

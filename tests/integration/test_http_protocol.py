@@ -215,7 +215,8 @@ ASKED: dict[str, tuple[int, str]] = {
 
 @pytest.mark.parametrize("line", ASKED)
 def test_responses_by_path(host: RunningHost, line: str) -> None:
-    assert ask(host, *line.split(" ")) == ASKED[line]
+    method, path = line.split(" ")
+    assert ask(host, method, path) == ASKED[line]
 
 
 def test_a_path_may_have_bytes_that_are_not_ascii(host: RunningHost) -> None:
@@ -871,7 +872,7 @@ def sent(host: RunningHost) -> Iterator[str]:
 
 
 def test_a_load_request_can_contain_the_model(host: RunningHost, sent: str) -> None:
-    config = {"backend": "python", "input": [], "output": []}
+    config: dict[str, object] = {"backend": "python", "input": [], "output": []}
     tensors = [{"name": "X", "data_type": "TYPE_FP32", "dims": [2]}]
     config |= {"input": tensors, "output": [{**tensors[0], "name": "Y"}]}
     file = base64.b64encode(DOUBLING.encode()).decode()

@@ -20,7 +20,7 @@ def options(repository: RepositoryBuilder, **more: object) -> host.Options:
         **{"metrics_port": 0, "metrics_address": "127.0.0.1", "allow_http": False},
         **{"log_info": False, **more},
     }
-    return host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]
+    return host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]  # each key has its own type
 
 
 def test_an_async_server_answers_and_leaves_the_process_as_it_was(

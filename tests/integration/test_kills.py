@@ -18,6 +18,7 @@ import pytest
 import host
 from host.instances.instance import Instance
 from host.instances.supervisor import InstanceState
+from host.models.python_model import PythonModel
 from tests.conftest import MODELS, RepositoryBuilder
 from tests.waiting import eventually
 
@@ -50,9 +51,16 @@ class Bench:
         self.faults: list[str] = []
         self.outcomes: Counter[str] = Counter()
 
-    def serving_instances(self, name: str) -> list[Instance]:
+    def living_models(self) -> list[PythonModel]:
         assert self.server._lifecycle is not None
-        (model,) = [each for each in self.server._lifecycle.living_models() if each.name == name]
+        models: list[PythonModel] = []
+        for model in self.server._lifecycle.living_models():
+            assert isinstance(model, PythonModel)
+            models.append(model)
+        return models
+
+    def serving_instances(self, name: str) -> list[Instance]:
+        (model,) = [each for each in self.living_models() if each.name == name]
         return [
             instance.instance
             for instance in model.supervisors
@@ -65,11 +73,10 @@ class Bench:
 
     def states(self) -> list[str]:
         """Every instance, for whoever looks into a failure."""
-        assert self.server._lifecycle is not None
         return [
             f"{known.instance.name}: {known.state}, {known.instance._session.state}, {known.reason}"
             f" after {known._consecutive_exits} deaths"
-            for model in self.server._lifecycle.living_models()
+            for model in self.living_models()
             for known in model.supervisors
         ]
 
@@ -131,7 +138,7 @@ async def serving(repository: RepositoryBuilder, **more: object) -> AsyncIterato
     quiet = {"log_info": False, "log_error": False}
     endpoints = {"allow_grpc": False, "allow_http": False, "allow_metrics": False}
     settings = {**endpoints, **quiet, **more}
-    options = host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]
+    options = host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]  # each key has its own type
     async with host.Server(options) as server:
         bench = Bench(server)
         loop = asyncio.get_running_loop()

@@ -79,7 +79,7 @@ def test_what_no_message_can_carry_is_refused_and_nothing_hangs(
         async with host.Server(options) as server:
             for bad in ({"x": 1 << 70}, {"x": "\udcff"}, {"x": [1]}, {"x": np.float32(1)}):
                 with pytest.raises(host.HostError) as caught:
-                    await server.infer("identity", inputs, parameters=bad)  # type: ignore[arg-type]
+                    await server.infer("identity", inputs, parameters=bad)  # type: ignore[arg-type]  # wrong on purpose
                 assert caught.value.code is host.ErrorCode.INVALID_ARG
             with pytest.raises(host.HostError):
                 await server.infer("identity", inputs, request_id="\udcff")

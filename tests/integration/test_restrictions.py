@@ -61,14 +61,14 @@ def call(channel: grpc.Channel, rpc: str, *metadata: tuple[str, str]) -> str:
     path = f"/{SERVICE.full_name}/{rpc}"
     try:
         if method.client_streaming:
-            ask = channel.stream_stream(path, request.SerializeToString)
+            ask = channel.stream_stream(path, request.SerializeToString, bytes)
             list(ask(iter([]), metadata=metadata, timeout=DEADLINE))
         else:
-            channel.unary_unary(path, request.SerializeToString)(
+            channel.unary_unary(path, request.SerializeToString, bytes)(
                 request(), metadata=metadata, timeout=DEADLINE
             )
     except grpc.RpcError as error:
-        restricted = "restricted" in error.details()
+        restricted = "restricted" in (error.details() or "")
         assert not restricted or error.code() is grpc.StatusCode.UNAVAILABLE
         return str(error.details())
     return ""
@@ -95,11 +95,11 @@ def test_an_rpc_needs_the_key_of_its_category(channel: grpc.Channel, rpc: str) -
 
 
 def test_the_standard_health_service_is_health(channel: grpc.Channel) -> None:
-    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    check = channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
     with pytest.raises(grpc.RpcError) as caught:
         check(b"", timeout=DEADLINE)
     assert caught.value.details() == expecting("health")
-    metadata = [("triton-grpc-protocol-key-health", "of health")]
+    metadata = (("triton-grpc-protocol-key-health", "of health"),)
     assert check(b"", metadata=metadata, timeout=DEADLINE) == b"\x08\x01"
 
 
@@ -119,9 +119,9 @@ def test_a_restricted_stream_is_closed_before_anything_is_read(channel: grpc.Cha
         yield from ()
 
     path = f"/{SERVICE.full_name}/ModelStreamInfer"
-    answers = channel.stream_stream(path)(requests(), timeout=DEADLINE)
+    answers = channel.stream_stream(path, bytes, bytes)(requests(), timeout=DEADLINE)
     with pytest.raises(grpc.RpcError) as caught:
-        next(answers)
+        next(iter(answers))
     never.set()
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert caught.value.details() == expecting("inference")

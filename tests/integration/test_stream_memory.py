@@ -6,6 +6,7 @@ import os
 import signal
 import uuid
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,10 @@ def arenas(host: RunningHost) -> int:
     return sum("pbhost-stub" in name for name in names)
 
 
+def has_restarted(host: RunningHost, times: int) -> bool:
+    return host.output.count("[large:1/large_0] restarted") == times
+
+
 def test_the_memory_of_a_dead_process_is_given_back(host: RunningHost) -> None:
     with host.client() as client:
         text = [tensor("COMMAND", np.array([b""], dtype=np.object_))]
@@ -117,10 +122,7 @@ def test_the_memory_of_a_dead_process_is_given_back(host: RunningHost) -> None:
         for times in range(1, 4):
             pid = int(client.infer("large", text).as_numpy("ANSWER")[0])
             psutil.Process(pid).send_signal(signal.SIGKILL)
-            wait_until(
-                lambda times=times: host.output.count("[large:1/large_0] restarted") == times,
-                "another process",
-            )
+            wait_until(partial(has_restarted, host, times), "another process")
         wait_until(lambda: arenas(host) == before, "the arenas of the dead to go")
 
 

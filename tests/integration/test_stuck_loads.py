@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,9 +118,13 @@ def test_a_load_that_hangs_is_ended_if_a_limit_is_set(
         "hangs": "failed to run warmup sample 's': Stub process 'hangs_0' is not healthy."
         " It gave no last answer to this request for 2 s",
     }
+
+    def is_gone(stub: str) -> bool:
+        return not host.stubs(stub)
+
     for name, reason in reasons.items():
         with host.client() as client:
             infer_error(client.load_model, name)
         host.wait_for(f"failed to load '{name}' version 1: Internal: {reason}")
         stub = f"{name}_0"
-        wait_until(lambda stub=stub: not host.stubs(stub), f"the stub {stub} to be ended")
+        wait_until(partial(is_gone, stub), f"the stub {stub} to be ended")

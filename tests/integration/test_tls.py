@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client as http_client
 import socket
 import ssl
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +65,18 @@ def empty(repository: RepositoryBuilder) -> RepositoryBuilder:
 
 
 def flags(
-    certificates: Certificates, *, endpoint: str = "grpc", mutual: bool = False, **files: str
+    certificates: Certificates,
+    files: Mapping[str, str] | None = None,
+    *,
+    endpoint: str = "grpc",
+    mutual: bool = False,
 ) -> list[str]:
     """Of an endpoint with TLS; `files` replace some (server_cert, server_key, root_cert)."""
     named = {
         "server-cert": certificates["server.pem"],
         "server-key": certificates["server.key"],
         "root-cert": certificates["root.pem"],
-        **{name.replace("_", "-"): path for name, path in files.items()},
+        **{name.replace("_", "-"): path for name, path in (files or {}).items()},
     }
     return [
         f"--{endpoint}-use-ssl-mutual=true" if mutual else f"--{endpoint}-use-ssl=true",
@@ -83,8 +88,8 @@ def ask(host: RunningHost, trusted: Certificates, client: Certificates | None = 
     """Whether the server says that it lives; raises RpcError if the hands are not shaken."""
     credentials = grpc.ssl_channel_credentials(
         trusted.bytes("root.pem"),
-        client and client.bytes("client.key"),
-        client and client.bytes("client.pem"),
+        client.bytes("client.key") if client else None,
+        client.bytes("client.pem") if client else None,
     )
     with grpc.secure_channel(host.url, credentials) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -232,7 +237,7 @@ def test_a_file_of_https_that_cannot_be_read_ends_the_start_before_models_load(
 ) -> None:
     repository.copy("identity")
     output = ended(
-        serve(repository, *flags(ours, endpoint="http", mutual=True, **{name: "/nowhere.pem"}))
+        serve(repository, *flags(ours, {name: "/nowhere.pem"}, endpoint="http", mutual=True))
     )
     complaint = (
         f"Invalid argument - --http-{name.replace('_', '-')}: '/nowhere.pem' cannot be read:"
@@ -259,7 +264,7 @@ def test_a_file_that_cannot_be_read_counts_as_empty_and_then_nothing_can_start(
     repository: RepositoryBuilder, serve: Serve, ours: Certificates, name: str, engine: str
 ) -> None:
     repository.copy("identity")
-    more = flags(ours, **{name: "/nowhere.pem"})
+    more = flags(ours, {name: "/nowhere.pem"})
     output = ended(serve(repository, f"--grpc-engine={engine}", *more))
     assert "loading: identity" not in output
     flag = f"--grpc-{name.replace('_', '-')}"
@@ -282,7 +287,7 @@ def test_a_flag_that_is_missing_is_named(
 def test_a_key_that_is_not_the_certificates_is_named(
     empty: RepositoryBuilder, serve: Serve, ours: Certificates, strangers: Certificates
 ) -> None:
-    output = ended(serve(empty, *flags(ours, server_key=strangers["server.key"])))
+    output = ended(serve(empty, *flags(ours, {"server_key": strangers["server.key"]})))
     assert (
         f"Invalid argument - --grpc-server-cert: '{ours['server.pem']}' and --grpc-server-key"
         f" '{strangers['server.key']}' are not a matching certificate and key in PEM form"
@@ -293,7 +298,7 @@ def test_a_key_that_is_not_the_certificates_is_named(
 def test_mutual_tls_needs_a_root_certificate(
     empty: RepositoryBuilder, serve: Serve, ours: Certificates
 ) -> None:
-    output = ended(serve(empty, *flags(ours, mutual=True, root_cert="")))
+    output = ended(serve(empty, *flags(ours, {"root_cert": ""}, mutual=True)))
     assert (
         "Invalid argument - --grpc-root-cert: TLS needs a PEM file, but no path is given"
     ) in output
@@ -303,7 +308,7 @@ def test_an_invalid_root_certificate_stops_the_start(
     empty: RepositoryBuilder, serve: Serve, ours: Certificates
 ) -> None:
     key = ours["server.key"]
-    output = ended(serve(empty, *flags(ours, mutual=True, root_cert=key)))
+    output = ended(serve(empty, *flags(ours, {"root_cert": key}, mutual=True)))
     assert (
         f"Invalid argument - --grpc-root-cert: '{key}' contains no certificates in PEM form: "
     ) in output
@@ -312,6 +317,6 @@ def test_an_invalid_root_certificate_stops_the_start(
 def test_an_unused_root_certificate_is_not_read(
     empty: RepositoryBuilder, serve: Serve, ours: Certificates
 ) -> None:
-    host = serve(empty, *flags(ours, root_cert="/nowhere.pem")).wait_started()
+    host = serve(empty, *flags(ours, {"root_cert": "/nowhere.pem"})).wait_started()
     assert ask(host, ours)
     assert "/nowhere.pem" not in host.output

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -459,12 +460,15 @@ def test_buffered_traces_are_written_when_their_setting_is_replaced(
 ) -> None:
     api = SettingsApi(host, "grpc")
     path = folder / "traces"
+
+    def has_written(text: str) -> bool:
+        return path.exists() and text in path.read_text()
+
     for request_id in ("first", "second"):
         api.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "1"})
         ask(host, "identity", request_id)
         api.set(dict.fromkeys(ONE))
-        text = f'"request_id":"{request_id}"'
-        wait_until(lambda text=text: path.exists() and text in path.read_text(), "traces")  # type: ignore[misc]
+        wait_until(partial(has_written, f'"request_id":"{request_id}"'), "traces")
     assert [head["request_id"] for head in heads(json.loads(path.read_text()))] == [
         "first", "second",
     ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from pb_utils import InferenceRequest, InferenceResponse, TritonModelException
+from pb_utils import InferenceResponse, TritonModelException
 from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
 from pb_utils._sender import Responder
@@ -28,7 +28,7 @@ class RecordingRuntime:
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, str, int, str]] = []
-        self.requests: list[InferenceRequest] = []
+        self.requests: list[RequestFields] = []
         self.sent_requests: list[SentRequest] = []
         self.on_request: Callable[[SentRequest], None] = lambda sent_request: None
         self.response = InferenceResponse()

@@ -107,7 +107,7 @@ def test_elements_are_checked() -> None:
     with pytest.raises(TypeError, match=CONSTRUCTOR):
         request(inputs=[np.zeros(1)])
     with pytest.raises(TypeError, match=CONSTRUCTOR):
-        InferenceResponse([tensor(), "x"])  # type: ignore[list-item]
+        InferenceResponse([tensor(), "x"])  # type: ignore[list-item]  # wrong on purpose
     with pytest.raises(TypeError, match=CONSTRUCTOR):
         request(requested_output_names=[None])
     names = request(requested_output_names=np.array([b"a", "b"], dtype=object))
@@ -143,7 +143,7 @@ def test_calls_that_fit_no_signature_have_the_same_wording() -> None:
 
 def test_long_values_are_shortened_in_messages() -> None:
     with pytest.raises(TypeError) as caught:
-        Tensor("x", [1.0] * 10_000)  # type: ignore[arg-type]
+        Tensor("x", [1.0] * 10_000)  # type: ignore[arg-type]  # wrong on purpose
     assert len(str(caught.value)) < 250
     assert "<class 'list'>" in str(caught.value)
 
@@ -174,10 +174,10 @@ def test_enumeration_parameters_take_members_only() -> None:
     PreferredMemory(preferred_memory_type=TRITONSERVER_MEMORY_CPU, preferred_device_id=0)
     for wrong in (1, None, Logger.WARNING):
         with pytest.raises(TypeError, match=CONSTRUCTOR):
-            PreferredMemory(wrong)  # type: ignore[arg-type]
+            PreferredMemory(wrong)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError, match=CONSTRUCTOR):
-        PreferredMemory(TRITONSERVER_MEMORY_CPU, "0")  # type: ignore[arg-type]
+        PreferredMemory(TRITONSERVER_MEMORY_CPU, "0")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError, match=r"^log\(\): incompatible function arguments\."):
-        Logger.log("m", 1)  # type: ignore[arg-type]
+        Logger.log("m", 1)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError, match=CONSTRUCTOR):
-        TritonError("m", 1)  # type: ignore[arg-type]
+        TritonError("m", 1)  # type: ignore[arg-type]  # wrong on purpose

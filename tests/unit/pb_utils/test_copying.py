@@ -6,6 +6,7 @@ import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from tests.conftest import DEADLINE
 LARGE = 1 << 20
 
 
-def pattern(size: int, seed: int = 0) -> np.ndarray:  # type: ignore[type-arg]
+def pattern(size: int, seed: int = 0) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 

@@ -234,7 +234,7 @@ class TestImport:
 
     def test_a_name_must_be_text(self) -> None:
         with pytest.raises(TypeError, match=r"^from_dlpack\(\): incompatible function arguments\."):
-            Tensor.from_dlpack(None, np.zeros(1))  # type: ignore[arg-type]
+            Tensor.from_dlpack(None, np.zeros(1))  # type: ignore[arg-type]  # wrong on purpose
 
     def test_objects_without_dlpack_are_refused(self) -> None:
         class Half:

@@ -117,7 +117,7 @@ def test_there_is_one_shared_memory_and_nothing_can_be_put_on_it() -> None:
     memory = c_python_backend_utils.shared_memory
     assert type(memory) is c_python_backend_utils.SharedMemory
     with pytest.raises(AttributeError):
-        memory.x = 1  # type: ignore[attr-defined]
+        memory.x = 1  # type: ignore[attr-defined]  # wrong on purpose
 
 
 def test_exceptions_and_enumerations_survive_pickling() -> None:

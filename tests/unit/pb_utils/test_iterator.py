@@ -94,7 +94,7 @@ def test_a_call_out_of_season_raises(runtime: RecordingRuntime) -> None:
 
 def test_anything_with_a_truth_asks_for_several_responses(runtime: RecordingRuntime) -> None:
     runtime.on_request = lambda question: answers(question, 1)
-    iterator = made().exec(np.bool_(True))  # type: ignore[call-overload]
+    iterator = made().exec(np.bool_(True))  # type: ignore[call-overload]  # allowed, but not in the types
     assert len(list(iterator)) == 1
 
 
@@ -485,4 +485,4 @@ class TestExecutionTimeout:
 
     def test_it_is_a_keyword_only(self, runtime: RecordingRuntime) -> None:
         with pytest.raises(TypeError, match=r"^exec\(\): incompatible function arguments\."):
-            made().exec(False, 1.0)  # type: ignore[call-overload]
+            made().exec(False, 1.0)  # type: ignore[call-overload]  # wrong on purpose

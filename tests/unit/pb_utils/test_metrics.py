@@ -79,7 +79,7 @@ def test_labels_and_buckets_reach_the_server(runtime: RecordingRuntime) -> None:
     del runtime.calls[:]
     counter.Metric()
     counter.Metric({"b": "x", "a": "y"})
-    counter.Metric({"not": 5})  # type: ignore[dict-item]
+    counter.Metric({"not": 5})  # type: ignore[dict-item]  # wrong on purpose
     histogram.Metric(labels=None, buckets=[])
     histogram.Metric(buckets=[1, np.float32(2.5)])
     assert [call[2:] for call in runtime.calls] == [
@@ -115,7 +115,7 @@ def test_what_fits_no_metric_is_refused(
 
 def test_buckets_must_be_numbers(runtime: RecordingRuntime) -> None:
     with pytest.raises(TypeError, match=r"^Metric\(\): incompatible function arguments\."):
-        family("HISTOGRAM").Metric(buckets=["1"])  # type: ignore[list-item]
+        family("HISTOGRAM").Metric(buckets=["1"])  # type: ignore[list-item]  # wrong on purpose
 
 
 def test_the_same_labels_are_one_metric_for_the_server(runtime: RecordingRuntime) -> None:

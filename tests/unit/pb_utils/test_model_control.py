@@ -18,7 +18,7 @@ def test_arguments_reach_the_server(runtime: RecordingRuntime) -> None:
     load_model(b"m", '{"backend": "python"}', files)
     load_model(model_name="m", config=b"{}", files={})
     unload_model("m")
-    unload_model(model_name=b"m", unload_dependents=np.bool_(True))  # type: ignore[arg-type]
+    unload_model(model_name=b"m", unload_dependents=np.bool_(True))  # type: ignore[arg-type]  # allowed, but not in the types
     assert is_model_ready("m") is True
     runtime.ready = False
     assert is_model_ready(model_name="m", model_version=b"3") is False

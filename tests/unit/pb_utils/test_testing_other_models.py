@@ -462,7 +462,7 @@ class TestMetrics:
             histogram = family("h", "d", family.HISTOGRAM)
             return [
                 refusal_of(lambda: family("n", "d", family.GAUGE))(),
-                refusal_of(lambda: counter.Metric({"a": 5}))(),  # type: ignore[dict-item]
+                refusal_of(lambda: counter.Metric({"a": 5}))(),  # type: ignore[dict-item]  # wrong on purpose
                 refusal_of(lambda: histogram.Metric(buckets=[1, 1]))(),
                 refusal_of(lambda: histogram.Metric(buckets=[float("nan")]))(),
                 refusal_of(lambda: family("no name", "d", family.GAUGE))(),

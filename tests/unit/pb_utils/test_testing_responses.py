@@ -246,7 +246,7 @@ class TestCoroutines:
             assert numbers(first) == [0]
 
     def test_all_calls_share_one_loop(self) -> None:
-        loops: list[object] = []
+        loops: list[asyncio.AbstractEventLoop] = []
 
         class Model:
             async def execute(self, requests: Any) -> Any:
@@ -257,8 +257,8 @@ class TestCoroutines:
             model.infer({})
             model.infer({})
             assert loops[0] is loops[1]
-            assert not loops[0].is_closed()  # type: ignore[attr-defined]
-        assert loops[0].is_closed()  # type: ignore[attr-defined]
+            assert not loops[0].is_closed()
+        assert loops[0].is_closed()
 
     def test_an_exception_of_a_decoupled_coroutine_ends_its_streams(self) -> None:
         class Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from functools import partial
 from typing import Any
 
 from pb_utils import _timer
@@ -19,7 +20,7 @@ def test_calls_are_made_in_the_order_in_which_they_are_due() -> None:
     calls = [("third", -NEVER), ("first", -3 * NEVER), ("second", -2 * NEVER)]
     with timer._changed:  # so that all are there before the first is made
         for name, seconds in calls:
-            timer.call_later(seconds, lambda name=name: made.append(name))  # type: ignore[misc]
+            timer.call_later(seconds, partial(made.append, name))
         timer.call_later(0.0, over.set)
     assert over.wait(DEADLINE)
     assert made == ["first", "second", "third"]
@@ -67,7 +68,7 @@ def test_calls_that_were_not_stopped_are_kept_by_a_clearing() -> None:
     made: list[object] = []
     with timer._changed:
         for number in range(300):
-            alarm = timer.call_later(0.0, lambda number=number: made.append(number))  # type: ignore[misc]
+            alarm = timer.call_later(0.0, partial(made.append, number))
             if number % 2:
                 alarm.cancel()
         timer.call_later(0.001, over.set)

@@ -116,7 +116,7 @@ def response(*shape: int, start: int = 0) -> pb_utils.InferenceResponse:
 
 def scattered(made: BatchTensors, requests: Any, responses: Any) -> list[Any]:
     found = [
-        answer and pb_utils.get_output_tensor_by_name(answer, "Y")
+        None if answer is None else pb_utils.get_output_tensor_by_name(answer, "Y")
         for answer in made.scatter_batch_outputs(requests, responses)
     ]
     return [tensor if tensor is None else tensor.as_numpy().tolist() for tensor in found]

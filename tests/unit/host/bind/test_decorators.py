@@ -130,7 +130,7 @@ def test_sample_passes_on_the_only_request() -> None:
     def negate(x: Any) -> Any:
         return {"y": -x}
 
-    (answer,) = negate([Request({"x": np.float32([1, 2])})])
+    (answer,) = negate([Request({"x": np.array([1, 2], np.float32)})])
     assert answer["y"].tolist() == [-1, -2]
     with pytest.raises(BadCallError, match="@sample takes one request at a time, got 2"):
         negate(rows(1, 1))
@@ -165,21 +165,27 @@ def test_fill_optionals_gives_every_sample_the_default() -> None:
     def look(requests: Any) -> Any:
         return inputs_of(requests)
 
-    given = Request({"x": np.zeros((1, 2), np.float32), "z": np.float32([[7]])})
+    given = Request({"x": np.zeros((1, 2), np.float32), "z": np.array([[7]], np.float32)})
     with bound_as([X, Z], [Y]):
         filled = look([*rows(2), given])
     assert [each["z"] for each in filled] == [[[5], [5]], [[7]]]
     with bound_as([X, Z], [Y], ModelConfig(batching=False)):
-        assert look([Request({"x": np.float32([1, 2])})])[0]["z"] == [5]
+        assert look([Request({"x": np.array([1, 2], np.float32)})])[0]["z"] == [5]
 
 
 @pytest.mark.parametrize(
     ("default", "text"),
     [
         ({"z": 5}, "needs a numpy array for 'z', got int"),
-        ({"w": np.float32([5])}, "a default for 'w', but model 'test' has the inputs x, z"),
+        (
+            {"w": np.array([5], np.float32)},
+            "a default for 'w', but model 'test' has the inputs x, z",
+        ),
         ({"z": np.array([5])}, "default of 'z' has dtype int64, and the input float32"),
-        ({"z": np.float32([[5]])}, r"default of 'z' has shape \(1, 1\), and the input \(1,\)"),
+        (
+            {"z": np.array([[5]], np.float32)},
+            r"default of 'z' has shape \(1, 1\), and the input \(1,\)",
+        ),
     ],
     ids=["no array", "no input", "dtype", "shape"],
 )
@@ -229,7 +235,7 @@ def test_group_by_keys_calls_once_for_the_same_inputs() -> None:
         return {"y": x + z}
 
     one, two, three = rows(1, 1, 1)
-    two["z"] = np.float32([[10]])
+    two["z"] = np.array([[10]], np.float32)
     answers = add([one, two, three])
     assert [answer["y"].tolist() for answer in answers] == [[[0, 0]], [[11, 11]], [[2, 2]]]
     assert sorted(calls) == [1, 2]

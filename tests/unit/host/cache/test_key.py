@@ -68,20 +68,21 @@ def test_the_order_of_inputs_and_outputs_does_not_change_the_key() -> None:
 
 texts = st.text(max_size=3)
 parts = st.tuples(texts, texts, st.lists(st.integers(0, 9), max_size=2), st.binary(max_size=5))
+Parts = tuple[list[tuple[str, str, list[int], bytes]], set[str]]
+"""Of a request: its inputs (name, data type, shape, bytes), and the outputs it asks for."""
+
 shapes = st.tuples(st.lists(parts, max_size=2, unique_by=lambda part: part[0]), st.sets(texts))
 
 
 @given(shapes, shapes)
-def test_different_requests_have_different_keys(one: object, other: object) -> None:
-    def key(made: object) -> bytes:
-        inputs, outputs = made  # type: ignore[misc]
-        return request_key(request_of(inputs, outputs), 1)
+def test_different_requests_have_different_keys(one: Parts, other: Parts) -> None:
+    def key(made: Parts) -> bytes:
+        inputs, outputs = made
+        tensors = [Tensor(*part) for part in inputs]
+        return request_key(InferRequest("m", tensors, requested_outputs=list(outputs)), 1)
 
-    def request_of(inputs: list[tuple[str, str, list[int], bytes]], outputs: set[str]):  # type: ignore[no-untyped-def]
-        return InferRequest("m", [Tensor(*p) for p in inputs], requested_outputs=list(outputs))
-
-    def meaning(made: object) -> object:
-        inputs, outputs = made  # type: ignore[misc]
+    def meaning(made: Parts) -> object:
+        inputs, outputs = made
         return sorted(inputs), outputs
 
     assert (key(one) == key(other)) == (meaning(one) == meaning(other))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from host.errors import ErrorCode, HostError, internal
 from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest, InferResponse, Tensor
+from host.inference.shared_memory_bytes import read_bytes
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
@@ -26,7 +28,7 @@ TENSOR = "data_type: TYPE_INT8, dims: [ 1 ] }"
 class Member:
     """A model whose calls are answered by the test."""
 
-    has_say = False
+    defines_is_ready = False
     ready = True
     in_flight = 0
 
@@ -57,7 +59,7 @@ class Member:
         call = Call(request)
         call.holder = self.holder
         call.on_response_acknowledged = lambda response: self.taken.append(
-            response.outputs[0].data[0]
+            read_bytes(response.outputs[0].data)[0]
         )
         self.calls.append(call)
         return call
@@ -96,10 +98,10 @@ class Member:
 class Memory:
     """Tensors stay where they are."""
 
-    def share(self, tensor: Tensor) -> None:
+    def move_to_shared_memory(self, tensor: Tensor) -> None:
         pass
 
-    def deliver(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
+    def write_outputs(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
         raise AssertionError
 
 
@@ -128,8 +130,8 @@ class Line:
         )
         self.ensemble = Ensemble(config, 1, registry, Memory())
 
-    def ask(self, **options: object) -> tuple[Call, list[InferResponse | None]]:
-        request = InferRequest("line", [Tensor("I", "INT8", [1], b"\1")], **options)  # type: ignore[arg-type]
+    def ask(self, **options: Any) -> tuple[Call, list[InferResponse | None]]:
+        request = InferRequest("line", [Tensor("I", "INT8", [1], b"\1")], **options)
         call = self.ensemble.infer(request)
         answers: list[InferResponse | None] = []
         call.subscribe(lambda response, final: answers.append(response))
@@ -137,7 +139,7 @@ class Line:
 
 
 def values(answers: Sequence[InferResponse | None]) -> list[int]:
-    return [answer.outputs[0].data[0] for answer in answers if answer is not None]
+    return [read_bytes(answer.outputs[0].data)[0] for answer in answers if answer is not None]
 
 
 def test_a_member_is_asked_as_the_ensemble_was() -> None:
@@ -285,9 +287,13 @@ def test_times_of_members_are_added_up_even_when_they_come_late() -> None:
 def test_an_ensemble_is_ready_when_its_members_are() -> None:
     first, second = Member("first"), Member("second")
     ensemble = Line(first, second).ensemble
-    assert ensemble.ready and asyncio.run(ensemble.why_not_ready()) == ""
+
+    def is_ready() -> bool:
+        return ensemble.ready
+
+    assert is_ready() and asyncio.run(ensemble.why_not_ready()) == ""
     second.ready = False
-    assert not ensemble.ready
+    assert not is_ready()
     assert asyncio.run(ensemble.why_not_ready()) == (
         "model 'second', which it is made of, is not ready: it sleeps"
     )

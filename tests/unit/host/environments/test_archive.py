@@ -8,13 +8,14 @@ import sys
 import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.environments import archive as unpacker
-from host.environments.archive import ArchiveExtractor, BadArchive
+from host.environments.archive import MAX_BYTES, MAX_MEMBERS, ArchiveExtractor, BadArchive
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"x") -> bytes:
@@ -52,14 +53,22 @@ class Place:
         self.outside.mkdir(mode=0o755)
         (self.outside / "a").write_text("precious")
 
-    def unpack(self, *members: bytes, end: bytes = b"\0" * 1024, **limits: int) -> None:
+    def unpack(
+        self,
+        *members: bytes,
+        end: bytes = b"\0" * 1024,
+        most_bytes: int = MAX_BYTES,
+        most_members: int = MAX_MEMBERS,
+    ) -> None:
         archive = self.path / "archive.tar"
         archive.write_bytes(b"".join(members) + end)
-        ArchiveExtractor(str(self.inside), **limits).extract(str(archive))
+        ArchiveExtractor(str(self.inside), most_bytes, most_members).extract(str(archive))
 
-    def refusal(self, *members: bytes, **limits: int) -> str:
+    def refusal(
+        self, *members: bytes, most_bytes: int = MAX_BYTES, most_members: int = MAX_MEMBERS
+    ) -> str:
         with pytest.raises(BadArchive) as caught:
-            self.unpack(*members, **limits)
+            self.unpack(*members, most_bytes=most_bytes, most_members=most_members)
         assert self.untouched()
         return str(caught.value)
 
@@ -78,7 +87,9 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_an_environment_is_unpacked_completely(place: Place, tmp_path: Path, mode: str) -> None:
+def test_an_environment_is_unpacked_completely(
+    place: Place, tmp_path: Path, mode: Literal["w", "w:gz", "w:bz2", "w:xz"]
+) -> None:
     source = tmp_path / "source"
     (source / "bin").mkdir(parents=True)
     (source / "bin" / "python3").write_text("#!/bin/sh\n")
@@ -211,6 +222,6 @@ def test_the_program_prints_the_error_in_one_line(place: Place, tmp_path: Path) 
         [sys.executable, "-I", unpacker.__file__, bad, place.inside], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (1, "Path contains '..': ../a\n")
-    missing = [sys.executable, "-I", unpacker.__file__, tmp_path / "none", place.inside]
+    missing = [sys.executable, "-I", unpacker.__file__, str(tmp_path / "none"), str(place.inside)]
     done = subprocess.run(missing, capture_output=True, text=True)
     assert done.stdout == f"No such file or directory: {tmp_path}/none\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.frontends.forwarding import HeaderForwarding
+from host.frontends.forwarding import Header, HeaderForwarding
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.options.flags import InvalidValue
 
@@ -52,7 +52,7 @@ def test_the_prefix_is_part_of_the_header_name() -> None:
     ],
 )
 def test_a_pattern_ignores_case_by_default(pattern: str, names: list[str]) -> None:
-    headers = [(b"X-Tenant", b"1"), ("x-b", "2"), ("other", b"3")]
+    headers: list[Header] = [(b"X-Tenant", b"1"), ("x-b", "2"), ("other", b"3")]
     assert list(HeaderForwarding(pattern).to_parameters(headers)) == names
     assert bool(HeaderForwarding(pattern)) is (pattern != "")
 

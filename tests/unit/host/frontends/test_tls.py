@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def files(folder: Path, *, mutual: bool = True, **other: str) -> TlsFiles:
+def files(folder: Path, other: Mapping[str, str] | None = None, *, mutual: bool = True) -> TlsFiles:
     paths = {
         "server_cert": str(folder / "server.pem"),
         "server_key": str(folder / "server.key"),
         "root_cert": str(folder / "root.pem"),
-        **other,
+        **(other or {}),
     }
     return TlsFiles("http", mutual=mutual, **paths)
 
@@ -60,24 +61,24 @@ def test_only_mutual_tls_requires_client_certificates(folder: Path, mutual: bool
 @pytest.mark.parametrize("name", ["server_cert", "server_key", "root_cert"])
 def test_a_file_that_cannot_be_read_or_is_not_given_is_named(folder: Path, name: str) -> None:
     flag = f"--http-{name.replace('_', '-')}"
-    assert complaint(files(folder, **{name: "/nowhere"})) == (
+    assert complaint(files(folder, {name: "/nowhere"})) == (
         f"{flag}: '/nowhere' cannot be read: No such file or directory"
     )
-    assert complaint(files(folder, **{name: str(folder)})) == (
+    assert complaint(files(folder, {name: str(folder)})) == (
         f"{flag}: '{folder}' cannot be read: Is a directory"
     )
-    assert complaint(files(folder, **{name: ""})) == (
+    assert complaint(files(folder, {name: ""})) == (
         f"{flag}: TLS needs a PEM file, but no path is given"
     )
 
 
 def test_the_root_certificate_is_read_only_for_mutual_tls(folder: Path) -> None:
-    files(folder, mutual=False, root_cert="/nowhere").create_context()
+    files(folder, {"root_cert": "/nowhere"}, mutual=False).create_context()
 
 
 @pytest.mark.parametrize("key", ["root.pem", "secret.key"])
 def test_an_invalid_or_encrypted_key_is_rejected_without_a_prompt(folder: Path, key: str) -> None:
-    text = complaint(files(folder, server_key=str(folder / key)))
+    text = complaint(files(folder, {"server_key": str(folder / key)}))
     assert text.startswith(
         f"--http-server-cert: '{folder}/server.pem' and --http-server-key '{folder}/{key}' are not"
         " a matching certificate and key in PEM form without a password: "
@@ -86,6 +87,6 @@ def test_an_invalid_or_encrypted_key_is_rejected_without_a_prompt(folder: Path, 
 
 def test_a_root_certificate_without_certificates_is_refused(folder: Path) -> None:
     key = str(folder / "server.key")
-    assert complaint(files(folder, root_cert=key)).startswith(
+    assert complaint(files(folder, {"root_cert": key})).startswith(
         f"--http-root-cert: '{key}' contains no certificates in PEM form: "
     )

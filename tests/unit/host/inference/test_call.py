@@ -40,6 +40,10 @@ class Recorder:
         call.listener = RecordingListener(lambda _: self.events.append("finish"))
 
 
+def error_of(response: InferResponse | None) -> HostError | None:
+    return None if response is None else response.error
+
+
 async def single(call: Call) -> InferResponse:
     return await call
 
@@ -163,7 +167,7 @@ def test_leaving_an_iteration_early_cancels_the_call() -> None:
         iterator = call.__aiter__()
         await iterator.__anext__()
         assert recorder.events == []
-        await iterator.aclose()  # type: ignore[attr-defined]
+        await iterator.aclose()
         assert call.cancelled
         assert recorder.events == ["cancel", "finish"]
 
@@ -240,7 +244,7 @@ def test_responses_after_requested_cancellation_arrive() -> None:
     call = new_call()
     model = RecordingHolder(model_has_calls=True)
     seen: list[tuple[HostError | None, bool]] = []
-    call.subscribe(lambda response, final: seen.append((response and response.error, final)))
+    call.subscribe(lambda response, final: seen.append((error_of(response), final)))
     call.holder = model
     for _ in range(2):
         call.request_cancellation(cancelled("enough"))
@@ -255,7 +259,7 @@ def test_requested_cancellation_ends_a_call_no_model_has(waits: bool) -> None:
     call = new_call()
     recorder = Recorder(call)
     seen: list[HostError | None] = []
-    call.subscribe(lambda response, _: seen.append(response and response.error))
+    call.subscribe(lambda response, _: seen.append(error_of(response)))
     if not waits:
         call.holder = None
     call.request_cancellation(cancelled("enough"))
@@ -268,7 +272,7 @@ def test_requested_cancellation_ends_a_call_no_model_has(waits: bool) -> None:
 def test_call_with_requested_cancellation_can_be_cancelled() -> None:
     call = new_call()
     seen: list[HostError | None] = []
-    call.subscribe(lambda response, _: seen.append(response and response.error))
+    call.subscribe(lambda response, _: seen.append(error_of(response)))
     call.holder = RecordingHolder(model_has_calls=True)
     call.request_cancellation(cancelled("enough"))
     call.abort(cancelled("the asker has died"))
@@ -300,10 +304,11 @@ def test_state_tells_how_far_a_call_has_come() -> None:
     call = new_call()
     call.listener = RecordingListener(lambda _: states.append(call.state))
     call.holder = RecordingHolder(True, on_cancel=lambda _: states.append(call.state))
-    assert call.state is CallState.RUNNING and not call.ended
+    steps = [(call.state, call.ended)]
     call.request_cancellation(cancelled("enough"))
-    assert call.state is CallState.CANCELLING and not call.ended
+    steps.append((call.state, call.ended))
     call.cancel()
+    assert steps == [(CallState.RUNNING, False), (CallState.CANCELLING, False)]
     assert states == [CallState.CANCELLING, CallState.ABORTED, CallState.FINISHED]
     assert call.ended
 

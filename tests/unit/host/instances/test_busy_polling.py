@@ -274,7 +274,7 @@ def test_exited_stub_gets_no_announcement(scene: Scene) -> None:
 
 
 def clock_reads_during_poll(
-    scene: Scene, act: Callable[[], None], before: Callable[[], None] = list
+    scene: Scene, act: Callable[[], None], before: Callable[[], None] = lambda: None
 ) -> int:
     """How often the clock is looked at in the turns of the loop after this."""
     reads = 0
@@ -331,7 +331,12 @@ def test_busy_poll_ends_when_an_event_arrives(scene: Scene) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         heard = asyncio.Event()
-        loop.add_reader(read, lambda: (os.read(read, 1), heard.set()))
+
+        def hear() -> None:
+            os.read(read, 1)
+            heard.set()
+
+        loop.add_reader(read, hear)
         scene.send_requests(2)
         os.write(write, b"x")
         await asyncio.wait_for(heard.wait(), DEADLINE)  # the loop has told the kernel of the pipe

@@ -8,6 +8,7 @@ import os
 import resource
 import struct
 from collections.abc import Callable
+from random import Random
 from typing import cast
 
 import pytest
@@ -174,7 +175,7 @@ def test_early_overflow_frame_waits_for_its_marker() -> None:
 
 @given(st.lists(st.booleans(), max_size=30), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_frame_order_is_kept_across_ring_and_socket(elsewhere: list[bool], chance: object) -> None:
+def test_frame_order_is_kept_across_ring_and_socket(elsewhere: list[bool], chance: Random) -> None:
     """Each frame takes the ring or goes elsewhere; the two ways run at paces of their own."""
 
     def test(ends: LinkWithStub) -> None:
@@ -184,7 +185,7 @@ def test_frame_order_is_kept_across_ring_and_socket(elsewhere: list[bool], chanc
         events = [("ring", number) for number in range(len(frames))]
         late = [number for number, other in enumerate(elsewhere) if other]
         while events or late:
-            pick = chance.random()  # type: ignore[attr-defined]
+            pick = chance.random()
             if events and (pick < 0.5 or not late):
                 number = events.pop(0)[1]
                 if elsewhere[number]:

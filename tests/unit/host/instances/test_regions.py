@@ -72,9 +72,9 @@ def tensor_in_region(block: RegionBlock, name: str = "A") -> Tensor:
 def test_client_memory_is_not_a_python_buffer(client: Client) -> None:
     block = client.write(b"here")
     with pytest.raises(TypeError, match="bytes-like"):
-        memoryview(block)  # type: ignore[arg-type]
+        memoryview(block)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError, match="bytes-like"):
-        np.frombuffer(block, np.int8)  # type: ignore[call-overload]
+        np.frombuffer(block, np.int8)  # type: ignore[call-overload]  # wrong on purpose
     assert not block.data
 
 

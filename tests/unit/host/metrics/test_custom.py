@@ -301,7 +301,7 @@ def test_histograms_require_bounds_and_other_kinds_refuse_them() -> None:
 
 OWNERS = ("a", "b", "c")
 NAMES = {"counter": COUNTER, "gauge": GAUGE}
-LABELS = ({}, {"k": "1"}, {"k": "2"})
+LABELS: tuple[dict[str, str], ...] = ({}, {"k": "1"}, {"k": "2"})
 
 
 class Store(RuleBasedStateMachine):

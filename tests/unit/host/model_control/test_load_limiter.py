@@ -28,15 +28,18 @@ class Load:
     """A load that holds a slot until told to end."""
 
     def __init__(self, slots: LoadLimiter) -> None:
-        self.running = False
+        self._running = False
         self.end = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._run(slots))
 
+    def is_running(self) -> bool:
+        return self._running
+
     async def _run(self, slots: LoadLimiter) -> None:
         async with slots:
-            self.running = True
+            self._running = True
             await self.end.wait()
-        self.running = False
+        self._running = False
 
 
 def test_no_more_than_the_given_number_run_and_all_get_their_turn() -> None:
@@ -45,7 +48,7 @@ def test_no_more_than_the_given_number_run_and_all_get_their_turn() -> None:
         loads = [Load(slots) for _ in range(5)]
         while any(not load.task.done() for load in loads):
             await turns()
-            running = [load for load in loads if load.running]
+            running = [load for load in loads if load.is_running()]
             assert 1 <= len(running) <= 2
             running[0].end.set()
             await turns()
@@ -62,7 +65,7 @@ def test_a_cancelled_load_does_not_take_a_turn_with_it() -> None:
         await asyncio.sleep(0)  # the second one has been woken, and is cancelled before it runs
         second.task.cancel()
         await turns()
-        assert third.running
+        assert third.is_running()
         third.end.set()
         await third.task
 
@@ -77,12 +80,12 @@ def test_a_load_that_waits_for_another_one_does_not_count() -> None:
         with slots.lend_slot("outer", "inner"):
             inner, late = Load(slots), Load(slots)
             await turns()
-            assert inner.running and not late.running
+            assert inner.is_running() and not late.is_running()
             inner.end.set()
             await inner.task
         outer.end.set()
         await turns()
-        assert late.running
+        assert late.is_running()
         late.end.set()
         await late.task
 
@@ -100,10 +103,10 @@ def test_slots_are_not_overbooked_for_long_after_an_answer() -> None:
         late = Load(slots)
         inner.end.set()
         await turns()
-        assert not late.running, "the outer load has its slot back"
+        assert not late.is_running(), "the outer load has its slot back"
         outer.end.set()
         await turns()
-        assert late.running
+        assert late.is_running()
         late.end.set()
         await late.task
 

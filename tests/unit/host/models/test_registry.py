@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from host.errors import ErrorCode, HostError
 from host.models.registry import (
+    LoadedModel,
     LoadFailure,
-    Model,
     ModelVersion,
     Registry,
     VersionState,
@@ -28,7 +28,7 @@ class FakeModel:
 def version(
     number: int, state: VersionState = VersionState.READY, reason: str = ""
 ) -> ModelVersion:
-    model = cast(Model, FakeModel("m", number)) if state is VersionState.READY else None
+    model = cast(LoadedModel, FakeModel("m", number)) if state is VersionState.READY else None
     return ModelVersion(number, state, reason, model)
 
 

@@ -555,7 +555,7 @@ def test_explicit_mode() -> None:
 
 def test_one_path_will_do_as_model_repository(tmp_path: Path) -> None:
     assert Options(model_repository="models").model_repository == ["models"]
-    assert Options(model_repository=tmp_path).model_repository == [tmp_path]  # type: ignore[arg-type]
+    assert Options(model_repository=tmp_path).model_repository == [tmp_path]  # type: ignore[arg-type]  # one path, not a list
 
 
 def test_arena_limit_is_the_machines_memory_if_none_is_given() -> None:

@@ -79,6 +79,10 @@ class Clock:
                 timer.callback()
 
 
+def is_held_by(call: Call, holder: object) -> bool:
+    return call.holder is holder
+
+
 class FakeInstanceSlot(InstanceSlot):
     """Keeps each batch until the test finishes it; accepts `eager` prefetched batches."""
 
@@ -102,7 +106,7 @@ class FakeInstanceSlot(InstanceSlot):
         assert not any(call.ended for call in calls), "runs a call that has ended"
         if self.running and self.eager:
             assert len(self.next) < self.eager, "too many prefetched batches on one instance"
-            assert all(call.holder is self.scheduler for call in calls)
+            assert all(is_held_by(call, self.scheduler) for call in calls)
             self.next.append(list(calls))
             return
         assert not self.running, "two batches at a time on one instance"

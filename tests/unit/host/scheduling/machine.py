@@ -18,6 +18,7 @@ from tests.unit.host.scheduling.fake_instances import (
     TICK,
     Clock,
     FakeInstanceSlot,
+    is_held_by,
     prepared,
     request_of,
 )
@@ -327,7 +328,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for call in self.calls:
             assert (call in waiting) + (call in busy or self.has_ended(call)) == 1
             if call in waiting:
-                assert call.holder is self.scheduler
+                assert is_held_by(call, self.scheduler)
             assert self.heard[call].ended == call.finished
 
     def has_ended(self, call: Call) -> bool:

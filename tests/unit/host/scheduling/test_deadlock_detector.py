@@ -34,7 +34,7 @@ class Queue(CallHolder):
     """A queue of calls that wait for one of its instances."""
 
     def __init__(self, *instances: InstanceSlot) -> None:
-        self.instances = list(instances)
+        self.instances: list[InstanceSlot] = list(instances)
         self.returning = False
 
     def may_recover(self) -> bool:

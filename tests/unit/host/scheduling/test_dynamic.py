@@ -14,6 +14,7 @@ from host.inference.request import InferRequest, InferResponse
 from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.dynamic import HOLD, CloseReason, DynamicScheduler, hold_from_environment
 from host.scheduling.policy import QueuePolicies, QueuePolicy
+from host.scheduling.waiting import PolicyQueue
 from tests.unit.host.scheduling.fake_instances import (
     TICK,
     Clock,
@@ -591,7 +592,8 @@ def test_queue_keeps_no_removed_calls(clock: Clock) -> None:
     for _ in range(1000):
         (call,) = submit(scheduler, clock, 1)
         call.cancel()
-    assert len(scheduler._queue._ends) < 100  # type: ignore[attr-defined]
+    assert isinstance(scheduler._queue, PolicyQueue)
+    assert len(scheduler._queue._ends) < 100
 
 
 def test_caller_can_send_again_from_its_timeout_callback(clock: Clock) -> None:

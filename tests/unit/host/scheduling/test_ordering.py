@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -195,7 +196,7 @@ def test_any_number_of_answers_may_wait_for_one() -> None:
 def test_inputs_are_let_go_when_the_answer_is_there() -> None:
     asked = Asked("a", "b")
     inputs = [object()]
-    asked.calls[1].request.inputs = inputs  # type: ignore[assignment]
+    asked.calls[1].request.inputs = inputs  # type: ignore[assignment]  # any object will do
     asked.calls[1].respond(answer())
     assert asked.calls[1].request.inputs == []
 
@@ -242,15 +243,19 @@ def test_order_is_kept_over_several_instances(early: bool) -> None:
     for instance in instances:
         scheduler.instance_ready(instance)
     heard: list[int] = []
+
+    def hear(number: int, response: InferResponse | None, final: bool) -> None:
+        heard.append(number)
+
     calls = [OrderedCall(InferRequest("m", [])) for _ in range(6)]
     for number, call in enumerate(calls):
-        call.subscribe(lambda _r, _f, number=number: heard.append(number))  # type: ignore[misc]
+        call.subscribe(partial(hear, number))
         scheduler.submit(call)
     while scheduler.queued or any(instance.running or instance.loose for instance in instances):
         for instance in instances:
             if instance.running:
                 (instance.let_go if early else instance.finish)()
-            for call in reversed(instance.loose):
-                call.respond(answer())
+            for loose in reversed(instance.loose):
+                loose.respond(answer())
             instance.loose.clear()
     assert heard == list(range(6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,6 @@ from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.gate import LimitedGate
 from host.scheduling.policy import QueuePolicies, QueuePolicy
-from host.scheduling.queue import InstanceQueue
 from host.scheduling.rate_limiter import (
     Permit,
     RateLimiter,
@@ -244,7 +244,7 @@ def test_resources_are_granted_once_and_every_permit_runs(
             permit.finish_execution()
         elif permit not in waiting:
             waiting.append(permit)
-            if permit.request_execution(lambda permit=permit: begin(permit)):
+            if permit.request_execution(partial(begin, permit)):
                 begin(permit)
     while running:
         running.pop().finish_execution()
@@ -255,7 +255,7 @@ def test_resources_are_granted_once_and_every_permit_runs(
 
 
 def gated(
-    scheduler: InstanceQueue, limiter: RateLimiter, *needs: ResourceRequest
+    scheduler: DirectScheduler | DynamicScheduler, limiter: RateLimiter, *needs: ResourceRequest
 ) -> list[FakeInstanceSlot]:
     instances: list[FakeInstanceSlot] = []
     permits: dict[InstanceSlot, Permit] = {}
@@ -270,12 +270,12 @@ def gated(
             super().finish()
 
     for wanted in needs:
-        instance = Limited(scheduler)  # type: ignore[arg-type]
-        permits[instance] = limiter.permit(wanted)
-        instances.append(instance)
+        limited = Limited(scheduler)
+        permits[limited] = limiter.permit(wanted)
+        instances.append(limited)
     scheduler.gate = LimitedGate(permits.__getitem__, scheduler.dispatch)
     for instance in instances:
-        scheduler.instance_ready(instance)  # type: ignore[attr-defined]
+        scheduler.instance_ready(instance)
     return instances
 
 
@@ -283,7 +283,7 @@ def gated(
 def test_calls_of_two_models_share_a_resource(kind: str) -> None:
     limiter = RateLimiter()
 
-    def scheduler() -> InstanceQueue:
+    def scheduler() -> DirectScheduler | DynamicScheduler:
         if kind == "direct":
             return DirectScheduler()
         return DynamicScheduler(4, 0, lambda one, other: True, clock=Clock())
@@ -292,9 +292,9 @@ def test_calls_of_two_models_share_a_resource(kind: str) -> None:
     (instance,) = gated(one, limiter, need())
     (second,) = gated(other, limiter, need())
     calls = [call_of() for _ in range(4)]
-    one.submit(calls[0])  # type: ignore[attr-defined]
+    one.submit(calls[0])
     for waiting in calls[1:]:
-        other.submit(waiting)  # type: ignore[attr-defined]
+        other.submit(waiting)
     assert instance.running == [calls[0]]
     assert other.queued == 3
     calls[1].cancel()

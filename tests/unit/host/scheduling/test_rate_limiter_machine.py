@@ -6,6 +6,7 @@ The rules are those of docs/reference/configuration_and_scheduling.md, 7.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -153,7 +154,7 @@ class LimiterMachine(RuleBasedStateMachine):
             if one is not None:
                 one.came, self.asked = self.asked, self.asked + 1
                 self.settle()
-                at_once = one.permit.request_execution(lambda one=one: self.told.append(one))  # type: ignore[misc]
+                at_once = one.permit.request_execution(partial(self.told.append, one))
                 assert at_once == one.granted
                 if at_once:
                     self.told.append(one)

@@ -27,7 +27,7 @@ def test_defaults() -> None:
 
 def test_levels_accumulate_and_other_settings_use_the_last_value() -> None:
     made = of("level=timestamps", "level=TENSORS", "rate=1", "rate=2", "triton,file=f")
-    assert (made.level, made.rate) == ({"TIMESTAMPS", "TENSORS"}, 2)
+    assert (made.level, made.rate) == (frozenset({"TIMESTAMPS", "TENSORS"}), 2)
 
 
 @pytest.mark.parametrize("word", ["true", "on", "MIN", "max", "TIMESTAMPS"])

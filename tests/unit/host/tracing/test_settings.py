@@ -166,11 +166,15 @@ def test_in_mode_opentelemetry_a_rate_of_zero_is_allowed(sink: RecordingSink) ->
 
 def test_settings_are_enabled_while_any_scope_has_a_level(sink: RecordingSink) -> None:
     settings = settings_with(sink, level=frozenset())
-    assert not settings.enabled
+
+    def is_enabled() -> bool:
+        return settings.enabled
+
+    assert not is_enabled()
     settings.update("m", {"level": ON})
-    assert settings.enabled
+    assert is_enabled()
     settings.update("m", {"level": None})
-    assert not settings.enabled
+    assert not is_enabled()
 
 
 def test_a_replaced_setting_is_flushed_once_its_traces_are_complete(sink: RecordingSink) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from host.inference.request import Tensor
@@ -21,7 +24,7 @@ from host.tracing.tensors import elements, tensor_json
         ("INT32", np.array([], np.int32), ""),
     ],
 )
-def test_elements_are_joined_by_commas(datatype: str, array: np.ndarray, text: str) -> None:  # type: ignore[type-arg]
+def test_elements_are_joined_by_commas(datatype: str, array: npt.NDArray[Any], text: str) -> None:
     assert elements(datatype, array.tobytes()) == text
 
 

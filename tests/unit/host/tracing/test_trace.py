@@ -144,6 +144,7 @@ def test_a_clients_trace_context_is_parsed() -> None:
 
 
 def test_an_invalid_trace_context_is_ignored() -> None:
-    assert parse_trace_context({}.get) is None
+    no_headers: dict[str, str] = {}
+    assert parse_trace_context(no_headers.get) is None
     assert parse_trace_context({"traceparent": PARENT.upper()}.get) is None
     assert parse_trace_context({"traceparent": f"{PARENT}-more"}.get) is None

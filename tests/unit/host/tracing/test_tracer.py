@@ -39,11 +39,15 @@ def test_endpoints_get_no_tracer_while_tracing_is_off(path: Path) -> None:
     log = configure(Options(model_repository=[path]))
     core = Core("x", Registry(), True)
     core.connect_logs(tracer, LogSettings(log))
-    assert core.request_tracer is None
+
+    def request_tracer() -> Tracer | None:
+        return core.request_tracer
+
+    assert request_tracer() is None
     core.trace_settings("", {"level": frozenset([TIMESTAMPS])})
-    assert core.request_tracer is tracer
+    assert request_tracer() is tracer
     core.trace_settings("", {"level": None})
-    assert core.request_tracer is None
+    assert request_tracer() is None
     tracer.close()
     log.close()
 

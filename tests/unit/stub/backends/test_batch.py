@@ -106,7 +106,9 @@ def test_one_request_alone_gets_what_it_would_get_with_others(
         except pb_utils.TritonModelException as error:
             return str(error)
         if response.has_error():
-            return response.error().code(), response.error().message()
+            failure = response.error()
+            assert failure is not None
+            return failure.code(), failure.message()
         return [
             (tensor.name(), tensor.triton_dtype(), tensor.shape(), tensor.as_numpy().tolist())
             for tensor in response.output_tensors()

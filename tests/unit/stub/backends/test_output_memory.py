@@ -74,6 +74,7 @@ def test_a_large_output_is_written_into_shared_memory(tmp_path: Path, arena: Are
 
 def test_a_part_keeps_the_whole_until_it_is_dropped(arena: Arena) -> None:
     array = allocate_output(np.dtype(np.uint8), [2, MIN_BYTES])
+    assert array is not None
     part = block_of(array[1:])
     del array
     assert part is not None

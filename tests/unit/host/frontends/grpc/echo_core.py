@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Mapping
 
 from tritonclient.grpc import model_config_pb2
 
+from host.core import Core
 from host.errors import internal, invalid_argument, not_found, unavailable, unsupported
 from host.inference.call import Call
 from host.inference.metadata import (
@@ -20,6 +22,7 @@ from host.inference.metadata import (
 )
 from host.inference.request import InferRequest, InferResponse, Parameter, Tensor
 from host.instances.regions import Regions
+from host.models.registry import Registry
 from tests.unit.host.call_parties import RecordingHolder
 
 MODELS = ("echo", "hold", "fail", "silent", "bug", "repeat")
@@ -34,21 +37,23 @@ def echo(request: InferRequest) -> InferResponse:
     return InferResponse(request.model_name, 1, request.id, outputs, dict(request.parameters))
 
 
-class EchoCore:
-    """What the endpoint asks of a `Core`. `held` and `cancelled` report to the thread of the test.
+class EchoCore(Core):
+    """Overrides what the endpoint asks of a `Core`.
+
+    `held` and `cancelled` report to the thread of the test.
 
     `hold` answers when the test responds, `fail` with an error, `silent` never, `bug` raises.
     `repeat` is decoupled: its input, an INT32, says how often it answers before an empty final.
     """
 
     def __init__(self) -> None:
+        super().__init__("triton", Registry(), True)
+        self.connect_shared_memory(Regions(None))
         self.is_ready = True
-        self.request_tracer = None
-        self.regions = Regions(None)
         self.exiting = False
         self.held: queue.Queue[Call] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
-        self.loaded: list[tuple[str, dict[str, Parameter | bytes]]] = []
+        self.loaded: list[tuple[str, Mapping[str, Parameter | bytes]]] = []
         self.unloaded: list[tuple[str, bool]] = []
 
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
@@ -127,7 +132,7 @@ class EchoCore:
         entries = [IndexEntry("echo", "1", "READY"), IndexEntry("new")]
         return entries[:1] if ready else entries
 
-    async def load_model(self, name: str, parameters: dict[str, Parameter | bytes]) -> None:
+    async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         self.loaded.append((name, parameters))
 
     async def unload_model(self, name: str, unload_dependents: bool) -> None:

@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from host.errors import ErrorCode, HostError
 from host.frontends.grpc.codec import parse_infer_request, to_request
 from host.inference.request import Classification, InferRequest, Tensor
+from host.inference.shared_memory_bytes import read_bytes
 from host.instances.regions import Regions
 
 
@@ -233,7 +234,7 @@ def test_typed_contents(datatype: str, contents: dict[str, Any], expected: bytes
 def test_large_typed_contents_are_not_remembered() -> None:
     values = list(range(10_000))
     data = decode(typed("INT32", [10_000], int_contents=values)).inputs[0].data
-    assert np.frombuffer(data, "<i4").tolist() == values
+    assert np.frombuffer(read_bytes(data), "<i4").tolist() == values
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,10 @@ def test_the_size_limit_is_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     "response",
     [
         InferResponse("m", 1, parameters={"p": 2**63}),
-        InferResponse("m", 1, parameters={"p": object()}),  # type: ignore[dict-item]
+        InferResponse("m", 1, parameters={"p": object()}),  # type: ignore[dict-item]  # wrong on purpose
         InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [2**63], b"")]),
         InferResponse("m", 1, outputs=[Tensor("\udcff", "UINT8", [0], b"")]),
-        InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [1], None)]),  # type: ignore[arg-type]
+        InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [1], None)]),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 def test_responses_that_cannot_be_encoded_are_an_internal_error(response: InferResponse) -> None:

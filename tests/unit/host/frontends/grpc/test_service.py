@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError, internal
-from host.frontends.grpc.methods import GRPC_STATUS, StreamMethod, UnaryMethod
+from host.frontends.grpc.methods import EMPTY_CONTEXT, GRPC_STATUS, StreamMethod, UnaryMethod
 from host.frontends.grpc.service import (
     HEALTH_SERVICE,
     INFERENCE_SERVICE,
@@ -17,11 +17,6 @@ from host.frontends.grpc.service import (
     GrpcService,
 )
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
-
-
-class EmptyContext:
-    def metadata(self, key: str) -> str | None:
-        return None
 
 
 @pytest.fixture
@@ -36,7 +31,7 @@ def ask(core: EchoCore, method: str, request: Any, service: str = INFERENCE_SERV
     data = request if isinstance(request, bytes) else request.SerializeToString()
 
     async def run() -> bytes:
-        return await found.handler(data, EmptyContext())
+        return await found.handler(data, EMPTY_CONTEXT)
 
     return asyncio.run(run())
 
@@ -123,7 +118,7 @@ def test_a_cancelled_handler_cancels_its_call(core: EchoCore) -> None:
         ]
         assert isinstance(method, UnaryMethod)
         data = infer("hold", id="7").SerializeToString()
-        task = asyncio.ensure_future(method.handler(data, EmptyContext()))
+        task = asyncio.ensure_future(method.handler(data, EMPTY_CONTEXT))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])

@@ -35,17 +35,20 @@ class Conversation:
         self.service = GrpcService(self.core)
         self.stream = self.service._open_stream(self, Metadata(close_on_error))
         self.got: list[Any] = []
-        self.ended = False
+        self._ended = False
         self.error: Exception | None = None
         self.room = room
         self.more = False  # what the last answer came with
         self._unread: deque[bytes] = deque()
         self._reads = True
 
+    def has_ended(self) -> bool:
+        return self._ended
+
     # What the stream asks of an engine.
 
     def write_message(self, message: bytes, more: bool) -> bool:
-        assert not self.ended and self.room > 0
+        assert not self._ended and self.room > 0
         self.got.append(pb.ModelStreamInferResponse.FromString(message))
         self.more = more
         self.room -= 1
@@ -57,8 +60,8 @@ class Conversation:
         self._read()
 
     def finish_stream(self, error: Exception | None = None) -> None:
-        assert not self.ended
-        self.ended, self.error = True, error
+        assert not self._ended
+        self._ended, self.error = True, error
 
     # What a test does.
 
@@ -77,7 +80,7 @@ class Conversation:
     def finish(self) -> list[Any]:
         """Half-close and take everything that has come."""
         self.stream.half_closed()
-        assert self.ended and self.error is None
+        assert self._ended and self.error is None
         assert not self.service.open_requests
         return self.take()
 
@@ -208,7 +211,7 @@ def test_errors_can_end_the_stream() -> None:
     first, second = client.held(2)
     second.respond(echo(second.request))
     first.fail(internal("the model said no"))
-    assert client.ended and str(client.error) == "the model said no"
+    assert client.has_ended() and str(client.error) == "the model said no"
     assert not client.got and not client.service.open_requests
 
 
@@ -218,7 +221,7 @@ def test_the_end_of_a_stream_cancels_its_open_requests() -> None:
     client.held(2)
     client.stream.cancel()
     assert {client.core.cancelled.get_nowait() for _ in range(2)} == {"1", "3"}
-    assert not client.got and not client.ended and not client.service.open_requests
+    assert not client.got and not client.has_ended() and not client.service.open_requests
 
 
 def test_half_close_waits_for_open_requests() -> None:
@@ -226,9 +229,9 @@ def test_half_close_waits_for_open_requests() -> None:
     client.say(message("hold", "1"))
     client.stream.half_closed()
     (call,) = client.held(1)
-    assert not client.ended
+    assert not client.has_ended()
     call.respond(echo(call.request))
-    assert ids(client.take()) == ["1"] and client.ended
+    assert ids(client.take()) == ["1"] and client.has_ended()
 
 
 def test_a_stream_can_be_finished_after_its_open_requests() -> None:
@@ -236,10 +239,10 @@ def test_a_stream_can_be_finished_after_its_open_requests() -> None:
     client.say(message("hold", "1"))
     (call,) = client.held(1)
     client.stream.finish_after_open_requests(unavailable("bye"))
-    assert not client.ended
+    assert not client.has_ended()
     call.respond(echo(call.request))
     assert ids(client.take()) == ["1"]
-    assert client.ended and str(client.error) == "bye"
+    assert client.has_ended() and str(client.error) == "bye"
 
 
 def test_reading_pauses_at_the_limit_of_open_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +283,7 @@ def test_a_response_is_acknowledged_when_it_was_written() -> None:
     client = Conversation(room=1)
     client.say(message("hold", "1"))
     (call,) = client.held(1)
-    taken = []
+    taken: list[InferResponse] = []
     call.on_response_acknowledged = taken.append
     for _ in range(2):
         call.respond(echo(call.request), final=False)
@@ -343,5 +346,5 @@ def test_an_exception_in_the_engine_ends_the_stream_but_not_the_model() -> None:
     client.say(message("hold", "1"), message("hold", "2"))
     first, _ = client.held(2)
     first.respond(echo(first.request))
-    assert client.ended and str(client.error) == "a defect"
+    assert client.has_ended() and str(client.error) == "a defect"
     assert client.core.cancelled.get_nowait() == "2"

@@ -194,7 +194,7 @@ def nested(draw: st.DrawFn, values: list[Any]) -> list[Any]:
 @given(in_json, st.data())
 def test_json_arrays_may_be_nested_in_any_way(array: Array, data: st.DataObject) -> None:
     values = data.draw(nested(array.ravel().tolist()))
-    entry = {"shape": list(array.shape), "data": values}
+    entry: dict[str, object] = {"shape": list(array.shape), "data": values}
     entry |= {"name": "x", "datatype": np_to_triton_dtype(array.dtype)}
     indent = data.draw(st.sampled_from([None, 0, 2]))
     ascii_only = data.draw(st.booleans())
@@ -373,7 +373,7 @@ def test_any_path_has_a_route_or_none(path: bytes, beginning: bytes) -> None:
 @given(st.binary(max_size=30) | st.integers().map(lambda number: b"%d" % number))
 def test_any_content_length_is_parsed_or_rejected(value: bytes) -> None:
     scope = {"method": "POST", "headers": [(b"content-length", value)]}
-    exchange = HttpExchange(scope, None, None)  # type: ignore[arg-type]
+    exchange = HttpExchange(scope, None, None)  # type: ignore[arg-type]  # only headers are read
     try:
         length = exchange.content_length()
     except HostError as error:

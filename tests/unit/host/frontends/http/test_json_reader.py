@@ -109,7 +109,8 @@ def test_a_value_of_another_type_is_named(kind: str) -> None:
 
 
 def test_a_missing_member_is_named() -> None:
-    for owner in ({}, [], 7):
+    owners: list[object] = [{}, [], 7]
+    for owner in owners:
         with pytest.raises(HostError) as caught:
             json_text.member(owner, "a")
         assert caught.value.message == "attempt to access non-existing object member 'a'"

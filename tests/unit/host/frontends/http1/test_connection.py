@@ -51,7 +51,9 @@ async def passes(writer: asyncio.StreamWriter, seconds: float) -> None:
     """Wait for the sent data to arrive, let the time pass, then wait for the results to arrive."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, FakeClockLoop)
-    await turns(lambda: not unsent_bytes(writer.transport))
+    transport = writer.transport
+    assert isinstance(transport, asyncio.Transport)
+    await turns(lambda: not unsent_bytes(transport))
     await loop.advance(seconds)
     await turns()
 
@@ -147,7 +149,8 @@ def test_a_client_that_reads_no_response_is_disconnected() -> None:
     app = Application(1 << 30)
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        assert isinstance(writer.transport, asyncio.Transport)
+        writer.transport.pause_reading()
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         while not app.cancelled.is_set():
             await passes(writer, SOON)

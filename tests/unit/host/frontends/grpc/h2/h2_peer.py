@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import hpack
 import uvloop
 from hyperframe.frame import (
+    ContinuationFrame,
     DataFrame,
     Frame,
     GoAwayFrame,
@@ -357,7 +358,7 @@ class Peer:
                 data = frame.data
                 while "END_HEADERS" not in frame.flags:
                     more = self.read()
-                    assert more is not None
+                    assert isinstance(more, ContinuationFrame)
                     data += more.data
                     frame.flags |= more.flags
                 fields = self.decoder.decode(data)

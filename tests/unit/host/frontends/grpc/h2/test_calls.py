@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import zlib
+from collections.abc import Callable
 from urllib.parse import unquote
 
 import pytest
@@ -12,9 +13,8 @@ from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFr
 
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import GrpcOptions
-from tests.conftest import wait_until
+from tests.conftest import DEADLINE, wait_until
 from tests.unit.host.frontends.grpc.h2.h2_peer import (
-    DEADLINE,
     Connect,
     Peer,
     Serve,
@@ -252,7 +252,7 @@ def test_binary_metadata_that_is_not_base64_is_rejected(peer: Peer) -> None:
 
 # --- compression
 
-COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress}
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 
 
 @pytest.mark.parametrize("path", ["Echo", "Quick", "EchoStream"])
@@ -360,6 +360,7 @@ def test_a_stream_answers_while_it_is_asked(peer: Peer) -> None:
     for number in range(3):
         peer.data(stream, grpc_message(b"%d" % number))
         frame = peer.until(lambda frame: isinstance(frame, DataFrame))
+        assert isinstance(frame, DataFrame)
         assert frame.data == grpc_message(b"%d" % number)
     peer.data(stream, b"", end=True)
     assert peer.answer(stream)[2] == {"grpc-status": "0"}

@@ -23,9 +23,8 @@ from hyperframe.frame import (
 
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from tests.conftest import wait_until
+from tests.conftest import DEADLINE, wait_until
 from tests.unit.host.frontends.grpc.h2.h2_peer import (
-    DEADLINE,
     PREFACE,
     Connect,
     Peer,

@@ -34,7 +34,7 @@ class Recorded:
         self.events: list[Any] = []
 
     def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
-        last = self.events[-1] if self.events else ()
+        last: tuple[Any, ...] = self.events[-1] if self.events else ()
         if last[:2] == ("data", stream) and not last[4]:
             self.events[-1] = ("data", stream, last[2] + bytes(piece), last[3] + size, end)
         elif piece or end or size:
@@ -74,7 +74,7 @@ def split(data: bytes, cuts: list[int]) -> Iterator[bytes]:
 
 def read(pieces: Iterator[bytes] | list[bytes]) -> tuple[list[Any], H2ErrorCode | None]:
     recorded = Recorded()
-    reader = FrameReader(recorded, LIMITS)  # type: ignore[arg-type]
+    reader = FrameReader(recorded, LIMITS)
     try:
         for piece in pieces:
             reader.feed(piece)
@@ -185,11 +185,11 @@ def test_a_client_that_sends_much_and_finishes_nothing_takes_little_memory() -> 
 def test_large_frames_are_not_copied_over_and_over() -> None:
     """Bytes copied while a frame of one MiB arrives in pieces of 64 KiB: by their peak."""
     recorded = Recorded()
-    reader = FrameReader(recorded, ConnectionLimits())  # type: ignore[arg-type]
+    reader = FrameReader(recorded, ConnectionLimits())
     payload = bytes(1 << 20)
     data = PREFACE + SETTINGS + frame(0, 1, 1, payload)
     pieces: list[int] = []
-    recorded.on_data = lambda stream, piece, size, end: pieces.append(size)  # type: ignore[method-assign]
+    recorded.on_data = lambda stream, piece, size, end: pieces.append(size)  # type: ignore[method-assign]  # of this object
     for start in range(0, len(data), 65536):
         reader.feed(data[start : start + 65536])
     assert sum(pieces) == len(payload) and len(pieces) == 17
@@ -207,7 +207,7 @@ def test_a_token_bucket_refills() -> None:
 
 @pytest.mark.parametrize("most", [100, 16384])
 def test_frames_may_be_as_large_as_the_limit_and_no_larger(most: int) -> None:
-    reader = FrameReader(Recorded(), ConnectionLimits(max_frame=most))  # type: ignore[arg-type]
+    reader = FrameReader(Recorded(), ConnectionLimits(max_frame=most))
     reader.feed(PREFACE + SETTINGS + frame(0, 0, 1, bytes(most)))
     with pytest.raises(H2ConnectionError):
         reader.feed(frame(0, 0, 1, bytes(most + 1)))

@@ -11,9 +11,8 @@ from host.frontends.grpc.h2.abuse_limits import PingPolicy
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import GrpcOptions
-from tests.conftest import wait_until
+from tests.conftest import DEADLINE, wait_until
 from tests.unit.host.frontends.grpc.h2.h2_peer import (
-    DEADLINE,
     Connect,
     Peer,
     Serve,
