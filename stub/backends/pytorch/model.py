@@ -1,4 +1,4 @@
-"""Serves a model of PyTorch: TorchScript, an exported program, or a compiled one."""
+"""Serves a PyTorch model: TorchScript, an exported program, or an AOTInductor package."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -18,13 +18,13 @@ from stub.user_model import ModelFailure
 
 
 class TritonPythonModel:
-    """One program. `backend_config` are the settings of the command line for this backend."""
+    """One program. `backend_config` holds the command line's settings for this backend."""
 
     backend_config: Dict[str, str] = {}
 
     @classmethod
     def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Exported programs say what they take and give; other formats do not."""
+        """Completes the configuration from an exported program; other formats lack the data."""
         given = config.as_dict()
         if is_complete(given):
             return config
@@ -43,7 +43,7 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the program, and find which input and output is what."""
+        """Loads the program, and maps inputs to arguments and outputs to results."""
         config, placement = parse_config(args), Placement(args)
         contract = self._contract = ModelContract(config)
         torch = _load_library(contract.model)
@@ -74,7 +74,7 @@ class TritonPythonModel:
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> List[pb_utils.InferenceResponse]:
-        """Run all requests at once."""
+        """Runs all requests as one batch."""
         return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
@@ -98,7 +98,10 @@ class TritonPythonModel:
         )
 
     def _check_texts(self) -> None:
-        """Texts are lists of one dimension, and only for an argument that is such a list."""
+        """Checks that TYPE_STRING tensors have one dimension, and match arguments for texts.
+
+        Raises ModelFailure.
+        """
         for name, expected in self._contract.inputs.items():
             kind = self._arrangement.argument_of(name).kind
             if (expected.data_type == "TYPE_STRING") != (kind == "texts"):
@@ -117,7 +120,7 @@ class TritonPythonModel:
                     )
 
     def _check_described(self) -> None:
-        """What the program says of its tensors must be what the configuration says."""
+        """Checks the configuration against the program's own description of its tensors, if any."""
         inputs, outputs = self._program.inputs, self._program.outputs
         if inputs is None or outputs is None:
             return
@@ -135,7 +138,7 @@ class TritonPythonModel:
 
 
 def _load_library(model: str) -> Any:
-    """The library. Raises ModelFailure if it is missing."""
+    """Imports PyTorch. Raises ModelFailure if it is missing."""
     try:
         import torch
     except ImportError as error:
@@ -144,7 +147,7 @@ def _load_library(model: str) -> Any:
 
 
 def _device(torch: Any, model: str, placement: Placement) -> str:
-    """Where the instance's weights and inputs go, "" if the model itself decides."""
+    """Returns the device of the weights and inputs; "" if the model itself decides."""
     if placement.kind == "MODEL":
         return ""
     if not placement.on_gpu:

@@ -1,7 +1,7 @@
-"""CUDA graphs: which ones a configuration asks for, and which of them can run a batch.
+"""The CUDA graphs of a configuration, and the choice of a graph for a batch.
 
-A graph repeats what was recorded once, for inputs of one size. With a lower bound it serves smaller
-ones as well, filled up with zeros (docs/reference/configuration_and_scheduling.md, 2.3).
+A graph replays a recorded run, for inputs of one size. A graph with a lower bound also serves
+smaller inputs, padded with zeros (docs/reference/configuration_and_scheduling.md, 2.3).
 """
 
 from math import prod
@@ -14,8 +14,7 @@ from stub.user_model import ModelFailure
 
 
 class GraphSpec(NamedTuple):
-    """One to be recorded: for inputs of these sizes, and for those down to `lower_bound` if there
-    is.
+    """A graph to record, for inputs of sizes `extents`, or down to `lower_bound` if that is set.
 
     `profile` is the optimization profile to record it with.
     """
@@ -25,7 +24,7 @@ class GraphSpec(NamedTuple):
     lower_bound: Optional[Dict[str, Extent]] = None
 
     def covers(self, extents: Mapping[str, Extent]) -> bool:
-        """Whether a batch with such inputs can be run by it."""
+        """Returns whether the graph can run a batch with such inputs."""
         if self.lower_bound is None:
             return extents == self.extents
         return all(
@@ -39,10 +38,10 @@ class GraphSpec(NamedTuple):
 
 
 def graph_specs(config: Mapping[str, Any], plan: Plan, profiles: Sequence[int]) -> List[GraphSpec]:
-    """What `optimization.cuda` asks for; without `graph_spec`, batches of 1 and preferred sizes.
+    """Returns the graphs of `optimization.cuda`; by default, for batches of 1 and preferred sizes.
 
-    A dimension that nothing names is what the first of the profiles is best for. There are none for
-    engines with an implicit batch dimension. Raises ModelFailure.
+    Dimensions that a graph does not set get the optimum of the first profile. Engines with an
+    implicit batch dimension have no graphs. Raises ModelFailure.
     """
     cuda = config.get("optimization", {}).get("cuda", {})
     if not cuda.get("graphs") or plan.implicit_max_batch:
@@ -71,7 +70,7 @@ def _default_batch_sizes(config: Mapping[str, Any]) -> List[int]:
 
 
 def choose_graph(graphs: Sequence[GraphSpec], extents: Mapping[str, Extent]) -> Optional[GraphSpec]:
-    """The smallest one that serves such a batch; None if none does."""
+    """Returns the smallest graph that can run such a batch; None if there is none."""
     fitting = [graph for graph in graphs if graph.covers(extents)]
     return min(fitting, key=_volume) if fitting else None
 
