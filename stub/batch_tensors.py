@@ -40,7 +40,7 @@ def _max_count_as_shape(shapes: _Shapes, lead: int) -> "npt.NDArray[Any]":
 def _item_shapes(shapes: _Shapes, lead: int) -> "npt.NDArray[Any]":
     rows = [shape[lead:] for shape in shapes for _ in range(shape[0] if lead else 1)]
     if len({len(row) for row in rows}) > 1:
-        raise BatchTensorError(f"shapes of different ranks make no matrix: {rows}")
+        raise BatchTensorError(f"shapes of different ranks cannot form a matrix: {rows}")
     return np.array(rows, dtype=np.int64).reshape(len(rows), -1)
 
 
@@ -74,8 +74,8 @@ class BatchTensors:
     def from_config(cls, model_config: str) -> "Optional[BatchTensors]":
         """Parses a configuration (JSON); returns None if it has no batch inputs or outputs."""
         config = json.loads(model_config)
-        asked = config.get("batch_input") or config.get("batch_output")
-        return cls(config) if asked else None
+        has_batch_tensors = config.get("batch_input") or config.get("batch_output")
+        return cls(config) if has_batch_tensors else None
 
     def add_batch_inputs(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         """Adds the batch inputs to each request.
@@ -117,7 +117,7 @@ def _source_shapes(source: str, requests: Sequence[pb_utils.InferenceRequest]) -
         tensor = pb_utils.get_input_tensor_by_name(request, source)
         if tensor is None:
             raise BatchTensorError(
-                f"a tensor is made of input '{source}' of each request, and one has none"
+                f"batch inputs are computed from input '{source}', which a request lacks"
             )
         shapes.append(list(tensor.shape()))
     return shapes
@@ -126,8 +126,8 @@ def _source_shapes(source: str, requests: Sequence[pb_utils.InferenceRequest]) -
 def _piece_shape(dims: Sequence[int], shape: Sequence[int], name: str, source: str) -> List[int]:
     if any(size == -1 and index >= len(shape) for index, size in enumerate(dims)):
         raise BatchTensorError(
-            f"output '{name}' of shape {list(dims)} takes what is -1 from input '{source}', whose"
-            f" shape {list(shape)} has no such dimension"
+            f"output '{name}' of shape {list(dims)} takes its variable sizes from input '{source}',"
+            f" whose shape {list(shape)} has no such dimension"
         )
     return [shape[index] if size == -1 else size for index, size in enumerate(dims)]
 
@@ -179,5 +179,5 @@ def _replace_output(
     assert response is not None
     others = [tensor for tensor in response.output_tensors() if tensor.name() != name]
     others.append(pb_utils.Tensor(name, array))
-    made = pb_utils.InferenceResponse._from_wire(others, None, response._parameters)
-    responses[index] = made
+    replaced = pb_utils.InferenceResponse._from_wire(others, None, response._parameters)
+    responses[index] = replaced

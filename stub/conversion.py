@@ -266,7 +266,9 @@ def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[st
         try:
             f"{name}{value}".encode()
         except UnicodeEncodeError as error:
-            raise ConversionError(f"Parameter {name!r} is no valid text: {error.reason}") from error
+            raise ConversionError(
+                f"Parameter {name!r} is not valid text: {error.reason}"
+            ) from error
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise ConversionError(
                 f"Unsupported value type on parameters: '{name}' is {value}, which does not fit"

@@ -33,7 +33,7 @@ class CopyOnWriteMapping:
         """
         global _page_map, _mapped_bytes
         if sys.byteorder != "little" or _address_space_is_limited():
-            raise OSError("private mappings are for machines that have addresses to spare")
+            raise OSError("copy-on-write mappings need an unlimited address space")
         if _mapped_bytes + size > _MAX_MAPPED_BYTES:
             raise OSError(f"{_mapped_bytes} bytes are mapped already")
         if _page_map is None:

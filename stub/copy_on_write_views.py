@@ -58,8 +58,8 @@ class _View:
         self.replaced = False  # its own pages have replaced those of the mapping
         self.alive = True
 
-    def overlaps_file_range(self, file: Tuple[int, int], place: int, size: int) -> bool:
-        start = place - self.mapping.file_offset
+    def overlaps_file_range(self, file: Tuple[int, int], offset: int, size: int) -> bool:
+        start = offset - self.mapping.file_offset
         return self.mapping.file == file and self.start < start + size and start < self.end
 
     def overlaps(self, other: "_View") -> bool:
@@ -171,12 +171,12 @@ class CopyOnWriteViews:
             self._regions_allowed = False
             self._detach([view for view in self._views if view.mapping.is_client_region])
 
-    def detach_from_range(self, file: Tuple[int, int], place: int, size: int) -> None:
+    def detach_from_range(self, file: Tuple[int, int], offset: int, size: int) -> None:
         """Detaches the views of bytes in a file that are about to be overwritten."""
         if self._views:
             with self._lock:
                 self._detach(
-                    [view for view in self._views if view.overlaps_file_range(file, place, size)]
+                    [view for view in self._views if view.overlaps_file_range(file, offset, size)]
                 )
 
     def map_array(self, owner: object, array: "npt.NDArray[Any]") -> "Optional[npt.NDArray[Any]]":

@@ -45,9 +45,9 @@ def _bind_threads(cores: Sequence[int]) -> None:
 
 def _bind_memory(node: int) -> str:
     if not os.path.isdir(f"/sys/devices/system/node/node{node}"):
-        raise BindingError(f"'numa-node' names node {node}, which is not there")
+        raise BindingError(f"'numa-node' names node {node}, which does not exist")
     number = _SET_MEMPOLICY.get(platform.machine())
-    error = f"it is not known how on {platform.machine()}"
+    error = f"not supported on {platform.machine()}"
     if number is not None:
         word = 8 * ctypes.sizeof(ctypes.c_ulong)
         mask = (ctypes.c_ulong * (node // word + 1))()

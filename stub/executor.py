@@ -122,7 +122,7 @@ class Executor:
 
     def replace_unsendable(self, unsendable: Sequence[ToHost], error: Exception) -> List[ToHost]:
         """Returns error responses for responses that cannot be encoded."""
-        text = f"the answers of model '{self._name}' cannot be sent: {error!r}"
+        text = f"the responses of model '{self._name}' cannot be sent: {error!r}"
         messages: List[ToHost] = []
         for message in unsendable:
             if isinstance(message, Response):

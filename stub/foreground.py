@@ -39,15 +39,15 @@ class Job:
     """The arguments of the command line, and the model's configuration."""
 
     def __init__(self, text: str) -> None:
-        told: Dict[str, Any] = json.loads(text)
-        self.directory: str = told["directory"]
-        self.version: int = told["version"]
-        self.backend: str = told["backend"]
-        self.config: str = told["config"]
-        self.inputs: List[List[str]] = told["inputs"]
-        self.count: int = told["count"]
-        self.profile: str = told["profile"]
-        self.debug: bool = told["debug"]
+        fields: Dict[str, Any] = json.loads(text)
+        self.directory: str = fields["directory"]
+        self.version: int = fields["version"]
+        self.backend: str = fields["backend"]
+        self.config: str = fields["config"]
+        self.inputs: List[List[str]] = fields["inputs"]
+        self.count: int = fields["count"]
+        self.profile: str = fields["profile"]
+        self.debug: bool = fields["debug"]
 
 
 class ModelFailed(Exception):
@@ -122,13 +122,13 @@ def _print_times(seconds: List[float]) -> None:
         print(f"done in {times[0]:.3f} ms")
         return
     middle = times[len(times) // 2]
-    print(f"{len(times)} times: {times[0]:.3f} ms at best, {middle:.3f} ms in the middle, ", end="")
-    print(f"{times[-1]:.3f} ms at worst")
+    print(f"{len(times)} runs: {times[0]:.3f} ms minimum, {middle:.3f} ms median, ", end="")
+    print(f"{times[-1]:.3f} ms maximum")
 
 
 def _print_log(record: testing.LogRecord) -> None:
-    place = f"{record.filename}:{record.line}"
-    print(f"{record.level.name[0]} {place}] {record.message}", file=sys.stderr)
+    location = f"{record.filename}:{record.line}"
+    print(f"{record.level.name[0]} {location}] {record.message}", file=sys.stderr)
 
 
 class _ResponsePrinter:

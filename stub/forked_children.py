@@ -124,7 +124,7 @@ class ForkedChildRuntime(NoHostRuntime):
                 _send_frame(self._relay, frame, theirs.fileno())
             descriptors = _receive_descriptors(ours, 1)
         if not descriptors:
-            raise pb_utils.TritonModelException("the stub process that this child asks has ended")
+            raise pb_utils.TritonModelException("the stub process of this child has ended")
         try:
             (answer,) = decode_to_stub(_read_file(descriptors[0]))
         finally:

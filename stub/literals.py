@@ -37,7 +37,7 @@ def read_inputs(given: Sequence[Tuple[str, str]], config: Mapping[str, Any]) -> 
     ]
     if missing:
         lines = "\n".join(f"  --input {reader.name}=VALUE  for {reader}" for reader in missing)
-        raise InvalidInput(f"the model wants more inputs:\n{lines}\nVALUE may be 'random'")
+        raise InvalidInput(f"the model requires more inputs:\n{lines}\nVALUE may be 'random'")
     return {name: wanted[name].parse(text) for name, text in texts.items()}
 
 

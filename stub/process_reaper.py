@@ -59,12 +59,12 @@ class ProcessReaper:
     def _receive_groups(self) -> bool:
         """Receives a message of the host; returns False at the end of the connection."""
         try:
-            news = self._socket.recv(_MAX_MESSAGE_BYTES)
+            message = self._socket.recv(_MAX_MESSAGE_BYTES)
         except ConnectionError:
             return False
-        if not news:
+        if not message:
             return False
-        for each in news.split():
+        for each in message.split():
             group = int(each[1:])
             if each[:1] == b"+":
                 self._groups.add(group)

@@ -185,9 +185,9 @@ class _ResponseCredit:
         self.changed.set()
 
     def is_exhausted(self, responses: int, size: int) -> bool:
-        waiting = self.sent - self.acknowledged
-        return waiting > 0 and (
-            waiting >= responses or self.sent_bytes - self.acknowledged_bytes >= size
+        outstanding = self.sent - self.acknowledged
+        return outstanding > 0 and (
+            outstanding >= responses or self.sent_bytes - self.acknowledged_bytes >= size
         )
 
 

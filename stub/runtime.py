@@ -69,7 +69,7 @@ class StubRuntime:
         self.host_calls.set_instance_name(name)
 
     def allow_bls(self, allowed: bool) -> None:
-        """Allows or forbids BLS: allowed from the end of `initialize` to the start of `finalize`."""
+        """Allows or forbids BLS: allowed from the end of `initialize` to `finalize`."""
         self._bls_allowed = allowed
 
     def allocate_output(self, size: int) -> Tuple[Block, memoryview]:
@@ -78,7 +78,7 @@ class StubRuntime:
         return self._memory.write_block_with(size, views.append), views[0]
 
     def set_main_thread(self, thread: int) -> None:
-        """Sets the thread that runs batches, if that is not the main thread of the process."""
+        """Sets the thread that runs batches, if it is not the main thread."""
         self._main_thread = thread
 
     def begin_batch(self, batch: int) -> None:

@@ -45,7 +45,9 @@ class _ProvidedModel(UserModel):
         """Gets the object of the model. Raises ModelFailure."""
         self.instance = self._provide(self._name)
         if self.instance is None:
-            raise ModelFailure(f"no function is bound as model '{self._name}', or none is free")
+            raise ModelFailure(
+                f"no function is bound as model '{self._name}', or all its instances are in use"
+            )
 
     def finalize(self) -> Optional[str]:
         """Calls `finalize` of the object, if it has one, the first time only."""

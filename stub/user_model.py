@@ -95,7 +95,7 @@ class UserModel:
             self._model_class.backend_config = source.settings
 
     def _import(self, source: ModelSource) -> types.ModuleType:
-        """Imports the module as `<version>.<stem>`, so that relative imports of its siblings work."""
+        """Imports the module as `<version>.<stem>`, so that relative imports of siblings work."""
         isolate_modules()
         _extend_sys_path(self.version_directory, source.directory)
         package = types.ModuleType(str(source.version))
@@ -145,7 +145,7 @@ class UserModel:
         except (TypeError, ValueError) as error:
             raise ModelFailure(
                 f"auto_complete_config function in model '{name}' returned a configuration that"
-                f" is no JSON: {error}"
+                f" is not JSON: {error}"
             ) from error
 
     def initialize(self, args: Dict[str, str]) -> None:

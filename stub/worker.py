@@ -136,7 +136,7 @@ class Worker:
                 self._memory.open_arena(message)
             except OSError:
                 # Its process has ended. Only the requests that refer to the arena fail.
-                self._log_error(f"arena {message.arena} has gone before it could be opened")
+                self._log_error(f"arena {message.arena} was closed before it could be opened")
         elif isinstance(message, m.CloseArena):
             self._memory.close_arena(message.arena)
 
@@ -187,7 +187,7 @@ class Worker:
             self._model.initialize(message.args)
         except BindingError as failure:
             self._send_last(
-                m.LoadFailed(f"instance '{name}' cannot keep to its host policy: {failure}")
+                m.LoadFailed(f"instance '{name}' cannot apply its host policy: {failure}")
             )
             return
         except ModelFailure as failure:

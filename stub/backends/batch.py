@@ -128,8 +128,8 @@ class Batch:
             name: self._concatenated_input(name, [each[name] for each in tensors])
             for name in tensors[0]
         }
-        asked = set().union(*(each.requested_output_names() for each in requests))
-        self.wanted = [name for name in contract.outputs if name in asked]
+        requested = set().union(*(each.requested_output_names() for each in requests))
+        self.wanted = [name for name in contract.outputs if name in requested]
 
     def _concatenated_input(self, name: str, tensors: List[pb_utils.Tensor]) -> Array:
         expected = self._contract.inputs.get(name)
@@ -150,19 +150,23 @@ class Batch:
     def responses(self, outputs: Mapping[str, Array]) -> List[pb_utils.InferenceResponse]:
         """Returns the responses, over parts of these arrays. Raises TritonModelException."""
         arrays = {name: _checked_output(self._contract, name, outputs) for name in self.wanted}
-        answers: List[pb_utils.InferenceResponse] = []
+        responses: List[pb_utils.InferenceResponse] = []
         end = 0
         for request, size in zip(self._requests, self.sizes):
             start, end = end, end + size
-            asked = request.requested_output_names()
-            mine = {
+            requested = request.requested_output_names()
+            selected = {
                 name: array
                 for name, array in arrays.items()
                 # The first response gets outputs of the whole batch; BatchTensors splits them.
-                if (not answers if self._contract.outputs[name].is_batch_tensor else name in asked)
+                if (
+                    not responses
+                    if self._contract.outputs[name].is_batch_tensor
+                    else name in requested
+                )
             }
-            answers.append(self._response(request, mine, start, end))
-        return answers
+            responses.append(self._response(request, selected, start, end))
+        return responses
 
     def _response(
         self, request: pb_utils.InferenceRequest, arrays: Mapping[str, Array], start: int, end: int

@@ -39,10 +39,10 @@ def allocate_output(dtype: Any, shape: Sequence[int]) -> Optional[Any]:
 
 def block_of(array: Any) -> Optional[Block]:
     """Returns the block of an array from `allocate_output`, or of a part; None for other arrays."""
-    room = _buffer_of(array)
-    if room is None or not array.flags.c_contiguous:
+    buffer = _buffer_of(array)
+    if buffer is None or not array.flags.c_contiguous:
         return None
-    whole, start = room.block, address_of(array) - room.address
+    whole, start = buffer.block, address_of(array) - buffer.address
     data = whole.data[start : start + array.nbytes]
     return Block(
         whole.arena, whole.offset + start, array.nbytes, data, partial(_release_part, whole)

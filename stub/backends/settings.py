@@ -42,7 +42,7 @@ class Settings:
             raise self._invalid_parameter(name, "true or false")
         return _FLAGS[text.lower()]
 
-    def get_int(self, name: str, default: int, least: int = 0) -> int:
+    def get_int(self, name: str, default: int, minimum: int = 0) -> int:
         """Returns an integer."""
         text = self.values.get(name)
         if text is None:
@@ -51,8 +51,8 @@ class Settings:
             number = int(text)
         except ValueError:
             raise self._invalid_parameter(name, "a whole number") from None
-        if number < least:
-            raise self._invalid_parameter(name, f"a whole number from {least}")
+        if number < minimum:
+            raise self._invalid_parameter(name, f"a whole number from {minimum}")
         return number
 
     def get_choice(self, name: str, default: str, allowed: Sequence[str]) -> str:

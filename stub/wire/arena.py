@@ -20,12 +20,12 @@ _ADDRESS_FACTOR = (
 class ArenaFull(Exception):
     """An arena has no room for a block. `requested`, `used` and `allowed` are in bytes."""
 
-    def __init__(self, asked: int, used: int, allowed: int, reason: str) -> None:
+    def __init__(self, requested: int, used: int, allowed: int, reason: str) -> None:
         super().__init__(
-            f"{asked} bytes were asked of a tensor arena that uses {used} of {allowed} bytes"
-            f" ({reason})"
+            f"{requested} bytes were requested from a tensor arena that uses {used} of {allowed}"
+            f" bytes ({reason})"
         )
-        self.requested = asked
+        self.requested = requested
         self.used = used
         self.allowed = allowed
 
@@ -270,11 +270,11 @@ class BlockReferences:
             held = self._exported[(arena, offset)]
             if count > len(held):
                 raise KeyError((arena, offset))
-            gone = held[len(held) - count :]
+            released = held[len(held) - count :]
             del held[len(held) - count :]
             if not held:
                 del self._exported[(arena, offset)]
-        del gone  # outside the lock, because dropping a block may drop others
+        del released  # outside the lock, because dropping a block may drop others
 
     def exported_blocks(self) -> List[Block]:
         """Returns the blocks that the peer holds, once for each export."""
@@ -289,8 +289,8 @@ class BlockReferences:
     def release_all(self) -> None:
         """Releases all blocks: the peer has ended."""
         with self._lock:
-            lent, self._exported = self._exported, {}
-        lent.clear()
+            exported, self._exported = self._exported, {}
+        exported.clear()
 
     def __len__(self) -> int:
         return sum(map(len, self._exported.values()))

@@ -48,9 +48,9 @@ def receive_event(sock: socket.socket) -> Optional[Tuple[Dict[str, object], Sequ
     data, descriptors, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, 1)
     if not data:
         return None
-    news: Dict[str, object] = json.loads(data)
-    return news, descriptors
+    event: Dict[str, object] = json.loads(data)
+    return event, descriptors
 
 
-def _dump(news: Dict[str, object]) -> bytes:
-    return json.dumps(news).encode()
+def _dump(event: Dict[str, object]) -> bytes:
+    return json.dumps(event).encode()

@@ -347,7 +347,9 @@ def test_a_function_that_is_bound_later_is_served_at_once(host: Host, client: An
     client.unload_model("late")
     wait_until(lambda: not client.is_model_ready("late"), "the end of the model")
     client.load_model("late")
-    with pytest.raises(InferenceServerException, match="no function is bound.*or none is free"):
+    with pytest.raises(
+        InferenceServerException, match="no function is bound.*or all its instances are in use"
+    ):
         client.load_model("late", config=json.dumps({**_LATE, "max_batch_size": 2}))
     assert client.infer("late", [given]).as_numpy("y").tolist() == [[2]]
 

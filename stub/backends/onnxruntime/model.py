@@ -56,7 +56,9 @@ class TritonPythonModel:
         self._contract.check_model(inputs, outputs)
         self._scalars = [tensor.name for tensor in inputs if tensor.shape == []]
         self._texts = [tensor.name for tensor in inputs if tensor.data_type == "TYPE_STRING"]
-        self._bound = BoundSession(self._session, inputs, outputs, self._contract, placement)
+        self._bound_session = BoundSession(
+            self._session, inputs, outputs, self._contract, placement
+        )
         self._run_options = library.run_options(settings, placement)
 
     def execute(
@@ -72,11 +74,11 @@ class TritonPythonModel:
         for name in self._scalars:
             if name in inputs and inputs[name].shape == (1,):
                 inputs[name] = inputs[name].reshape(())
-        return self._bound.run(wanted, inputs, self._run_options)
+        return self._bound_session.run(wanted, inputs, self._run_options)
 
     def finalize(self) -> None:
         """Deletes the session before the interpreter exits."""
-        del self._session, self._bound
+        del self._session, self._bound_session
 
 
 def _load_library(model: str) -> Any:

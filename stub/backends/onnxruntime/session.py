@@ -102,13 +102,13 @@ def execution_providers(
     accelerators = config.get("optimization", {}).get("execution_accelerators", {})
     device = {"device_id": str(placement.device)}
     if placement.on_gpu:
-        asked = accelerators.get("gpu_execution_accelerator", ())
-        providers = [_accelerator(each, _GPU_ACCELERATORS, device) for each in asked]
+        accelerator = accelerators.get("gpu_execution_accelerator", ())
+        providers = [_accelerator(each, _GPU_ACCELERATORS, device) for each in accelerator]
         if _CUDA not in [name for name, _ in providers]:
             providers.append((_CUDA, {**device, **_cuda_parameters(settings.values)}))
     else:
-        asked = accelerators.get("cpu_execution_accelerator", ())
-        providers = [_accelerator(each, _CPU_ACCELERATORS, {}) for each in asked]
+        accelerator = accelerators.get("cpu_execution_accelerator", ())
+        providers = [_accelerator(each, _CPU_ACCELERATORS, {}) for each in accelerator]
     available = onnxruntime.get_available_providers()
     for name, _ in providers:
         if name not in available:
@@ -119,14 +119,14 @@ def execution_providers(
 
 
 def _accelerator(
-    asked: Mapping[str, Any], known: Mapping[str, str], device: Mapping[str, str]
+    accelerator: Mapping[str, Any], known: Mapping[str, str], device: Mapping[str, str]
 ) -> Provider:
-    name = asked["name"]
+    name = accelerator["name"]
     if name not in known:
         raise ModelFailure(
             f"unknown Execution Accelerator '{name}' is requested; there is {', '.join(known)}"
         )
-    parameters: Mapping[str, str] = asked.get("parameters", {})
+    parameters: Mapping[str, str] = accelerator.get("parameters", {})
     if name == "tensorrt":
         return known[name], {**device, **_tensorrt_parameters(parameters)}
     if name == "cuda":

@@ -74,7 +74,7 @@ def map_inputs_to_arguments(
         if name is not None and argument.kind in ("dict", "other"):
             raise ModelFailure(
                 f"model '{model}' cannot be loaded: the argument '{argument.name}' of"
-                f" forward({_signature(arguments)}) is no tensor, so that the input '{name}' cannot"
+                f" forward({_signature(arguments)}) is not a tensor, so the input '{name}' cannot"
                 " be it"
             )
     return ArgumentMapping(order, arguments)

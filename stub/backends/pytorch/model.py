@@ -60,12 +60,12 @@ class TritonPythonModel:
         if placement.on_gpu:
             capability = ".".join(map(str, torch.cuda.get_device_capability(placement.device)))
         path = model_path(config, pb_utils.get_model_dir(), capability)
-        self._around = run_context.RunContext(Settings.from_config(config), placement)
+        self._run_context = run_context.RunContext(Settings.from_config(config), placement)
         self._program = program.load(contract.model, path, device)
-        self._arrangement = map_inputs_to_arguments(
+        self._argument_mapping = map_inputs_to_arguments(
             contract.model, list(contract.inputs), self._program.arguments
         )
-        self._places = map_outputs_to_results(contract.model, list(contract.outputs))
+        self._result_positions = map_outputs_to_results(contract.model, list(contract.outputs))
         self._device = "" if device == "cpu" else device
         self._tensors = tensors
         self._check_texts()
@@ -80,10 +80,10 @@ class TritonPythonModel:
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
         model = self._contract.model
         given = {name: self._argument(name, array) for name, array in inputs.items()}
-        with self._around:
-            returned = self._program.call(*self._arrangement.positional_arguments(given))
-            places = {name: self._places[name] for name in wanted}
-            results = self._tensors.results_by_name(returned, places, model)
+        with self._run_context:
+            returned = self._program.call(*self._argument_mapping.positional_arguments(given))
+            positions = {name: self._result_positions[name] for name in wanted}
+            results = self._tensors.results_by_name(returned, positions, model)
             return {
                 name: self._tensors.to_array(results[name], self._contract.outputs[name], model)
                 for name in wanted
@@ -103,7 +103,7 @@ class TritonPythonModel:
         Raises ModelFailure.
         """
         for name, expected in self._contract.inputs.items():
-            kind = self._arrangement.argument_of(name).kind
+            kind = self._argument_mapping.argument_of(name).kind
             if (expected.data_type == "TYPE_STRING") != (kind == "texts"):
                 provided = "a list of texts, TYPE_STRING" if kind == "texts" else "a tensor"
                 raise ModelFailure(
@@ -126,12 +126,14 @@ class TritonPythonModel:
             return
         named = [
             each if name is None else each._replace(name=name)
-            for each, name in zip(inputs, self._arrangement.order or [each.name for each in inputs])
+            for each, name in zip(
+                inputs, self._argument_mapping.order or [each.name for each in inputs]
+            )
         ]
         known = {each.name: each for each in outputs}
         given = [
             known.get(name) or outputs[place]._replace(name=name)
-            for name, place in self._places.items()
+            for name, place in self._result_positions.items()
             if name in known or place < len(outputs)
         ]
         self._contract.check_model(named, given)

@@ -65,7 +65,7 @@ def load(model: str, path: str, device: str) -> Program:
 def _reader_for(path: str) -> Callable[[str, str], Program]:
     """Returns the reader for the file's format, which its content tells and its name does not."""
     if not zipfile.is_zipfile(path):
-        raise ValueError("it is no archive of PyTorch, or it is damaged")
+        raise ValueError("it is not a PyTorch archive, or it is damaged")
     with zipfile.ZipFile(path) as archive:
         names = ["/" + name.partition("/")[2] for name in archive.namelist()]
         bare = ["/" + name for name in archive.namelist()]
@@ -96,8 +96,8 @@ def _read_script(path: str, device: str) -> Program:
     ]
     graph = module.inlined_graph
     aliases = graph.alias_db()
-    writes = any(aliases.has_writers(value) for value in graph.inputs())
-    return Program(module, arguments, writes)
+    modifies_inputs = any(aliases.has_writers(value) for value in graph.inputs())
+    return Program(module, arguments, modifies_inputs)
 
 
 def _read_exported(path: str, device: str) -> Program:
@@ -117,20 +117,20 @@ def _read_exported(path: str, device: str) -> Program:
     module = exported.module()
     if device:
         module = module.to(device)
-    writes = _modifies_tensors(exported)
+    modifies_inputs = _modifies_tensors(exported)
     example: Any = exported.example_inputs or ((), {})
     args, kwargs = example
     if len(args) == 1 and not kwargs and isinstance(args[0], dict):
         if inputs is not None:
             inputs = [each._replace(name=name) for each, name in zip(inputs, args[0])]
-        return Program(module, [Argument("inputs", "dict")], writes, inputs, outputs)
+        return Program(module, [Argument("inputs", "dict")], modifies_inputs, inputs, outputs)
     arguments = None if inputs is None else [Argument(each.name) for each in inputs]
 
     def call(*values: Any) -> Any:
         named = dict(zip(kwargs, values[len(args) :]))
         return module(*values[: len(values) - len(named)], **named)
 
-    return Program(call, arguments, writes, inputs, outputs)
+    return Program(call, arguments, modifies_inputs, inputs, outputs)
 
 
 def _read_compiled(path: str, device: str) -> Program:

@@ -11,13 +11,13 @@ from stub.backends.batch import Array, InvalidInput
 from stub.backends.contract import ConfiguredTensor, format_shape
 
 
-def to_tensor(array: Array, data_type: str, writes: bool, device: str) -> Any:
+def to_tensor(array: Array, data_type: str, modifies_inputs: bool, device: str) -> Any:
     """Returns a tensor over the array's memory, or over a copy if it must be writable or moved."""
     if not array.flags.writeable:
         # PyTorch has no read-only tensors. A program that does not write can use shared memory.
         address = address_of(array)
         shared = array_at(address, array.dtype, array.shape, array, writable=True)
-        array = array.copy() if writes else shared
+        array = array.copy() if modifies_inputs else shared
     if data_type == "TYPE_BF16":
         tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     else:

@@ -54,9 +54,9 @@ def configure_tensorflow(model: str, settings: Settings, placement: Placement) -
             " install tensorflow[and-cuda], or configure KIND_CPU"
         )
     if placement.kind != "MODEL":
-        mine = [gpus[placement.device]] if placement.on_gpu else []
-        tf.config.set_visible_devices(mine, "GPU")
-        for gpu in mine:
+        visible = [gpus[placement.device]] if placement.on_gpu else []
+        tf.config.set_visible_devices(visible, "GPU")
+        for gpu in visible:
             # Other processes use the GPU as well.
             tf.config.experimental.set_memory_growth(gpu, True)
 
@@ -109,11 +109,15 @@ def load_frozen_graph(
     for kind, names in (("input", inputs), ("output", outputs)):
         for name in names:
             if name.partition(":")[0] not in known:
-                raise ModelFailure(f"unexpected inference {kind} '{name}', the graph has no such")
-    ends = {
+                raise ModelFailure(
+                    f"unexpected inference {kind} '{name}', the graph has no operation of that name"
+                )
+    tensors_by_name = {
         name: whole.graph.get_tensor_by_name(_tensor_name(name)) for name in (*inputs, *outputs)
     }
-    function = whole.prune([ends[name] for name in inputs], [ends[name] for name in outputs])
+    function = whole.prune(
+        [tensors_by_name[name] for name in inputs], [tensors_by_name[name] for name in outputs]
+    )
 
     def call(given: Mapping[str, Array]) -> Mapping[str, Array]:
         results = function(*(tf.convert_to_tensor(given[name]) for name in inputs))
@@ -121,8 +125,8 @@ def load_frozen_graph(
 
     return Graph(
         call,
-        _describe_tensors(model, {name: ends[name] for name in inputs}),
-        _describe_tensors(model, {name: ends[name] for name in outputs}),
+        _describe_tensors(model, {name: tensors_by_name[name] for name in inputs}),
+        _describe_tensors(model, {name: tensors_by_name[name] for name in outputs}),
         whole,
     )
 

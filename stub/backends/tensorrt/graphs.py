@@ -53,20 +53,20 @@ def graph_specs(config: Mapping[str, Any], plan: Plan, profiles: Sequence[int]) 
     graphs: List[GraphSpec] = []
     for spec in specs:
         bound = spec.get("graph_lower_bound")
-        least = None if bound is None else reader.extents(bound)
+        lower_bound = None if bound is None else reader.extents(bound)
         extents = reader.extents(spec)
-        graph = GraphSpec(extents, reader.profile_for(extents), least)
+        graph = GraphSpec(extents, reader.profile_for(extents), lower_bound)
         if graph not in graphs:
             graphs.append(graph)
     return graphs
 
 
 def _default_batch_sizes(config: Mapping[str, Any]) -> List[int]:
-    most = config.get("max_batch_size", 0)
-    if not most:
+    max_batch_size = config.get("max_batch_size", 0)
+    if not max_batch_size:
         return [0]
     preferred = config.get("dynamic_batching", {}).get("preferred_batch_size", ())
-    return sorted(size for size in {1, *preferred} if size <= most)
+    return sorted(size for size in {1, *preferred} if size <= max_batch_size)
 
 
 def choose_graph(graphs: Sequence[GraphSpec], extents: Mapping[str, Extent]) -> Optional[GraphSpec]:
@@ -82,7 +82,7 @@ def _volume(graph: GraphSpec) -> int:
 class _GraphSpecReader:
     def __init__(self, config: Mapping[str, Any], plan: Plan, profiles: Sequence[int]) -> None:
         self._model: str = config["name"]
-        self._most: int = config.get("max_batch_size", 0)
+        self._max_batch_size: int = config.get("max_batch_size", 0)
         self._plan = plan
         self._profiles = profiles
 
@@ -94,8 +94,12 @@ class _GraphSpecReader:
 
     def extents(self, spec: Mapping[str, Any]) -> Dict[str, Extent]:
         size = int(spec.get("batch_size", 0))
-        if (size > 0) != (self._most > 0) or not 0 <= size <= self._most:
-            fits = f"from 1 to {self._most}" if self._most else "0, as there is no max_batch_size"
+        if (size > 0) != (self._max_batch_size > 0) or not 0 <= size <= self._max_batch_size:
+            fits = (
+                f"from 1 to {self._max_batch_size}"
+                if self._max_batch_size
+                else "0, as there is no max_batch_size"
+            )
             raise self._invalid_spec(f"its batch_size must be {fits}, got {size}")
         given: Mapping[str, Mapping[str, Any]] = spec.get("input", {})
         unknown = sorted(set(given) - {each.name for each in self._plan.inputs})
@@ -104,7 +108,7 @@ class _GraphSpecReader:
         found: Dict[str, Extent] = {}
         for tensor in self._plan.inputs:
             best = tensor.ranges[self._profiles[0]].opt if tensor.ranges else tensor.shape
-            rest = best[1:] if self._most else best
+            rest = best[1:] if self._max_batch_size else best
             if tensor.name in given:
                 named = tuple(int(each) for each in given[tensor.name]["dim"])
                 if len(named) != len(rest):
@@ -113,7 +117,7 @@ class _GraphSpecReader:
                         f" {len(named)}"
                     )
                 rest = named
-            found[tensor.name] = (size, *rest) if self._most else rest
+            found[tensor.name] = (size, *rest) if self._max_batch_size else rest
         return found
 
     def _invalid_spec(self, why: str) -> ModelFailure:

@@ -44,7 +44,7 @@ class ErrorLog(tensorrt.ILogger):  # type: ignore[misc]
     def take_errors(self) -> str:
         """Returns the collected errors as one text, and clears them."""
         text, self.errors = "; ".join(self.errors), []
-        return text or "the library does not say why"
+        return text or "the library gives no reason"
 
 
 class OpenedPlan(NamedTuple):

@@ -7,20 +7,22 @@ from stub.backends.tensorrt.plan import Plan, PlanTensor, model_tensor
 from stub.user_model import ModelFailure
 
 
-def check_config(contract: ModelContract, most: int, plan: Plan, profiles: Sequence[int]) -> None:
+def check_config(
+    contract: ModelContract, max_batch_size: int, plan: Plan, profiles: Sequence[int]
+) -> None:
     """Checks that the plan has what the configuration declares. Raises ModelFailure.
 
-    `most` is the configuration's max_batch_size.
+    `max_batch_size` is the configuration's max_batch_size.
     """
     largest = plan.max_batch(profiles)
-    if most > 0 and most > largest:
+    if max_batch_size > 0 and max_batch_size > largest:
         engine = f"takes at most {largest}" if largest else "has no dynamic batch dimension"
         raise ModelFailure(
             f"unable to load model '{contract.model}', configuration specifies max_batch_size"
-            f" {most}, and the engine {engine} with the optimization profiles"
+            f" {max_batch_size}, and the engine {engine} with the optimization profiles"
             f" {', '.join(map(str, profiles))}"
         )
-    if plan.implicit_max_batch and not most:
+    if plan.implicit_max_batch and not max_batch_size:
         raise ModelFailure(
             f"unable to load model '{contract.model}', configuration specifies max_batch_size 0,"
             f" and the engine has an implicit batch dimension: set it, to at most"

@@ -135,8 +135,8 @@ class _ExecutionContext:
                 f" {tensor.layout.description} takes {needed} for the shape {list(value.shape)}"
             )
         if tensor.on_host:
-            held = self._host_buffer(tensor, value.shape)
-            held[...] = data
+            buffer = self._host_buffer(tensor, value.shape)
+            buffer[...] = data
             return
         target = self._device_buffer(tensor.name, needed)
         if needed:
@@ -218,7 +218,8 @@ class _ExecutionContext:
             except (RuntimeError, pb_utils.TritonModelException) as error:
                 why = str(error)
         pb_utils.Logger.log_warn(
-            f"no CUDA graph can be recorded for {graph.extents}, such batches run without: {why}"
+            f"no CUDA graph can be recorded for {graph.extents}, such batches run without one:"
+            f" {why}"
         )
         return None
 
@@ -231,13 +232,13 @@ class _ExecutionContext:
         return memory
 
     def _host_buffer(self, tensor: PlanTensor, shape: Sequence[int]) -> Array:
-        held = self._host_buffers.get(tensor.name)
-        if held is None or held.shape != tuple(shape):
-            held = self._host_buffers[tensor.name] = np.zeros(
+        buffer = self._host_buffers.get(tensor.name)
+        if buffer is None or buffer.shape != tuple(shape):
+            buffer = self._host_buffers[tensor.name] = np.zeros(
                 shape, STORAGE_DTYPES[tensor.data_type]
             )
-            self._set_address(tensor.name, held.ctypes.data)
-        return held
+            self._set_address(tensor.name, buffer.ctypes.data)
+        return buffer
 
     def _add_output_allocator(self, tensor: PlanTensor) -> None:
         if tensor.name not in self._allocators:
