@@ -1,1 +1,1 @@
-"""One process per model instance: imports the user's model and answers the host's messages."""
+"""One process per model instance: imports the user's model and handles the host's messages."""

@@ -18,7 +18,7 @@ _TYPES = {"TYPE_INT32": np.int32, "TYPE_FP32": np.float32}
 
 
 class BatchTensorError(Exception):
-    """A batch from which a tensor cannot be made, or an output that cannot be taken apart."""
+    """A batch input cannot be created, or a batch output cannot be split."""
 
 
 def _counts(shapes: _Shapes, _lead: int) -> "npt.NDArray[Any]":
@@ -40,7 +40,7 @@ def _max_count_as_shape(shapes: _Shapes, lead: int) -> "npt.NDArray[Any]":
 def _item_shapes(shapes: _Shapes, lead: int) -> "npt.NDArray[Any]":
     rows = [shape[lead:] for shape in shapes for _ in range(shape[0] if lead else 1)]
     if len({len(row) for row in rows}) > 1:
-        raise BatchTensorError(f"shapes of different ranks make no matrix: {rows}")
+        raise BatchTensorError(f"shapes of different ranks cannot form a matrix: {rows}")
     return np.array(rows, dtype=np.int64).reshape(len(rows), -1)
 
 
@@ -59,7 +59,7 @@ _KINDS: "Dict[str, Callable[[_Shapes, int], npt.NDArray[Any]]]" = {
 
 
 class BatchTensors:
-    """What one model's configuration says about its batches."""
+    """The batch inputs and batch outputs of one model's configuration."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._lead = 1 if config["max_batch_size"] > 0 else 0
@@ -72,13 +72,13 @@ class BatchTensors:
 
     @classmethod
     def from_config(cls, model_config: str) -> "Optional[BatchTensors]":
-        """From the configuration as JSON; None if it asks for no such tensors."""
+        """Parses a configuration (JSON); returns None if it has no batch inputs or outputs."""
         config = json.loads(model_config)
-        asked = config.get("batch_input") or config.get("batch_output")
-        return cls(config) if asked else None
+        has_batch_tensors = config.get("batch_input") or config.get("batch_output")
+        return cls(config) if has_batch_tensors else None
 
     def add_batch_inputs(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
-        """Give each request the tensors about its batch, as further inputs.
+        """Adds the batch inputs to each request.
 
         Raises BatchTensorError.
         """
@@ -96,9 +96,9 @@ class BatchTensors:
         requests: Sequence[pb_utils.InferenceRequest],
         returned: Sequence[Optional[pb_utils.InferenceResponse]],
     ) -> List[Optional[pb_utils.InferenceResponse]]:
-        """The responses, with outputs of the shapes that the inputs of their requests have.
+        """Returns the responses, with outputs shaped like the inputs of their requests.
 
-        An output that only the first response has, with the elements of all, is taken apart.
+        An output that only the first response has, with the elements of all, is split.
         Raises BatchTensorError.
         """
         responses = list(returned)
@@ -117,7 +117,7 @@ def _source_shapes(source: str, requests: Sequence[pb_utils.InferenceRequest]) -
         tensor = pb_utils.get_input_tensor_by_name(request, source)
         if tensor is None:
             raise BatchTensorError(
-                f"a tensor is made of input '{source}' of each request, and one has none"
+                f"batch inputs are computed from input '{source}', which a request lacks"
             )
         shapes.append(list(tensor.shape()))
     return shapes
@@ -126,8 +126,8 @@ def _source_shapes(source: str, requests: Sequence[pb_utils.InferenceRequest]) -
 def _piece_shape(dims: Sequence[int], shape: Sequence[int], name: str, source: str) -> List[int]:
     if any(size == -1 and index >= len(shape) for index, size in enumerate(dims)):
         raise BatchTensorError(
-            f"output '{name}' of shape {list(dims)} takes what is -1 from input '{source}', whose"
-            f" shape {list(shape)} has no such dimension"
+            f"output '{name}' of shape {list(dims)} takes its variable sizes from input '{source}',"
+            f" whose shape {list(shape)} has no such dimension"
         )
     return [shape[index] if size == -1 else size for index, size in enumerate(dims)]
 
@@ -174,10 +174,10 @@ def _replace_output(
     name: str,
     array: "npt.NDArray[Any]",
 ) -> None:
-    """Have the response hold this array in place of what it has by that name."""
+    """Replaces an output of a response by this array."""
     response = responses[index]
     assert response is not None
     others = [tensor for tensor in response.output_tensors() if tensor.name() != name]
     others.append(pb_utils.Tensor(name, array))
-    made = pb_utils.InferenceResponse._from_wire(others, None, response._parameters)
-    responses[index] = made
+    replaced = pb_utils.InferenceResponse._from_wire(others, None, response._parameters)
+    responses[index] = replaced

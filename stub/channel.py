@@ -1,8 +1,8 @@
 """The stub's end of the connection to the host; the only stub module that knows of zmq.
 
-Work comes to the main thread, and answers leave from whichever thread has them, through two rings
-in shared memory. What a ring has no room for comes by ZeroMQ, and so does everything for the
-service thread. A ZeroMQ socket belongs to one thread, hence three of them.
+The main thread receives work, and any thread sends responses, through two rings in shared memory.
+ZeroMQ carries the frames that a ring has no room for, and all frames for the service thread. There
+are three ZeroMQ sockets, because a socket must be used by one thread only.
 """
 
 import os
@@ -43,7 +43,7 @@ class Channel:
         to_stub, to_host = map_rings(spawn.rings_fd)
         self._inbox = RingReader(to_stub)
         self._ring = RingWriter(to_host)
-        self.inline_limit = self._ring.inline_limit  # bytes of tensors in the next frame
+        self.inline_limit = self._ring.inline_limit  # bytes of inline tensors for the next frame
         self._work_event = spawn.work_event_fd
         self._host_event = spawn.host_event_fd
         has_work = select.poll()

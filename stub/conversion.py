@@ -37,12 +37,12 @@ def tensor_from_wire(wire: WireTensor, memory: StubMemory) -> pb_utils.Tensor:
 def tensor_to_wire(
     tensor: pb_utils.Tensor, memory: StubMemory, exported: List[Block], tensors: int = 1
 ) -> WireTensor:
-    """The tensor's bytes as they are now, by reference if they already lie in shared memory.
+    """Returns the tensor's present bytes for a message, by reference if they are in shared memory.
 
-    It is one of so many `tensors` of a message.
+    `tensors` is the number of tensors in the message. From now on the tensor sends these bytes,
+    even if its array changes (docs/reference/model_api.md, 4.2). Blocks to export to the host with
+    the complete message are added to `exported`.
 
-    From here on the tensor sends these same bytes, whatever happens to its array (pb_utils spec
-    4.2). Blocks that the host must be lent when the message is complete are added to `exported`.
     Raises ArenaFull, and TritonModelException if the content cannot be copied from a GPU.
     """
     owner = tensor._owner
@@ -98,7 +98,10 @@ def _inputs_from_wire(wires: Sequence[WireTensor], memory: StubMemory) -> List[p
 
 
 def request_to_wire(request: RequestFields, memory: StubMemory) -> WireRequest:
-    """An outgoing (BLS) request. Raises ArenaFull or ConversionError, and has then lent nothing."""
+    """Returns an outgoing (BLS) request, whose blocks are exported.
+
+    Raises ArenaFull or ConversionError; nothing is exported then.
+    """
     exported: List[Block] = []
     parameters = _request_parameters(request)
     try:
@@ -111,7 +114,7 @@ def request_to_wire(request: RequestFields, memory: StubMemory) -> WireRequest:
 
 
 def request_to_wire_inline(request: RequestFields) -> WireRequest:
-    """An outgoing request with all its bytes, for a process without memory to place them in.
+    """Returns an outgoing request with all bytes inline, for a process without its own arena.
 
     Raises ConversionError.
     """
@@ -126,7 +129,7 @@ def request_to_wire_inline(request: RequestFields) -> WireRequest:
 
 
 def place_inputs_in_arena(wire: WireRequest, memory: StubMemory) -> WireRequest:
-    """A request that came with all its bytes, as one of this process. Raises ArenaFull."""
+    """Moves the large inputs of a request with inline bytes into the arena. Raises ArenaFull."""
     exported: List[Block] = []
     for index, tensor in enumerate(wire.inputs):
         if tensor.data is not None and len(tensor.data) > INLINE_ALWAYS:
@@ -169,7 +172,7 @@ def _trace_to_wire(trace: InferenceTrace) -> TraceLink:
 def response_from_wire(
     wire: WireResponse, memory: StubMemory, preferred: Optional[pb_utils.PreferredMemory] = None
 ) -> pb_utils.InferenceResponse:
-    """The answer to a BLS request, in the memory that is preferred for its outputs."""
+    """Returns the response to a BLS request, with its outputs in the preferred memory."""
     if wire.error is not None:
         code = pb_utils.TritonError.ErrorCode(wire.error.code)
         error = pb_utils.TritonError(wire.error.message, code)
@@ -182,7 +185,7 @@ def response_from_wire(
 
 
 def inline_wire_response(wire: WireResponse, memory: StubMemory) -> WireResponse:
-    """An answer with all its bytes, for a process that cannot read where they lie."""
+    """Returns a response with all bytes inline, for a process that cannot read the blocks."""
     outputs = [
         tensor
         if tensor.data is not None
@@ -201,11 +204,10 @@ def response_to_wire(
     exported: List[Block],
     output_placement: Optional[Mapping[str, OutputPlacement]] = None,
 ) -> WireResponse:
-    """A model's answer, without the outputs that nobody asked for; `exported` as in
-    `tensor_to_wire`.
+    """Returns a model's response with its requested outputs; `exported` as in `tensor_to_wire`.
 
-    Those in `output_placement` are written there if they fit. What does not fit into shared
-    memory becomes an error of this response alone.
+    Outputs in `output_placement` are written to the client's memory if they fit. If shared memory
+    is full, only this response becomes an error.
     """
     error = response._error
     if error is not None:
@@ -232,16 +234,15 @@ def response_to_wire(
 def _write_to_client_memory(
     tensor: pb_utils.Tensor, placement: OutputPlacement, memory: StubMemory, exported: List[Block]
 ) -> WireTensor:
-    """Write an output into a client's memory; as `tensor_to_wire` if the client left too little."""
+    """Writes an output to a client's memory; if it is too small, does as `tensor_to_wire`."""
     region = tensor._unsent_device_memory()
     data = memoryview(tensor._wire_data()) if region is None else memoryview(b"")
     arena, offset, _ = placement
     size = data.nbytes if region is None else region.nbytes
     place = memory.output_buffer(size, placement)
     if place is None:
-        return tensor_to_wire(
-            tensor, memory, exported
-        )  # the host handles an output that does not fit
+        # The host handles an output that does not fit.
+        return tensor_to_wire(tensor, memory, exported)
     if region is None:
         copy_into(place, data)
     else:
@@ -255,9 +256,9 @@ def error_response(text: str) -> WireResponse:
 
 
 def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[str, Parameter]:
-    """As they travel. Raises ConversionError.
+    """Returns the parameters if they can be encoded. Raises ConversionError.
 
-    The types of the values were checked when the request or response was made.
+    The types of their values were checked when the request or response was created.
     """
     if not parameters:
         return {}
@@ -265,7 +266,9 @@ def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[st
         try:
             f"{name}{value}".encode()
         except UnicodeEncodeError as error:
-            raise ConversionError(f"Parameter {name!r} is no valid text: {error.reason}") from error
+            raise ConversionError(
+                f"Parameter {name!r} is not valid text: {error.reason}"
+            ) from error
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise ConversionError(
                 f"Unsupported value type on parameters: '{name}' is {value}, which does not fit"

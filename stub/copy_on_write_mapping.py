@@ -1,4 +1,4 @@
-"""Files mapped copy-on-write: what a process writes there is its own, page by page."""
+"""Maps files copy-on-write: a write changes the process's own copy of a page, not the file."""
 
 import ctypes
 import mmap
@@ -9,27 +9,31 @@ from typing import Any, List, Optional, Tuple
 
 from stub.wire.shared_file import PAGE, file_identity
 
-_NORESERVE = 0x4000  # of <sys/mman.h>, as is the next (Linux 5.14)
+_NORESERVE = 0x4000  # from <sys/mman.h>, like the next one (Linux 5.14)
 _POPULATE_WRITE = 23
-_MAX_MAPPED_BYTES = 16 << 40  # bytes, of the 128 TiB that a process has; arenas need theirs first
-_PAGEMAP_ENTRY_SIZE = 8  # bytes of /proc/self/pagemap for a page; the last has the flags
+_MAX_MAPPED_BYTES = 16 << 40  # bytes; a process has 128 TiB of addresses, and the arenas need some
+_PAGEMAP_ENTRY_SIZE = 8  # bytes per page in /proc/self/pagemap; the last one holds the flags
 _UNCHANGED_PAGE_FLAGS = bytes(flags for flags in range(256) if flags >> 5 & 1 or not flags >> 6)
-"""Such flags has a page that is not there, or that is the file's: bit 5 says that, 6 and 7 where it
-is."""
+"""Flag bytes of pages without changes: the page belongs to the file (bit 5), or is not present
+(bits 6 and 7 are clear)."""
 
 
 class CopyOnWriteMapping:
-    """A file, mapped by a process that keeps what it writes there to itself, page by page.
+    """A copy-on-write mapping of a file: what this process writes is not written to the file.
 
-    `address` is where it begins; `file_offset` is where that is in the `file`, which
-    `file_identity` names. Offsets and sizes are in bytes from `address`, and of whole pages.
+    `address` is the start of the mapping. `file_offset` is the position of that start in `file`, an
+    identity from `file_identity`. The methods take offsets from `address` and sizes, in bytes; both
+    are multiples of the page size.
     """
 
     def __init__(self, fd: int, size: int, offset: int, region: bool) -> None:
-        """Raises OSError or ValueError if that cannot be here; `region`: a client's memory."""
+        """Maps `size` bytes of the file; `region` tells whether they are a client's shared memory.
+
+        Raises OSError or ValueError if the file cannot be mapped.
+        """
         global _page_map, _mapped_bytes
         if sys.byteorder != "little" or _address_space_is_limited():
-            raise OSError("private mappings are for machines that have addresses to spare")
+            raise OSError("copy-on-write mappings need an unlimited address space")
         if _mapped_bytes + size > _MAX_MAPPED_BYTES:
             raise OSError(f"{_mapped_bytes} bytes are mapped already")
         if _page_map is None:
@@ -41,7 +45,7 @@ class CopyOnWriteMapping:
         self._size = size
         flags = mmap.MAP_PRIVATE | _NORESERVE
         self._map = mmap.mmap(fd, size, flags=flags, offset=offset)
-        self._map.madvise(_POPULATE_WRITE, 0, 0)  # does nothing, if the kernel knows it
+        self._map.madvise(_POPULATE_WRITE, 0, 0)  # no bytes: fails if the kernel lacks it
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         _mapped_bytes += size
 
@@ -51,7 +55,7 @@ class CopyOnWriteMapping:
             _mapped_bytes -= self._size
 
     def is_changed(self, offset: int, size: int) -> bool:
-        """Whether a page has been written to."""
+        """Returns whether this process has written to any of the pages."""
         assert _page_map is not None
         count = -(-size // PAGE)
         entries = os.pread(
@@ -64,24 +68,27 @@ class CopyOnWriteMapping:
         )
 
     def discard_changes(self, offset: int, size: int) -> None:
-        """Show the file again where pages were written to, zeros after `replace_with_copy`.
+        """Reverts the pages to the content of the file; to zeros after `replace_with_copy`.
 
         Raises OSError.
         """
         self._map.madvise(mmap.MADV_DONTNEED, offset, size)
 
     def copy_pages(self, offset: int, size: int) -> None:
-        """Copy each page that is not a copy yet. Raises OSError. Other threads run meanwhile."""
+        """Copies each page that is not a copy yet. Raises OSError.
+
+        Other threads may write to the pages meanwhile.
+        """
         _call_libc(_libc.madvise, self.address + offset, size, _POPULATE_WRITE)
 
     def replace_with_copy(self, offset: int, size: int) -> None:
-        """As `copy_pages`, for good: if the file shrinks, the kernel takes even such copies away.
+        """Replaces the pages by anonymous memory with the same content. Raises OSError.
 
-        What another thread writes there at this moment may be lost. Raises OSError.
+        Unlike the copies of `copy_pages`, these pages stay when the file shrinks. A write of
+        another thread during the call may be lost.
         """
-        self.copy_pages(
-            offset, size
-        )  # an error, and no SIGBUS, where the file is too short already
+        # Raises an error if the file is too short; touching the pages would be a SIGBUS.
+        self.copy_pages(offset, size)
         size = -(-size // PAGE) * PAGE
         copy = _call_libc(_libc.mmap, None, size, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
         target = self.address + offset
@@ -93,7 +100,7 @@ class CopyOnWriteMapping:
             raise
 
     def release_file(self, kept: List[Tuple[int, int]]) -> None:
-        """Let go of the file, except for these parts, which are (start, end) in order.
+        """Unmaps the file, except for the parts in `kept`: sorted pairs (start, end).
 
         Raises OSError.
         """
@@ -107,7 +114,7 @@ class CopyOnWriteMapping:
 
 
 def _address_space_is_limited() -> bool:
-    """Whether a mapping that reserves no memory counts nevertheless."""
+    """Returns whether the system counts mappings that reserve no memory towards a limit."""
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
         return True
@@ -119,7 +126,7 @@ def _address_space_is_limited() -> bool:
 
 
 def _call_libc(function: Any, *arguments: Any) -> int:
-    """Call the C library. Raises OSError."""
+    """Calls a function of the C library. Raises OSError."""
     result: int = function(*arguments)
     if result == -1 or result == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -127,7 +134,7 @@ def _call_libc(function: Any, *arguments: Any) -> int:
 
 
 _page_map: Optional[int] = None
-_mapped_bytes = 0  # bytes of all private mappings
+_mapped_bytes = 0  # bytes of all copy-on-write mappings
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _libc.mmap.argtypes = (
@@ -144,5 +151,5 @@ _libc.mremap.restype = ctypes.c_size_t
 _FAILED = ctypes.c_size_t(-1).value
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _PRIVATE_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_FIXED = 0x10  # of <sys/mman.h>
+_FIXED = 0x10  # from <sys/mman.h>
 _MAYMOVE_FIXED = 1 | 2

@@ -1,8 +1,9 @@
-"""Arrays that belong to the model without a copy: the kernel copies the pages that it writes to.
+"""Gives models writable arrays over received tensors without a copy, by copy-on-write mappings.
 
-Most models only read what `as_numpy` gives them. An array over a private, copy-on-write mapping of
-the block costs them nothing. It must not change when the block is used anew, so an array that
-outlives its batch, or a fork, gets pages of its own before that.
+Most models only read the arrays of `as_numpy`. An array over a private, copy-on-write mapping of
+the block costs such a model nothing, and the kernel copies the pages that another model writes to.
+The array must not change when the block is reused, so it gets its own pages before that: at the end
+of its batch, and before a fork.
 """
 
 import os
@@ -18,28 +19,29 @@ from stub.wire.shared_file import PAGE
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_ALIGNMENT = 16  # bytes, as of memory that numpy allocates
-_INITIAL_BACKOFF = 64  # arrays
+_ALIGNMENT = 16  # bytes, like memory that numpy allocates
+_INITIAL_BACKOFF = 64  # number of arrays that are copied
 _MAX_BACKOFF = 1 << 16
-_MAX_VIEWS = 64  # arrays of which something is kept in mind; more are copies
+_MAX_VIEWS = 64  # number of views that are tracked; further arrays are copied
 
 
 class RegionBlock(Block):
-    """A block in a client's memory, which came with a `batch`. After that the client may change it
-    although the block lives.
+    """A block in a client's shared memory, received with the batch number `batch`.
+
+    The client may change the memory after that batch, even while the block is alive.
     """
 
     __slots__ = ("batch",)
 
-    batch: int  # set by whoever makes it
+    batch: int  # set after construction
 
 
 def _ignore_wake() -> None:
-    """In a forked child nobody is to be woken."""
+    """Does nothing: a forked child has no service thread to wake."""
 
 
 class _View:
-    """The pages that an array shows."""
+    """The range of pages under one array."""
 
     __slots__ = (
         *("address", "alive", "block", "end", "mapping", "nbytes", "detached", "replaced", "start"),
@@ -51,13 +53,13 @@ class _View:
         self.end = (block.offset + block.size + PAGE - 1) // PAGE * PAGE
         self.address = mapping.address + block.offset
         self.nbytes = block.size
-        self.block: Optional[Block] = None  # what the array depends on
-        self.detached = False  # it has pages of its own, or had
-        self.replaced = False  # and these are not of the mapping
+        self.block: Optional[Block] = None  # the block that the array depends on
+        self.detached = False  # the array has its own pages, or had them
+        self.replaced = False  # its own pages have replaced those of the mapping
         self.alive = True
 
-    def overlaps_file_range(self, file: Tuple[int, int], place: int, size: int) -> bool:
-        start = place - self.mapping.file_offset
+    def overlaps_file_range(self, file: Tuple[int, int], offset: int, size: int) -> bool:
+        start = offset - self.mapping.file_offset
         return self.mapping.file == file and self.start < start + size and start < self.end
 
     def overlaps(self, other: "_View") -> bool:
@@ -69,13 +71,13 @@ class _View:
         )
 
     def detach(self) -> bool:
-        """Give the array pages of its own; False if there is no memory for that, or no file."""
+        """Gives the array its own pages; returns False if memory is short, or the file is gone."""
         start, size = self.start, self.end - self.start
         try:
             if self.mapping.is_client_region and not self.mapping.is_changed(start, size):
                 self.mapping.replace_with_copy(start, size)
                 self.replaced = True
-            else:  # a thread of the model may be writing there at this moment
+            else:  # a thread of the model may write to the pages now
                 self.mapping.copy_pages(start, size)
         except OSError:
             return False
@@ -87,18 +89,18 @@ class _View:
         return self.detached or self.mapping.is_changed(self.start, self.end - self.start)
 
     def restore_file_pages(self) -> bool:
-        """Whether the pages show the file again; the array is gone."""
+        """Reverts the pages of a deleted array; returns whether they show the file again."""
         if self.replaced:
             return False
         try:
             self.mapping.discard_changes(self.start, self.end - self.start)
-        except OSError:  # locked in memory, by the model
+        except OSError:  # the model has locked the pages in memory
             return False
         return True
 
 
 class _ViewLifetime:
-    """What the arrays over a view keep alive."""
+    """The owner of all arrays over a view: its finaliser runs after the last array is deleted."""
 
     __slots__ = ("_on_drop", "_view")
 
@@ -111,11 +113,11 @@ class _ViewLifetime:
 
 
 class CopyOnWriteViews:
-    """Those of one stub, made on its main thread while `execute` runs.
+    """The copy-on-write views of one stub, created on the thread of the batch during `execute`.
 
-    A model that writes to them, or keeps them, pays more than for copies. It gets copies for a
-    while then, for twice as long each time. Finalisers may call any method in the middle of any
-    other, in the same thread.
+    A model that writes to its arrays or keeps them pays more for views than for copies. It
+    therefore gets copies for a while, and each time for twice as many arrays as before. Finalisers
+    may call any method while another one runs on the same thread.
     """
 
     def __init__(
@@ -123,62 +125,64 @@ class CopyOnWriteViews:
         mapping_of: Callable[[int], Optional[CopyOnWriteMapping]],
         wake: Callable[[], None],
     ) -> None:
-        """`mapping_of` an arena by its number, None if there is none; `wake` has
-        `reclaim_dropped_views` called
-        soon.
+        """Stores the two callbacks.
+
+        `mapping_of` returns the mapping of an arena number, or None. `wake` wakes the service
+        thread, which then calls `reclaim_dropped_views`.
         """
-        self.batch = 0  # number of the present one, or of the last
+        self.batch = 0  # number of the current batch, or of the last one
         self._mapping_of = mapping_of
         self._wake = wake
-        self._views: List[_View] = []  # also those of arrays that have pages of their own
+        self._views: List[_View] = []  # including views that have their own pages
         self._dropped: Deque[_View] = deque()
         self._lock = threading.RLock()
         self._batch_thread = 0
-        self._regions_allowed = False  # whether clients' memory may be shown
-        self._copies_left = 0  # so many arrays are still to be copied
-        self._backoff = _INITIAL_BACKOFF  # the next rest
-        self._unchanged_views = 0  # since the last rest
+        self._regions_allowed = False  # whether views of client regions are allowed now
+        self._copies_left = 0  # number of arrays to copy before the next view
+        self._backoff = _INITIAL_BACKOFF  # next value of _copies_left
+        self._unchanged_views = 0  # since the last backoff
 
     def begin_batch(self, regions: bool) -> None:
-        """A batch begins on this thread; `regions` says whether no client is answered before it
-        ends.
+        """Begins a batch on this thread.
+
+        `regions` allows views of client regions: no response leaves before the end of the batch.
         """
         self.batch += 1
         self._batch_thread = threading.get_ident()
         self._regions_allowed = regions
 
     def end_batch(self) -> None:
-        """The batch is about to be answered: arrays that are still alive get pages of their own."""
+        """Ends the batch before its responses are sent: arrays still alive get their own pages."""
         self._batch_thread = 0
         if self._views:
             self.detach_all()
 
     def detach_all(self) -> None:
-        """Let no living array depend on a block any more.
+        """Gives all living arrays their own pages, so that no array depends on a block.
 
-        Where the client has taken its memory away, or there is no memory, they go on doing so.
+        An array stays dependent if memory is short, or if the client has removed its region.
         """
         with self._lock:
             self._detach(list(self._views))
 
     def detach_from_client_regions(self) -> None:
-        """As `detach_all`, of clients' memory, which is not shown any more in this batch."""
+        """Detaches the views of client regions, and creates no more of them in this batch."""
         with self._lock:
             self._regions_allowed = False
             self._detach([view for view in self._views if view.mapping.is_client_region])
 
-    def detach_from_range(self, file: Tuple[int, int], place: int, size: int) -> None:
-        """As `detach_all`, of bytes in a file that are about to be written to."""
+    def detach_from_range(self, file: Tuple[int, int], offset: int, size: int) -> None:
+        """Detaches the views of bytes in a file that are about to be overwritten."""
         if self._views:
             with self._lock:
                 self._detach(
-                    [view for view in self._views if view.overlaps_file_range(file, place, size)]
+                    [view for view in self._views if view.overlaps_file_range(file, offset, size)]
                 )
 
     def map_array(self, owner: object, array: "npt.NDArray[Any]") -> "Optional[npt.NDArray[Any]]":
-        """A writable array of the same content, type and shape, over the block `owner`.
+        """Returns a writable array with the content, type and shape of `array` over block `owner`.
 
-        None where that cannot be, or does not pay.
+        Returns None if that is not possible, or slower than a copy.
         """
         if threading.get_ident() != self._batch_thread or not isinstance(owner, Block):
             return None
@@ -195,7 +199,7 @@ class CopyOnWriteViews:
             return None
         view = _View(mapping, owner)
         with self._lock:
-            self._views.append(view)  # first: what comes in the middle of this must not be over it
+            self._views.append(view)  # first, so that views created during this call do not overlap
             if not view.address % _ALIGNMENT and not any(map(view.overlaps, list(self._views))):
                 view.block = owner
                 allowed = self._regions_allowed or not mapping.is_client_region or view.detached
@@ -207,7 +211,7 @@ class CopyOnWriteViews:
         return None
 
     def _on_arrays_dropped(self, view: _View) -> None:
-        """The last array over it has gone; called by finalisers, so it waits for nothing."""
+        """Marks the view for `reclaim_dropped_views`. Called by finalisers, so it never waits."""
         view.block = None
         view.alive = False
         self._dropped.append(view)
@@ -215,7 +219,10 @@ class CopyOnWriteViews:
             self._wake()
 
     def unchanged_block_of(self, array: "Optional[npt.NDArray[Any]]") -> Optional[Block]:
-        """The block that an array shows whole and unchanged, unless it is a client's memory."""
+        """Returns the block under an array that covers it and has not changed it.
+
+        Returns None for other arrays, and for blocks in client regions.
+        """
         if array is None or not self._views:
             return None
         address, nbytes = address_of(array), array.nbytes
@@ -227,7 +234,8 @@ class CopyOnWriteViews:
         return None
 
     def reclaim_dropped_views(self) -> None:
-        """Take back what the arrays that have gone have left. Any thread."""
+        """Removes the views whose arrays are deleted, on any thread; backs off if they were
+        written."""
         if not self._dropped:
             return
         written = False
@@ -247,16 +255,16 @@ class CopyOnWriteViews:
             self._backoff = _INITIAL_BACKOFF
 
     def release_mapping(self, mapping: CopyOnWriteMapping) -> None:
-        """Nothing more is shown of this mapping: only living arrays need it."""
+        """Ends the use of a mapping: only arrays that are alive still keep parts of it."""
         with self._lock:
             views = [view for view in self._views if view.mapping is mapping and view.alive]
             try:
                 mapping.release_file(sorted((view.start, view.end) for view in views))
             except OSError:
-                pass  # too many mappings: the file stays until the last of these arrays has gone
+                pass  # too many mappings: the file stays mapped until the last array is deleted
 
     def register_fork_handlers(self) -> None:
-        """From now on, no child depends on a block that this process gives back."""
+        """Detaches all views before each fork: no child may depend on a block of its parent."""
         os.register_at_fork(before=self.detach_all, after_in_child=self._reset_in_forked_child)
 
     def _reset_in_forked_child(self) -> None:
@@ -264,7 +272,7 @@ class CopyOnWriteViews:
         self._wake = _ignore_wake
         self._views = []
         self._dropped.clear()
-        self._lock = threading.RLock()  # another thread may have held it
+        self._lock = threading.RLock()  # another thread may have held the lock
 
     def _detach(self, views: List[_View]) -> None:
         detached = [view.detach() for view in views if view.block is not None]

@@ -74,20 +74,20 @@ class CoroutineRunner:
         try:
             asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(_STOP_SECONDS)
         except TooLate:
-            pass  # the process ends soon, and with it the task
+            pass  # the process ends soon, and ends the task
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_STOP_SECONDS)
 
 
 class _ExitRaised:
-    """What a coroutine has raised to end its process, which it cannot."""
+    """The SystemExit or KeyboardInterrupt of a coroutine, which must not end the event loop."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 async def _catch_exit(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run it; what a loop would let through, and end for, is a result."""
+    """Runs a coroutine; returns an exception that would end the event loop as a result."""
     try:
         return await coroutine
     except (SystemExit, KeyboardInterrupt) as error:

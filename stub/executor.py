@@ -110,7 +110,7 @@ class Executor:
                 returned = self._coroutines.submit(returned, running.number).result()
             self._memory.execute_returned()
             return self._finish_batch(running, returned)
-        except BaseException as error:  # SystemExit as well: the error answers the requests
+        except BaseException as error:  # SystemExit as well: all requests fail
             self._memory.execute_returned()
             return self._fail_batch(running, error)
         finally:
@@ -122,7 +122,7 @@ class Executor:
 
     def replace_unsendable(self, unsendable: Sequence[ToHost], error: Exception) -> List[ToHost]:
         """Returns error responses for responses that cannot be encoded."""
-        text = f"the answers of model '{self._name}' cannot be sent: {error!r}"
+        text = f"the responses of model '{self._name}' cannot be sent: {error!r}"
         messages: List[ToHost] = []
         for message in unsendable:
             if isinstance(message, Response):
@@ -188,8 +188,8 @@ class Executor:
         for responder, error in gone:
             running.responders.remove(responder)
             if responder.close():
-                answer = error_response(self._failure_message(describe_exception(error)))
-                self._send([Response(running.number, responder.index, answer)])
+                response = error_response(self._failure_message(describe_exception(error)))
+                self._send([Response(running.number, responder.index, response)])
 
     def _call_execute(self, running: RunningBatch) -> Any:
         instance = self._model.instance
@@ -215,13 +215,13 @@ class Executor:
             self._check_return_value(running, returned)
             if self._batch_tensors is not None:
                 returned = self._batch_tensors.scatter_batch_outputs(running.requests, returned)
-            answers = [
+            wires = [
                 response and responder.to_wire(response, exported)
                 for response, responder in zip(returned, responders)
             ]
-            for answer, responder in zip(answers, responders):
-                if answer is not None and responder.close():
-                    messages.append(Response(running.number, responder.index, answer))
+            for wire, responder in zip(wires, responders):
+                if wire is not None and responder.close():
+                    messages.append(Response(running.number, responder.index, wire))
             self._memory.export_blocks(exported)
         if len(messages) < len(responders):
             for request, responder in zip(running.requests, responders):
@@ -264,15 +264,15 @@ class Executor:
 
     def _fail_batch(self, running: RunningBatch, error: BaseException) -> List[ToHost]:
         """Answers every open request of the batch with the error."""
-        told = isinstance(error, (InvalidReturnValue, BatchTensorError))
-        text = str(error) if told else describe_exception(error)
+        is_described = isinstance(error, (InvalidReturnValue, BatchTensorError))
+        text = str(error) if is_described else describe_exception(error)
         failure = self._failure_message(text)
-        answer = error_response(failure)
+        response = error_response(failure)
         messages: List[ToHost] = [
             Response(
                 running.number,
                 responder.index,
-                responder.take_held_response(running.exported) or answer,
+                responder.take_held_response(running.exported) or response,
             )
             for responder in running.responders
             if responder.close()
@@ -333,7 +333,7 @@ class Executor:
         """
         try:
             messages = self._finish_batch(running, done.result())
-        except BaseException as error:  # SystemExit as well: the error answers the requests
+        except BaseException as error:  # SystemExit as well: all requests fail
             messages = self._fail_batch(running, error)
         try:
             self._send_or_replace(messages)
@@ -357,12 +357,12 @@ class Executor:
         error = None if done.cancelled() else done.exception()
         if error is not None:
             text = f"Failed to process the request(s) for model '{self._name}', message: "
-            answer = error_response(text + describe_exception(error))
+            response = error_response(text + describe_exception(error))
             messages: List[ToHost] = [
                 LogLine(2, "executor.py", 0, _format_traceback(error), running.number)
             ]
             messages += [
-                Response(running.number, responder.index, answer)
+                Response(running.number, responder.index, response)
                 for responder in running.responders
                 if responder.close()
             ]

@@ -1,6 +1,7 @@
-"""What `pbhost run` runs: one model in this process, at the terminal, without a server.
+"""The process of `pbhost run`: runs one model at the terminal, without a server.
 
-Started by path, with a descriptor's number: from there comes the job, as JSON.
+It is started by path. Its argument is the number of a file descriptor, from which it reads the job
+as JSON.
 """
 
 import os
@@ -8,7 +9,7 @@ import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
 if not sys.path or os.path.realpath(sys.path[0]) != os.path.realpath(_here):
-    sys.path.insert(0, _here)  # with PYTHONSAFEPATH, Python has not put it there
+    sys.path.insert(0, _here)  # with PYTHONSAFEPATH, Python has not done this
 sys.path[0] = os.path.dirname(_here)
 
 import bdb  # noqa: E402
@@ -29,32 +30,32 @@ from stub.literals import InvalidInput, read_inputs  # noqa: E402
 from stub.module_isolation import isolate_modules  # noqa: E402
 
 SUCCEEDED, FAILED, BAD_USAGE = 0, 1, 2
-"""Exit statuses: every response is a good one; one is an error, or the model raised; bad usage."""
+"""Exit statuses: success; an error response, or an exception of the model; invalid arguments."""
 
-_NO_TIMEOUT_SECONDS = 1e8  # seconds: nobody is in a hurry at a breakpoint
+_NO_TIMEOUT_SECONDS = 1e8  # no timeout, because the user may stand at a breakpoint
 
 
 class Job:
-    """What the command line asked for, with the model's configuration."""
+    """The arguments of the command line, and the model's configuration."""
 
     def __init__(self, text: str) -> None:
-        told: Dict[str, Any] = json.loads(text)
-        self.directory: str = told["directory"]
-        self.version: int = told["version"]
-        self.backend: str = told["backend"]
-        self.config: str = told["config"]
-        self.inputs: List[List[str]] = told["inputs"]
-        self.count: int = told["count"]
-        self.profile: str = told["profile"]
-        self.debug: bool = told["debug"]
+        fields: Dict[str, Any] = json.loads(text)
+        self.directory: str = fields["directory"]
+        self.version: int = fields["version"]
+        self.backend: str = fields["backend"]
+        self.config: str = fields["config"]
+        self.inputs: List[List[str]] = fields["inputs"]
+        self.count: int = fields["count"]
+        self.profile: str = fields["profile"]
+        self.debug: bool = fields["debug"]
 
 
 class ModelFailed(Exception):
-    """The model answered with an error."""
+    """The model returned an error, or raised an exception that is printed already."""
 
 
 def run_job(job: Job) -> int:
-    """Load the model, send the request, print what comes; the exit status."""
+    """Loads the model, sends the request and prints the responses; returns the exit status."""
     try:
         with testing.load(
             job.directory,
@@ -72,7 +73,7 @@ def run_job(job: Job) -> int:
     except ModelFailed:
         return FAILED
     except bdb.BdbQuit:
-        return FAILED  # `q` at a breakpoint: whoever typed it knows
+        return FAILED  # the user typed `q` at a breakpoint
     except (Exception, SystemExit) as error:
         _print_exception(error, job)
         return FAILED
@@ -80,7 +81,7 @@ def run_job(job: Job) -> int:
 
 
 def _print_exception(error: BaseException, job: Job) -> None:
-    """Show what the model has raised, and where."""
+    """Prints an exception of the model with its traceback; starts pdb if the job says so."""
     trace = _skip_own_frames(error.__traceback__)
     traceback.print_exception(type(error), error, trace)
     if job.debug:
@@ -88,7 +89,7 @@ def _print_exception(error: BaseException, job: Job) -> None:
 
 
 def _execute(model: testing.ModelHarness, inputs: Dict[str, Any], job: Job) -> None:
-    """Raises ModelFailed, or what the model raises."""
+    """Sends the request `job.count` times. Raises ModelFailed, or what the model raises."""
     profile = Profile() if job.profile else None
     times: List[float] = []
     for turn in range(job.count):
@@ -102,7 +103,7 @@ def _execute(model: testing.ModelHarness, inputs: Dict[str, Any], job: Job) -> N
         except bdb.BdbQuit:
             raise
         except (Exception, SystemExit) as error:
-            _print_exception(error, job)  # here, while the model is still as it was
+            _print_exception(error, job)  # here, because the model has not been finalized yet
             raise ModelFailed from error
         finally:
             times.append(time.perf_counter() - started)
@@ -121,17 +122,17 @@ def _print_times(seconds: List[float]) -> None:
         print(f"done in {times[0]:.3f} ms")
         return
     middle = times[len(times) // 2]
-    print(f"{len(times)} times: {times[0]:.3f} ms at best, {middle:.3f} ms in the middle, ", end="")
-    print(f"{times[-1]:.3f} ms at worst")
+    print(f"{len(times)} runs: {times[0]:.3f} ms minimum, {middle:.3f} ms median, ", end="")
+    print(f"{times[-1]:.3f} ms maximum")
 
 
 def _print_log(record: testing.LogRecord) -> None:
-    place = f"{record.filename}:{record.line}"
-    print(f"{record.level.name[0]} {place}] {record.message}", file=sys.stderr)
+    location = f"{record.filename}:{record.line}"
+    print(f"{record.level.name[0]} {location}] {record.message}", file=sys.stderr)
 
 
 class _ResponsePrinter:
-    """Takes the responses to one request, and shows them one by one, as they come."""
+    """Prints the responses to one request as they arrive."""
 
     def __init__(self, show: bool) -> None:
         self._show = show
@@ -142,13 +143,13 @@ class _ResponsePrinter:
         self._count += 1
         error = response.error()
         if error is not None:
-            # Told at the end: if the model has raised, its traceback says more.
+            # Printed at the end: if the model raises an exception, its traceback says more.
             self._errors.append(f"response {self._count}: error: {error.message()}")
         elif self._show:
             _print_response(self._count, response)
 
     def finish(self) -> None:
-        """That was all. Raises ModelFailed."""
+        """Prints the errors after the last response. Raises ModelFailed if there are any."""
         for text in self._errors:
             print(text, file=sys.stderr)
         if self._errors:
@@ -167,7 +168,7 @@ def _print_response(number: int, response: pb_utils.InferenceResponse) -> None:
 
 
 def _readable_array(tensor: pb_utils.Tensor) -> "np.ndarray[Any, Any]":
-    """For reading: text as text, and BF16 as 32 bits."""
+    """Returns an array to print: BYTES as text, BF16 as 32-bit numbers."""
     if tensor.triton_dtype() == BF16:
         halves = np.frombuffer(tensor._wire_data(), np.uint16).astype(np.uint32)
         wide: np.ndarray[Any, Any] = (halves << np.uint32(16)).view(np.float32)
@@ -185,7 +186,7 @@ def _readable_array(tensor: pb_utils.Tensor) -> "np.ndarray[Any, Any]":
 
 
 def _skip_own_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:
-    """Without the frames that led to the model; all of them, if it did not get that far."""
+    """Returns the traceback from the first frame of the model on; all frames if it has none."""
     ours = (_here + os.sep, os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep)
     part = trace
     while part is not None and part.tb_frame.f_code.co_filename.startswith(ours):
@@ -197,9 +198,9 @@ if __name__ == "__main__":
     with open(int(sys.argv[1]), encoding="utf-8") as source:
         given = Job(source.read())
     sys.argv[:] = [""]
-    # As in a server: the working directory, then what is installed; the harness adds the model's.
+    # As in a server: the working directory, then installed modules. The harness adds the model's.
     sys.path[0] = ""
     sys.path.append(os.path.dirname(_here))
-    if not given.backend.startswith(_here + os.sep):  # backends of ours import our modules
+    if not given.backend.startswith(_here + os.sep):  # backends of this project import its modules
         isolate_modules()
     sys.exit(run_job(given))

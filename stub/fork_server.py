@@ -1,7 +1,7 @@
-"""A process that has imported all that stubs need, and becomes them by forking.
+"""The fork server: a process that has imported what stubs need, and forks into stubs.
 
-Importing numpy and ZeroMQ takes most of a stub's start-up time and memory; a fork has both at
-once, and shares the memory. Nothing of a user's is ever imported here.
+Importing numpy and ZeroMQ takes most of the start-up time and memory of a stub; a forked stub has
+both at once, and shares the memory. The fork server never imports modules of a user.
 """
 
 import os
@@ -20,17 +20,17 @@ from stub.wire.spawn import SpawnArguments
 
 
 def run_fork_server(descriptor: int) -> SpawnArguments:
-    """Fork a stub for every request; returns in the stubs, with what each is to be.
+    """Forks a stub for every request; returns the arguments of the stub in each stub.
 
-    In the server itself it ends with SystemExit once the host has closed its end.
+    In the server itself it raises SystemExit when the host has closed its end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kill_with_parent()
     set_title("", "pbhost-fork-server")
-    # Threads of the BLAS library end themselves before a fork; no other threads are here.
+    # The BLAS library ends its threads before a fork, and there are no other threads.
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-    freeze_gc()  # a collection in a fork would write to, and so copy, all these pages
+    freeze_gc()  # a collection in a stub would write to these pages, and so copy them
     return _ForkServer(socket.socket(fileno=descriptor)).run()
 
 
@@ -56,7 +56,7 @@ class _ForkServer:
                         return spawn
 
     def _fork_stub(self) -> Optional[SpawnArguments]:
-        """Fork what the host asks for; the spawn in the child, None in the server."""
+        """Forks the next stub; returns its arguments in the child, and None in the server."""
         request = receive_request(self._host)
         if request is None:
             sys.exit(0)
@@ -83,7 +83,7 @@ class _ForkServer:
             setattr(sys, name, _open_stream(number, getattr(sys, name)))
         random = sys.modules.get("numpy.random")
         if random is not None:
-            random.seed()  # like Python's own, or all stubs would draw the same numbers
+            random.seed()  # as Python does with its own; else all stubs would draw the same numbers
 
     def _reap_stubs(self) -> None:
         while True:
@@ -97,6 +97,6 @@ class _ForkServer:
 
 
 def _open_stream(descriptor: int, before: Optional[TextIO]) -> TextIO:
-    """A standard stream on a new file; what the old one has found out is of its own file."""
+    """Opens a standard stream anew: the old object has cached properties of the old file."""
     encoding = before.encoding if before is not None else "utf-8"
     return open(descriptor, "w", encoding=encoding, errors="backslashreplace", closefd=False)

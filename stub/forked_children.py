@@ -1,8 +1,8 @@
-"""BLS for the forked children of a model: they ask through the stub that they come from.
+"""Relays BLS requests of a model's forked children through the stub process.
 
-A child puts its question into an unnamed file, and passes that and one end of a socket pair to the
-stub; the stub's service thread asks, and passes a file with the answer back. All that children
-share is one socket, which keeps messages apart.
+A child writes its request into an unnamed file, and passes the file and one end of a socket pair to
+the stub. The service thread of the stub sends the request to the host, and passes back a file with
+the response. All children share one socket, which keeps messages apart.
 """
 
 import os
@@ -37,12 +37,12 @@ from stub.wire.payload import (
 )
 from stub.wire.shared_file import create_shared_file
 
-_BYTE = b"\0"  # what a message consists of; all else is in its descriptors
+_BYTE = b"\0"  # the only content of a message; the rest is in its file descriptors
 _INTERNAL = 1
 
 
 class ForkedChildren:
-    """The stub's end. From construction on, every fork of this process is provided for."""
+    """The stub's end of the relay; it sets up every child forked after its construction."""
 
     def __init__(self, runtime: StubRuntime, memory: StubMemory) -> None:
         self._runtime = runtime
@@ -54,7 +54,7 @@ class ForkedChildren:
 
     @property
     def descriptor(self) -> int:
-        """To wait for; then call `serve_request`."""
+        """The descriptor to poll; when it is readable, call `serve_request`."""
         return self._ours.fileno()
 
     def _set_up_child(self) -> None:
@@ -62,7 +62,7 @@ class ForkedChildren:
         pb_utils._runtime.install(ForkedChildRuntime(self._theirs, self._memory, self._runtime))
 
     def serve_request(self) -> None:
-        """Take one question, if there is one, and ask it."""
+        """Receives one request, if there is any, and sends it to the host."""
         try:
             descriptors = _receive_descriptors(self._ours, 2)
         except BlockingIOError:
@@ -83,7 +83,7 @@ class ForkedChildren:
                 try:
                     _send_frame(connection, frame)
                 except (BrokenPipeError, ConnectionResetError):
-                    pass  # the child has ended meanwhile
+                    pass  # the child has ended
 
         try:
             request = place_inputs_in_arena(message.request, self._memory)
@@ -94,7 +94,7 @@ class ForkedChildren:
 
 
 class ForkedChildRuntime(NoHostRuntime):
-    """What `pb_utils` reaches the host through in a forked child: it can ask, and print."""
+    """The runtime of `pb_utils` in a forked child: it relays BLS requests, and prints log lines."""
 
     def __init__(self, relay: socket.socket, memory: StubMemory, parent: StubRuntime) -> None:
         self._relay = relay
@@ -102,15 +102,15 @@ class ForkedChildRuntime(NoHostRuntime):
         self._parent = parent
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Print; the host logs what its stubs print."""
+        """Prints a log line; the host logs the output of its stubs."""
         sys.stderr.write(f"{filename}:{line}] {message}\n")
 
     def model_dir(self) -> str:
-        """`<model directory>/<version>`."""
+        """Returns `<model directory>/<version>`."""
         return self._parent.model_dir()
 
     def exec(self, request: RequestFields) -> pb_utils.InferenceResponse:
-        """Ask another model and wait, as in the stub itself."""
+        """Sends a request to another model through the stub, and waits for the response."""
         self._parent.check_bls_allowed()
         try:
             frame = encode([BlsRequest(0, request_to_wire_inline(request), 0, False)])
@@ -124,7 +124,7 @@ class ForkedChildRuntime(NoHostRuntime):
                 _send_frame(self._relay, frame, theirs.fileno())
             descriptors = _receive_descriptors(ours, 1)
         if not descriptors:
-            raise pb_utils.TritonModelException("the stub process that this child asks has ended")
+            raise pb_utils.TritonModelException("the stub process of this child has ended")
         try:
             (answer,) = decode_to_stub(_read_file(descriptors[0]))
         finally:
@@ -135,14 +135,17 @@ class ForkedChildRuntime(NoHostRuntime):
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
-        """Refuse what `exec` cannot do."""
+        """Sends a request that is not decoupled, and waits for the response.
+
+        Raises TritonModelException for a decoupled request.
+        """
         if decoupled:
             raise self._unsupported("A decoupled request to another model (BLS)")
         receive(self.exec(request), True)
         return lambda: None
 
     def error_message(self, text: str) -> str:
-        """As in the stub."""
+        """Returns the text of an error of the host, as the stub does."""
         return self._parent.error_message(text)
 
     def _unsupported(self, what: str) -> pb_utils.TritonModelException:
@@ -153,7 +156,7 @@ class ForkedChildRuntime(NoHostRuntime):
 
 
 def _send_frame(connection: socket.socket, frame: bytes, *descriptors: int) -> None:
-    """Pass a frame, in a file, and descriptors."""
+    """Sends a frame, in an unnamed file, and further descriptors."""
     file = create_shared_file("pbhost-bls-request", len(frame))
     try:
         rest = memoryview(frame)
@@ -166,7 +169,7 @@ def _send_frame(connection: socket.socket, frame: bytes, *descriptors: int) -> N
 
 
 def _receive_descriptors(connection: socket.socket, count: int) -> List[int]:
-    """The descriptors of one message, none at the end."""
+    """Receives the descriptors of one message; returns none at the end of the connection."""
     descriptors = array("i")
     _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(count * descriptors.itemsize))
     for level, kind, data in ancillary:

@@ -21,10 +21,10 @@ class _PendingCall:
 
 
 class HostCalls:
-    """Numbered questions with one reply each; any thread may ask and wait.
+    """Sends numbered calls to the host and waits for their replies; any thread may call.
 
-    `take_deferred` takes what finalisers have left to be said: that comes first, for a family that
-    was dropped may be made anew.
+    `take_deferred` returns the messages that finalisers have queued. They are sent first, because a
+    metric family that was dropped may be created again.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class HostCalls:
         self._send = send
         self._take_deferred = take_deferred
         self._numbers = itertools.count(1)
-        self._metric_numbers = itertools.count(1)  # of metrics and families
+        self._metric_numbers = itertools.count(1)  # numbers of metrics and families
         self._pending: Dict[int, _PendingCall] = {}
         self._name = ""
         self.allowed = False
         self.control_allowed = True
 
     def set_instance_name(self, name: str) -> None:
-        """The instance is known, and is initialized from now on."""
+        """Sets the instance's name when its initialization begins, and allows calls from now on."""
         self._name = name
         self.allowed = True
 
     def receive_reply(self, reply: m.HostReply) -> None:
-        """Wakes the thread that made the call."""
+        """Passes a reply to the thread that made the call."""
         call = self._pending.pop(reply.number)
         call.reply = reply
         call.done.release()
@@ -57,7 +57,7 @@ class HostCalls:
         return f"Failed to process the request for model '{self._name}', message: {text}"
 
     def _call(self, message: MessageFactory) -> Value:
-        """Send and wait. Raises TritonModelException with the host's refusal."""
+        """Sends a call and waits for the reply. Raises TritonModelException if the host refuses."""
         self._check_allowed()
         number = next(self._numbers)
         call = self._pending[number] = _PendingCall()
@@ -80,17 +80,17 @@ class HostCalls:
     # Model control
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """As the API's runtime."""
+        """Loads a model. Raises TritonModelException."""
         self._check_control("load_model")
         self._call(lambda number: m.LoadModel(number, name, config, dict(files)))
 
     def unload_model(self, name: str, dependents: bool) -> None:
-        """As the API's runtime."""
+        """Starts to unload a model. Raises TritonModelException."""
         self._check_control("unload_model")
         self._call(lambda number: m.UnloadModel(number, name, dependents))
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """As the API's runtime."""
+        """Returns whether a model is ready. Raises TritonModelException."""
         self._check_control("is_model_ready")
         return bool(self._call(lambda number: m.IsModelReady(number, name, version)))
 
@@ -103,7 +103,7 @@ class HostCalls:
     # Metrics
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
-        """As the API's runtime."""
+        """Creates a metric family; returns its number. Raises TritonModelException."""
         family = next(self._metric_numbers)
         self._call(lambda number: m.NewMetricFamily(number, family, name, description, kind))
         return family
@@ -111,7 +111,7 @@ class HostCalls:
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Optional[Sequence[float]]
     ) -> int:
-        """As the API's runtime."""
+        """Creates a metric; returns its number. Raises TritonModelException."""
         texts: Dict[str, str] = {}
         for name, value in labels.items():
             if not isinstance(name, str) or not isinstance(value, str):
@@ -125,10 +125,10 @@ class HostCalls:
         return metric
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
-        """As the API's runtime."""
+        """Changes a metric; does not wait for the host."""
         self._send([m.ChangeMetric(metric, change, value)])
 
     def read_metric(self, metric: int) -> float:
-        """As the API's runtime."""
+        """Returns the value of a metric. Raises TritonModelException."""
         value = self._call(lambda number: m.ReadMetric(number, metric))
         return float(value or 0.0)

@@ -1,4 +1,4 @@
-"""Tensors from what a user types at the terminal: JSON, files, or anything at all."""
+"""Parses input tensors from the command line: JSON, files, or `random`."""
 
 import json
 import math
@@ -13,13 +13,13 @@ Value = Union["np.ndarray[Any, Any]", pb_utils.Tensor]
 
 
 class InvalidInput(Exception):
-    """What was given cannot be an input; the text says which, and what is expected."""
+    """A value that cannot be an input; the text names the input and what it expects."""
 
 
 def read_inputs(given: Sequence[Tuple[str, str]], config: Mapping[str, Any]) -> Dict[str, Value]:
-    """The inputs that a configuration (parsed) wants, from pairs of a name and a VALUE.
+    """Returns the inputs of a model from pairs (name, VALUE).
 
-    Raises InvalidInput.
+    `config` is the model's configuration, parsed. Raises InvalidInput.
     """
     wanted = {
         entry["name"]: _InputReader(entry, config["max_batch_size"]) for entry in config["input"]
@@ -37,12 +37,12 @@ def read_inputs(given: Sequence[Tuple[str, str]], config: Mapping[str, Any]) -> 
     ]
     if missing:
         lines = "\n".join(f"  --input {reader.name}=VALUE  for {reader}" for reader in missing)
-        raise InvalidInput(f"the model wants more inputs:\n{lines}\nVALUE may be 'random'")
+        raise InvalidInput(f"the model requires more inputs:\n{lines}\nVALUE may be 'random'")
     return {name: wanted[name].parse(text) for name, text in texts.items()}
 
 
 class _InputReader:
-    """One input of a configuration, and how a text becomes it."""
+    """Converts a text into one input of the configuration."""
 
     def __init__(self, entry: Mapping[str, Any], max_batch_size: int) -> None:
         self.name: str = entry["name"]
@@ -61,7 +61,7 @@ class _InputReader:
         return f"{self.name} {self._type} {self._shape}{batch}"
 
     def parse(self, text: str) -> Value:
-        """Raises InvalidInput."""
+        """Returns the input. Raises InvalidInput."""
         try:
             array = self._with_full_shape(self._parse_array(text))
         except (ValueError, OSError, OverflowError) as problem:
@@ -93,7 +93,10 @@ class _InputReader:
         return self._convert_json(value)
 
     def _convert_json(self, value: Any) -> "np.ndarray[Any, Any]":
-        """Raises ValueError for what the type cannot represent: nothing is rounded to fit."""
+        """Returns the array of a JSON value.
+
+        Raises ValueError for values that the data type cannot represent; it does not round them.
+        """
         if self._type == "TYPE_STRING":
             array = _object_array_from_lists(value)
             texts = [text for text in array.flat if not isinstance(text, str)]
@@ -136,13 +139,16 @@ class _InputReader:
 
     @property
     def _dtype(self) -> "np.dtype[Any]":
-        """What numpy has for the type; BF16 is made from 32 bits."""
+        """The numpy type of the input; float32 for BF16."""
         if self._type == "TYPE_BF16":
             return np.dtype(np.float32)
         return np.dtype(pb_utils.triton_string_to_numpy(self._type))
 
     def _with_full_shape(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """With the dimensions that go without saying. Raises ValueError."""
+        """Adds the batch dimension, and the dimensions of a single number, where they are missing.
+
+        Raises ValueError if the shape does not match.
+        """
         wanted = self._shape
         shape = list(array.shape)
         if not shape and wanted:
@@ -161,7 +167,7 @@ _KINDS = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f":
 
 
 def _object_array_from_lists(value: Any) -> "np.ndarray[Any, Any]":
-    """An array of objects; brackets are dimensions, and must be as many everywhere."""
+    """Returns an object array of nested lists. Raises ValueError if their lengths differ."""
     shape: List[int] = []
     level = [value]
     while all(isinstance(element, list) for element in level) and level:
@@ -174,7 +180,10 @@ def _object_array_from_lists(value: Any) -> "np.ndarray[Any, Any]":
 
 
 def _object_array(elements: Sequence[Any], shape: Sequence[int]) -> "np.ndarray[Any, Any]":
-    """One by one: numpy would strip texts of zeros at their ends, and look into lists."""
+    """Returns an object array, filled one by one.
+
+    NumPy would strip zero bytes at the ends of texts, and unpack lists.
+    """
     array = np.empty(len(elements), dtype=np.object_)
     for index, element in enumerate(elements):
         array[index] = element
@@ -182,7 +191,8 @@ def _object_array(elements: Sequence[Any], shape: Sequence[int]) -> "np.ndarray[
 
 
 def _to_bfloat16_bits(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """The upper half of 32-bit numbers, rounded to even; no number stays none."""
+    """Rounds 32-bit numbers to nearest, ties to even, and returns their upper halves; NaN stays
+    NaN."""
     bits = np.frombuffer(array.tobytes(), np.uint32)
     half = np.uint32(16)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> half) & np.uint32(1))

@@ -31,13 +31,13 @@ class SharedMemoryUnavailable(Exception):
 _BETWEEN_BATCHES = 0
 _IN_EXECUTE = 1  # the next BLS request also carries the releases
 _AFTER_EXECUTE = sys.maxsize  # the batch's last frame carries all releases
-"""How many blocks may be released before the service thread is woken to tell the host."""
+"""Numbers of releases after which the service thread is woken to report them to the host."""
 
 
 class StubMemory:
     """The arenas that a stub reads and writes.
 
-    `wake` wakes the service thread, which tells the host about released blocks.
+    `wake` wakes the service thread, which reports released blocks to the host.
     """
 
     def __init__(self, own: Arena, wake: Callable[[], None]) -> None:
@@ -107,7 +107,7 @@ class StubMemory:
             self.views.release_mapping(mapping)
 
     def _mapping_for_views(self, number: int) -> Optional[CopyOnWriteMapping]:
-        """The copy-on-write mapping of an arena; None if there is none, or if it cannot be."""
+        """Returns the copy-on-write mapping of an arena; None if it is gone or cannot be mapped."""
         mapping = self._view_mappings.get(number)
         if mapping is not None and mapping.released:
             self._view_mappings.pop(number, None)  # the service thread may have done it
@@ -125,9 +125,8 @@ class StubMemory:
         """
         reader = self._reader(tensor.arena)
         if reader is None:
-            self._on_import_dropped(
-                tensor.arena, tensor.offset
-            )  # else the host would hold it for this process
+            # Releases the block, which the host holds for this process.
+            self._on_import_dropped(tensor.arena, tensor.offset)
             raise SharedMemoryUnavailable(
                 f"the shared memory in which tensor '{tensor.name}' lay is gone"
             )
@@ -136,9 +135,7 @@ class StubMemory:
         block = kind(tensor.arena, tensor.offset, tensor.size, view, self._on_import_dropped)
         if isinstance(block, RegionBlock):
             block.batch = self.views.batch
-        elif (
-            self._imported_blocks is not None
-        ):  # what lies in a client's memory takes nothing of an arena
+        elif self._imported_blocks is not None:  # blocks of client regions use no arena
             with self._imported_lock:
                 self._imported_blocks.add(block)
         return block
@@ -229,10 +226,10 @@ def _map_copy_on_write(source: OpenArena, file: Tuple[int, int]) -> Optional[Cop
     try:
         fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if file_identity(fd) != file:  # its owner, or the model, has closed that descriptor
+            if file_identity(fd) != file:  # the descriptor was closed and reused
                 return None
             return CopyOnWriteMapping(fd, size, source.offset, source.region)
         finally:
             os.close(fd)
-    except (OSError, ValueError):  # an older kernel; no addresses to spare
+    except (OSError, ValueError):  # an older kernel, or addresses are limited
         return None

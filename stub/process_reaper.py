@@ -23,9 +23,8 @@ from typing import Dict, Iterable, Set
 _TERM_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 _TRACKER_GRACE_SECONDS = 3.0  # for the resource tracker after that
 _POLL_SECONDS = 0.02  # between two checks whether a group is empty
-_MAX_MESSAGE_BYTES = (
-    1 << 20
-)  # bytes of a message: each group is `+` or `-` and its number, then a space
+_MAX_MESSAGE_BYTES = 1 << 20
+"""A message names groups, each as `+` or `-` and its number, separated by spaces."""
 
 
 class ProcessReaper:
@@ -39,7 +38,7 @@ class ProcessReaper:
         self._killed: Set[int] = set()  # groups of which only the resource tracker may be left
 
     def run(self) -> None:
-        """Return when the host is gone, and nothing is left of its stubs' groups."""
+        """Returns when the host has ended and the groups of its stubs are empty."""
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         waiting.register(self._host, select.POLLIN)
@@ -58,14 +57,14 @@ class ProcessReaper:
             self._poll_terminating_groups()
 
     def _receive_groups(self) -> bool:
-        """Take what the host says; whether it may say more."""
+        """Receives a message of the host; returns False at the end of the connection."""
         try:
-            news = self._socket.recv(_MAX_MESSAGE_BYTES)
+            message = self._socket.recv(_MAX_MESSAGE_BYTES)
         except ConnectionError:
             return False
-        if not news:
+        if not message:
             return False
-        for each in news.split():
+        for each in message.split():
             group = int(each[1:])
             if each[:1] == b"+":
                 self._groups.add(group)
@@ -96,7 +95,7 @@ class ProcessReaper:
             self._confirm_group_ended(group)
 
     def _confirm_group_ended(self, group: int) -> None:
-        with suppress(OSError):  # the host is gone, or stands still with a full buffer
+        with suppress(OSError):  # the host has ended, or its buffer is full
             self._socket.send(b"%d" % group, socket.MSG_DONTWAIT)
 
 
@@ -119,32 +118,35 @@ def _kill_all_but_tracker(group: int) -> bool:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Whether there was anybody to get it. No number is given anew while a group has it."""
+    """Signals a group; returns False if it is empty.
+
+    The kernel does not reuse the number while the group has processes.
+    """
     try:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return False  # only programs of other users are left, and those are not ours to end
+        return False  # only processes of other users are left
     return True
 
 
 def main() -> None:
-    """Watch over the stubs of this process's parent."""
+    """Runs the reaper for the stubs of the parent process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
-    # What the host has inherited and passes on is not kept open. A range up to the limit of
-    # descriptors, which may be a billion, would take some Pythons a minute.
+    # Closes inherited descriptors. They are listed, because closing every number up to a limit of
+    # a billion takes some Pythons a minute.
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != descriptor:
-            with suppress(OSError):  # the one that has listed them
+            with suppress(OSError):  # the descriptor that listed them
                 os.close(int(name))
     host = -1
     with suppress(ProcessLookupError):
         host = os.pidfd_open(parent)
     if host < 0 or os.getppid() != parent:
-        return  # it was killed before it could have stubs
+        return  # the host was killed before it had stubs
     ProcessReaper(socket.socket(fileno=descriptor), host).run()
 
 

@@ -39,14 +39,14 @@ class ReadinessChecker:
 
     def _run_check(self, number: int) -> None:
         try:
-            said = self._model.instance.is_ready()
-            if is_coroutine(said):
-                said = self._coroutines.submit(said, 0).result()
+            result = self._model.instance.is_ready()
+            if is_coroutine(result):
+                result = self._coroutines.submit(result, 0).result()
         except BaseException as error:  # the exception is the reason that the client sees
             self._send([ReadinessResult(number, False, describe_exception(error))])
             return
-        if not isinstance(said, bool):
+        if not isinstance(result, bool):
             self._send([ReadinessResult(number, False, "is_ready() must return a boolean value")])
             return
-        reason = "" if said else f"Model '{self._name}' is not ready (user-defined check failed)."
-        self._send([ReadinessResult(number, said, reason)])
+        reason = "" if result else f"Model '{self._name}' is not ready (user-defined check failed)."
+        self._send([ReadinessResult(number, result, reason)])

@@ -24,7 +24,7 @@ from stub.wire.payload import (
 )
 
 _MAX_OUTSTANDING_BYTES = 4 << 20
-"""A sender waits while the client has so many bytes of responses to receive."""
+"""A sender waits while its client has not acknowledged this many bytes of responses."""
 
 _EVENT_LOOP_FACTOR = 16
 """Multiplies the limits on an event loop, where waiting blocks all coroutines."""
@@ -35,7 +35,7 @@ _HeldResponse = Tuple[WireResponse, List[Block]]
 
 
 class ResponderRegistry:
-    """All responders of requests that are not answered yet; any thread may call.
+    """The responders of requests without a final response; any thread may call.
 
     `wake` wakes the service thread, which calls `take_responses_to_dropped_requests`.
     """
@@ -55,9 +55,7 @@ class ResponderRegistry:
         self._dropped: Deque[Tuple[int, int, Optional[_HeldResponse]]] = deque()
         self._last_batch = 0
         self._batch_lock = threading.Lock()
-        self._cancelled_early: Set[Tuple[int, int]] = (
-            set()
-        )  # cancelled before their batch has begun
+        self._cancelled_early: Set[Tuple[int, int]] = set()  # before their batch began
 
     def configure(self, message: Initialize) -> None:
         """Sets the instance's name and the limits of senders."""
@@ -81,7 +79,7 @@ class ResponderRegistry:
                 self._cancelled_early = {key for key in self._cancelled_early if key[0] > batch}
 
     def end_batch(self, responders: "Sequence[StubResponder]") -> List[int]:
-        """Unregisters a batch; returns the indexes of requests that are not answered yet."""
+        """Unregisters a batch; returns the indexes of requests without a final response."""
         late: List[int] = []
         for responder in responders:
             if not responder.closed:
@@ -114,7 +112,7 @@ class ResponderRegistry:
         return self._late_responders.get((batch, index))
 
     def on_responder_dropped(self, batch: int, index: int, held: Optional[_HeldResponse]) -> None:
-        """Queues an answer to a request without references. Called by finalisers: never waits."""
+        """Queues the response to a deleted request. Called by finalisers, so it never waits."""
         self._dropped.append((batch, index, held))
         self._wake()
 
@@ -123,17 +121,17 @@ class ResponderRegistry:
 
         Adds the blocks of the responses to `exported`.
         """
-        answers: List[ToHost] = []
+        messages: List[ToHost] = []
         while self._dropped:
             batch, index, held = self._dropped.popleft()
-            answers.append(
+            messages.append(
                 Response(
                     batch,
                     index,
                     self.export_held_response(held, exported) or self.no_response_error(),
                 )
             )
-        return answers
+        return messages
 
     def export_held_response(
         self, held: Optional[_HeldResponse], exported: List[Block]
@@ -187,14 +185,14 @@ class _ResponseCredit:
         self.changed.set()
 
     def is_exhausted(self, responses: int, size: int) -> bool:
-        waiting = self.sent - self.acknowledged
-        return waiting > 0 and (
-            waiting >= responses or self.sent_bytes - self.acknowledged_bytes >= size
+        outstanding = self.sent - self.acknowledged
+        return outstanding > 0 and (
+            outstanding >= responses or self.sent_bytes - self.acknowledged_bytes >= size
         )
 
 
 class StubResponder(Responder):
-    """Answers one request of a batch."""
+    """Sends the responses to one request of a batch."""
 
     __slots__ = (
         "_credit",

@@ -60,25 +60,25 @@ class StubRuntime:
         self._bls_allowed = False
 
     def set_model_dir(self, model_dir: str) -> None:
-        """The model is known, and its version directory."""
+        """Sets the version directory of the model."""
         self._model_dir = model_dir
 
     def set_instance(self, name: str, model_dir: str) -> None:
-        """The instance is known, and its version directory."""
+        """Sets the name of the instance and its version directory."""
         self.set_model_dir(model_dir)
         self.host_calls.set_instance_name(name)
 
     def allow_bls(self, allowed: bool) -> None:
-        """Whether BLS is possible: from the end of `initialize` to the start of `finalize`."""
+        """Allows or forbids BLS: allowed from the end of `initialize` to `finalize`."""
         self._bls_allowed = allowed
 
     def allocate_output(self, size: int) -> Tuple[Block, memoryview]:
-        """Shared memory for an output, and a view to write it by. Raises ArenaFull."""
+        """Returns a block for an output, and a writable view of it. Raises ArenaFull."""
         views: List[memoryview] = []
         return self._memory.write_block_with(size, views.append), views[0]
 
     def set_main_thread(self, thread: int) -> None:
-        """Batches run in that thread, which is not the process's main one."""
+        """Sets the thread that runs batches, if it is not the main thread."""
         self._main_thread = thread
 
     def begin_batch(self, batch: int) -> None:
@@ -104,9 +104,9 @@ class StubRuntime:
             while True:
                 messages.append(self._deferred.popleft())
         except IndexError:
-            return messages  # that was all; another thread may have taken the last ones
+            return messages  # empty; another thread may have taken the last ones
 
-    # The seam of pb_utils
+    # The interface of pb_utils
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
         """Sends a log line; the host decides whether to write it."""
@@ -134,18 +134,18 @@ class StubRuntime:
         if self._batch and threading.get_ident() == self._main_thread:
             self._send_bls_request(BlsRequest(number, wire, self._batch, True))
             return response_from_wire(self._wait_for_bls_response(number), self._memory, preferred)
-        told = threading.Lock()
-        told.acquire()
-        answers: List[WireResponse] = []
+        received = threading.Lock()
+        received.acquire()
+        responses: List[WireResponse] = []
 
         def receive(response: Optional[WireResponse], final: bool) -> None:
             assert response is not None
-            answers.append(response)
-            told.release()
+            responses.append(response)
+            received.release()
 
         self.send_wire_request(number, wire, False, receive)
-        told.acquire()
-        return response_from_wire(answers[0], self._memory, preferred)
+        received.acquire()
+        return response_from_wire(responses[0], self._memory, preferred)
 
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
@@ -180,7 +180,7 @@ class StubRuntime:
             self._send_bls_request(
                 BlsRequest(number, request, self._batch_of_caller(), False, decoupled)
             )
-        except BaseException:  # it was not asked; raised again
+        except BaseException:  # the request was not sent; raised again
             del self._bls_receivers[number]
             raise
 
@@ -227,7 +227,7 @@ class StubRuntime:
         """Returns the text of an error of the host."""
         return self.host_calls.error_message(text)
 
-    # Asking
+    # BLS
 
     def check_bls_allowed(self) -> None:
         """Raises TritonModelException unless requests to other models are allowed now."""
@@ -255,10 +255,10 @@ class StubRuntime:
         self._deferred.append(CancelBls(number))
         self._wake()
 
-    def _send_bls_request(self, ask: BlsRequest) -> None:
+    def _send_bls_request(self, request: BlsRequest) -> None:
         returns = self._memory.take_releases()
-        # What the host gets back first, it can use for the answer.
-        self._channel.send([ask] if returns is None else [returns, ask])
+        # Releases go first, so that the host can reuse the blocks for the response.
+        self._channel.send([request] if returns is None else [returns, request])
 
     def _wait_for_bls_response(self, number: int) -> WireResponse:
         """Waits for a response on the main thread; it arrives through the work queue."""

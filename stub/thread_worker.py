@@ -1,7 +1,7 @@
-"""Instances whose models are in a process of the user's: each is a thread of it, not a process.
+"""Runs model instances as threads of a user's process instead of stub processes.
 
-Such a process takes the part of the fork server: the host asks it for a stub, with the descriptors
-of one, and it starts a thread.
+The process takes the place of the fork server: the host sends it requests for stubs, with their
+descriptors, and it starts a thread for each.
 """
 
 import os
@@ -22,13 +22,13 @@ from stub.wire.spawn import SpawnArguments
 from stub.worker import Worker
 
 ModelProvider = Callable[[str], Any]
-"""An object with the methods of a `TritonPythonModel` for the model of this name, or None."""
+"""Returns an object with the methods of `TritonPythonModel` for a model name, or None."""
 
-_JOIN_SECONDS = 2.0  # for threads that have nothing more to do
+_JOIN_SECONDS = 2.0  # time for threads to end
 
 
 class _ProvidedModel(UserModel):
-    """The object that is to be served, in the place of a class from a file."""
+    """A model object that a ModelProvider returns, in place of a class from a file."""
 
     def __init__(self, source: m.ModelSource, name: str, provide: ModelProvider) -> None:
         self.version_directory = os.path.join(source.directory, str(source.version))
@@ -38,17 +38,19 @@ class _ProvidedModel(UserModel):
         self._provide = provide
 
     def auto_complete_config(self, config: str) -> Optional[str]:
-        """It has been said already."""
+        """Returns None: the configuration is complete already."""
         return None
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Raises ModelFailure."""
+        """Gets the object of the model. Raises ModelFailure."""
         self.instance = self._provide(self._name)
         if self.instance is None:
-            raise ModelFailure(f"no function is bound as model '{self._name}', or none is free")
+            raise ModelFailure(
+                f"no function is bound as model '{self._name}', or all its instances are in use"
+            )
 
     def finalize(self) -> Optional[str]:
-        """As that of any model; the second time there is nothing to do."""
+        """Calls `finalize` of the object, if it has one, the first time only."""
         try:
             return super().finalize()
         finally:
@@ -56,17 +58,17 @@ class _ProvidedModel(UserModel):
 
 
 class ThreadWorker(Worker):
-    """A worker in two threads of a process that is not the host's to change, or to end."""
+    """A worker on two threads of a process that it must neither change nor end."""
 
     def __init__(self, spawn: SpawnArguments, provide: ModelProvider) -> None:
         super().__init__(spawn)
         self._provide = provide
-        # Blocks that outlive this know it, and wake it: descriptors go when the last one has gone.
+        # A block that outlives this worker uses its wake pipe: the descriptors are closed after it.
         own = [*spawn.descriptors, self._wake_read, self._wake_write]
         weakref.finalize(self, _close_descriptors, own).atexit = False
 
     def run(self) -> None:
-        """Serve until told to leave, or until the host is gone."""
+        """Handles messages until the host stops this instance, or ends."""
         self._runtime.set_main_thread(threading.get_ident())
         try:
             super().run()
@@ -85,7 +87,7 @@ class ThreadWorker(Worker):
         return None
 
     def _install_runtime(self) -> None:
-        # Both threads are new, and so have contexts of their own.
+        # Both threads are new, so each has its own context variables.
         pb_utils._runtime._override.set(self._runtime)
 
     def _load_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
@@ -103,7 +105,7 @@ class ThreadWorker(Worker):
 
 
 class ThreadServer:
-    """Answers the requests of a host for stubs, on the other end of `sock`, by threads."""
+    """Serves the host's requests for stubs, on the other end of `sock`, by starting threads."""
 
     def __init__(self, sock: socket.socket, provide: ModelProvider) -> None:
         self._socket = sock
@@ -122,12 +124,10 @@ class ThreadServer:
                 if request is None:
                     return
                 spawn, stdout, stderr = request
-                _close_descriptors(
-                    (stdout, stderr)
-                )  # what the function prints is its process's own affair
+                _close_descriptors((stdout, stderr))  # the output goes to that of the process
                 self._start_instance(spawn)
         except OSError:
-            return  # the host is gone
+            return  # the host has ended
 
     def _start_instance(self, spawn: SpawnArguments) -> None:
         self._count += 1
@@ -145,18 +145,18 @@ class ThreadServer:
         code, process = 0, os.getpid()
         try:
             ThreadWorker(spawn, self._provide).run()
-        except BaseException:  # of a function's author; printed, and the host is told
+        except BaseException:  # an error of the function: print it and report it to the host
             traceback.print_exc()
             code = 1
         if os.getpid() != process:
-            os._exit(code)  # a function has forked, and this is the child: the instance goes on
+            os._exit(code)  # a forked child of the function ends; the parent's instance continues
         try:
             send_ended(self._socket, number, code)
         except OSError:
-            pass  # the host is gone
+            pass  # the host has ended
 
     def close(self) -> None:
-        """The host has ended; a function that still runs is left to itself."""
+        """Waits briefly for the threads after the host has ended; a busy function may continue."""
         end = time.monotonic() + _JOIN_SECONDS
         for thread in (self._thread, *self._threads):
             thread.join(max(0.0, end - time.monotonic()))

@@ -68,13 +68,13 @@ def describe_exception(error: BaseException) -> str:
 
 
 class UserModel:
-    """The class from `<directory>/<version>/<file>`, and later its one instance.
+    """The class in `<directory>/<version>/<file>`, and later its one instance.
 
-    A Python-based backend's class is from `<backend>/<file>`; the version's directory is its data.
+    The class of a Python-based backend is in `<backend>/<file>`.
     """
 
     def __init__(self, source: ModelSource, stub_name: str) -> None:
-        """Import the module. Raises ModelFailure."""
+        """Imports the module. Raises ModelFailure."""
         self.version_directory = os.path.join(source.directory, str(source.version))
         self.path = os.path.join(source.backend or self.version_directory, source.file)
         self.instance: Any = None
@@ -95,7 +95,7 @@ class UserModel:
             self._model_class.backend_config = source.settings
 
     def _import(self, source: ModelSource) -> types.ModuleType:
-        """The module `<version>.<stem>`, so that relative imports of its siblings work."""
+        """Imports the module as `<version>.<stem>`, so that relative imports of siblings work."""
         isolate_modules()
         _extend_sys_path(self.version_directory, source.directory)
         package = types.ModuleType(str(source.version))
@@ -106,8 +106,8 @@ class UserModel:
         return importlib.import_module(f"{package.__name__}.{stem}")
 
     def _import_backend(self, source: ModelSource) -> types.ModuleType:
-        """The plain module `<stem>`, from exactly that file."""
-        if not self.path.startswith(_HERE + os.sep):  # backends of ours import our modules
+        """Imports the module as `<stem>`, from exactly that file."""
+        if not self.path.startswith(_HERE + os.sep):  # backends of this project import its modules
             isolate_modules()
         _extend_sys_path(source.backend)
         name = source.file[: -len(".py")]
@@ -145,7 +145,7 @@ class UserModel:
         except (TypeError, ValueError) as error:
             raise ModelFailure(
                 f"auto_complete_config function in model '{name}' returned a configuration that"
-                f" is no JSON: {error}"
+                f" is not JSON: {error}"
             ) from error
 
     def initialize(self, args: Dict[str, str]) -> None:

@@ -53,9 +53,7 @@ class Worker:
         self._readiness: Optional[ReadinessChecker] = None
         self._stopping = False
         self._trimming = False  # the service thread will look for memory to give back
-        self._deferred_work: Deque[m.ToStub] = (
-            deque()
-        )  # work that came while `execute` waited for another
+        self._deferred_work: Deque[m.ToStub] = deque()  # work received while `execute` waited
 
     def run(self) -> None:
         """Handles messages until the host stops this stub."""
@@ -81,18 +79,21 @@ class Worker:
 
     def _install_runtime(self) -> None:
         pb_utils._runtime.install(self._runtime)
-        # With other requests waiting, the host and their clients need the other cores.
+        # While other requests wait, the host and the clients need the other cores.
         set_core_is_free(self._channel.is_idle)
         set_copy_on_write_mapper(self._memory.views.map_array)
         self._memory.views.register_fork_handlers()
         python_logging.install()
 
     def _load_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
-        """The code of a model. Raises ModelFailure."""
+        """Imports the code of a model. Raises ModelFailure."""
         return UserModel(source, instance)
 
     def _set_up_instance(self, message: m.Initialize) -> None:
-        """Show the name, and keep to the policy. Raises BindingError."""
+        """Sets the process title, and binds the process to its CPUs and NUMA node.
+
+        Raises BindingError.
+        """
         set_title(message.instance_name)
         if warning := bind_process(message.cpus, message.numa_node):
             self._channel.send([m.LogLine(1, "binding.py", 0, warning)])
@@ -128,15 +129,14 @@ class Worker:
         if isinstance(message, m.BlockRelease):
             for arena, offset, count in message.blocks:
                 self._memory.exported.release_block(arena, offset, count)
-            if not self._trimming:  # what came with work has not woken that thread
+            if not self._trimming:  # a release with work does not wake that thread
                 self._wake_service_thread()
         elif isinstance(message, m.OpenArena):
             try:
                 self._memory.open_arena(message)
             except OSError:
-                # Its owner died between sending and now. The reference that follows fails its
-                # request; nothing else is lost.
-                self._log_error(f"arena {message.arena} has gone before it could be opened")
+                # Its process has ended. Only the requests that refer to the arena fail.
+                self._log_error(f"arena {message.arena} was closed before it could be opened")
         elif isinstance(message, m.CloseArena):
             self._memory.close_arena(message.arena)
 
@@ -150,15 +150,15 @@ class Worker:
         memory, runtime = self._memory, self._runtime
         memory.begin_batch(len(message.requests))
         runtime.begin_batch(message.batch)
-        answers = self._executor.run_batch(message)
+        messages = self._executor.run_batch(message)
         runtime.end_batch()
         returns = memory.take_releases()
         if returns is not None:
-            answers.append(returns)
+            messages.append(returns)
         try:
-            self._channel.send(answers)
-        except (TypeError, ValueError, OverflowError) as error:  # it cannot be put into a message
-            self._channel.send(self._executor.replace_unsendable(answers, error))
+            self._channel.send(messages)
+        except (TypeError, ValueError, OverflowError) as error:  # a response cannot be encoded
+            self._channel.send(self._executor.replace_unsendable(messages, error))
         self._executor.release_sent_blocks()
         memory.views.reclaim_dropped_views()
         memory.end_batch()
@@ -187,7 +187,7 @@ class Worker:
             self._model.initialize(message.args)
         except BindingError as failure:
             self._send_last(
-                m.LoadFailed(f"instance '{name}' cannot keep to its host policy: {failure}")
+                m.LoadFailed(f"instance '{name}' cannot apply its host policy: {failure}")
             )
             return
         except ModelFailure as failure:
@@ -210,7 +210,7 @@ class Worker:
         try:
             sys.stdout.flush()
         except (AttributeError, OSError, ValueError):
-            pass  # the model has closed it, or put something else in its place: it has its reasons
+            pass  # the model has closed or replaced the stream
         self._send_last(m.Finalized(error))
 
     def _send_last(self, last: m.ToHost) -> None:
@@ -262,7 +262,7 @@ class Worker:
                 trim_at = now + _TRIM_SECONDS
                 self._trimming = True
             elif now >= trim_at:
-                self._trimming = False  # before: what is freed meanwhile must not be overlooked
+                self._trimming = False  # first, or the next release would not wake this thread
                 self._memory.views.reclaim_dropped_views()
                 if self._memory.own.trim():
                     trim_at = now + _TRIM_SECONDS
@@ -272,7 +272,7 @@ class Worker:
 
     def _send_deferred_messages(self) -> None:
         """Sends messages of finalisers, which must not send themselves: they may run anywhere."""
-        placed: List[Block] = []  # lives until what refers to it is sent
+        placed: List[Block] = []  # alive until the messages are sent
         messages = [
             *self._registry.take_responses_to_dropped_requests(placed),
             *self._runtime.take_deferred_messages(),

@@ -63,7 +63,7 @@ def _check_text(text: object) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise invalid_argument(f"{text!r} is no valid text: {error.reason}") from error
+        raise invalid_argument(f"{text!r} is not valid text: {error.reason}") from error
 
 
 def _check_parameter(name: str, value: object) -> None:

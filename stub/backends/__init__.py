@@ -1,1 +1,1 @@
-"""Backends that ship with the project: each a folder with a `model.py`, run like a user's model."""
+"""The backends of this project: folders with a `model.py`, which runs like a user's model."""

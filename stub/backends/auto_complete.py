@@ -1,4 +1,4 @@
-"""Completes a configuration from the model's file.
+"""Completes a configuration with the tensors that a model's file describes.
 
 See docs/reference/configuration_and_scheduling.md, 2.4.
 """
@@ -11,7 +11,7 @@ from stub.user_model import ModelFailure
 
 
 def is_complete(config: Dict[str, Any]) -> bool:
-    """Whether nothing is left to the file."""
+    """Returns whether the configuration has inputs and outputs, so that the file is not needed."""
     inputs = config.get("input") or config.get("batch_input")
     return bool(inputs and config.get("output"))
 
@@ -22,7 +22,7 @@ def complete_config(
     outputs: Sequence[ModelTensor],
     default_max_batch_size: int,
 ) -> None:
-    """Fill in tensors, batch size and scheduler, in place. Raises ModelFailure."""
+    """Adds tensors, batch size and scheduler to `config`, in place. Raises ModelFailure."""
     model = config["name"]
     required = [tensor for tensor in inputs if not tensor.optional]
     batchable = all(

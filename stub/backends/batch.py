@@ -1,4 +1,4 @@
-"""Requests that run together: their inputs joined, and what the model makes of them split."""
+"""Batches requests for one run of a model: joins their inputs, and splits the outputs."""
 
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
@@ -11,25 +11,25 @@ from stub.backends.contract import ConfiguredTensor, ModelContract
 from stub.backends.output_memory import block_of
 
 Array = Any
-"""A numpy array; BF16 lies in 16-bit integers, BYTES are an object array of `bytes`."""
+"""A numpy array; BF16 is stored in 16-bit integers, BYTES in an object array of `bytes`."""
 
 RunFunction = Callable[[Dict[str, Array], List[str]], Mapping[str, Array]]
-"""Runs the model: inputs by name, the outputs that are wanted; returns at least those."""
+"""Runs the model on inputs by name and the names of the wanted outputs; returns at least those."""
 
 _TRITON_CODES = {name: code for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1)}
 _TRITON_CODES["TYPE_BF16"] = BF16
 
 
 class InvalidInput(Exception):
-    """A request cannot be run, by its sender's fault."""
+    """A request cannot run because of its inputs; the client gets the text."""
 
 
 def run_requests(
     requests: Sequence[pb_utils.InferenceRequest], contract: ModelContract, run: RunFunction
 ) -> List[pb_utils.InferenceResponse]:
-    """A response to each request: from one run, or from one run each if the model has no batches.
+    """Runs requests and returns their responses; in one run if the model supports batches.
 
-    What `run` raises goes through, except for InvalidInput, which is an INVALID_ARG error.
+    InvalidInput becomes an INVALID_ARG error; other exceptions of `run` propagate.
     """
     if len(requests) == 1 and contract.has_only_plain_tensors:
         return [_run_single(requests[0], contract, run)]
@@ -41,7 +41,7 @@ def run_requests(
 def _run_single(
     request: pb_utils.InferenceRequest, contract: ModelContract, run: RunFunction
 ) -> pb_utils.InferenceResponse:
-    """As `_run_batch`, in fewer steps, as most batches of quick networks have one request."""
+    """Runs one request in fewer steps than `_run_batch`: fast models mostly get only one."""
     inputs = {tensor._name: array_from_tensor(tensor) for tensor in request._inputs}
     wanted = [name for name in contract.outputs if name in request._requested_output_names]
     items = len(next(iter(inputs.values()))) if inputs and contract.supports_batching else 1
@@ -69,7 +69,7 @@ def _run_batch(
     try:
         return batch.responses(run(batch.inputs, batch.wanted))
     except InvalidInput as problem:
-        if len(requests) > 1:  # the others have done nothing wrong
+        if len(requests) > 1:  # the other requests are valid
             return [one for each in requests for one in _run_batch([each], contract, run)]
         return [_invalid_arg_response(problem)]
 
@@ -80,9 +80,9 @@ def _invalid_arg_response(problem: InvalidInput) -> pb_utils.InferenceResponse:
 
 
 class RawTensor:
-    """A tensor whose bytes are in a layout of the model's own: as many for each item as for others.
+    """A tensor in a layout specific to the model, with an equal number of bytes for each item.
 
-    `shape` is complete, and does not tell how many bytes there are.
+    `shape` includes the batch dimension, but does not determine the number of bytes.
     """
 
     __slots__ = ("data", "shape")
@@ -93,7 +93,7 @@ class RawTensor:
 
     @property
     def ndim(self) -> int:
-        """Dimensions, with that of the batch."""
+        """The number of dimensions, with the batch dimension."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -108,9 +108,9 @@ class RawTensor:
 class Batch:
     """One run of a model.
 
-    `inputs` of several requests are new arrays, joined along the first dimension. Those of a
-    single one are read-only views of the memory in which they came. Ragged ones are flat.
-    `wanted` are the outputs that any request asks for. `sizes` are items per request.
+    `inputs` of several requests are new arrays, joined along the first dimension; those of a single
+    request are read-only views of the received memory. Ragged inputs are flat. `wanted` are the
+    outputs that any request requests. `sizes` are the numbers of items per request.
     """
 
     def __init__(
@@ -128,40 +128,45 @@ class Batch:
             name: self._concatenated_input(name, [each[name] for each in tensors])
             for name in tensors[0]
         }
-        asked = set().union(*(each.requested_output_names() for each in requests))
-        self.wanted = [name for name in contract.outputs if name in asked]
+        requested = set().union(*(each.requested_output_names() for each in requests))
+        self.wanted = [name for name in contract.outputs if name in requested]
 
     def _concatenated_input(self, name: str, tensors: List[pb_utils.Tensor]) -> Array:
         expected = self._contract.inputs.get(name)
         if expected is not None and expected.is_batch_tensor:
-            return array_from_tensor(tensors[0])  # every request has the same
+            return array_from_tensor(tensors[0])  # all requests have the same tensor
         if expected is not None and expected.is_non_linear:
             return _joined_raw(tensors)
         arrays = [array_from_tensor(tensor) for tensor in tensors]
         if expected is not None and expected.ragged:
             arrays = [array.reshape(-1) for array in arrays]
         if expected is not None and expected.is_shape_tensor and len(arrays) > 1:
-            total = arrays[0].copy()  # the scheduler joins only equal ones, but for their first
+            # The scheduler batches shape tensors that are equal but for their first value.
+            total = arrays[0].copy()
             total[0] = sum(array[0] for array in arrays)
             return total
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def responses(self, outputs: Mapping[str, Array]) -> List[pb_utils.InferenceResponse]:
-        """One response per request, over parts of these arrays. Raises TritonModelException."""
+        """Returns the responses, over parts of these arrays. Raises TritonModelException."""
         arrays = {name: _checked_output(self._contract, name, outputs) for name in self.wanted}
-        answers: List[pb_utils.InferenceResponse] = []
+        responses: List[pb_utils.InferenceResponse] = []
         end = 0
         for request, size in zip(self._requests, self.sizes):
             start, end = end, end + size
-            asked = request.requested_output_names()
-            mine = {
+            requested = request.requested_output_names()
+            selected = {
                 name: array
                 for name, array in arrays.items()
-                # What is about the batch is taken apart later, and lies in the first response.
-                if (not answers if self._contract.outputs[name].is_batch_tensor else name in asked)
+                # The first response gets outputs of the whole batch; BatchTensors splits them.
+                if (
+                    not responses
+                    if self._contract.outputs[name].is_batch_tensor
+                    else name in requested
+                )
             }
-            answers.append(self._response(request, mine, start, end))
-        return answers
+            responses.append(self._response(request, selected, start, end))
+        return responses
 
     def _response(
         self, request: pb_utils.InferenceRequest, arrays: Mapping[str, Array], start: int, end: int
@@ -182,7 +187,10 @@ class Batch:
 
 
 def _checked_output(contract: ModelContract, name: str, outputs: Mapping[str, Array]) -> Array:
-    """The output in the configuration's data type and, if it is a scalar, shape."""
+    """Returns an output of the configured type, a scalar with the configured shape.
+
+    Raises TritonModelException if its data type differs.
+    """
     expected, array = contract.outputs[name], outputs[name]
     if expected.is_non_linear:
         return array
@@ -202,11 +210,11 @@ def _batch_size(tensors: Mapping[str, pb_utils.Tensor], contract: ModelContract)
         expected = contract.inputs.get(name)
         if expected is None or not expected.is_shape_tensor:
             return tensor.shape()[0]
-    return 1  # every input was optional, and left out
+    return 1  # every input was optional and omitted
 
 
 def array_from_tensor(tensor: pb_utils.Tensor) -> Array:
-    """The content without a copy, except for BYTES, which must be taken apart."""
+    """Returns a tensor's content, without a copy except for BYTES, which must be decoded."""
     if tensor.triton_dtype() == BF16:
         data = tensor._wire_data()
         return read_only_view(data, STORAGE[BF16], tensor.shape(), (tensor._owner, tensor))
@@ -226,7 +234,7 @@ def _joined_raw(tensors: Sequence[pb_utils.Tensor]) -> RawTensor:
 
 
 def tensor_from_array(expected: ConfiguredTensor, array: Array) -> pb_utils.Tensor:
-    """A tensor over the array's memory, by reference if that is shared memory of this process."""
+    """Returns a tensor over the array's memory, by reference if that is in shared memory."""
     if isinstance(array, RawTensor):
         code, data = _TRITON_CODES[expected.data_type], np.ascontiguousarray(array.data)
         return pb_utils.Tensor._from_wire(expected.name, code, array.shape, byte_view(data), data)
@@ -256,7 +264,7 @@ def _too_small_response(
 
 
 def data_type_of(array: Array) -> str:
-    """The configuration's name of an array's data type; that of numpy where there is none."""
+    """Returns the configuration's name of an array's data type, or numpy's if there is none."""
     for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1):
         if STORAGE[code] == array.dtype:
             return name

@@ -1,4 +1,4 @@
-"""What a configuration says of a model's tensors, and whether the model's own file agrees."""
+"""The tensors of a model's configuration, and checks against those in the model's file."""
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
@@ -8,13 +8,13 @@ Shape = List[int]
 
 
 class ConfiguredTensor:
-    """One tensor of the configuration, in the form in which the model sees it.
+    """One tensor of the configuration, as the model sees it.
 
-    `shape` is complete: with the batch dimension, as -1, where there is one. `is_batch_tensor`:
-    one tensor for all requests of a batch, of any shape. `is_control`: a control input of a
-    sequence. `is_shape_tensor`: its values are sizes, the first of them the batch size if there
-    is one (docs/reference/configuration_and_scheduling.md, 7.6). `is_non_linear`: the layout of its
-    bytes is specific to the model.
+    `shape` includes the batch dimension, as -1, if there is one. `is_batch_tensor`: one tensor for
+    all requests of a batch, of any shape. `is_control`: a control input of a sequence.
+    `is_shape_tensor`: the values are sizes; the first is the batch size if the model supports
+    batching (docs/reference/configuration_and_scheduling.md, 7.6). `is_non_linear`: the layout of
+    the bytes is specific to the model.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class ConfiguredTensor:
 
 
 class ModelTensor(NamedTuple):
-    """One tensor as the model's file describes it; -1 is any size, and no `shape` any shape."""
+    """One tensor as the model's file describes it; size -1 is any size, `shape` None any shape."""
 
     name: str
     data_type: str
@@ -62,12 +62,11 @@ class ModelTensor(NamedTuple):
 
 
 class ModelContract:
-    """The tensors that a configuration promises. `supports_batching`: whether they have a batch
-    dimension; `has_only_plain_tensors`: whether all are ordinary, so that those of a single request
-    need no second look.
+    """The tensors that a configuration declares.
 
-    The inputs include batch inputs (docs/reference/configuration_and_scheduling.md, 4.8) and
-    sequence controls.
+    `supports_batching`: whether they have a batch dimension. `has_only_plain_tensors`: whether none
+    needs special treatment, so that a single request takes the fast path. The inputs include batch
+    inputs (docs/reference/configuration_and_scheduling.md, 4.8) and sequence controls.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -93,7 +92,8 @@ class ModelContract:
             ConfiguredTensor(entry, self.supports_batching, of_batch=entry["name"] in scattered)
             for entry in config.get("output", ())
         ]
-        for each in states:  # what the host keeps for the model: an output becomes an input
+        # The host keeps states: the output of one request becomes an input of the next.
+        for each in states:
             inputs.append(
                 ConfiguredTensor({**each, "name": each["input_name"]}, self.supports_batching)
             )
@@ -113,11 +113,8 @@ class ModelContract:
     def check_model(self, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> None:
         """Compares the configuration with the tensors of the model.
 
-        See docs/reference/configuration_and_scheduling.md, 2.7.
-
-        A configuration may leave out outputs, and inputs that the model can do without.
-
-        Raises ModelFailure.
+        See docs/reference/configuration_and_scheduling.md, 2.7. A configuration may omit outputs
+        and optional inputs. Raises ModelFailure.
         """
         provided = [tensor.name for tensor in inputs]
         for wanted in self.inputs.values():
@@ -162,7 +159,7 @@ class ModelContract:
         have, want = tensor.shape, [-1] if wanted.ragged else wanted.shape
         if have is None or have == want or wanted.is_batch_tensor:
             return
-        # A scalar is served as one element, as a configuration cannot say "no dimensions".
+        # A scalar is served as one element, because a configuration cannot declare zero dimensions.
         if not have and wanted.shape == [1]:
             return
         if len(have) == len(want) and all(theirs in (-1, ours) for theirs, ours in zip(have, want)):
@@ -180,7 +177,7 @@ class ModelContract:
         )
 
     def check_data_types(self, backend: str, known: Sequence[str]) -> None:
-        """Refuse data types that the framework does not have. Raises ModelFailure."""
+        """Checks that the framework supports all configured data types. Raises ModelFailure."""
         for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
             for tensor in tensors.values():
                 if tensor.data_type not in known:
@@ -191,7 +188,7 @@ class ModelContract:
 
 
 def format_shape(shape: Sequence[int]) -> str:
-    """A shape as error texts show it: `[1,-1,3]`."""
+    """Returns a shape as error texts show it: `[1,-1,3]`."""
     return "[" + ",".join(map(str, shape)) + "]"
 
 
@@ -203,7 +200,7 @@ _CONTROL_TYPES = {
 
 
 def _control_entry(each: Mapping[str, Any]) -> Dict[str, Any]:
-    """An entry as it would stand among the inputs; its first control says of which type it is."""
+    """Returns the input entry of a sequence control, with the data type of its first control."""
     control = each["control"][0]
     types = [kind for values, kind in _CONTROL_TYPES.items() if control.get(values)]
     return {

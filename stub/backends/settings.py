@@ -1,4 +1,4 @@
-"""What a model's configuration sets beside its tensors: parameters, its file, its device."""
+"""The settings of a model beside its tensors: parameters, file name and device."""
 
 import json
 import os
@@ -12,10 +12,10 @@ _FLAGS.update({"false": False, "0": False, "no": False, "off": False})
 
 
 class Settings:
-    """Named texts, read with care. `fallback` holds those of the command line.
+    """Named texts, converted on request. `fallback` holds settings of the command line.
 
-    Every reader returns the default for what is not set, and raises ModelFailure for what
-    cannot be read.
+    Each method returns the default if the name is not set, and raises ModelFailure if the text is
+    invalid.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class Settings:
     def from_config(
         cls, config: Mapping[str, Any], fallback: Optional[Mapping[str, str]] = None
     ) -> "Settings":
-        """The `parameters` of a configuration."""
+        """Returns the `parameters` of a configuration."""
         parameters: Mapping[str, Mapping[str, str]] = config.get("parameters", {})
         texts = {key: value.get("string_value", "") for key, value in parameters.items()}
         return cls(config["name"], texts, fallback)
 
     def get_bool(self, name: str, default: bool) -> bool:
-        """A yes or no."""
+        """Returns a boolean."""
         text = self.values.get(name)
         if text is None:
             return default
@@ -42,8 +42,8 @@ class Settings:
             raise self._invalid_parameter(name, "true or false")
         return _FLAGS[text.lower()]
 
-    def get_int(self, name: str, default: int, least: int = 0) -> int:
-        """A whole number."""
+    def get_int(self, name: str, default: int, minimum: int = 0) -> int:
+        """Returns an integer."""
         text = self.values.get(name)
         if text is None:
             return default
@@ -51,12 +51,12 @@ class Settings:
             number = int(text)
         except ValueError:
             raise self._invalid_parameter(name, "a whole number") from None
-        if number < least:
-            raise self._invalid_parameter(name, f"a whole number from {least}")
+        if number < minimum:
+            raise self._invalid_parameter(name, f"a whole number from {minimum}")
         return number
 
     def get_choice(self, name: str, default: str, allowed: Sequence[str]) -> str:
-        """One of several words."""
+        """Returns one of the allowed texts."""
         text = self.values.get(name, default)
         if text not in allowed:
             raise self._invalid_parameter(
@@ -72,7 +72,7 @@ class Settings:
 
 
 class Placement:
-    """Where an instance runs: `kind` is CPU, GPU or MODEL, `device` the number of a GPU."""
+    """The device of an instance: `kind` is CPU, GPU or MODEL, `device` the number of the GPU."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
         self.instance = args["model_instance_name"]
@@ -81,11 +81,11 @@ class Placement:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it was given a GPU."""
+        """Whether the instance runs on a GPU."""
         return self.kind == "GPU"
 
     def check_gpu(self, model: str, torch: Any, advice: str) -> None:
-        """Raise ModelFailure, with advice at its end, unless PyTorch sees the instance's GPU."""
+        """Raises ModelFailure, with `advice` at its end, unless PyTorch sees the instance's GPU."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device >= count:
             raise ModelFailure(
@@ -95,16 +95,16 @@ class Placement:
 
 
 def parse_config(args: Mapping[str, str]) -> Dict[str, Any]:
-    """The configuration that `initialize` is given."""
+    """Returns the parsed configuration from the arguments of `initialize`."""
     config: Dict[str, Any] = json.loads(args["model_config"])
     return config
 
 
 def model_path(config: Mapping[str, Any], version_dir: str, capability: str = "") -> str:
-    """The path of the model's file or folder, which need not exist.
+    """Returns the path of the model's file or folder, which may be missing.
 
-    `capability` is that of the instance's GPU, "8.6": a file may be meant for it alone
-    (docs/reference/configuration_and_scheduling.md, 1.7).
+    `capability` is the compute capability of the instance's GPU, such as "8.6": a configuration may
+    name a file for it (docs/reference/configuration_and_scheduling.md, 1.7).
     """
     name: str = config["default_model_filename"]
     name = config.get("cc_model_filenames", {}).get(capability, name)
@@ -114,7 +114,10 @@ def model_path(config: Mapping[str, Any], version_dir: str, capability: str = ""
 def missing_package_error(
     model: str, backend: str, package: str, error: ImportError, extra: str = ""
 ) -> ModelFailure:
-    """What to say when the framework cannot be imported; `extra` has it and what it needs."""
+    """Returns the error for a framework that cannot be imported.
+
+    `extra` is the pip requirement to install, if that is not `package`.
+    """
     how = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
     return ModelFailure(
         f"model '{model}' cannot be loaded: its backend '{backend}' needs the Python package"

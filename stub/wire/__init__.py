@@ -1,1 +1,1 @@
-"""What host and stub say to each other: messages, legal moves and shared memory; no socket here."""
+"""The protocol between host and stub: messages, states and shared memory, without any sockets."""

@@ -1,7 +1,8 @@
-"""Shared memory that one process writes and others read: an unnamed file, mapped whole.
+"""Arenas: shared memory that one process writes and others read, in an unnamed file.
 
-The file is sparse and as long as it can ever get; memory is reserved block by block, so running
-out of it is an error of one allocation, never a SIGBUS. Freed blocks stay warm until `trim`.
+The file is sparse and has its final length from the start. Memory is reserved block by block, so
+that a lack of memory is an error of one allocation and never a SIGBUS. Freed blocks keep their
+memory until `trim`.
 """
 
 import os
@@ -11,37 +12,39 @@ from typing import Callable, Deque, Dict, Iterable, List, Tuple
 
 from stub.wire.shared_file import PAGE, Mapping, create_shared_file, file_identity
 
-_ADDRESS_FACTOR = 4  # blocks of one size class never become another's, so addresses outgrow bytes
+_ADDRESS_FACTOR = (
+    4  # a block never changes its size class, so an arena uses more addresses than bytes
+)
 
 
 class ArenaFull(Exception):
-    """No room for a block. All figures are in bytes."""
+    """An arena has no room for a block. `requested`, `used` and `allowed` are in bytes."""
 
-    def __init__(self, asked: int, used: int, allowed: int, reason: str) -> None:
+    def __init__(self, requested: int, used: int, allowed: int, reason: str) -> None:
         super().__init__(
-            f"{asked} bytes were asked of a tensor arena that uses {used} of {allowed} bytes"
-            f" ({reason})"
+            f"{requested} bytes were requested from a tensor arena that uses {used} of {allowed}"
+            f" bytes ({reason})"
         )
-        self.requested = asked
+        self.requested = requested
         self.used = used
         self.allowed = allowed
 
 
 def create_arena_file(name: str, limit: int) -> int:
-    """A new arena's file descriptor.
+    """Creates the file of a new arena; returns its descriptor.
 
-    `limit` is the number of bytes that may be in use at a time. Raises OSError.
+    `limit` is the maximum number of bytes in use at a time. Raises OSError.
     """
     return create_shared_file(name, file_size(limit))
 
 
 def file_size(limit: int) -> int:
-    """Length of the file and of every mapping of it, in bytes."""
+    """Returns the length of an arena's file and of its mappings, in bytes."""
     return (limit * _ADDRESS_FACTOR + PAGE - 1) // PAGE * PAGE
 
 
 def _size_class(size: int) -> int:
-    """The smallest block size that holds `size`: pages times 4 to 7 quarters of a power of 2."""
+    """Returns the smallest block size for `size`: 4 to 7 quarters of a power of 2, in pages."""
     pages = (size + PAGE - 1) // PAGE
     if pages <= 4:
         return max(pages, 1) * PAGE
@@ -50,7 +53,7 @@ def _size_class(size: int) -> int:
 
 
 class Block:
-    """Bytes in some arena, valid and unchanging as long as this object lives."""
+    """Bytes in an arena; they stay valid and unchanged while this object lives."""
 
     __slots__ = ("__weakref__", "arena", "offset", "size", "data", "_on_drop")
 
@@ -73,16 +76,16 @@ class Block:
 
 
 class Arena:
-    """The writing end. Any thread may write; blocks may be dropped anywhere, also by the collector.
+    """The writing end of an arena. Any thread may write; finalisers may drop blocks anywhere.
 
-    `number` is the arena's name in messages.
+    `number` identifies the arena in messages.
     """
 
     def __init__(self, number: int, fd: int, limit: int) -> None:
         self.number = number
         self.limit = limit
-        self.used = 0  # bytes in blocks that are alive
-        self.warm = 0  # bytes in free blocks that still have their memory
+        self.used = 0  # bytes in living blocks
+        self.warm = 0  # bytes in free blocks that keep their memory
         self._fd = fd
         self._mapping = Mapping(fd, file_size(limit), writable=True)
         self._view = self._mapping.view
@@ -90,20 +93,20 @@ class Arena:
         self._peak = 0
         self._sizes: Dict[int, int] = {}
         self._free: Dict[int, List[int]] = {}
-        self._punched: Dict[int, List[int]] = {}  # free, and their memory was given back
-        self._dropped: Deque[int] = deque()  # a finaliser may hold the lock: it cannot wait
+        self._punched: Dict[int, List[int]] = {}  # free blocks without memory
+        self._dropped: Deque[int] = deque()  # a finaliser cannot wait for the lock
         self._lock = threading.Lock()
         self._closed = False
 
     def close(self) -> None:
-        """No block can be written any more; the memory goes with the last one that is alive."""
+        """Refuses new blocks; the memory is freed with the last living block."""
         with self._lock:
             self._closed = True
             self._view = memoryview(b"")
             self._mapping.unmap()
 
     def write(self, data: memoryview) -> Block:
-        """Copy `data` (bytes, C-contiguous, format 'B') into a new block. Raises ArenaFull."""
+        """Copies `data` (bytes, C-contiguous, format 'B') into a new block. Raises ArenaFull."""
         size = data.nbytes
         offset = self._allocate(size)
         view = self._view[offset : offset + size]
@@ -111,7 +114,7 @@ class Arena:
         return Block(self.number, offset, size, view.toreadonly(), self._on_block_drop)
 
     def write_with(self, size: int, fill: Callable[[memoryview], None]) -> Block:
-        """A new block that `fill` writes. Raises ArenaFull, and what `fill` raises."""
+        """Reserves a block that `fill` writes. Raises ArenaFull, and what `fill` raises."""
         offset = self._allocate(size)
         view = self._view[offset : offset + size]
         block = Block(self.number, offset, size, view.toreadonly(), self._on_block_drop)
@@ -119,16 +122,16 @@ class Arena:
         return block
 
     def free_bytes(self, excluding: Iterable[Block] = ()) -> int:
-        """Bytes of the limit that no blocks take, or none but `excluding`."""
+        """Returns the unused bytes of the limit; the blocks in `excluding` count as unused."""
         with self._lock:
             self._collect_dropped()
             others = sum(self._sizes[offset] for offset in {block.offset for block in excluding})
             return self.limit - self.used + others
 
     def trim(self) -> bool:
-        """Give back the memory that the time since the last call did not need.
+        """Returns memory to the system that was not needed since the last call.
 
-        Returns whether there may be more to give back later.
+        Returns whether a later call may return more.
         """
         with self._lock:
             if self._closed:
@@ -168,7 +171,7 @@ class Arena:
             return offset
 
     def _reserve(self, requested: int, size: int) -> int:
-        """A block with fresh memory under it."""
+        """Reserves memory for a block; returns its offset. Raises ArenaFull."""
         if self.used + self.warm + size > self.limit:
             self._punch_free_blocks(max(0, self.limit - self.used - size))
         if self.used + size > self.limit:
@@ -192,7 +195,7 @@ class Arena:
         return offset
 
     def _has_addresses(self, size: int) -> bool:
-        """Whether there are addresses left; those of an empty arena start anew."""
+        """Returns whether addresses are left for a block. An empty arena starts again at 0."""
         if self._top + size > len(self._view) and not self.used:
             self._mapping.punch_hole(0, self._top)
             self._top = self.warm = 0
@@ -201,7 +204,8 @@ class Arena:
         return self._top + size <= len(self._view)
 
     def _punch_free_blocks(self, keep: int) -> None:
-        """Punch free blocks out of the file, largest first, until `keep` warm bytes are left."""
+        """Punches free blocks out of the file, largest first, until only `keep` bytes keep their
+        memory."""
         for size in sorted(self._free, reverse=True):
             stack = self._free[size]
             while stack and self.warm > keep:
@@ -212,21 +216,21 @@ class Arena:
 
 
 class ArenaReader:
-    """The reading end: the same file, mapped read-only."""
+    """The reading end of an arena: its file, mapped read-only."""
 
     def __init__(self, fd: int, limit: int) -> None:
         self.file = file_identity(fd)
         self._view = Mapping(fd, file_size(limit), writable=False).view
 
     def slice(self, offset: int, size: int) -> memoryview:
-        """The bytes at `offset`. Raises ValueError if they do not lie inside the arena."""
+        """Returns the bytes at `offset`. Raises ValueError if they lie outside the arena."""
         if offset < 0 or size < 0 or offset + size > len(self._view):
             raise ValueError(f"block at {offset} of {size} bytes lies outside its arena")
         return self._view[offset : offset + size]
 
 
 class RegionMapping:
-    """A client's shared memory: read in place, and written to where the client asked for it."""
+    """A client's shared memory, mapped for reading inputs and writing outputs."""
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
         self.file = file_identity(fd)
@@ -234,59 +238,59 @@ class RegionMapping:
         self._view = Mapping(fd, size, True, offset).view
 
     def slice(self, offset: int, size: int) -> memoryview:
-        """The bytes at `offset`, read-only. Raises ValueError if they lie outside."""
+        """Returns the bytes at `offset`, read-only. Raises ValueError if they lie outside."""
         return self.writable(offset, size).toreadonly()
 
     def writable(self, offset: int, size: int) -> memoryview:
-        """The bytes at `offset`. Raises ValueError if they lie outside."""
+        """Returns the bytes at `offset`, writable. Raises ValueError if they lie outside."""
         if offset < 0 or size < 0 or offset + size > len(self._view):
             raise ValueError(f"{size} bytes at {offset} lie outside the region")
         return self._view[offset : offset + size]
 
 
 class BlockReferences:
-    """Blocks that a peer has been told of: they live until it returns them, once per telling."""
+    """Keeps exported blocks alive until the peer releases them, once for each export."""
 
     def __init__(self) -> None:
         self._exported: Dict[Tuple[int, int], List[Block]] = {}
         self._lock = threading.Lock()
 
     def export_block(self, block: Block) -> None:
-        """Keep the block for the peer."""
+        """Keeps the block until the peer releases it."""
         with self._lock:
             self._exported.setdefault((block.arena, block.offset), []).append(block)
 
     def release_block(self, arena: int, offset: int, count: int) -> None:
-        """The peer is done with it. Raises KeyError if it was not lent that often.
+        """Removes the `count` latest references to a block. Raises KeyError if there are fewer.
 
-        The latest holding goes first: a block that came back to its owner and was passed on again
-        is held through the earlier telling, which must outlive the later one.
+        The latest go first, because a block may come back to its owner and be exported again: the
+        second export refers to the first one, which must outlive it.
         """
         with self._lock:
             held = self._exported[(arena, offset)]
             if count > len(held):
                 raise KeyError((arena, offset))
-            gone = held[len(held) - count :]
+            released = held[len(held) - count :]
             del held[len(held) - count :]
             if not held:
                 del self._exported[(arena, offset)]
-        del gone  # outside the lock: dropping a block may drop others
+        del released  # outside the lock, because dropping a block may drop others
 
     def exported_blocks(self) -> List[Block]:
-        """All blocks that the peer holds; one that it was told of twice is there twice."""
+        """Returns the blocks that the peer holds, once for each export."""
         with self._lock:
             return [block for held in self._exported.values() for block in held]
 
     def find_block(self, arena: int, offset: int) -> Block:
-        """A block that the peer holds. Raises KeyError."""
+        """Returns a block that the peer holds. Raises KeyError."""
         with self._lock:
             return self._exported[(arena, offset)][-1]
 
     def release_all(self) -> None:
-        """The peer is gone, and with it all it held."""
+        """Releases all blocks: the peer has ended."""
         with self._lock:
-            lent, self._exported = self._exported, {}
-        lent.clear()
+            exported, self._exported = self._exported, {}
+        exported.clear()
 
     def __len__(self) -> int:
         return sum(map(len, self._exported.values()))

@@ -1,4 +1,4 @@
-"""Tensor data types: Triton's numbers, their names on the clients' wire, bytes per element."""
+"""Tensor data types: Triton's numbers, their protocol names, and their sizes."""
 
 from typing import Dict
 
@@ -18,7 +18,7 @@ CODES: Dict[str, int] = {
     "BYTES": 13,
     "BF16": 14,
 }
-"""Name on the wire to number (pb_utils spec 3.3)."""
+"""Protocol name to number (docs/reference/model_api.md, 3.3)."""
 
 NAMES: Dict[int, str] = {code: name for name, code in CODES.items()}
 
@@ -37,4 +37,4 @@ SIZES: Dict[str, int] = {
     "FP64": 8,
     "BF16": 2,
 }
-"""Bytes per element; those of BYTES are as long as they like."""
+"""Bytes per element; BYTES is absent because its elements vary in length."""

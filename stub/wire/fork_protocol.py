@@ -1,4 +1,4 @@
-"""What the host and its fork server say to each other, over a socket that keeps messages apart."""
+"""The messages between the host and its fork server, over a socket that keeps messages apart."""
 
 import json
 import socket
@@ -7,17 +7,20 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from stub.wire.spawn import SpawnArguments
 
-_MAX_MESSAGE = 1 << 16  # bytes of a message
+_MAX_MESSAGE = 1 << 16  # bytes
 
 
 def send_request(sock: socket.socket, spawn: SpawnArguments, stdout: int, stderr: int) -> None:
-    """Ask for a stub; it gets copies of all descriptors. Raises OSError."""
+    """Requests a stub; the fork server receives copies of all descriptors. Raises OSError."""
     descriptors = [*spawn.descriptors, stdout, stderr]
     socket.send_fds(sock, [spawn.dump().encode()], descriptors)
 
 
 def receive_request(sock: socket.socket) -> Optional[Tuple[SpawnArguments, int, int]]:
-    """A request with the receiver's descriptors, and those for its output; None at the end."""
+    """Receives a request: arguments with the received descriptors, and those of stdout and stderr.
+
+    Returns None at the end of the connection.
+    """
     count = len(SpawnArguments.DESCRIPTORS) + 2
     data, descriptors, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, count)
     if not data:
@@ -28,26 +31,26 @@ def receive_request(sock: socket.socket) -> Optional[Tuple[SpawnArguments, int, 
 
 
 def send_started(sock: socket.socket, token: str, pid: int, pidfd: int) -> None:
-    """The stub with this token runs. Raises OSError."""
+    """Reports that the stub with this token has started. Raises OSError."""
     socket.send_fds(sock, [_dump({"token": token, "pid": pid})], [pidfd])
 
 
 def send_ended(sock: socket.socket, pid: int, code: int) -> None:
-    """A stub has ended, with its return code as subprocess has it. Raises OSError."""
+    """Reports that a stub has ended; `code` is a return code as in `subprocess`. Raises OSError."""
     sock.send(_dump({"pid": pid, "code": code}))
 
 
 def receive_event(sock: socket.socket) -> Optional[Tuple[Dict[str, object], Sequence[int]]]:
-    """What the server tells: `token`, `pid` and a pidfd, or `pid` and `code`; None at the end.
+    """Receives a report: `token` and `pid` with a pidfd, or `pid` and `code`.
 
-    Raises BlockingIOError if there is nothing yet.
+    Returns None at the end of the connection. Raises BlockingIOError if there is no report yet.
     """
     data, descriptors, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, 1)
     if not data:
         return None
-    news: Dict[str, object] = json.loads(data)
-    return news, descriptors
+    event: Dict[str, object] = json.loads(data)
+    return event, descriptors
 
 
-def _dump(news: Dict[str, object]) -> bytes:
-    return json.dumps(news).encode()
+def _dump(event: Dict[str, object]) -> bytes:
+    return json.dumps(event).encode()

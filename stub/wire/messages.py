@@ -1,7 +1,7 @@
-"""Messages between host and stub, and their one encoding.
+"""Messages between host and stub, and their encoding.
 
-A frame is a list of messages, so that what belongs together travels together. Type hints are in
-the form that the oldest supported interpreter of an execution environment can evaluate.
+A frame is a list of messages, so that related messages arrive together. The type hints must work
+with the oldest Python of an execution environment, because msgspec evaluates them.
 """
 
 from typing import Dict, List, Optional, Sequence, Tuple, Union
@@ -12,14 +12,14 @@ from stub.wire.payload import WireRequest, WireResponse
 
 
 class _Message(msgspec.Struct, tag_field="t", array_like=True):
-    """What every message shares: encoded as an array that starts with its tag."""
+    """The base of all messages: encoded as an array that starts with the tag."""
 
 
-# Either way
+# Both directions
 
 
 class BlockRelease(_Message, tag="release"):
-    """The receiver's blocks that the sender no longer reads: (arena, offset, how many times)."""
+    """Releases blocks of the receiver that the sender no longer reads: (arena, offset, count)."""
 
     blocks: List[Tuple[int, int, int]]
 
@@ -28,9 +28,9 @@ class BlockRelease(_Message, tag="release"):
 
 
 class OpenArena(_Message, tag="open"):
-    """Blocks of another process may follow: its file is at `path`, `limit` as for `Arena`.
+    """Announces an arena of another process: its file is at `path`, `limit` as for `Arena`.
 
-    A client's `region` starts at `offset` of its file, has `limit` bytes and may be written to.
+    A client's `region` starts at `offset` of its file, has `limit` bytes, and is writable.
     """
 
     arena: int
@@ -41,16 +41,16 @@ class OpenArena(_Message, tag="open"):
 
 
 class CloseArena(_Message, tag="close"):
-    """That arena's process is gone, and nothing new will refer to it."""
+    """Closes an arena whose process has ended; no later message refers to it."""
 
     arena: int
 
 
 class ModelSource(msgspec.Struct, array_like=True):
-    """Where the model's code lies: `<directory>/<version>/<file>`.
+    """The path of the model's code: `<directory>/<version>/<file>`.
 
-    With a `backend`, a folder, it is that Python-based backend's: `<backend>/<file>`. `settings`
-    are those of the command line for it.
+    With a `backend`, it is the code of that Python-based backend: `<backend>/<file>`. `settings`
+    are the command line's settings for the backend.
     """
 
     directory: str
@@ -61,19 +61,19 @@ class ModelSource(msgspec.Struct, array_like=True):
 
 
 class AutoComplete(_Message, tag="complete"):
-    """Import the model and let it complete its configuration (`config`: JSON text)."""
+    """Imports the model and calls its `auto_complete_config` with `config`, a JSON text."""
 
     source: ModelSource
     config: str
 
 
 class Initialize(_Message, tag="init"):
-    """Become this instance: import if not done yet, construct, call `initialize(args)`.
+    """Initializes the instance: imports and constructs the model, calls `initialize(args)`.
 
-    `max_concurrent_batches` is how many batches an `async def execute` may work on at a time;
-    `max_outstanding_responses` how many responses to one request may be under way, and
-    `send_timeout` how many seconds the next one waits. It is to run on the CPUs `cpus`, if any,
-    with memory of NUMA node `numa_node`, if that is not None.
+    `max_concurrent_batches` limits the batches that an `async def execute` works on at a time.
+    `max_outstanding_responses` limits the unacknowledged responses to one request; the next one
+    waits up to `send_timeout` seconds. The process is bound to the CPUs `cpus`, if any, and its
+    memory to NUMA node `numa_node`, unless that is None.
     """
 
     instance_name: str
@@ -89,14 +89,14 @@ class Initialize(_Message, tag="init"):
 
 
 class Execute(_Message, tag="exec"):
-    """Run one batch."""
+    """Runs one batch."""
 
     batch: int
     requests: List[WireRequest]
 
 
 class BlsResponse(_Message, tag="bls_response"):
-    """A response to an `BlsRequest`; None for a last one that is only an end."""
+    """A response to a `BlsRequest`; None for a final message without a response."""
 
     number: int
     response: Optional[WireResponse]
@@ -104,14 +104,14 @@ class BlsResponse(_Message, tag="bls_response"):
 
 
 class CancelRequest(_Message, tag="cancel"):
-    """The caller of that request of that batch has lost interest."""
+    """Cancels a request of a batch: its client no longer waits for it."""
 
     batch: int
     index: int
 
 
 class ResponseAck(_Message, tag="ack"):
-    """The caller of that request has taken so many of its responses: so many more may come."""
+    """Acknowledges `count` responses that the client of a request has received."""
 
     batch: int
     index: int
@@ -119,7 +119,7 @@ class ResponseAck(_Message, tag="ack"):
 
 
 class HostReply(_Message, tag="reply"):
-    """The reply to any numbered message but an `BlsRequest`: an error's text, or a value."""
+    """The reply to a numbered message other than `BlsRequest`: an error text, or a value."""
 
     number: int
     error: Optional[str]
@@ -127,36 +127,36 @@ class HostReply(_Message, tag="reply"):
 
 
 class CheckReady(_Message, tag="check_ready"):
-    """Call `is_ready`, say `ReadinessResult`."""
+    """Calls `is_ready`; the stub replies with `ReadinessResult`."""
 
     number: int
 
 
 class Finalize(_Message, tag="finalize"):
-    """Call `finalize`, say `Finalized`, leave."""
+    """Calls `finalize`; the stub replies with `Finalized` and exits."""
 
 
 # Stub to host
 
 
 class Hello(_Message, tag="hello"):
-    """One of the stub's sockets is connected."""
+    """The first message on each of the stub's sockets."""
 
 
 class AutoCompleted(_Message, tag="completed"):
-    """The completed configuration as JSON, or None if the model defines no completion."""
+    """The completed configuration as JSON; None if the model does not define completion."""
 
     config: Optional[str]
 
 
 class Initialized(_Message, tag="initialized"):
-    """The instance takes batches from now on; `defines_is_ready` whether it defines `is_ready`."""
+    """The instance accepts batches; `defines_is_ready` tells whether it defines `is_ready`."""
 
     defines_is_ready: bool = False
 
 
 class LoadFailed(_Message, tag="load_failed"):
-    """Import, construction, completion or `initialize` failed with this text."""
+    """An import, a construction, an auto-completion or `initialize` failed; `text` is the error."""
 
     text: str
 
@@ -171,17 +171,17 @@ class Response(_Message, tag="response"):
 
 
 class InstanceReleased(_Message, tag="released"):
-    """`execute` goes on with this batch as a coroutine, and the instance is free."""
+    """The instance is free for the next batch: `execute` continues this one as a coroutine."""
 
     batch: int
 
 
 class BatchDone(_Message, tag="done"):
-    """`execute` has returned: the instance is free. Times are CLOCK_MONOTONIC nanoseconds.
+    """The instance is free: `execute` has returned. Times are CLOCK_MONOTONIC nanoseconds.
 
-    A batch that everybody had left before it began is not run, and its times are 0.
-    `failure` is the text that the log gets when the whole batch failed. Requests at the indexes
-    `deferred` are answered later; those at `rescheduled` are to be queued again.
+    A batch whose requests were all cancelled before it began is not run; its times are 0. `failure`
+    is the text for the log if the whole batch failed. `deferred` are the indexes of requests that
+    get their responses later, `rescheduled` of those to queue again.
     """
 
     batch: int
@@ -195,10 +195,10 @@ class BatchDone(_Message, tag="done"):
 
 
 class BlsRequest(_Message, tag="bls_request"):
-    """A model asks another one (BLS) on behalf of a batch, 0 if nobody knows of which.
+    """A request of a model to another model (BLS); `batch` is 0 if the batch is not known.
 
-    `blocking`: the batch's thread waits, and reads its answer as work. `decoupled`: any number of
-    answers may come.
+    `blocking`: the thread of the batch waits, and reads the response from the work queue.
+    `decoupled`: any number of responses may come.
     """
 
     number: int
@@ -209,13 +209,13 @@ class BlsRequest(_Message, tag="bls_request"):
 
 
 class CancelBls(_Message, tag="cancel_bls"):
-    """Nobody wants the answers to this `BlsRequest` any more."""
+    """Cancels a `BlsRequest`: the model no longer waits for its responses."""
 
     number: int
 
 
 class LoadModel(_Message, tag="load"):
-    """Load a model; `config` and `files` (by their paths) override what is in the repository."""
+    """Loads a model; `config` and `files` (by path) override those of the repository."""
 
     number: int
     name: str
@@ -224,7 +224,7 @@ class LoadModel(_Message, tag="load"):
 
 
 class UnloadModel(_Message, tag="unload"):
-    """Begin to unload a model."""
+    """Starts to unload a model."""
 
     number: int
     name: str
@@ -232,7 +232,7 @@ class UnloadModel(_Message, tag="unload"):
 
 
 class IsModelReady(_Message, tag="is_ready"):
-    """Whether that version, "" for any, of a model is ready."""
+    """Queries whether a version of a model is ready; "" means any version."""
 
     number: int
     name: str
@@ -240,7 +240,10 @@ class IsModelReady(_Message, tag="is_ready"):
 
 
 class NewMetricFamily(_Message, tag="family"):
-    """Register a metric family under a number of the stub's own; kinds as in pb_utils 3.13."""
+    """Registers a metric family under a number chosen by the stub.
+
+    For `kind` see docs/reference/model_api.md, 3.13.
+    """
 
     number: int
     family: int
@@ -250,7 +253,7 @@ class NewMetricFamily(_Message, tag="family"):
 
 
 class NewMetric(_Message, tag="metric"):
-    """A metric of a family, also under a number of the stub's own."""
+    """Registers a metric of a family, also under a number chosen by the stub."""
 
     number: int
     metric: int
@@ -260,7 +263,7 @@ class NewMetric(_Message, tag="metric"):
 
 
 class ChangeMetric(_Message, tag="change"):
-    """Change a value; `operation` is increment, set or observe."""
+    """Changes a metric's value; `operation` is increment, set or observe."""
 
     metric: int
     operation: str
@@ -268,21 +271,21 @@ class ChangeMetric(_Message, tag="change"):
 
 
 class ReadMetric(_Message, tag="read"):
-    """Tell a metric's value."""
+    """Queries a metric's value."""
 
     number: int
     metric: int
 
 
 class DropMetrics(_Message, tag="drop"):
-    """The model has let go of these."""
+    """Releases families and metrics that the model has deleted."""
 
     families: List[int]
     metrics: List[int]
 
 
 class ReadinessResult(_Message, tag="readiness"):
-    """What `is_ready` said, and why not."""
+    """The result of `is_ready`, and the reason if it is False."""
 
     number: int
     ready: bool
@@ -290,7 +293,10 @@ class ReadinessResult(_Message, tag="readiness"):
 
 
 class LogLine(_Message, tag="log"):
-    """A line of a model's, level as in pb_utils spec 3.12; 0 for the batch if none is known."""
+    """A log line of a model; `batch` is 0 if it is not known.
+
+    For `level` see docs/reference/model_api.md, 3.12.
+    """
 
     level: int
     file: str
@@ -300,7 +306,7 @@ class LogLine(_Message, tag="log"):
 
 
 class Finalized(_Message, tag="finalized"):
-    """`finalize` has returned, with this error text if it raised."""
+    """`finalize` has returned; `error` is the text of its exception, if any."""
 
     error: Optional[str]
 
@@ -349,21 +355,21 @@ _to_host = msgspec.msgpack.Decoder(List[ToHost])
 
 
 def encode(messages: Sequence[Union[ToStub, ToHost]]) -> bytes:
-    """One frame from messages."""
+    """Encodes messages as one frame."""
     return _encoder.encode(messages)
 
 
 def decode_to_stub(frame: bytes) -> List[ToStub]:
-    """The messages of a frame for a stub. Raises msgspec.DecodeError on anything else."""
+    """Decodes a frame for a stub. Raises msgspec.DecodeError if it is invalid."""
     try:
         return _to_stub.decode(frame)
-    except UnicodeDecodeError as error:  # msgspec lets it through
+    except UnicodeDecodeError as error:  # msgspec does not convert this error
         raise msgspec.DecodeError(str(error)) from error
 
 
 def decode_to_host(frame: bytes) -> List[ToHost]:
-    """The messages of a frame for the host. Raises msgspec.DecodeError on anything else."""
+    """Decodes a frame for the host. Raises msgspec.DecodeError if it is invalid."""
     try:
         return _to_host.decode(frame)
-    except UnicodeDecodeError as error:  # msgspec lets it through
+    except UnicodeDecodeError as error:  # msgspec does not convert this error
         raise msgspec.DecodeError(str(error)) from error

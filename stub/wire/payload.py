@@ -1,4 +1,4 @@
-"""What messages carry between host and stub: tensors, requests, responses."""
+"""The payload of messages between host and stub: tensors, requests, responses."""
 
 from typing import Dict, List, Optional, Tuple, Union
 
@@ -7,11 +7,14 @@ import msgspec
 Parameter = Union[bool, int, float, str]
 
 INLINE_ALWAYS = 1 << 11
-"""Tensors of at most this many bytes travel inside the message."""
+"""Tensors of at most this many bytes are always inline in the message."""
 
 INLINE_LIMIT = 1 << 16
-"""Those of at most so many do if the ring has room for many such messages. A block in shared memory
-costs bookkeeping in two processes (allocate, lend, return), which these few copies do not."""
+"""Tensors of at most this many bytes are inline if the ring has room for many such messages.
+
+A block in shared memory needs bookkeeping in two processes: allocate, export and release. Inline
+tensors need none.
+"""
 
 
 class WireTensor(msgspec.Struct, array_like=True, gc=False):
@@ -30,29 +33,30 @@ class WireTensor(msgspec.Struct, array_like=True, gc=False):
 
 
 OutputPlacement = Tuple[int, int, int]
-"""Where in a client's region an output is to be written: (arena, offset, room in bytes)."""
+"""The place for an output in a client's region: (arena, offset, size in bytes)."""
 
 
 class WireError(msgspec.Struct, array_like=True, gc=False):
-    """An error as data: the number of a `TritonError` code (pb_utils spec 3.11), and the text."""
+    """An error: the number of a `TritonError` code (docs/reference/model_api.md, 3.11), and the
+    text."""
 
     code: int
     message: str
 
 
 class TraceLink(msgspec.Struct, array_like=True, gc=False):
-    """What a request carries of its trace: its number at the host, and what the model may know of
-    it, the W3C headers as JSON.
-    """
+    """The trace of a request: its number in the host, and its W3C headers as JSON."""
 
     number: int
     context: Optional[str] = None
 
 
 class WireRequest(msgspec.Struct, array_like=True):
-    """An inference request. No `outputs` means all that the model's configuration lists; those in
-    `output_placement` are written there if they fit. `max_outstanding_responses` is how many
-    responses may be under way, if not as many as usual.
+    """An inference request.
+
+    Empty `outputs` mean all outputs of the model's configuration. Outputs in `output_placement` are
+    written there if they fit. `max_outstanding_responses` limits the unacknowledged responses; 0
+    means the limit of the instance.
     """
 
     id: str
@@ -70,7 +74,7 @@ class WireRequest(msgspec.Struct, array_like=True):
 
 
 class WireResponse(msgspec.Struct, array_like=True):
-    """An inference response; with an `error`, nothing else counts."""
+    """An inference response; with an `error`, the other fields are not used."""
 
     outputs: List[WireTensor]
     parameters: Dict[str, Parameter]

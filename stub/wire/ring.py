@@ -1,8 +1,8 @@
-"""A queue of frames in shared memory, for one writer and one reader in different processes.
+"""A ring buffer of frames in shared memory, with one writer and one reader process.
 
-It carries no signal: the writer tells the reader through an eventfd how many frames there are,
-and that system call also orders memory between the two. So a frame is read only after it was
-written whole, and a writer killed in the middle of one has never announced it.
+The ring does not signal: the writer adds the number of new frames to an eventfd, and that system
+call also orders memory between the two. So the reader sees only complete frames, and a writer that
+is killed while it writes has not announced the frame.
 """
 
 import struct
@@ -12,46 +12,46 @@ from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT
 from stub.wire.shared_file import Mapping, create_shared_file
 
 RING_BYTES = 1 << 19
-"""Shared memory of one ring. Frames of more than a quarter of it travel elsewhere."""
+"""Bytes of shared memory in one ring. Frames over a quarter of it are sent by ZeroMQ."""
 
 WAKE_EARLY = 1 << 32
-"""What is added to a stub's eventfd when work is about to come; one is added for each frame."""
+"""Added to a stub's eventfd shortly before work is sent; each frame adds one."""
 
 BUSY_POLL_SECONDS = 500e-6
-"""How long either end stays awake for what is about to come."""
+"""How long either end busy-polls for a message that is announced."""
 
 _MAX_FRAME = RING_BYTES // 4
-_START = 64  # the reader's position has a cache line of its own
+_START = 64  # the reader's position has its own cache line
 _LENGTH = struct.Struct("<I")
-_WRAP, _OVERFLOW = 0xFFFFFFFE, 0xFFFFFFFF  # in place of a length
+_WRAP, _OVERFLOW = 0xFFFFFFFE, 0xFFFFFFFF  # special values of a length
 _CAPACITY = RING_BYTES - _START
 
 
 def create_ring_file(name: str) -> int:
-    """Descriptor of a file for two rings. Raises OSError."""
+    """Creates a file for two rings; returns its descriptor. Raises OSError."""
     return create_shared_file(name, 2 * RING_BYTES)
 
 
 def map_rings(fd: int) -> Tuple[memoryview, memoryview]:
-    """The memory of the ring towards the stub, and of the one towards the host."""
+    """Returns the memory of the ring to the stub, and of the ring to the host."""
     view = Mapping(fd, 2 * RING_BYTES, writable=True).view
     return view[:RING_BYTES], view[RING_BYTES:]
 
 
 class RingError(Exception):
-    """What stands in the ring was not written by the protocol."""
+    """The ring holds data that the protocol does not write."""
 
 
 class RingWriter:
-    """Writes frames into `memory` (BYTES long), which starts zeroed."""
+    """Writes frames into `memory` (RING_BYTES long), which is zeroed at first."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         self._position = _position_view(memory)
-        self._written = 0  # bytes since the beginning; the position is this modulo _ROOM
+        self._written = 0  # bytes since the start; modulo _CAPACITY it is the position
 
     def try_write(self, frame: bytes) -> bool:
-        """Write a frame; False if it is too long for now or for ever."""
+        """Writes a frame; returns False if it is too long, or the ring too full."""
         size = len(frame)
         if size > _MAX_FRAME:
             return False
@@ -59,8 +59,8 @@ class RingWriter:
         tail = _CAPACITY - position
         needed = _align_to_word(_LENGTH.size + size)
         if needed > tail:
-            needed += tail  # the rest of the round stays unused
-        # One word is kept for an overflow marker.
+            needed += tail  # the end of the ring stays unused
+        # Reserves one word for an overflow marker.
         if needed + _LENGTH.size > self._free_bytes():
             return False
         if needed > tail:
@@ -74,7 +74,8 @@ class RingWriter:
         return True
 
     def write_overflow_marker(self) -> bool:
-        """Say that the next frame comes on another way; False if there is no room even for that."""
+        """Marks that the next frame is sent by ZeroMQ; returns False if even the marker has no
+        room."""
         if self._free_bytes() < _LENGTH.size:
             return False
         _LENGTH.pack_into(self._memory, _START + self._written % _CAPACITY, _OVERFLOW)
@@ -82,11 +83,12 @@ class RingWriter:
         return True
 
     def inline_limit(self) -> int:
-        """Bytes of tensors that the next frame may carry, so that others find room behind it."""
+        """Returns the bytes of inline tensors for the next frame that leave room for further
+        frames."""
         return max(INLINE_ALWAYS, min(INLINE_LIMIT, self._free_bytes() // 4))
 
     def close(self) -> None:
-        """Let go of the memory; nothing may be put any more."""
+        """Releases the memory; no frame can be written any more."""
         self._memory, self._position = memoryview(b""), _position_view(memoryview(bytes(8)))
 
     def _free_bytes(self) -> int:
@@ -94,7 +96,7 @@ class RingWriter:
 
 
 class RingReader:
-    """Reads what was announced, in order."""
+    """Reads announced frames, in order."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -102,9 +104,9 @@ class RingReader:
         self._read = 0
 
     def read_frame(self) -> Optional[bytes]:
-        """The next frame; None if it comes on another way. Raises RingError.
+        """Returns the next frame; None if it is sent by ZeroMQ. Raises RingError.
 
-        To be called once for each announced frame, no more.
+        Call it exactly once for each announced frame.
         """
         position = self._read % _CAPACITY
         size: int = _LENGTH.unpack_from(self._memory, _START + position)[0]
@@ -125,15 +127,15 @@ class RingReader:
         return frame
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Releases the memory."""
         self._memory = self._position = memoryview(b"")
 
 
 def _position_view(memory: memoryview) -> memoryview:
-    """The reader's position, to be read and written whole: pack_into would zero it in between."""
+    """Returns the reader's position as one 64-bit word; pack_into would not write it atomically."""
     return memory[:8].cast("Q")
 
 
 def _align_to_word(size: int) -> int:
-    """Records begin at words, so that a word never wraps."""
+    """Rounds up to words: a record starts at a word, so that no word wraps around."""
     return (size + 3) & ~3

@@ -1,6 +1,6 @@
-"""Who may say what, when: the table of legal moves that both ends obey.
+"""The states of a stub, and the messages that are allowed in each; both ends use this table.
 
-The table does not know which end it serves; each end tells it every message, sent or received.
+The table does not depend on the end: each end passes it every message, sent or received.
 """
 
 import enum
@@ -10,13 +10,13 @@ from stub.wire import messages as m
 
 
 class ProtocolError(Exception):
-    """A message came at a moment when it means nothing. That side's session is over."""
+    """A message is not allowed in the present state; the session cannot continue."""
 
 
 class State(enum.Enum):
-    """The life of a stub process as both ends see it."""
+    """The states of a stub process."""
 
-    __hash__ = object.__hash__  # that of Enum is a Python function, and each message needs it
+    __hash__ = object.__hash__  # faster than that of Enum, and each message needs it
 
     CONNECTING = "connecting"
     IDLE = "idle"
@@ -39,7 +39,7 @@ _HOST_CALLS = (
     m.ReadMetric,
     m.DropMetrics,
 )
-"""What a model may ask for besides answering, from `initialize` on."""
+"""Calls that a model may make from `initialize` on, besides sending responses."""
 
 _FROM_SERVING_STUB = (
     *_HOST_CALLS,
@@ -52,7 +52,7 @@ _FROM_SERVING_STUB = (
 )
 
 _TO_SERVING_STUB = (m.BlsResponse, m.CancelRequest, m.ResponseAck, m.HostReply, m.CheckReady)
-"""These may cross the stub's last words on their way."""
+"""These may be sent before the stub's last message has arrived."""
 
 
 def _keep_state(state: State, *messages: Iterable[Type[object]]) -> Dict[Type[object], State]:
@@ -77,7 +77,7 @@ TRANSITIONS: Dict[State, Dict[Type[object], State]] = {
         **_keep_state(State.SERVING, _FROM_SERVING_STUB, _TO_SERVING_STUB, (m.Execute,)),
         m.Finalize: State.FINALIZING,
     },
-    # Work that was under way when the stub was told to leave may still cross it on the wire.
+    # Messages about running work may cross with the Finalize message.
     State.FINALIZING: {
         **_keep_state(State.FINALIZING, _FROM_SERVING_STUB, _TO_SERVING_STUB),
         m.Finalized: State.ENDED,
@@ -87,19 +87,19 @@ TRANSITIONS: Dict[State, Dict[Type[object], State]] = {
 }
 
 ALWAYS_ALLOWED = (m.LogLine, m.BlockRelease, m.OpenArena, m.CloseArena)
-"""Legal in every state but ERROR: they concern the process, not its life."""
+"""Allowed in every state but ERROR, because they concern the process and not the model."""
 
 
 class Session:
-    """One end's view of the conversation."""
+    """The state of a stub as one end sees it."""
 
     def __init__(self) -> None:
         self.state = State.CONNECTING
 
     def advance(self, message: Union[m.ToStub, m.ToHost]) -> None:
-        """Take note of a message that was sent or received.
+        """Moves to the next state after a message was sent or received.
 
-        Raises ProtocolError if the table does not allow it; the session is then in ERROR for good.
+        Raises ProtocolError if the message is not allowed; the session then stays in ERROR.
         """
         kind = type(message)
         following = TRANSITIONS[self.state].get(kind)

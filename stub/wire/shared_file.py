@@ -1,4 +1,4 @@
-"""Memory that processes share: a file without a name, mapped by whoever has its descriptor."""
+"""Shared memory: unnamed files, which a process maps by their descriptor."""
 
 import mmap
 import os
@@ -6,13 +6,13 @@ from typing import Tuple
 
 PAGE = mmap.PAGESIZE
 
-_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of fcntl; not in every Python's module
+_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of fcntl; some Pythons lack them
 
 
 def create_shared_file(name: str, size: int) -> int:
-    """A new sparse file of `size` bytes, as a descriptor. Raises OSError.
+    """Creates a sparse file of `size` bytes; returns its descriptor. Raises OSError.
 
-    Its size is sealed: a process that shrank it would make others' next read a SIGBUS.
+    The size is sealed: if a process could shrink the file, another one would get a SIGBUS.
     """
     if not hasattr(os, "memfd_create"):
         fd = _create_named(name)
@@ -27,7 +27,7 @@ def create_shared_file(name: str, size: int) -> int:
 
 
 def _create_named(name: str) -> int:
-    """POSIX shared memory, where memfd is missing; the name is gone before anybody sees it."""
+    """Creates POSIX shared memory, for systems without memfd, and removes its name at once."""
     import posix_ipc
 
     memory = posix_ipc.SharedMemory(f"/{name}-{os.urandom(8).hex()}", posix_ipc.O_CREX, mode=0o600)
@@ -36,7 +36,7 @@ def _create_named(name: str) -> int:
 
 
 class Mapping:
-    """A file in this process's memory, for as long as `view` or a part of it is used."""
+    """A mapped file; it stays mapped while `view` or a part of it is used."""
 
     def __init__(self, fd: int, size: int, writable: bool, offset: int = 0) -> None:
         protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
@@ -44,16 +44,16 @@ class Mapping:
         self.view = memoryview(self._map)
 
     def unmap(self) -> None:
-        """This object no longer keeps the memory mapped; parts of `view` still do."""
+        """Drops the reference to the memory; it stays mapped for other users of `view`."""
         self.view = memoryview(b"")
         del self._map
 
     def punch_hole(self, offset: int, size: int) -> None:
-        """Give the memory of these bytes (whole pages) back to the system; they read as zero."""
+        """Returns the memory of these bytes (whole pages) to the system; they read as zero then."""
         self._map.madvise(mmap.MADV_REMOVE, offset, size)
 
 
 def file_identity(fd: int) -> Tuple[int, int]:
-    """Which file that is: device and inode."""
+    """Returns the device and the inode of an open file."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino

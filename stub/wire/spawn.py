@@ -1,4 +1,4 @@
-"""What a stub is started with."""
+"""The arguments of a stub process."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,11 +7,11 @@ from typing import ClassVar, Tuple
 
 @dataclass(frozen=True)
 class SpawnArguments:
-    """What the host passes to a new stub, as JSON in its only argument.
+    """The arguments of a new stub, passed as JSON in its only command-line argument.
 
-    Descriptors are inherited; limits are in bytes. `lifeline_fd` ends when the host does.
-    `rings_fd` holds the ring towards the stub, then the one towards the host; the eventfds count
-    the frames in them.
+    The stub inherits the descriptors; limits are in bytes. `lifeline_fd` is closed when the host
+    ends. `rings_fd` holds the ring to the stub, then the ring to the host; the eventfds count their
+    frames.
     """
 
     endpoint: str
@@ -38,14 +38,14 @@ class SpawnArguments:
 
     @property
     def descriptors(self) -> Tuple[int, ...]:
-        """Those that the stub inherits."""
+        """The descriptors that the stub inherits."""
         return tuple(getattr(self, name) for name in self.DESCRIPTORS)
 
     def dump(self) -> str:
-        """As an argument."""
+        """Returns the command-line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
     def load(cls, text: str) -> "SpawnArguments":
-        """From an argument."""
+        """Parses the command-line argument."""
         return cls(**json.loads(text))

@@ -93,7 +93,7 @@ def test_a_broken_file_says_so_and_the_others_serve(client: Client) -> None:
     index = client.get_model_repository_index(as_json=True)["models"]
     (mine,) = [each for each in index if each["name"] == "broken"]
     assert mine["state"] == "UNAVAILABLE"
-    assert "it is no archive of PyTorch, or it is damaged" in mine["reason"]
+    assert "it is not a PyTorch archive, or it is damaged" in mine["reason"]
     assert client.is_model_ready("tuned")
 
 

@@ -77,7 +77,10 @@ BROKEN = {
         "has no signature 'other', there is serving_default",
     ),
     "undescribed": ("", "a frozen graph does not say which of its tensors they are"),
-    "wrong_name": (one("z", "y"), "unexpected inference input 'z', the graph has no such"),
+    "wrong_name": (
+        one("z", "y"),
+        "unexpected inference input 'z', the graph has no operation of that name",
+    ),
     "wrong_type": (
         one("x", "y", "TYPE_INT32"),
         "configuration expects datatype TYPE_INT32 for input 'x', model provides TYPE_FP32",

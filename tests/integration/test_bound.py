@@ -345,7 +345,9 @@ def test_a_function_bound_to_a_running_host_is_served_at_once(host: Host, client
     client.unload_model("late")
     wait_until(lambda: not client.is_model_ready("late"), "the end of the model")
     client.load_model("late")
-    with pytest.raises(InferenceServerException, match="no function is bound.*or none is free"):
+    with pytest.raises(
+        InferenceServerException, match="no function is bound.*or all its instances are in use"
+    ):
         client.load_model("late", config=json.dumps({**_LATE, "max_batch_size": 2}))
     assert client.infer("late", [given]).as_numpy("y").tolist() == [[2]]
 

@@ -99,13 +99,13 @@ def test_a_policy_without_settings_changes_nothing(host: RunningHost) -> None:
     "model, problem",
     [
         ("nowhere", "'cpu-cores' names CPUs that it cannot use: 4000, 4001"),
-        ("elsewhere", "'numa-node' names node 4000, which is not there"),
+        ("elsewhere", "'numa-node' names node 4000, which does not exist"),
     ],
 )
 def test_a_machine_without_what_a_policy_names_fails_the_load(
     host: RunningHost, model: str, problem: str
 ) -> None:
-    text = f"instance '{model}_0_0' cannot keep to its host policy: {problem}"
+    text = f"instance '{model}_0_0' cannot apply its host policy: {problem}"
     with grpcclient.InferenceServerClient(host.url) as client:
         index = client.get_model_repository_index(as_json=True)
         with pytest.raises(InferenceServerException):

@@ -97,7 +97,7 @@ def test_an_array_that_finds_no_room_fails_alone(repository: RepositoryBuilder) 
                 await server.infer("identity", {"INPUT0": np.zeros(2_000_000, dtype=np.float32)})
             text = caught.value.message
             assert text.startswith("Failed to increase the shared memory pool size to ")
-            assert "8000000 bytes were asked" in text
+            assert "8000000 bytes were requested" in text
             assert "of 4194304 bytes" in text
             array = np.ones(20_000, dtype=np.float32)
             result = await server.infer("identity", {"INPUT0": array})

@@ -105,7 +105,7 @@ def test_a_parameter_that_is_no_text_fails_its_own_response(
         for _ in range(2):
             status, text = infer_error(client.infer, "odd", [])
             assert status == "StatusCode.INTERNAL"
-            assert "'f' is no valid text" in text
+            assert "'f' is not valid text" in text
     assert "restarted" not in host_process.output
 
 

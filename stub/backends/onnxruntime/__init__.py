@@ -1,1 +1,1 @@
-"""The backend `onnxruntime`: models in ONNX's format."""
+"""The backend `onnxruntime`: models in the ONNX format."""

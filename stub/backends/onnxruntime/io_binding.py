@@ -1,4 +1,4 @@
-"""Runs a session; large outputs whose size is known before are written into shared memory."""
+"""Runs a session; large outputs of known size are written into shared memory."""
 
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
@@ -13,7 +13,7 @@ _STORAGE = {name: STORAGE[code] for code, name in enumerate(TRITON_STRING_TO_NUM
 
 
 class _OutputShape(NamedTuple):
-    """An output whose shape is `rest` after the number of rows, or without any: `batched`."""
+    """The shape of an output: `rest`, after the number of rows if `batched`."""
 
     dtype: Any
     rest: List[int]
@@ -24,10 +24,10 @@ class _OutputShape(NamedTuple):
 
 
 class BoundSession:
-    """A session, and what its file promises of the sizes of outputs.
+    """A session, and the shapes of its outputs as far as the model's file determines them.
 
-    If the session runs on a CPU and the first dimension of an output has the same name as that of
-    each input, it is as long as theirs.
+    If the session runs on a CPU, and the first dimension of an output has the same name as that of
+    each input, the output has as many rows as the inputs.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class BoundSession:
         self._output_shapes: Dict[str, _OutputShape] = {}
         self._batch_input = ""
         if placement.on_gpu or any(tensor.data_type == "TYPE_STRING" for tensor in inputs):
-            return  # texts cannot be bound
+            return  # text tensors cannot be bound
         first = {node.shape[0] if node.shape else None for node in session.get_inputs()}
         rows = first.pop() if len(first) == 1 else None
         if isinstance(rows, str):
@@ -60,7 +60,7 @@ class BoundSession:
             )
 
     def run(self, wanted: List[str], inputs: Dict[str, Array], options: Any) -> Mapping[str, Array]:
-        """The outputs that are wanted. Raises what the library raises."""
+        """Returns the wanted outputs. Raises what the library raises."""
         rows = len(inputs[self._batch_input]) if self._batch_input else 1
         placed: Dict[str, Array] = {}
         for name in wanted:
@@ -75,7 +75,7 @@ class BoundSession:
         if placed:
             try:
                 return self._run_bound(wanted, inputs, placed, options)
-            except Exception:  # the file's promise does not hold; anything else is raised again
+            except Exception:  # an output differs from its declared shape
                 placed.clear()
         return dict(zip(wanted, self._session.run(wanted, inputs, options)))
 

@@ -1,4 +1,4 @@
-"""Serves a model in ONNX's format with ONNX Runtime."""
+"""Serves an ONNX model with ONNX Runtime."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -19,17 +19,17 @@ from stub.backends.settings import (
 
 _COMMAND_LINE = ("intra_op_thread_count", "inter_op_thread_count")
 _READER = {"model_instance_kind": "CPU", "model_instance_device_id": "0"}
-"""Where the file is opened to be read for its tensors alone."""
+"""The placement of an instance that only reads the tensors of the file."""
 
 
 class TritonPythonModel:
-    """One session. `backend_config` are the settings of the command line for this backend."""
+    """One session. `backend_config` holds the command line's settings for this backend."""
 
     backend_config: Dict[str, str] = {}
 
     @classmethod
     def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Read from the file what the configuration does not say."""
+        """Completes the configuration with the tensors of the file."""
         given = config.as_dict()
         if is_complete(given):
             return config
@@ -43,7 +43,7 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Open the file, and check that the configuration and it agree."""
+        """Opens the file and checks the configuration against it."""
         config, placement = parse_config(args), Placement(args)
         self._contract = ModelContract(config)
         library = _load_library(self._contract.model)
@@ -56,13 +56,15 @@ class TritonPythonModel:
         self._contract.check_model(inputs, outputs)
         self._scalars = [tensor.name for tensor in inputs if tensor.shape == []]
         self._texts = [tensor.name for tensor in inputs if tensor.data_type == "TYPE_STRING"]
-        self._bound = BoundSession(self._session, inputs, outputs, self._contract, placement)
+        self._bound_session = BoundSession(
+            self._session, inputs, outputs, self._contract, placement
+        )
         self._run_options = library.run_options(settings, placement)
 
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> List[pb_utils.InferenceResponse]:
-        """Run all requests at once."""
+        """Runs all requests as one batch."""
         return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
@@ -72,15 +74,15 @@ class TritonPythonModel:
         for name in self._scalars:
             if name in inputs and inputs[name].shape == (1,):
                 inputs[name] = inputs[name].reshape(())
-        return self._bound.run(wanted, inputs, self._run_options)
+        return self._bound_session.run(wanted, inputs, self._run_options)
 
     def finalize(self) -> None:
-        """Let the session go before the interpreter does."""
-        del self._session, self._bound
+        """Deletes the session before the interpreter exits."""
+        del self._session, self._bound_session
 
 
 def _load_library(model: str) -> Any:
-    """The module that needs the library. Raises ModelFailure if the library is missing."""
+    """Imports the module that needs the library. Raises ModelFailure if the library is missing."""
     try:
         import stub.backends.onnxruntime.session as session
     except ImportError as error:
@@ -106,7 +108,7 @@ def _open_session(
 
 
 def _as_text(name: str, array: Array) -> Array:
-    """The elements as `str`, of which the library makes its strings."""
+    """Returns the elements as `str`, which the library requires. Raises InvalidInput."""
     try:
         texts = [element.decode() for element in array.ravel()]
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""An ONNX Runtime session: the options of a configuration, execution providers, the file."""
+"""Creates ONNX Runtime sessions: options, execution providers, and the model's file."""
 
 import os
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
@@ -28,12 +28,12 @@ _CUDA_PARAMETERS = (
     "gpu_mem_limit",
     "use_tf32",
 )
-_INTEGER_PARAMETERS = {  # Triton takes numbers for what the provider has words for
+_INTEGER_PARAMETERS = {  # the provider's names for Triton's numbers
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
 }
 _SESSION_ENTRIES = ("session.", "optimization.", "ep.", "mlas.")
-"""How the names of parameters begin that are entries of the session's own configuration."""
+"""Prefixes of the parameters that are session configuration entries."""
 
 _TYPES = {
     "bool": "TYPE_BOOL",
@@ -57,12 +57,10 @@ Provider = Tuple[str, Dict[str, str]]
 def session_options(config: Mapping[str, Any], settings: Settings) -> Any:
     """Returns the SessionOptions of a configuration.
 
-    See docs/reference/configuration_and_scheduling.md, 7.7 and 7.8.
-
-    Raises ModelFailure.
+    See docs/reference/configuration_and_scheduling.md, 7.7 and 7.8. Raises ModelFailure.
     """
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; its warnings are about how a model was exported
+    options.log_severity_level = 3  # errors only; the warnings are about how a model was exported
     options.graph_optimization_level = _optimization(config)
     parallel = settings.get_choice("execution_mode", "0", ("0", "1")) == "1"
     modes = onnxruntime.ExecutionMode
@@ -97,20 +95,20 @@ def _optimization(config: Mapping[str, Any]) -> Any:
 def execution_providers(
     config: Mapping[str, Any], settings: Settings, placement: Placement
 ) -> List[Provider]:
-    """The execution providers to use, in the order of preference; the CPU is always the last.
+    """Returns the execution providers by preference; the CPU is always the last.
 
-    Raises ModelFailure if one is unknown, or not a part of the installed package.
+    Raises ModelFailure if one is unknown, or missing in the installed package.
     """
     accelerators = config.get("optimization", {}).get("execution_accelerators", {})
     device = {"device_id": str(placement.device)}
     if placement.on_gpu:
-        asked = accelerators.get("gpu_execution_accelerator", ())
-        providers = [_accelerator(each, _GPU_ACCELERATORS, device) for each in asked]
+        accelerator = accelerators.get("gpu_execution_accelerator", ())
+        providers = [_accelerator(each, _GPU_ACCELERATORS, device) for each in accelerator]
         if _CUDA not in [name for name, _ in providers]:
             providers.append((_CUDA, {**device, **_cuda_parameters(settings.values)}))
     else:
-        asked = accelerators.get("cpu_execution_accelerator", ())
-        providers = [_accelerator(each, _CPU_ACCELERATORS, {}) for each in asked]
+        accelerator = accelerators.get("cpu_execution_accelerator", ())
+        providers = [_accelerator(each, _CPU_ACCELERATORS, {}) for each in accelerator]
     available = onnxruntime.get_available_providers()
     for name, _ in providers:
         if name not in available:
@@ -121,14 +119,14 @@ def execution_providers(
 
 
 def _accelerator(
-    asked: Mapping[str, Any], known: Mapping[str, str], device: Mapping[str, str]
+    accelerator: Mapping[str, Any], known: Mapping[str, str], device: Mapping[str, str]
 ) -> Provider:
-    name = asked["name"]
+    name = accelerator["name"]
     if name not in known:
         raise ModelFailure(
             f"unknown Execution Accelerator '{name}' is requested; there is {', '.join(known)}"
         )
-    parameters: Mapping[str, str] = asked.get("parameters", {})
+    parameters: Mapping[str, str] = accelerator.get("parameters", {})
     if name == "tensorrt":
         return known[name], {**device, **_tensorrt_parameters(parameters)}
     if name == "cuda":
@@ -152,7 +150,7 @@ def _cuda_parameters(texts: Mapping[str, str], strict: bool = False) -> Dict[str
 
 
 def _tensorrt_parameters(parameters: Mapping[str, str]) -> Dict[str, str]:
-    """Triton's names of some settings; others are the provider's own, which begin with `trt_`."""
+    """Translates Triton's parameter names; names that begin with `trt_` are the provider's own."""
     chosen: Dict[str, str] = {}
     for key, text in parameters.items():
         if key == "precision_mode" and text in ("FP32", "FP16", "INT8"):
@@ -182,7 +180,7 @@ def _missing_provider_error(
 
 
 def find_model_file(path: str, instance: str) -> str:
-    """The model's file: `path`, or the one in the folder `path`. Raises ModelFailure."""
+    """Returns the model's file: `path`, or a file in the folder `path`. Raises ModelFailure."""
     if not os.path.exists(path):
         raise ModelFailure(f"failed to stat file {path}")
     if not os.path.isdir(path):
@@ -194,11 +192,11 @@ def find_model_file(path: str, instance: str) -> str:
 
 
 def register_operators(config: Mapping[str, Any], options: Any, model_dir: str) -> None:
-    """Load the libraries of custom operators that a configuration names. Raises ModelFailure."""
+    """Loads the custom operator libraries of a configuration. Raises ModelFailure."""
     for name in config.get("model_operations", {}).get("op_library_filename", ()):
         try:
             options.register_custom_ops_library(os.path.join(model_dir, name))
-        except Exception as error:  # the library's errors have no type in common
+        except Exception as error:  # the library raises errors without a common type
             raise ModelFailure(
                 f"model '{config['name']}' cannot be loaded: its library of custom operators"
                 f" '{name}' cannot be used: {error}"
@@ -208,7 +206,7 @@ def register_operators(config: Mapping[str, Any], options: Any, model_dir: str) 
 def open_session(
     model: str, path: str, options: Any, providers: Sequence[Provider], placement: Placement
 ) -> Any:
-    """An InferenceSession that uses all of these providers. Raises ModelFailure."""
+    """Returns an InferenceSession that uses all providers. Raises ModelFailure."""
     try:
         session = onnxruntime.InferenceSession(path, options, providers=list(providers))
     except Exception as error:  # as above
@@ -226,9 +224,9 @@ def open_session(
 
 
 def model_tensors(model: str, session: Any) -> Tuple[List[ModelTensor], List[ModelTensor]]:
-    """The inputs and the outputs that the graph has; initializers are optional inputs.
+    """Returns the inputs and the outputs of the graph; initializers are optional inputs.
 
-    Raises ModelFailure if one is no tensor, or of a type that Triton does not have.
+    Raises ModelFailure if one is not a tensor, or has a type that Triton lacks.
     """
     inputs = [_model_tensor(model, node, False) for node in session.get_inputs()]
     inputs += [_model_tensor(model, node, True) for node in session.get_overridable_initializers()]
@@ -243,18 +241,18 @@ def _model_tensor(model: str, node: Any, optional: bool) -> ModelTensor:
             f"model '{model}' cannot be loaded: its tensor '{node.name}' has the type {kind},"
             " which has no data type in Triton"
         )
-    # The library shows "any shape at all" as it shows "no dimensions".
+    # The library reports both "any shape" and "no dimensions" as an empty list.
     shape = [size if isinstance(size, int) else -1 for size in node.shape]
     return ModelTensor(node.name, _TYPES[element], shape, optional)
 
 
 def run_options(settings: Settings, placement: Placement) -> Any:
-    """The options of every run; None if nothing was asked for. Raises ModelFailure."""
+    """Returns the RunOptions of every run; None if no parameter sets any."""
     name = "memory.enable_memory_arena_shrinkage"
     if name not in settings.values:
         return None
     text = settings.values[name]
     options = onnxruntime.RunOptions()
-    # Triton's own way to ask for it is the word of the library: "cpu:0;gpu:0".
+    # Triton passes the text to the library unchanged, for example "cpu:0;gpu:0".
     options.add_run_config_entry(name, text)
     return options

@@ -1,1 +1,1 @@
-"""The backend `pytorch`: TorchScript, exported programs, and compiled ones."""
+"""The backend `pytorch`: TorchScript, exported programs, and AOTInductor packages."""

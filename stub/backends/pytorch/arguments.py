@@ -1,4 +1,4 @@
-"""Which input is which argument of `forward`, and which output which result: names decide."""
+"""Maps inputs to the arguments of `forward`, and outputs to its results, by their names."""
 
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
@@ -18,10 +18,10 @@ class Argument(NamedTuple):
 
 
 class ArgumentMapping:
-    """The way from named inputs to the arguments of a call.
+    """The mapping from named inputs to the arguments of a call.
 
-    `order` has the input's name at each position, None where the default stands; with
-    `as_dict`, one dict of all inputs is the only argument.
+    `order` has the name of the input at each position, or None for the default value. With
+    `as_dict`, the only argument is a dict of all inputs.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ArgumentMapping:
         self._arguments = arguments
 
     def positional_arguments(self, inputs: Mapping[str, Any]) -> List[Any]:
-        """The positional arguments; an input that was left out becomes the default."""
+        """Returns the positional arguments; omitted inputs get the default value."""
         if self.as_dict:
             return [dict(inputs)]
         values: List[Any] = []
@@ -44,7 +44,7 @@ class ArgumentMapping:
         return values
 
     def argument_of(self, name: str) -> Argument:
-        """The argument that an input becomes."""
+        """Returns the argument to which an input is mapped."""
         if self.as_dict or not self._arguments:
             return Argument(name)
         return self._arguments[self.order.index(name)]
@@ -53,9 +53,9 @@ class ArgumentMapping:
 def map_inputs_to_arguments(
     model: str, names: Sequence[str], arguments: Optional[Sequence[Argument]]
 ) -> ArgumentMapping:
-    """Find each input's place: by `__<index>`, by the argument's name, else by their order.
+    """Maps inputs to positions: by `__<index>`, by the argument's name, else by their order.
 
-    `arguments` is None if the file does not say what they are. Raises ModelFailure.
+    `arguments` is None if the file does not describe them. Raises ModelFailure.
     """
     if arguments is None:
         indices = _indices(names)
@@ -74,7 +74,7 @@ def map_inputs_to_arguments(
         if name is not None and argument.kind in ("dict", "other"):
             raise ModelFailure(
                 f"model '{model}' cannot be loaded: the argument '{argument.name}' of"
-                f" forward({_signature(arguments)}) is no tensor, so that the input '{name}' cannot"
+                f" forward({_signature(arguments)}) is not a tensor, so the input '{name}' cannot"
                 " be it"
             )
     return ArgumentMapping(order, arguments)
@@ -98,7 +98,7 @@ def _positions(
 
 
 def map_outputs_to_results(model: str, names: Sequence[str]) -> Dict[str, int]:
-    """The position of each output among the results: `__<index>`, else the order.
+    """Returns the position of each output among the results: by `__<index>`, else by their order.
 
     Raises ModelFailure.
     """
@@ -110,7 +110,7 @@ def map_outputs_to_results(model: str, names: Sequence[str]) -> Dict[str, int]:
 
 
 def _indices(names: Sequence[str]) -> Optional[List[int]]:
-    """The indices of names that all have one."""
+    """Returns the indices of the names; None unless all names have one."""
     found = [_INDEXED.fullmatch(name) for name in names]
     if not found or not all(found):
         return None
@@ -120,7 +120,7 @@ def _indices(names: Sequence[str]) -> Optional[List[int]]:
 def _order_by_index(
     model: str, kind: str, names: Sequence[str], indices: Sequence[int], count: Optional[int]
 ) -> List[Optional[str]]:
-    # Of outputs, and of arguments that are not known, any may be left out.
+    # Outputs may be omitted, and so may arguments that the file does not describe.
     order: List[Optional[str]] = [None] * (max(indices) + 1 if count is None else count)
     for name, index in zip(names, indices):
         if index >= len(order):

@@ -1,4 +1,4 @@
-"""Serves a model of PyTorch: TorchScript, an exported program, or a compiled one."""
+"""Serves a PyTorch model: TorchScript, an exported program, or an AOTInductor package."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -18,13 +18,13 @@ from stub.user_model import ModelFailure
 
 
 class TritonPythonModel:
-    """One program. `backend_config` are the settings of the command line for this backend."""
+    """One program. `backend_config` holds the command line's settings for this backend."""
 
     backend_config: Dict[str, str] = {}
 
     @classmethod
     def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Exported programs say what they take and give; other formats do not."""
+        """Completes the configuration from an exported program; other formats lack the data."""
         given = config.as_dict()
         if is_complete(given):
             return config
@@ -43,7 +43,7 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the program, and find which input and output is what."""
+        """Loads the program, and maps inputs to arguments and outputs to results."""
         config, placement = parse_config(args), Placement(args)
         contract = self._contract = ModelContract(config)
         torch = _load_library(contract.model)
@@ -60,12 +60,12 @@ class TritonPythonModel:
         if placement.on_gpu:
             capability = ".".join(map(str, torch.cuda.get_device_capability(placement.device)))
         path = model_path(config, pb_utils.get_model_dir(), capability)
-        self._around = run_context.RunContext(Settings.from_config(config), placement)
+        self._run_context = run_context.RunContext(Settings.from_config(config), placement)
         self._program = program.load(contract.model, path, device)
-        self._arrangement = map_inputs_to_arguments(
+        self._argument_mapping = map_inputs_to_arguments(
             contract.model, list(contract.inputs), self._program.arguments
         )
-        self._places = map_outputs_to_results(contract.model, list(contract.outputs))
+        self._result_positions = map_outputs_to_results(contract.model, list(contract.outputs))
         self._device = "" if device == "cpu" else device
         self._tensors = tensors
         self._check_texts()
@@ -74,16 +74,16 @@ class TritonPythonModel:
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> List[pb_utils.InferenceResponse]:
-        """Run all requests at once."""
+        """Runs all requests as one batch."""
         return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
         model = self._contract.model
         given = {name: self._argument(name, array) for name, array in inputs.items()}
-        with self._around:
-            returned = self._program.call(*self._arrangement.positional_arguments(given))
-            places = {name: self._places[name] for name in wanted}
-            results = self._tensors.results_by_name(returned, places, model)
+        with self._run_context:
+            returned = self._program.call(*self._argument_mapping.positional_arguments(given))
+            positions = {name: self._result_positions[name] for name in wanted}
+            results = self._tensors.results_by_name(returned, positions, model)
             return {
                 name: self._tensors.to_array(results[name], self._contract.outputs[name], model)
                 for name in wanted
@@ -98,9 +98,12 @@ class TritonPythonModel:
         )
 
     def _check_texts(self) -> None:
-        """Texts are lists of one dimension, and only for an argument that is such a list."""
+        """Checks that TYPE_STRING tensors have one dimension, and match arguments for texts.
+
+        Raises ModelFailure.
+        """
         for name, expected in self._contract.inputs.items():
-            kind = self._arrangement.argument_of(name).kind
+            kind = self._argument_mapping.argument_of(name).kind
             if (expected.data_type == "TYPE_STRING") != (kind == "texts"):
                 provided = "a list of texts, TYPE_STRING" if kind == "texts" else "a tensor"
                 raise ModelFailure(
@@ -117,25 +120,27 @@ class TritonPythonModel:
                     )
 
     def _check_described(self) -> None:
-        """What the program says of its tensors must be what the configuration says."""
+        """Checks the configuration against the program's own description of its tensors, if any."""
         inputs, outputs = self._program.inputs, self._program.outputs
         if inputs is None or outputs is None:
             return
         named = [
             each if name is None else each._replace(name=name)
-            for each, name in zip(inputs, self._arrangement.order or [each.name for each in inputs])
+            for each, name in zip(
+                inputs, self._argument_mapping.order or [each.name for each in inputs]
+            )
         ]
         known = {each.name: each for each in outputs}
         given = [
             known.get(name) or outputs[place]._replace(name=name)
-            for name, place in self._places.items()
+            for name, place in self._result_positions.items()
             if name in known or place < len(outputs)
         ]
         self._contract.check_model(named, given)
 
 
 def _load_library(model: str) -> Any:
-    """The library. Raises ModelFailure if it is missing."""
+    """Imports PyTorch. Raises ModelFailure if it is missing."""
     try:
         import torch
     except ImportError as error:
@@ -144,7 +149,7 @@ def _load_library(model: str) -> Any:
 
 
 def _device(torch: Any, model: str, placement: Placement) -> str:
-    """Where the instance's weights and inputs go, "" if the model itself decides."""
+    """Returns the device of the weights and inputs; "" if the model itself decides."""
     if placement.kind == "MODEL":
         return ""
     if not placement.on_gpu:

@@ -1,4 +1,4 @@
-"""A file of PyTorch, whichever of its formats it has, as something to call."""
+"""Loads a PyTorch file of any of its formats as a callable program."""
 
 import os
 import warnings
@@ -24,18 +24,18 @@ _NAMES = {
     torch.bfloat16: "TYPE_BF16",
 }
 DATA_TYPES = (*_NAMES.values(), "TYPE_STRING")
-"""What the framework has of a configuration's data types."""
+"""The data types of a configuration that PyTorch supports."""
 
 _KINDS = {"Tensor": "tensor", "Optional[Tensor]": "tensor", "List[str]": "texts"}
 _KINDS["Dict[str, Tensor]"] = "dict"
 
 
 class Program(NamedTuple):
-    """What was in the file.
+    """The content of a file.
 
-    `arguments` is None if the file does not name them. `modifies_inputs`: whether a run may write
-    to its inputs, as code that works in place does. `inputs` and `outputs` are what the file says
-    of shapes and types, None if it does not.
+    `arguments` is None if the file does not describe them. `modifies_inputs`: whether a run may
+    write to its inputs, as in-place operations do. `inputs` and `outputs` are the file's
+    description of shapes and types, or None.
     """
 
     call: Callable[..., Any]
@@ -46,7 +46,7 @@ class Program(NamedTuple):
 
 
 def load(model: str, path: str, device: str) -> Program:
-    """Read the file; its weights go to the device, or where they were saved if that is "".
+    """Loads the file; the weights go to `device`, or to where they were saved if it is "".
 
     Raises ModelFailure.
     """
@@ -54,7 +54,7 @@ def load(model: str, path: str, device: str) -> Program:
         raise ModelFailure(f"unable to find '{path}' for model '{model}'")
     try:
         return _reader_for(path)(path, device)
-    except Exception as error:  # the library has no one type for a file it cannot use
+    except Exception as error:  # the library raises many types for an unusable file
         text = str(error).strip() or type(error).__name__
         raise ModelFailure(
             f"model '{model}' cannot be loaded: torch {torch.__version__} cannot use '{path}':"
@@ -63,9 +63,9 @@ def load(model: str, path: str, device: str) -> Program:
 
 
 def _reader_for(path: str) -> Callable[[str, str], Program]:
-    """The format says itself what it is; names of files do not."""
+    """Returns the reader for the file's format, which its content tells and its name does not."""
     if not zipfile.is_zipfile(path):
-        raise ValueError("it is no archive of PyTorch, or it is damaged")
+        raise ValueError("it is not a PyTorch archive, or it is damaged")
     with zipfile.ZipFile(path) as archive:
         names = ["/" + name.partition("/")[2] for name in archive.namelist()]
         bare = ["/" + name for name in archive.namelist()]
@@ -83,7 +83,7 @@ def _reader_for(path: str) -> Callable[[str, str], Program]:
 
 def _read_script(path: str, device: str) -> Program:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that is for who made the file
+        warnings.simplefilter("ignore", DeprecationWarning)  # only the author can act on it
         module = torch.jit.load(path, map_location=device or None)
     arguments = [
         Argument(
@@ -96,8 +96,8 @@ def _read_script(path: str, device: str) -> Program:
     ]
     graph = module.inlined_graph
     aliases = graph.alias_db()
-    writes = any(aliases.has_writers(value) for value in graph.inputs())
-    return Program(module, arguments, writes)
+    modifies_inputs = any(aliases.has_writers(value) for value in graph.inputs())
+    return Program(module, arguments, modifies_inputs)
 
 
 def _read_exported(path: str, device: str) -> Program:
@@ -105,9 +105,10 @@ def _read_exported(path: str, device: str) -> Program:
     signature, result = exported.graph_signature, exported.call_spec.out_spec
     inputs = _describe_tensors(exported, signature.user_inputs)
     whole = exported.module_call_graph[0].signature
-    spelt = whole and whole.forward_arg_names  # nodes have these names in lower case
-    if inputs is not None and spelt and len(spelt) == len(inputs):
-        inputs = [each._replace(name=name) for each, name in zip(inputs, spelt)]
+    # The nodes of the graph have these names in lower case.
+    argument_names = whole and whole.forward_arg_names
+    if inputs is not None and argument_names and len(argument_names) == len(inputs):
+        inputs = [each._replace(name=name) for each, name in zip(inputs, argument_names)]
     outputs = _describe_tensors(exported, signature.user_outputs)
     if outputs is not None:
         by_name = result is not None and result.type is dict
@@ -116,24 +117,24 @@ def _read_exported(path: str, device: str) -> Program:
     module = exported.module()
     if device:
         module = module.to(device)
-    writes = _modifies_tensors(exported)
+    modifies_inputs = _modifies_tensors(exported)
     example: Any = exported.example_inputs or ((), {})
     args, kwargs = example
     if len(args) == 1 and not kwargs and isinstance(args[0], dict):
         if inputs is not None:
             inputs = [each._replace(name=name) for each, name in zip(inputs, args[0])]
-        return Program(module, [Argument("inputs", "dict")], writes, inputs, outputs)
+        return Program(module, [Argument("inputs", "dict")], modifies_inputs, inputs, outputs)
     arguments = None if inputs is None else [Argument(each.name) for each in inputs]
 
     def call(*values: Any) -> Any:
         named = dict(zip(kwargs, values[len(args) :]))
         return module(*values[: len(values) - len(named)], **named)
 
-    return Program(call, arguments, writes, inputs, outputs)
+    return Program(call, arguments, modifies_inputs, inputs, outputs)
 
 
 def _read_compiled(path: str, device: str) -> Program:
-    # Importing it takes seconds, and is needed for this format alone.
+    # The import takes seconds, and only this format needs it.
     from torch._inductor import aoti_load_package
 
     index = torch.device(device).index if device.startswith("cuda") else None
@@ -151,7 +152,7 @@ def _modifies_tensors(exported: Any) -> bool:
 
 
 def _describe_tensors(exported: Any, names: Sequence[Any]) -> Optional[List[ModelTensor]]:
-    """What the program says of these tensors; None if one is none."""
+    """Returns the description of these tensors; None if one of them is not a tensor."""
     nodes = {node.name: node for node in exported.graph.nodes}
     found: List[ModelTensor] = []
     for name in names:

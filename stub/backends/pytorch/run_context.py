@@ -1,4 +1,4 @@
-"""How the framework is to run a program: the parameters of a configuration that say so."""
+"""Applies the parameters of a configuration that change how PyTorch runs a program."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -9,16 +9,16 @@ import pb_utils
 from stub.backends.settings import Placement, Settings
 
 _IGNORED_PARAMETERS = (
-    "ENABLE_WEIGHT_SHARING",  # instances are processes, with memory of their own
-    "ENABLE_NVFUSER",  # is not a part of PyTorch any more
+    "ENABLE_WEIGHT_SHARING",  # instances are processes, each with its own memory
+    "ENABLE_NVFUSER",  # PyTorch no longer has it
 )
 
 
 class RunContext:
-    """A context in which the program is called; it can be entered again and again.
+    """The context manager around calls of the program; it can be entered repeatedly.
 
-    Threads and the compiler of TorchScript are set for the whole process, which has one model.
-    Raises ModelFailure for a parameter that cannot be read.
+    Threads and the TorchScript compiler are set for the whole process, which has only one model.
+    Raises ModelFailure for an invalid parameter.
     """
 
     def __init__(self, settings: Settings, placement: Placement) -> None:
@@ -42,7 +42,7 @@ class RunContext:
         for name in _IGNORED_PARAMETERS:
             if settings.get_bool(name, False):
                 pb_utils.Logger.log_warn(f"parameter '{name}' has no effect")
-        self._stack = ExitStack()  # of the call that is under way
+        self._stack = ExitStack()  # for the current call
 
     def __enter__(self) -> None:
         if self._inference:

@@ -1,4 +1,4 @@
-"""Between arrays and what PyTorch computes with."""
+"""Converts between numpy arrays and PyTorch tensors."""
 
 from typing import Any, List, Mapping
 
@@ -11,13 +11,13 @@ from stub.backends.batch import Array, InvalidInput
 from stub.backends.contract import ConfiguredTensor, format_shape
 
 
-def to_tensor(array: Array, data_type: str, writes: bool, device: str) -> Any:
-    """A tensor over the array's memory, or over a copy if it must be writable or elsewhere."""
+def to_tensor(array: Array, data_type: str, modifies_inputs: bool, device: str) -> Any:
+    """Returns a tensor over the array's memory, or over a copy if it must be writable or moved."""
     if not array.flags.writeable:
-        # PyTorch has no read-only tensors. What does not write can do with others' memory.
+        # PyTorch has no read-only tensors. A program that does not write can use shared memory.
         address = address_of(array)
         shared = array_at(address, array.dtype, array.shape, array, writable=True)
-        array = array.copy() if writes else shared
+        array = array.copy() if modifies_inputs else shared
     if data_type == "TYPE_BF16":
         tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     else:
@@ -26,7 +26,7 @@ def to_tensor(array: Array, data_type: str, writes: bool, device: str) -> Any:
 
 
 def to_texts(name: str, array: Array) -> List[str]:
-    """The elements of a BYTES tensor, batch dimension and all. Raises InvalidInput."""
+    """Returns all elements of a BYTES tensor as a list of texts. Raises InvalidInput."""
     try:
         return [element.decode() for element in array.ravel()]
     except UnicodeDecodeError as error:
@@ -34,11 +34,11 @@ def to_texts(name: str, array: Array) -> List[str]:
 
 
 def to_array(value: Any, expected: ConfiguredTensor, model: str) -> Array:
-    """One result as an array. Raises TritonModelException if it is of another kind."""
+    """Returns one result as an array. Raises TritonModelException if it has another type."""
     if isinstance(value, torch.Tensor) and expected.data_type != "TYPE_STRING":
         tensor = value.detach().cpu().contiguous().resolve_conj().resolve_neg()
         if tensor.dtype == torch.bfloat16:
-            # As it lies in memory, if BF16 is what is wanted: numpy does not have it.
+            # numpy has no BF16, so the array holds the bits in 16-bit integers.
             bits: Array = tensor.view(torch.int16).numpy().view(np.uint16)
             if expected.data_type == "TYPE_BF16":
                 return bits
@@ -59,7 +59,7 @@ def _are_texts(value: Any) -> bool:
 
 
 def results_by_name(value: Any, names: Mapping[str, int], model: str) -> Mapping[str, Any]:
-    """What `forward` returned, by the outputs' names. Raises TritonModelException."""
+    """Returns the results of `forward` by the outputs' names. Raises TritonModelException."""
     if isinstance(value, dict):
         missing = [name for name in names if name not in value]
         if missing:

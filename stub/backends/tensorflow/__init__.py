@@ -1,1 +1,1 @@
-"""The backend `tensorflow`: saved models, and frozen graphs."""
+"""The backend `tensorflow`: saved models and frozen graphs."""

@@ -1,4 +1,4 @@
-"""A saved model or a frozen graph of TensorFlow, as something to call."""
+"""Loads a TensorFlow saved model or frozen graph as a callable."""
 
 import os
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
@@ -30,7 +30,7 @@ _DEFAULT_SIGNATURE = "serving_default"
 
 
 class Graph(NamedTuple):
-    """What was in the file; `call` takes inputs by name and gives outputs by name."""
+    """The content of a file; `call` takes inputs by name and returns outputs by name."""
 
     call: Callable[[Mapping[str, Array]], Mapping[str, Array]]
     inputs: List[ModelTensor]
@@ -39,7 +39,7 @@ class Graph(NamedTuple):
 
 
 def configure_tensorflow(model: str, settings: Settings, placement: Placement) -> None:
-    """Set threads and devices of the process, before anything else is done with the library.
+    """Sets threads and devices of the process; must precede all other use of the library.
 
     Raises ModelFailure.
     """
@@ -54,21 +54,22 @@ def configure_tensorflow(model: str, settings: Settings, placement: Placement) -
             " install tensorflow[and-cuda], or configure KIND_CPU"
         )
     if placement.kind != "MODEL":
-        mine = [gpus[placement.device]] if placement.on_gpu else []
-        tf.config.set_visible_devices(mine, "GPU")
-        for gpu in mine:
-            tf.config.experimental.set_memory_growth(gpu, True)  # others use it as well
+        visible = [gpus[placement.device]] if placement.on_gpu else []
+        tf.config.set_visible_devices(visible, "GPU")
+        for gpu in visible:
+            # Other processes use the GPU as well.
+            tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def load_saved_model(model: str, path: str, settings: Settings) -> Graph:
-    """The signature of a saved model that the parameters name. Raises ModelFailure."""
+    """Loads the signature of a saved model that the parameters name. Raises ModelFailure."""
     if not os.path.isdir(path):
         raise ModelFailure(f"unable to find '{path}' for model '{model}'")
     tag = settings.values.get("TF_GRAPH_TAG", _SERVE)
     name = settings.values.get("TF_SIGNATURE_DEF", _DEFAULT_SIGNATURE)
     try:
         loaded = tf.saved_model.load(path, tags=[tag])
-    except Exception as error:  # the library has no one type for a file it cannot use
+    except Exception as error:  # the library raises many types for an unusable file
         raise _load_error(model, path, error) from error
     if name not in loaded.signatures:
         raise ModelFailure(
@@ -92,7 +93,7 @@ def load_saved_model(model: str, path: str, settings: Settings) -> Graph:
 def load_frozen_graph(
     model: str, path: str, inputs: Sequence[str], outputs: Sequence[str]
 ) -> Graph:
-    """A graph from tensors of these names to those. Raises ModelFailure."""
+    """Loads a frozen graph between the named inputs and outputs. Raises ModelFailure."""
     if not os.path.isfile(path):
         raise ModelFailure(f"unable to find '{path}' for model '{model}'")
     definition = tf.compat.v1.GraphDef()
@@ -108,11 +109,15 @@ def load_frozen_graph(
     for kind, names in (("input", inputs), ("output", outputs)):
         for name in names:
             if name.partition(":")[0] not in known:
-                raise ModelFailure(f"unexpected inference {kind} '{name}', the graph has no such")
-    ends = {
+                raise ModelFailure(
+                    f"unexpected inference {kind} '{name}', the graph has no operation of that name"
+                )
+    tensors_by_name = {
         name: whole.graph.get_tensor_by_name(_tensor_name(name)) for name in (*inputs, *outputs)
     }
-    function = whole.prune([ends[name] for name in inputs], [ends[name] for name in outputs])
+    function = whole.prune(
+        [tensors_by_name[name] for name in inputs], [tensors_by_name[name] for name in outputs]
+    )
 
     def call(given: Mapping[str, Array]) -> Mapping[str, Array]:
         results = function(*(tf.convert_to_tensor(given[name]) for name in inputs))
@@ -120,8 +125,8 @@ def load_frozen_graph(
 
     return Graph(
         call,
-        _describe_tensors(model, {name: ends[name] for name in inputs}),
-        _describe_tensors(model, {name: ends[name] for name in outputs}),
+        _describe_tensors(model, {name: tensors_by_name[name] for name in inputs}),
+        _describe_tensors(model, {name: tensors_by_name[name] for name in outputs}),
         whole,
     )
 
@@ -154,7 +159,7 @@ def _describe_tensors(model: str, tensors: Mapping[str, Any]) -> List[ModelTenso
 
 
 def restore_scalars(arrays: Dict[str, Array], scalars: Sequence[str]) -> Dict[str, Array]:
-    """The inputs, those without dimensions as such."""
+    """Returns the inputs; those of scalar tensors get zero dimensions."""
     return {
         name: array.reshape(()) if name in scalars and array.shape == (1,) else array
         for name, array in arrays.items()

@@ -1,4 +1,4 @@
-"""Serves a saved model or a frozen graph of TensorFlow."""
+"""Serves a TensorFlow saved model or frozen graph."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -19,13 +19,13 @@ _FROZEN = "tensorflow_graphdef"
 
 
 class TritonPythonModel:
-    """One function. `backend_config` are the settings of the command line for this backend."""
+    """One function. `backend_config` holds the command line's settings for this backend."""
 
     backend_config: Dict[str, str] = {}
 
     @classmethod
     def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """The signature of a saved model says what it takes and gives."""
+        """Completes the configuration with the signature of a saved model."""
         given = config.as_dict()
         if is_complete(given):
             return config
@@ -43,7 +43,7 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the function, and check that the configuration and it agree."""
+        """Loads the function and checks the configuration against it."""
         config, placement = parse_config(args), Placement(args)
         contract = self._contract = ModelContract(config)
         library, settings = _load_library(contract.model), Settings.from_config(config)
@@ -62,7 +62,7 @@ class TritonPythonModel:
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> List[pb_utils.InferenceResponse]:
-        """Run all requests at once."""
+        """Runs all requests as one batch."""
         return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
@@ -73,7 +73,7 @@ class TritonPythonModel:
 
 
 def _load_library(model: str) -> Any:
-    """The module that needs the library. Raises ModelFailure if the library is missing."""
+    """Imports the module that needs the library. Raises ModelFailure if the library is missing."""
     try:
         import stub.backends.tensorflow.graph as graph
     except ImportError as error:

@@ -1,1 +1,1 @@
-"""The backend `tensorrt`: engines of TensorRT, on GPUs."""
+"""The backend `tensorrt`: TensorRT engines, on GPUs."""

@@ -1,7 +1,7 @@
-"""CUDA graphs: which ones a configuration asks for, and which of them can run a batch.
+"""The CUDA graphs of a configuration, and the choice of a graph for a batch.
 
-A graph repeats what was recorded once, for inputs of one size. With a lower bound it serves smaller
-ones as well, filled up with zeros (docs/reference/configuration_and_scheduling.md, 2.3).
+A graph replays a recorded run, for inputs of one size. A graph with a lower bound also serves
+smaller inputs, padded with zeros (docs/reference/configuration_and_scheduling.md, 2.3).
 """
 
 from math import prod
@@ -14,8 +14,7 @@ from stub.user_model import ModelFailure
 
 
 class GraphSpec(NamedTuple):
-    """One to be recorded: for inputs of these sizes, and for those down to `lower_bound` if there
-    is.
+    """A graph to record, for inputs of sizes `extents`, or down to `lower_bound` if that is set.
 
     `profile` is the optimization profile to record it with.
     """
@@ -25,7 +24,7 @@ class GraphSpec(NamedTuple):
     lower_bound: Optional[Dict[str, Extent]] = None
 
     def covers(self, extents: Mapping[str, Extent]) -> bool:
-        """Whether a batch with such inputs can be run by it."""
+        """Returns whether the graph can run a batch with such inputs."""
         if self.lower_bound is None:
             return extents == self.extents
         return all(
@@ -39,10 +38,10 @@ class GraphSpec(NamedTuple):
 
 
 def graph_specs(config: Mapping[str, Any], plan: Plan, profiles: Sequence[int]) -> List[GraphSpec]:
-    """What `optimization.cuda` asks for; without `graph_spec`, batches of 1 and preferred sizes.
+    """Returns the graphs of `optimization.cuda`; by default, for batches of 1 and preferred sizes.
 
-    A dimension that nothing names is what the first of the profiles is best for. There are none for
-    engines with an implicit batch dimension. Raises ModelFailure.
+    Dimensions that a graph does not set get the optimum of the first profile. Engines with an
+    implicit batch dimension have no graphs. Raises ModelFailure.
     """
     cuda = config.get("optimization", {}).get("cuda", {})
     if not cuda.get("graphs") or plan.implicit_max_batch:
@@ -54,24 +53,24 @@ def graph_specs(config: Mapping[str, Any], plan: Plan, profiles: Sequence[int]) 
     graphs: List[GraphSpec] = []
     for spec in specs:
         bound = spec.get("graph_lower_bound")
-        least = None if bound is None else reader.extents(bound)
+        lower_bound = None if bound is None else reader.extents(bound)
         extents = reader.extents(spec)
-        graph = GraphSpec(extents, reader.profile_for(extents), least)
+        graph = GraphSpec(extents, reader.profile_for(extents), lower_bound)
         if graph not in graphs:
             graphs.append(graph)
     return graphs
 
 
 def _default_batch_sizes(config: Mapping[str, Any]) -> List[int]:
-    most = config.get("max_batch_size", 0)
-    if not most:
+    max_batch_size = config.get("max_batch_size", 0)
+    if not max_batch_size:
         return [0]
     preferred = config.get("dynamic_batching", {}).get("preferred_batch_size", ())
-    return sorted(size for size in {1, *preferred} if size <= most)
+    return sorted(size for size in {1, *preferred} if size <= max_batch_size)
 
 
 def choose_graph(graphs: Sequence[GraphSpec], extents: Mapping[str, Extent]) -> Optional[GraphSpec]:
-    """The smallest one that serves such a batch; None if none does."""
+    """Returns the smallest graph that can run such a batch; None if there is none."""
     fitting = [graph for graph in graphs if graph.covers(extents)]
     return min(fitting, key=_volume) if fitting else None
 
@@ -83,7 +82,7 @@ def _volume(graph: GraphSpec) -> int:
 class _GraphSpecReader:
     def __init__(self, config: Mapping[str, Any], plan: Plan, profiles: Sequence[int]) -> None:
         self._model: str = config["name"]
-        self._most: int = config.get("max_batch_size", 0)
+        self._max_batch_size: int = config.get("max_batch_size", 0)
         self._plan = plan
         self._profiles = profiles
 
@@ -95,8 +94,12 @@ class _GraphSpecReader:
 
     def extents(self, spec: Mapping[str, Any]) -> Dict[str, Extent]:
         size = int(spec.get("batch_size", 0))
-        if (size > 0) != (self._most > 0) or not 0 <= size <= self._most:
-            fits = f"from 1 to {self._most}" if self._most else "0, as there is no max_batch_size"
+        if (size > 0) != (self._max_batch_size > 0) or not 0 <= size <= self._max_batch_size:
+            fits = (
+                f"from 1 to {self._max_batch_size}"
+                if self._max_batch_size
+                else "0, as there is no max_batch_size"
+            )
             raise self._invalid_spec(f"its batch_size must be {fits}, got {size}")
         given: Mapping[str, Mapping[str, Any]] = spec.get("input", {})
         unknown = sorted(set(given) - {each.name for each in self._plan.inputs})
@@ -105,7 +108,7 @@ class _GraphSpecReader:
         found: Dict[str, Extent] = {}
         for tensor in self._plan.inputs:
             best = tensor.ranges[self._profiles[0]].opt if tensor.ranges else tensor.shape
-            rest = best[1:] if self._most else best
+            rest = best[1:] if self._max_batch_size else best
             if tensor.name in given:
                 named = tuple(int(each) for each in given[tensor.name]["dim"])
                 if len(named) != len(rest):
@@ -114,7 +117,7 @@ class _GraphSpecReader:
                         f" {len(named)}"
                     )
                 rest = named
-            found[tensor.name] = (size, *rest) if self._most else rest
+            found[tensor.name] = (size, *rest) if self._max_batch_size else rest
         return found
 
     def _invalid_spec(self, why: str) -> ModelFailure:

@@ -1,4 +1,4 @@
-"""A plan that is opened by the library, and what the library says of it."""
+"""Opens a plan with the TensorRT library, and describes its tensors."""
 
 import ctypes
 import os
@@ -24,14 +24,14 @@ _TYPES = {
 
 
 class ErrorLog(tensorrt.ILogger):  # type: ignore[misc]
-    """What the library says; `errors` are those since they were taken last."""
+    """Forwards the library's log; `errors` collects the errors since the last `take_errors`."""
 
     def __init__(self) -> None:
         tensorrt.ILogger.__init__(self)
         self.errors: List[str] = []
 
     def log(self, severity: Any, msg: str) -> None:
-        """Called by the library."""
+        """Logs a message. Called by the library."""
         levels = tensorrt.ILogger.Severity
         if severity in (levels.ERROR, levels.INTERNAL_ERROR):
             self.errors.append(msg)
@@ -42,13 +42,13 @@ class ErrorLog(tensorrt.ILogger):  # type: ignore[misc]
             pb_utils.Logger.log_verbose(f"TensorRT: {msg}")
 
     def take_errors(self) -> str:
-        """The errors as one text."""
+        """Returns the collected errors as one text, and clears them."""
         text, self.errors = "; ".join(self.errors), []
-        return text or "the library does not say why"
+        return text or "the library gives no reason"
 
 
 class OpenedPlan(NamedTuple):
-    """An engine, and what must live as long as it does."""
+    """An engine, and the objects that must outlive it."""
 
     engine: Any
     log: ErrorLog
@@ -58,7 +58,7 @@ class OpenedPlan(NamedTuple):
 def open_plan(
     model: str, path: str, settings: Settings, group: Mapping[str, Any], capability: str
 ) -> OpenedPlan:
-    """Deserialise the file, on the GPU that is current. Raises ModelFailure.
+    """Deserializes the file on the current GPU. Raises ModelFailure.
 
     `settings` are those of the command line: `plugins` and `version-compatible`.
     """
@@ -90,9 +90,9 @@ def open_plan(
 
 
 def describe(model: str, engine: Any) -> Plan:
-    """What the engine says of itself. Raises ModelFailure for types that Triton does not have."""
+    """Returns the description of an engine. Raises ModelFailure for a type that Triton lacks."""
     implicit = 0
-    if getattr(engine, "has_implicit_batch_dimension", False):  # gone with TensorRT 10
+    if getattr(engine, "has_implicit_batch_dimension", False):  # removed in TensorRT 10
         implicit = int(engine.max_batch_size)
     profiles = int(engine.num_optimization_profiles)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
@@ -128,12 +128,12 @@ def _ranges(engine: Any, name: str, profiles: int, of_shape: bool) -> Tuple[Prof
     found: List[ProfileRange] = []
     for profile in range(profiles):
         if of_shape:
-            # The names of its arguments are the wrong way round in the bindings.
+            # The Python binding has the two argument names swapped.
             ends = engine.get_tensor_profile_values(profile, name)
         else:
             ends = engine.get_tensor_profile_shape(name, profile)
         if len(ends) != 3:
-            return ()  # nothing limits it
+            return ()  # the shape has no limits
         found.append(ProfileRange(*(tuple(end) for end in ends)))
     return tuple(found)
 
@@ -142,7 +142,7 @@ def _layout(engine: Any, name: str, implicit: int) -> Layout:
     form = engine.get_tensor_format(name)
     if form == tensorrt.TensorFormat.LINEAR:
         return Layout()
-    # An implicit batch dimension is not counted, and is in front of all others.
+    # The engine does not count an implicit batch dimension, which precedes all others.
     along = engine.get_tensor_vectorized_dim(name)
     components = engine.get_tensor_components_per_element(name) if along >= 0 else 1
     return Layout(False, along + 1 if implicit and along >= 0 else along, components, form.name)

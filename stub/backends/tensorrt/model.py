@@ -1,4 +1,4 @@
-"""Serves engines of TensorRT, each built for one kind of GPU."""
+"""Serves TensorRT engines; each is built for one kind of GPU."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -19,13 +19,13 @@ from stub.user_model import ModelFailure
 
 
 class TritonPythonModel:
-    """One engine. `backend_config` are the settings of the command line for this backend."""
+    """One engine. `backend_config` holds the command line's settings for this backend."""
 
     backend_config: Dict[str, str] = {}
 
     @classmethod
     def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Read from the plan what the configuration does not say, on a GPU of the model's."""
+        """Completes the configuration with the plan's tensors; needs one of the model's GPUs."""
         given = config.as_dict()
         model = given["name"]
         groups = [each for each in given.get("instance_group", ()) if each.get("gpus")]
@@ -38,7 +38,7 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Open the plan, check that the configuration and it agree, and record graphs."""
+        """Opens the plan, checks the configuration against it, and records graphs."""
         config, placement = parse_config(args), Placement(args)
         self._contract = ModelContract(config)
         group = instance_group_of(config, placement.instance)
@@ -56,7 +56,7 @@ class TritonPythonModel:
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> List[pb_utils.InferenceResponse]:
-        """Run all requests at once."""
+        """Runs all requests as one batch."""
         return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
@@ -65,7 +65,7 @@ class TritonPythonModel:
         return self._runner.run(inputs, wanted)
 
     def finalize(self) -> None:
-        """Let the engine go before the interpreter does."""
+        """Deletes the engine before the interpreter exits."""
         del self._runner
 
 
@@ -75,7 +75,7 @@ def _open_plan(
     group: Mapping[str, Any],
     backend_config: Mapping[str, str],
 ) -> Any:
-    """The engine and its description. Raises ModelFailure."""
+    """Returns the opened plan and its description. Raises ModelFailure."""
     model = config["name"]
     torch = _load_libraries(model)
     if not placement.on_gpu:
@@ -97,7 +97,7 @@ def _open_plan(
 
 
 def _load_libraries(model: str) -> Any:
-    """PyTorch, if TensorRT is there as well. Raises ModelFailure if one is missing."""
+    """Imports PyTorch and TensorRT; returns PyTorch. Raises ModelFailure if one is missing."""
     try:
         import torch
         import tensorrt  # isort: skip

@@ -1,4 +1,4 @@
-"""Whether a configuration and a plan agree, and what the one takes from the other."""
+"""Checks a configuration against a plan, and completes it from the plan."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -7,20 +7,22 @@ from stub.backends.tensorrt.plan import Plan, PlanTensor, model_tensor
 from stub.user_model import ModelFailure
 
 
-def check_config(contract: ModelContract, most: int, plan: Plan, profiles: Sequence[int]) -> None:
-    """Refuse a configuration that promises what the plan does not have. Raises ModelFailure.
+def check_config(
+    contract: ModelContract, max_batch_size: int, plan: Plan, profiles: Sequence[int]
+) -> None:
+    """Checks that the plan has what the configuration declares. Raises ModelFailure.
 
-    `most` is its max_batch_size.
+    `max_batch_size` is the configuration's max_batch_size.
     """
     largest = plan.max_batch(profiles)
-    if most > 0 and most > largest:
+    if max_batch_size > 0 and max_batch_size > largest:
         engine = f"takes at most {largest}" if largest else "has no dynamic batch dimension"
         raise ModelFailure(
             f"unable to load model '{contract.model}', configuration specifies max_batch_size"
-            f" {most}, and the engine {engine} with the optimization profiles"
+            f" {max_batch_size}, and the engine {engine} with the optimization profiles"
             f" {', '.join(map(str, profiles))}"
         )
-    if plan.implicit_max_batch and not most:
+    if plan.implicit_max_batch and not max_batch_size:
         raise ModelFailure(
             f"unable to load model '{contract.model}', configuration specifies max_batch_size 0,"
             f" and the engine has an implicit batch dimension: set it, to at most"
@@ -65,7 +67,7 @@ def _check_flag(
 
 
 def complete_config(config: Dict[str, Any], plan: Plan, profiles: Sequence[int]) -> None:
-    """Fills in tensors, batch size and scheduler, in place. Raises ModelFailure.
+    """Adds tensors, batch size and scheduler to `config`, in place. Raises ModelFailure.
 
     See docs/reference/configuration_and_scheduling.md, 2.4.
     """
@@ -88,7 +90,7 @@ def complete_config(config: Dict[str, Any], plan: Plan, profiles: Sequence[int])
 
 
 def _has_full_shapes(config: Mapping[str, Any], plan: Plan) -> bool:
-    """Whether tensors that are configured have the batch dimension among their dims."""
+    """Returns whether configured tensors include the batch dimension in their dims."""
     ranks = {tensor.name: len(model_tensor(plan, tensor).shape or ()) for tensor in plan.tensors}
     entries: List[Mapping[str, Any]] = [*config.get("input", ()), *config.get("output", ())]
     marked = [each for each in entries if each.get("is_shape_tensor")]
@@ -107,7 +109,7 @@ def _config_entry(plan: Plan, tensor: PlanTensor, batches: bool) -> Dict[str, An
     if tensor.is_shape_tensor:
         entry["is_shape_tensor"] = True
         if batches and dims and dims[0] > 0:
-            dims[0] -= 1  # the first value is the size of the batch
+            dims[0] -= 1  # the first value is the batch size
     elif batches:
         dims = dims[1:]
     entry["dims"] = dims or [1]

@@ -1,4 +1,4 @@
-"""What a plan says of itself, as plain data: its tensors, their layouts, its profiles."""
+"""The description of a plan as plain data: tensors, layouts and optimization profiles."""
 
 from typing import List, NamedTuple, Sequence, Tuple
 
@@ -6,31 +6,31 @@ from pb_utils._datatypes import BF16, STORAGE, TRITON_STRING_TO_NUMPY
 from stub.backends.contract import ModelTensor
 
 STORAGE_DTYPES = {name: STORAGE[code] for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1)}
-"""Data types of numpy, by those of a configuration; BF16 is 16-bit integers."""
+"""The numpy type of each data type of a configuration; 16-bit integers for BF16."""
 STORAGE_DTYPES["TYPE_BF16"] = STORAGE[BF16]
 
 Extent = Tuple[int, ...]
-"""The shape of an input; of a shape tensor, its values. Both are what profiles limit."""
+"""The shape of an input, or the values of a shape tensor: what optimization profiles limit."""
 
 
 class ProfileRange(NamedTuple):
-    """What an optimisation profile takes of one input, and what it is best for."""
+    """The limits that an optimization profile sets for one input, and its optimum."""
 
     min: Extent
     opt: Extent
     max: Extent
 
     def contains(self, extent: Sequence[int]) -> bool:
-        """Whether all of it is between the ends."""
+        """Returns whether every size lies within the limits."""
         return len(extent) == len(self.min) and all(
             low <= size <= high for low, size, high in zip(self.min, extent, self.max)
         )
 
 
 class Layout(NamedTuple):
-    """How elements lie in memory: in vectors of `components`, along the dimension `vector_axis`.
+    """The memory layout of elements: vectors of `components`, along dimension `vector_axis`.
 
-    The last vector is filled up. `linear`: as in an array, with nothing else to know.
+    The last vector is padded. `linear`: the layout of an ordinary array.
     """
 
     linear: bool = True
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     description: str = "linear"
 
     def elements(self, shape: Sequence[int]) -> int:
-        """Elements that there is memory for, of a tensor of this shape."""
+        """Returns the number of elements in memory, with padding, for a tensor of this shape."""
         count = 1
         for index, size in enumerate(shape):
             if index == self.vector_axis:
@@ -49,10 +49,11 @@ class Layout(NamedTuple):
 
 
 class PlanTensor(NamedTuple):
-    """One input or output. `shape` is the engine's, with -1 for what is dynamic.
+    """One input or output. `shape` is the engine's, with -1 for dynamic dimensions.
 
-    `is_shape_tensor`: the engine computes shapes from its values, or it is such a value. `on_host`:
-    it is read or written in the CPU's memory. `ranges`: for an input, one for each profile.
+    `is_shape_tensor`: the engine computes shapes from its values, or outputs a shape in them.
+    `on_host`: the engine reads or writes it in the CPU's memory. `ranges`: the limits of each
+    profile, for an input.
     """
 
     name: str
@@ -65,15 +66,15 @@ class PlanTensor(NamedTuple):
     layout: Layout = Layout()
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """Bytes of memory that it takes with this shape."""
+        """Returns the bytes of memory that the tensor needs with this shape."""
         return self.layout.elements(shape) * STORAGE_DTYPES[self.data_type].itemsize
 
 
 class Plan(NamedTuple):
-    """A whole engine. `implicit_max_batch`: its largest batch, if shapes do not have that
-    dimension; else 0.
+    """A whole engine.
 
-    Engines of that kind are those of TensorRT 9 and before.
+    `implicit_max_batch`: the maximum batch size if the shapes lack the batch dimension, as in
+    engines of TensorRT 9 and earlier; else 0.
     """
 
     tensors: Tuple[PlanTensor, ...]
@@ -82,18 +83,19 @@ class Plan(NamedTuple):
 
     @property
     def inputs(self) -> List[PlanTensor]:
-        """In the engine's order."""
+        """The inputs in the engine's order."""
         return [tensor for tensor in self.tensors if tensor.is_input]
 
     @property
     def outputs(self) -> List[PlanTensor]:
-        """In the engine's order."""
+        """The outputs in the engine's order."""
         return [tensor for tensor in self.tensors if not tensor.is_input]
 
     def max_batch(self, profiles: Sequence[int]) -> int:
-        """The most that one of these profiles takes; 0 if the engine has no batch dimension.
+        """Returns the largest batch size of these profiles; 0 without a batch dimension.
 
-        It has one if the first dimension of all tensors but shape tensors is dynamic.
+        An engine has a batch dimension if the first dimension of all tensors is dynamic, apart from
+        shape tensors.
         """
         if self.implicit_max_batch:
             return self.implicit_max_batch
@@ -107,7 +109,7 @@ class Plan(NamedTuple):
 
 
 def model_tensor(plan: Plan, tensor: PlanTensor) -> ModelTensor:
-    """The tensor as configurations see it: an implicit batch dimension is one as well."""
+    """Returns the tensor as configurations describe it, with an implicit batch dimension."""
     shape = list(tensor.shape)
     if plan.implicit_max_batch:
         shape.insert(0, -1)

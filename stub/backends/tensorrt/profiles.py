@@ -1,4 +1,4 @@
-"""Which optimization profiles an instance has, and which of them is the best for a batch."""
+"""The optimization profiles of an instance, and the choice of a profile for a batch."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from stub.user_model import ModelFailure
 
 
 def instance_group_of(config: Mapping[str, Any], instance: str) -> Mapping[str, Any]:
-    """The instance group that has this instance, `<group>_<number>`; empty if there is none."""
+    """Returns the group of an instance named `<group>_<number>`; empty if there is none."""
     name = instance.rpartition("_")[0]
     for group in config.get("instance_group", ()):
         if group["name"] == name:
@@ -19,7 +19,7 @@ def instance_group_of(config: Mapping[str, Any], instance: str) -> Mapping[str, 
 
 
 def profiles_of_group(model: str, group: Mapping[str, Any], plan: Plan) -> List[int]:
-    """What the group's `profile` names, the first one if it names none. Raises ModelFailure."""
+    """Returns the profiles in the group's `profile`; by default the first. Raises ModelFailure."""
     chosen = sorted({int(text) for text in group.get("profile", ())}) or [0]
     if chosen[-1] >= plan.profiles:
         raise ModelFailure(
@@ -31,9 +31,9 @@ def profiles_of_group(model: str, group: Mapping[str, Any], plan: Plan) -> List[
 
 
 def choose_profile(plan: Plan, profiles: Sequence[int], extents: Mapping[str, Extent]) -> int:
-    """The profile that takes all of these, and is nearest to them. Raises InvalidInput.
+    """Returns the profile that allows all inputs and is optimal for the nearest sizes.
 
-    `extents` are those of every input.
+    `extents` has one entry for every input. Raises InvalidInput if no profile allows them.
     """
     distances: Dict[int, int] = {}
     for profile in profiles:
@@ -50,7 +50,7 @@ def choose_profile(plan: Plan, profiles: Sequence[int], extents: Mapping[str, Ex
 
 
 def _no_profile_message(plan: Plan, profiles: Sequence[int], extents: Mapping[str, Extent]) -> str:
-    """Says it of the first input that no profile takes, or of the combination."""
+    """Returns the error for the first input that no profile allows, or for the combination."""
     for tensor in plan.inputs:
         ranges = [tensor.ranges[profile] for profile in profiles] if tensor.ranges else []
         extent = extents[tensor.name]

@@ -1,7 +1,7 @@
-"""Runs an engine on a GPU: contexts, memory, one stream, and graphs that are recorded.
+"""Runs an engine on a GPU: contexts, memory, one stream, and recorded graphs.
 
-Memory and streams are PyTorch's, as that is what pbhost has for GPUs already: it knows CUDA graphs,
-and its allocator is one that engines get along with. Everything is bytes here.
+PyTorch provides memory, streams and CUDA graphs, because pbhost uses PyTorch for GPUs already. All
+memory is handled as bytes.
 """
 
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ Value = Union[Array, RawTensor]
 
 
 class Runner:
-    """One context for each profile, and one for each graph; they share their working memory."""
+    """One context for each profile and for each graph; all share their working memory."""
 
     def __init__(
         self, opened: OpenedPlan, plan: Plan, profiles: Sequence[int], graphs: Sequence[GraphSpec]
@@ -44,7 +44,7 @@ class Runner:
                     self._recorded_graphs.append(recorded)
 
     def run(self, inputs: Mapping[str, Value], wanted: Sequence[str]) -> Dict[str, Value]:
-        """The outputs that are wanted. Raises InvalidInput, and TritonModelException."""
+        """Returns the wanted outputs. Raises InvalidInput and TritonModelException."""
         extents = {each.name: _extent(each, inputs[each.name]) for each in self._plan.inputs}
         recorded = self._find_recorded_graph(extents)
         with torch.cuda.stream(self._stream):
@@ -60,7 +60,7 @@ class Runner:
     def _find_recorded_graph(self, extents: Mapping[str, Extent]) -> "Optional[_RecordedGraph]":
         graph = choose_graph([each.graph for each in self._recorded_graphs], extents)
         if graph is None or (self._has_non_linear_inputs and graph.extents != extents):
-            return None  # what is in a layout of its own cannot be filled up
+            return None  # inputs in a non-linear layout cannot be padded
         return next(each for each in self._recorded_graphs if each.graph is graph)
 
     def _make_context(self, opened: OpenedPlan, profile: int) -> "_ExecutionContext":
@@ -74,14 +74,14 @@ def _extent(tensor: PlanTensor, value: Value) -> Extent:
 
 
 def _allocate_working_memory(engine: Any) -> Optional[Any]:
-    """Working memory for any context; None if contexts bring their own, before TensorRT 10.1."""
+    """Returns working memory for any context; None if contexts allocate it (TensorRT < 10.1)."""
     if not hasattr(engine, "device_memory_size_v2"):
         return None
     return torch.empty(max(1, engine.device_memory_size_v2), dtype=torch.uint8, device="cuda")
 
 
 class _ExecutionContext:
-    """One context, with the memory of its inputs and outputs, which grows as needed."""
+    """One context, with memory for its inputs and outputs that grows as needed."""
 
     def __init__(
         self, opened: OpenedPlan, plan: Plan, profile: int, stream: Any, scratch: Optional[Any]
@@ -126,7 +126,7 @@ class _ExecutionContext:
             )
 
     def copy_input(self, tensor: PlanTensor, value: Value) -> None:
-        """Copy an input to where the engine reads it."""
+        """Copies an input to where the engine reads it. Raises InvalidInput."""
         data = value.data if isinstance(value, RawTensor) else np.ascontiguousarray(value)
         needed = tensor.nbytes(value.shape)
         if data.nbytes != needed:
@@ -135,8 +135,8 @@ class _ExecutionContext:
                 f" {tensor.layout.description} takes {needed} for the shape {list(value.shape)}"
             )
         if tensor.on_host:
-            held = self._host_buffer(tensor, value.shape)
-            held[...] = data
+            buffer = self._host_buffer(tensor, value.shape)
+            buffer[...] = data
             return
         target = self._device_buffer(tensor.name, needed)
         if needed:
@@ -144,7 +144,7 @@ class _ExecutionContext:
             target[:needed].copy_(torch.from_numpy(source))
 
     def allocate_outputs(self, rows: int) -> Dict[str, Extent]:
-        """Make room for outputs. Returns their shapes, without those that a run decides on."""
+        """Allocates outputs; returns their shapes, except for those known only after the run."""
         if not self.plan.implicit_max_batch:
             with self._raise_runtime_errors("shapes cannot be inferred"):
                 missing = self.context.infer_shapes()
@@ -194,7 +194,7 @@ class _ExecutionContext:
         return found
 
     def record_graph(self, graph: GraphSpec) -> "Optional[_RecordedGraph]":
-        """Run once with inputs of that size, and record it; None, and a warning, if that fails."""
+        """Records a run with inputs of that size; returns None and warns if that fails."""
         for tensor in self.plan.inputs:
             extent = graph.extents[tensor.name]
             zeros = np.zeros(extent, STORAGE_DTYPES[tensor.data_type])
@@ -206,7 +206,7 @@ class _ExecutionContext:
                 value = RawTensor(np.zeros(tensor.nbytes(extent), np.uint8), extent)
             self.copy_input(tensor, value)
         shapes = self.allocate_outputs(0)
-        self.enqueue(0)  # a first run does what cannot be recorded
+        self.enqueue(0)  # the first run does initial work that cannot be recorded
         self.stream.synchronize()
         recording = torch.cuda.CUDAGraph()
         why = "its outputs have no size that is known before"
@@ -218,7 +218,8 @@ class _ExecutionContext:
             except (RuntimeError, pb_utils.TritonModelException) as error:
                 why = str(error)
         pb_utils.Logger.log_warn(
-            f"no CUDA graph can be recorded for {graph.extents}, such batches run without: {why}"
+            f"no CUDA graph can be recorded for {graph.extents}, such batches run without one:"
+            f" {why}"
         )
         return None
 
@@ -231,13 +232,13 @@ class _ExecutionContext:
         return memory
 
     def _host_buffer(self, tensor: PlanTensor, shape: Sequence[int]) -> Array:
-        held = self._host_buffers.get(tensor.name)
-        if held is None or held.shape != tuple(shape):
-            held = self._host_buffers[tensor.name] = np.zeros(
+        buffer = self._host_buffers.get(tensor.name)
+        if buffer is None or buffer.shape != tuple(shape):
+            buffer = self._host_buffers[tensor.name] = np.zeros(
                 shape, STORAGE_DTYPES[tensor.data_type]
             )
-            self._set_address(tensor.name, held.ctypes.data)
-        return held
+            self._set_address(tensor.name, buffer.ctypes.data)
+        return buffer
 
     def _add_output_allocator(self, tensor: PlanTensor) -> None:
         if tensor.name not in self._allocators:
@@ -266,7 +267,7 @@ class _ExecutionContext:
 
 
 class _RecordedGraph(NamedTuple):
-    """A graph, and the context whose memory it reads and writes."""
+    """A recorded graph, and the context whose memory it reads and writes."""
 
     graph: GraphSpec
     context: _ExecutionContext
@@ -275,7 +276,7 @@ class _RecordedGraph(NamedTuple):
 
     def run(self, inputs: Mapping[str, Value], wanted: Sequence[str]) -> Dict[str, Value]:
         for tensor in self.context.plan.inputs:
-            if not tensor.is_shape_tensor:  # their values are a part of the graph
+            if not tensor.is_shape_tensor:  # the graph has recorded the values of these
                 extent = self.graph.extents[tensor.name]
                 self.context.copy_input(tensor, _padded(inputs[tensor.name], extent))
         self.recording.replay()
@@ -306,7 +307,7 @@ def _read_output(tensor: PlanTensor, memory: Any, shape: Extent) -> Value:
 
 
 class _OutputAllocator(tensorrt.IOutputAllocator):  # type: ignore[misc]
-    """Memory for an output whose size is known when it is computed."""
+    """Memory for an output whose size is known only during the run."""
 
     def __init__(self) -> None:
         tensorrt.IOutputAllocator.__init__(self)
@@ -320,11 +321,11 @@ class _OutputAllocator(tensorrt.IOutputAllocator):  # type: ignore[misc]
         return self.reallocate_output(tensor_name, memory, size, alignment)
 
     def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
-        """The same, for TensorRT before 10."""
+        """Called by the library before TensorRT 10."""
         if self.memory.numel() < size:
             self.memory = torch.empty(size, dtype=torch.uint8, device="cuda")
         return int(self.memory.data_ptr())
 
     def notify_shape(self, tensor_name: str, shape: Any) -> None:
-        """Called by the library when the output is there."""
+        """Called by the library when the output's shape is known."""
         self.shape = tuple(shape)

@@ -1,4 +1,4 @@
-"""One message of every kind, and conversations as they happen."""
+"""One message of every kind, and the sequences of messages in valid sessions."""
 
 from __future__ import annotations
 

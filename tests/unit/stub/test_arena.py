@@ -1,4 +1,4 @@
-"""Blocks in shared memory: whose they are, what they hold, and what they cost."""
+"""Arenas: contents of blocks, limits, memory use, and concurrent access."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fd() -> Iterator[int]:
 
 
 def resident(fd: int) -> int:
-    """Bytes of memory that the file takes."""
+    """Returns the bytes of memory that the file uses."""
     return os.fstat(fd).st_blocks * SECTOR
 
 
@@ -46,7 +46,7 @@ def write(arena: Arena, data: bytes) -> Block:
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """Blocks are written and dropped in any order; a list of the live ones says what is right."""
+    """Writes and drops blocks in any order, and compares the arena with a list of living blocks."""
 
     LIMIT = 64 * PAGE
     blocks = Bundle("blocks")
@@ -158,14 +158,14 @@ def test_full_arena_reports_requested_used_and_allowed_bytes(fd: int) -> None:
     full = caught.value
     assert (full.requested, full.used, full.allowed) == (2 * MIB, 3 * MIB, 4 * MIB)
     assert str(full) == (
-        f"{2 * MIB} bytes were asked of a tensor arena that uses {3 * MIB} of {4 * MIB} bytes"
+        f"{2 * MIB} bytes were requested from a tensor arena that uses {3 * MIB} of {4 * MIB} bytes"
         " (its limit)"
     )
     del block
     assert write(arena, bytes(2 * MIB)).size == 2 * MIB
 
 
-def test_a_limit_makes_room_by_giving_back_free_blocks_of_other_sizes(fd: int) -> None:
+def test_a_full_arena_reuses_the_memory_of_free_blocks_of_other_sizes(fd: int) -> None:
     arena = Arena(0, fd, 4 * MIB)
     for size in (4 * MIB, 3 * MIB, 2 * MIB, MIB, 4 * MIB):
         write(arena, bytes(size))
@@ -199,13 +199,13 @@ def test_many_different_sizes_exhaust_the_addresses_with_an_error() -> None:
     os.close(fd)
 
 
-def test_memory_is_given_back_after_a_burst_and_what_is_in_use_stays(fd: int) -> None:
+def test_trim_returns_memory_after_a_burst_and_keeps_used_blocks(fd: int) -> None:
     arena = Arena(0, fd, 4 * MIB)
     kept = write(arena, b"kept" * 1000)
     burst = [write(arena, bytes(100_000)) for _ in range(20)]
     assert resident(fd) >= 2_000_000
     del burst
-    assert arena.trim()  # the burst may come again
+    assert arena.trim()  # another burst may follow
     assert resident(fd) >= 2_000_000
     assert not arena.trim()
     assert resident(fd) == arena.used == PAGE
@@ -273,7 +273,7 @@ class _Cycle:
 def test_garbage_collector_may_drop_a_block_inside_arena_code(
     monkeypatch: pytest.MonkeyPatch, fd: int
 ) -> None:
-    """It may run at any allocation, also while the arena's lock is held."""
+    """A finaliser may run at any allocation, also while the arena's lock is held."""
     arena = Arena(0, fd, 4 * MIB)
     gc.disable()
     try:
@@ -287,7 +287,7 @@ def test_garbage_collector_may_drop_a_block_inside_arena_code(
         monkeypatch.setattr(Arena, "_reserve", reserve)
         block = write(arena, contents(1, PAGE))
         assert block.data == contents(1, PAGE)
-        assert arena.used == PAGE + MIB  # it was dropped, and is collected at the next occasion
+        assert arena.used == PAGE + MIB  # the block was dropped, and the next call collects it
         arena.trim()
         assert arena.used == PAGE
     finally:

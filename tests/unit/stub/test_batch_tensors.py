@@ -1,4 +1,4 @@
-"""Tensors about a whole batch, made of shapes; and outputs that are given shapes."""
+"""Batch inputs are computed from shapes, and batch outputs are split and reshaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {
     "BATCH_ITEM_SHAPE": [[3], [4], [5]],
     "BATCH_ITEM_SHAPE_FLATTEN": [3, 4, 5],
 }
-"""Of requests of the shapes [1, 3], [1, 4] and [1, 5]."""
+"""The expected batch inputs for requests of shapes [1, 3], [1, 4] and [1, 5]."""
 
 
 def request(*shape: int, name: str = "X") -> pb_utils.InferenceRequest:
@@ -51,7 +51,7 @@ def of(
 
 
 def added(made: BatchTensors, *requests: pb_utils.InferenceRequest) -> Any:
-    """The tensor that all of them have got."""
+    """Returns the batch input, which all requests share."""
     made.add_batch_inputs(requests)
     found = [
         pb_utils.get_input_tensor_by_name(request, name) for request in requests for name in "TU"
@@ -64,7 +64,7 @@ def added(made: BatchTensors, *requests: pb_utils.InferenceRequest) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("data_type", ["TYPE_INT32", "TYPE_FP32"])
-def test_each_kind(kind: str, data_type: str) -> None:
+def test_each_kind_of_batch_input_has_its_values(kind: str, data_type: str) -> None:
     array = added(of(kind, data_type), request(1, 3), request(1, 4), request(1, 5))
     assert array.dtype == (np.int32 if data_type == "TYPE_INT32" else np.float32)
     if kind == "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":
@@ -88,19 +88,19 @@ def test_a_model_that_does_not_batch_has_whole_shapes() -> None:
     assert added(of("BATCH_ITEM_SHAPE", batch=0), request(2, 3)).tolist() == [[2, 3]]
 
 
-def test_shapes_of_different_ranks_make_no_matrix() -> None:
+def test_shapes_of_different_ranks_are_an_error() -> None:
     with pytest.raises(BatchTensorError) as caught:
         of("BATCH_ITEM_SHAPE").add_batch_inputs([request(1, 3), request(1, 2, 2)])
-    assert str(caught.value) == "shapes of different ranks make no matrix: [[3], [2, 2]]"
+    assert str(caught.value) == "shapes of different ranks cannot form a matrix: [[3], [2, 2]]"
 
 
-def test_a_request_without_the_source_makes_no_tensor() -> None:
+def test_a_request_without_the_source_input_is_an_error() -> None:
     with pytest.raises(BatchTensorError) as caught:
         of("BATCH_ELEMENT_COUNT").add_batch_inputs([request(1, 3, name="OTHER")])
-    assert str(caught.value) == "a tensor is made of input 'X' of each request, and one has none"
+    assert str(caught.value) == "batch inputs are computed from input 'X', which a request lacks"
 
 
-def test_a_model_that_asks_for_nothing_has_none() -> None:
+def test_a_configuration_without_batch_tensors_returns_none() -> None:
     config = {"max_batch_size": 0, "output": [], "batch_input": [], "batch_output": []}
     assert BatchTensors.from_config(json.dumps(config)) is None
 
@@ -122,7 +122,7 @@ def scattered(made: BatchTensors, requests: Any, responses: Any) -> list[Any]:
     return [tensor if tensor is None else tensor.as_numpy().tolist() for tensor in found]
 
 
-def test_what_the_first_response_has_of_all_is_taken_apart() -> None:
+def test_an_output_of_the_first_response_with_all_elements_is_split() -> None:
     empty = pb_utils.InferenceResponse([])
     requests = [request(1, 3), request(1, 1), request(2, 2)]
     answers = [response(8), empty, empty]
@@ -135,19 +135,19 @@ def test_what_the_first_response_has_of_all_is_taken_apart() -> None:
     assert answers[1] is empty
 
 
-def test_each_response_may_have_its_own() -> None:
+def test_each_response_may_have_its_own_output() -> None:
     requests = [request(1, 3), request(1, 2)]
     answers = [response(3), response(2, start=7)]
     assert scattered(of(dims=[-1]), requests, answers) == [[[0, 1, 2]], [[7, 8]]]
 
 
-def test_other_outputs_stay() -> None:
+def test_other_outputs_are_unchanged() -> None:
     (answer,) = of(dims=[-1]).scatter_batch_outputs([request(1, 3)], [response(3)])
     assert answer is not None
     assert [tensor.name() for tensor in answer.output_tensors()] == ["Z", "Y"]
 
 
-def test_fixed_sizes_stay_and_variable_ones_come_from_the_input() -> None:
+def test_variable_sizes_of_an_output_come_from_the_input() -> None:
     requests = [request(1, 3, 4)]
     assert np.shape(scattered(of(dims=[2, -1]), requests, [response(8)])[0]) == (1, 2, 4)
 
@@ -157,7 +157,7 @@ def test_a_reshaped_output_has_the_models_shape() -> None:
     assert np.shape(scattered(made, [request(1, 3)], [response(3)])[0]) == (1, 3)
 
 
-def test_failures_and_what_is_not_answered_yet_stay() -> None:
+def test_errors_and_missing_responses_are_unchanged() -> None:
     failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("no"))
     requests = [request(1, 3), request(1, 2), request(1, 1)]
     answers = [None, failed, response(1)]
@@ -178,6 +178,6 @@ def test_an_output_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BatchTensorError) as caught:
         of(dims=[-1, -1]).scatter_batch_outputs([request(1, 3)], [response(3)])
     assert str(caught.value) == (
-        "output 'Y' of shape [-1, -1, -1] takes what is -1 from input 'X', whose shape [1, 3] has"
-        " no such dimension"
+        "output 'Y' of shape [-1, -1, -1] takes its variable sizes from input 'X', whose shape"
+        " [1, 3] has no such dimension"
     )

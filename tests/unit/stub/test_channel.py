@@ -1,4 +1,4 @@
-"""The stub's end of the connection, where it waits for work."""
+"""The stub's end of the connection: waiting for work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WANTED = m.AutoComplete(m.ModelSource("/models/a", 1, "model.py"), "{}")
 
 
 class Ends:
-    """A stub's end, and the host's."""
+    """The stub's end and the host's end of a connection."""
 
     def __init__(self, endpoint: str) -> None:
         self._rings, self._host_event = create_ring_file("rings"), os.eventfd(0)
@@ -31,7 +31,7 @@ class Ends:
         self.channel = Channel(SpawnArguments(endpoint, "t", "title", -1, *fds, 1, -1, 0, -1, 0))
         self._ring = RingWriter(map_rings(self._rings)[0])
 
-    def rouse(self) -> None:
+    def wake_early(self) -> None:
         os.eventfd_write(self.work_event, WAKE_EARLY)
 
     def send(self) -> None:
@@ -55,12 +55,12 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
 
 
 @pytest.mark.parametrize("seconds", [0.0001, 0.05])
-def test_a_stub_that_is_roused_takes_its_work_whenever_that_comes(
+def test_a_stub_that_is_woken_early_receives_its_work_whenever_it_arrives(
     ends: Ends, seconds: float
 ) -> None:
-    """While it looks, or after it has tired of that and sleeps; as a rule."""
+    """The work may arrive while the stub busy-polls, or after it went to sleep."""
     sender = threading.Timer(seconds, ends.send)
-    ends.rouse()
+    ends.wake_early()
     sender.start()
     try:
         assert ends.channel.receive_work() == [WANTED]
@@ -69,13 +69,13 @@ def test_a_stub_that_is_roused_takes_its_work_whenever_that_comes(
 
 
 def test_a_stub_that_finds_work_is_not_idle(ends: Ends) -> None:
-    ends.rouse()
+    ends.wake_early()
     ends.send()
     assert ends.channel.receive_work() == [WANTED]
     assert not ends.channel.is_idle()
 
 
-def test_a_stub_that_had_to_look_for_work_is_idle_until_there_is_more(
+def test_a_stub_that_had_to_wait_for_work_is_idle_until_there_is_more(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
@@ -88,7 +88,7 @@ def test_a_stub_that_had_to_look_for_work_is_idle_until_there_is_more(
         return look(milliseconds)
 
     monkeypatch.setattr(ends.channel, "_has_work", send_before_the_second_look)
-    ends.rouse()
+    ends.wake_early()
     assert ends.channel.receive_work() == [WANTED]
     assert len(looks) == 2
     assert ends.channel.is_idle()

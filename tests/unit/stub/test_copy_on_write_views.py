@@ -1,4 +1,4 @@
-"""Arrays over blocks that become copies page by page: what a model sees must never change."""
+"""Copy-on-write views: the array of a model never changes, except by the model itself."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from stub.wire.messages import OpenArena
 from stub.wire.payload import WireTensor
 from stub.wire.shared_file import PAGE
 
-SIZE = 1 << 18  # bytes: the smallest that is shown
+SIZE = 1 << 18  # bytes: the minimum for a view
 LIMIT = 64 * SIZE
-REGION = 5  # number of a client's memory
+REGION = 5  # arena number of a client's region
 
 
 def is_possible() -> bool:
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class ViewsFixture:
-    """A stub's memory, with the host's arena and a client's memory beside it."""
+    """A stub's memory, with the host's arena and a client's region."""
 
     def __init__(self) -> None:
         self.fds = [create_arena_file("pbhost-test", LIMIT) for _ in range(3)]
@@ -71,21 +71,21 @@ class ViewsFixture:
             os.close(fd)
 
     def export_block(self, value: int, size: int = SIZE) -> tuple[Block, WireTensor]:
-        """A tensor in the host's arena."""
+        """Writes a tensor into the host's arena."""
         block = self.host.write(memoryview(bytes([value]) * size))
         return block, WireTensor("x", 2, [size], None, 0, block.offset, size)
 
     def receive(self, wire: WireTensor) -> npt.NDArray[np.uint8]:
-        """What a model gets of it."""
+        """Returns the model's array of a tensor."""
         return tensor_from_wire(wire, self.memory).as_numpy()
 
     def write_region(self, value: int, offset: int = 0, size: int = SIZE) -> WireTensor:
-        """A tensor in the client's memory."""
+        """Writes a tensor into the client's region."""
         os.pwrite(self.fds[2], bytes([value]) * size, offset)
         return WireTensor("x", 2, [size], None, REGION, offset, size)
 
     def is_mapped(self, array: npt.NDArray[np.uint8]) -> bool:
-        """Whether no bytes were copied."""
+        """Returns whether the array is a view and not a copy."""
         return any(span.address == address_of(array) for span in self.views._views)
 
 
@@ -97,7 +97,7 @@ def bench() -> Iterator[ViewsFixture]:
     bench.close()
 
 
-def test_an_array_is_shown_without_a_copy(bench: ViewsFixture) -> None:
+def test_an_array_is_mapped_without_a_copy(bench: ViewsFixture) -> None:
     _, wire = bench.export_block(3)
     array = bench.receive(wire)
     assert bench.is_mapped(array)
@@ -105,7 +105,7 @@ def test_an_array_is_shown_without_a_copy(bench: ViewsFixture) -> None:
     assert (array == 3).all()
 
 
-def test_what_a_model_writes_nobody_else_sees(bench: ViewsFixture) -> None:
+def test_writes_of_a_model_do_not_change_the_block(bench: ViewsFixture) -> None:
     block, wire = bench.export_block(3)
     array = bench.receive(wire)
     array[:] = 4
@@ -113,7 +113,7 @@ def test_what_a_model_writes_nobody_else_sees(bench: ViewsFixture) -> None:
     assert bytes(block.data) == bytes([3]) * SIZE
 
 
-def test_pages_that_a_model_wrote_to_do_not_show_up_again(bench: ViewsFixture) -> None:
+def test_written_pages_are_reverted_before_the_next_array(bench: ViewsFixture) -> None:
     _, wire = bench.export_block(3)
     bench.receive(wire)[5000] = 4
     for _ in range(65):
@@ -139,7 +139,7 @@ def test_a_model_that_writes_gets_copies_for_a_while_and_each_time_for_longer(
     assert waits == [64, 128, 256]
 
 
-def test_a_model_that_only_reads_for_as_long_is_trusted_anew(bench: ViewsFixture) -> None:
+def test_enough_unchanged_views_reset_the_backoff(bench: ViewsFixture) -> None:
     _, wire = bench.export_block(3)
     for _ in range(2):
         bench.receive(wire)[0] = 4
@@ -149,20 +149,20 @@ def test_a_model_that_only_reads_for_as_long_is_trusted_anew(bench: ViewsFixture
             assert bench.is_mapped(bench.receive(wire))
 
 
-def test_what_a_model_keeps_stays_as_it_was(bench: ViewsFixture) -> None:
+def test_a_kept_array_does_not_change(bench: ViewsFixture) -> None:
     block, wire = bench.export_block(3)
     array = bench.receive(wire)
     bench.views.end_batch()
     offset = block.offset
-    del block  # and others may use it
+    del block  # the block may be reused now
     ended = bench.memory.take_releases()
-    assert ended is not None and ended.blocks == [(0, offset, 1)]  # although the array is alive
+    assert ended is not None and ended.blocks == [(0, offset, 1)]  # even while the array is alive
     other, _ = bench.export_block(9)
     assert other.offset == offset
     assert (array == 3).all()
 
 
-def test_what_gets_an_array_that_goes_returns_its_loan(bench: ViewsFixture) -> None:
+def test_deleting_an_array_releases_its_block(bench: ViewsFixture) -> None:
     _, wire = bench.export_block(3)
     array = bench.receive(wire)
     assert bench.memory.take_releases() is None
@@ -189,7 +189,7 @@ def test_tensors_that_share_a_page_are_independent(bench: ViewsFixture) -> None:
     assert (second == 2).all()
 
 
-def test_a_clients_memory_is_shown_and_the_client_may_write_there_after_the_batch(
+def test_a_client_region_is_mapped_and_may_change_after_the_batch(
     bench: ViewsFixture,
 ) -> None:
     array = bench.receive(bench.write_region(3))
@@ -199,7 +199,9 @@ def test_a_clients_memory_is_shown_and_the_client_may_write_there_after_the_batc
     assert (array == 3).all()
 
 
-def test_a_clients_memory_is_not_shown_if_it_may_be_answered_earlier(bench: ViewsFixture) -> None:
+def test_a_client_region_is_copied_if_responses_may_leave_before_the_end(
+    bench: ViewsFixture,
+) -> None:
     bench.views.begin_batch(regions=False)
     array = bench.receive(bench.write_region(3))
     bench.write_region(9)
@@ -208,7 +210,7 @@ def test_a_clients_memory_is_not_shown_if_it_may_be_answered_earlier(bench: View
     assert bench.is_mapped(bench.receive(wire))
 
 
-def test_an_early_answer_gives_arrays_in_clients_memory_pages_of_their_own(
+def test_an_early_response_detaches_arrays_in_client_regions(
     bench: ViewsFixture,
 ) -> None:
     array = bench.receive(bench.write_region(3))
@@ -239,7 +241,7 @@ def test_an_output_may_overwrite_an_input_that_was_registered_by_another_name(
     bench.memory.open_arena(OpenArena(REGION + 1, path, LIMIT - 2 * PAGE, 2 * PAGE, True))
     array = bench.receive(bench.write_region(3))
     assert bench.memory.output_buffer(SIZE, (REGION + 1, 2 * SIZE, SIZE)) is not None
-    assert bench.views.unchanged_block_of(array) is None  # it lies in the client's memory
+    assert bench.views.unchanged_block_of(array) is None  # the block is in the client's region
     room = bench.memory.output_buffer(SIZE, (REGION + 1, 0, SIZE))
     assert room is not None
     room[:] = bytes([8]) * SIZE
@@ -257,7 +259,7 @@ def test_an_unchanged_array_is_sent_by_reference(bench: ViewsFixture) -> None:
 
 
 @pytest.mark.parametrize("change", ["written", "part", "reversed", "client"])
-def test_any_other_array_is_sent_as_it_is(bench: ViewsFixture, change: str) -> None:
+def test_any_other_array_is_sent_with_its_present_content(bench: ViewsFixture, change: str) -> None:
     _, wire = bench.export_block(3)
     if change == "client":
         wire = bench.write_region(3)
@@ -284,13 +286,13 @@ def test_another_thread_gets_a_copy(bench: ViewsFixture) -> None:
     assert not bench.is_mapped(got[0])
 
 
-def test_between_batches_there_are_copies(bench: ViewsFixture) -> None:
+def test_arrays_are_copied_between_batches(bench: ViewsFixture) -> None:
     bench.views.end_batch()
     _, wire = bench.export_block(3)
     assert not bench.is_mapped(bench.receive(wire))
 
 
-def test_a_fork_sees_what_its_parent_saw(bench: ViewsFixture) -> None:
+def test_a_forked_child_sees_the_arrays_of_its_parent(bench: ViewsFixture) -> None:
     block, wire = bench.export_block(3)
     array = bench.receive(wire)
     bench.views.register_fork_handlers()
@@ -312,7 +314,7 @@ def test_a_fork_sees_what_its_parent_saw(bench: ViewsFixture) -> None:
     os.close(go_write)
 
 
-def test_consumers_of_dlpack_write_to_pages_of_their_own(bench: ViewsFixture) -> None:
+def test_writes_through_dlpack_do_not_change_the_block(bench: ViewsFixture) -> None:
     torch = pytest.importorskip("torch")
     block, wire = bench.export_block(3)
     tensor = tensor_from_wire(wire, bench.memory)
@@ -325,14 +327,14 @@ def test_consumers_of_dlpack_write_to_pages_of_their_own(bench: ViewsFixture) ->
     assert bytes(block.data) == bytes([3]) * SIZE
 
 
-def test_an_arena_that_has_gone_is_readable_to_the_end(bench: ViewsFixture) -> None:
+def test_an_array_in_a_closed_arena_stays_readable(bench: ViewsFixture) -> None:
     _, wire = bench.export_block(3)
     array = bench.receive(wire)
     bench.memory.close_arena(0)
     assert (array == 3).all()
 
 
-def test_a_descriptor_that_is_another_file_now_is_not_mapped(bench: ViewsFixture) -> None:
+def test_a_reused_descriptor_is_not_mapped(bench: ViewsFixture) -> None:
     bench.memory.open_arena(OpenArena(7, f"/proc/self/fd/{bench.fds[0]}", LIMIT))
     os.dup2(bench.fds[1], bench.fds[0])
     block, _ = bench.export_block(3)
@@ -340,7 +342,7 @@ def test_a_descriptor_that_is_another_file_now_is_not_mapped(bench: ViewsFixture
     assert not bench.is_mapped(array)
 
 
-def test_where_the_kernel_cannot_do_it_there_are_copies(
+def test_without_kernel_support_arrays_are_copied(
     bench: ViewsFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stub.copy_on_write_mapping._POPULATE_WRITE", 9999)
@@ -350,7 +352,7 @@ def test_where_the_kernel_cannot_do_it_there_are_copies(
     assert (array == 3).all()
 
 
-def test_what_dlpack_wrote_is_sent_also_after_as_numpy(bench: ViewsFixture) -> None:
+def test_writes_through_dlpack_are_sent_even_after_as_numpy(bench: ViewsFixture) -> None:
     torch = pytest.importorskip("torch")
     _, wire = bench.export_block(3)
     tensor = tensor_from_wire(wire, bench.memory)
@@ -371,7 +373,7 @@ def test_texts_over_an_input_are_sent_as_texts(bench: ViewsFixture) -> None:
 
 
 class Region:
-    """A client's memory whose size may change."""
+    """A client's region that can be resized."""
 
     def __init__(self, bench: ViewsFixture, size: int = 4 * SIZE) -> None:
         self.bench = bench
@@ -385,7 +387,7 @@ class Region:
         return self.bench.receive(WireTensor("x", 2, [SIZE], None, REGION + 2, offset, SIZE))
 
     def mapped(self) -> int:
-        """Bytes of it that this process has mapped."""
+        """Returns the bytes of the region that this process has mapped."""
         inode = str(os.fstat(self.fd).st_ino)
         total = 0
         with open("/proc/self/maps") as maps:
@@ -404,7 +406,7 @@ def region(bench: ViewsFixture) -> Iterator[Region]:
     os.close(region.fd)
 
 
-def test_what_a_model_keeps_stays_although_the_client_makes_its_memory_smaller(
+def test_a_kept_array_does_not_change_when_the_client_shrinks_its_region(
     bench: ViewsFixture, region: Region
 ) -> None:
     array = region.receive(3)
@@ -415,7 +417,7 @@ def test_what_a_model_keeps_stays_although_the_client_makes_its_memory_smaller(
     assert (array == 3).all()
 
 
-def test_the_place_of_what_was_kept_of_a_clients_memory_is_shown_again_once_it_is_gone(
+def test_a_range_of_a_client_region_is_mapped_again_after_its_kept_array_is_deleted(
     bench: ViewsFixture, region: Region
 ) -> None:
     for _ in range(3):
@@ -435,7 +437,7 @@ def test_the_place_of_what_was_kept_of_a_clients_memory_is_shown_again_once_it_i
     assert not bench.views._views
 
 
-def test_what_a_thread_writes_while_its_array_gets_its_own_pages_is_not_lost(
+def test_concurrent_writes_of_a_thread_survive_the_detaching_of_its_array(
     bench: ViewsFixture, region: Region
 ) -> None:
     array = region.receive(0)
@@ -455,7 +457,7 @@ def test_what_a_thread_writes_while_its_array_gets_its_own_pages_is_not_lost(
     assert (array == rounds).all()
 
 
-def test_a_client_that_takes_its_memory_away_does_not_stop_the_batch(
+def test_a_client_that_removes_its_region_does_not_stop_the_batch(
     bench: ViewsFixture, region: Region
 ) -> None:
     _, wire = bench.export_block(3)
@@ -469,7 +471,7 @@ def test_a_client_that_takes_its_memory_away_does_not_stop_the_batch(
     bench.views.reclaim_dropped_views()
 
 
-def test_a_kept_array_does_not_keep_the_rest_of_a_clients_memory(
+def test_a_kept_array_does_not_keep_the_rest_of_a_client_region_mapped(
     bench: ViewsFixture, region: Region
 ) -> None:
     array = region.receive(3, SIZE)
@@ -495,7 +497,7 @@ def test_a_region_may_be_closed_while_the_model_reads_it(
     assert (array == 3).all()
 
 
-def test_a_tensor_of_a_request_that_was_answered_is_copied(bench: ViewsFixture) -> None:
+def test_a_tensor_of_a_request_of_an_earlier_batch_is_copied(bench: ViewsFixture) -> None:
     tensor = tensor_from_wire(bench.write_region(3), bench.memory)
     bench.views.end_batch()
     bench.views.begin_batch(regions=True)
@@ -504,7 +506,7 @@ def test_a_tensor_of_a_request_that_was_answered_is_copied(bench: ViewsFixture) 
     assert (array == 3).all()
 
 
-def test_a_batch_that_writes_to_many_tires_once(bench: ViewsFixture) -> None:
+def test_a_batch_that_writes_to_many_arrays_backs_off_once(bench: ViewsFixture) -> None:
     exported = [bench.export_block(3) for _ in range(16)]
     for array in [bench.receive(wire) for _, wire in exported]:
         array[0] = 4
@@ -523,7 +525,7 @@ def test_a_model_that_keeps_its_inputs_gets_copies(bench: ViewsFixture) -> None:
     assert [bench.is_mapped(array) for array in kept] == [True, False]
 
 
-def test_pages_of_an_array_that_goes_between_batches_are_given_back_soon(
+def test_pages_of_an_array_deleted_between_batches_are_reclaimed_soon(
     bench: ViewsFixture,
 ) -> None:
     _, wire = bench.export_block(3)
@@ -540,10 +542,10 @@ def test_pages_of_an_array_that_goes_between_batches_are_given_back_soon(
     "place", ["overlaps", "detach", "is_changed", "restore_file_pages", "array_at"]
 )
 @pytest.mark.parametrize("regions", [False, True])
-def test_a_finaliser_may_do_anything_in_the_middle_of_anything(
+def test_finalisers_may_call_any_method_during_any_other(
     bench: ViewsFixture, monkeypatch: pytest.MonkeyPatch, place: str, regions: bool
 ) -> None:
-    """Where memory is allocated, Python may collect garbage, whose finalisers are the model's."""
+    """An allocation may start a garbage collection, which runs finalisers of the model."""
     exported = [bench.export_block(value) for value in range(3)]
     inside: list[bool] = []
     intrusions: list[npt.NDArray[np.uint8]] = []
@@ -596,7 +598,7 @@ def test_a_finaliser_may_do_anything_in_the_middle_of_anything(
     assert done
 
 
-def test_where_addresses_are_limited_there_are_copies(
+def test_with_limited_address_space_arrays_are_copied(
     bench: ViewsFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stub.copy_on_write_mapping._MAX_MAPPED_BYTES", 0)
@@ -605,7 +607,7 @@ def test_where_addresses_are_limited_there_are_copies(
 
 
 class CopyOnWriteViewsMachine(RuleBasedStateMachine):
-    """Anything that a model, the host and a client may do; each array must stay what it was."""
+    """Runs actions of the model, the host and the client in any order; no array may change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -613,7 +615,7 @@ class CopyOnWriteViewsMachine(RuleBasedStateMachine):
         self.values = iter(range(1 << 30))
         self.expected: list[tuple[npt.NDArray[np.uint8], bytes]] = []
         self.exported: list[tuple[Block, WireTensor]] = []
-        self.open = self.answered = False
+        self.open = self.has_responded = False
 
     def teardown(self) -> None:
         self.expected.clear()
@@ -627,13 +629,13 @@ class CopyOnWriteViewsMachine(RuleBasedStateMachine):
     def begin(self, regions: bool) -> None:
         self.bench.views.begin_batch(regions)
         self.open = True
-        self.answered = not regions
+        self.has_responded = not regions
 
     @precondition(lambda self: self.open)
     @rule()
-    def answer_early(self) -> None:
+    def respond_early(self) -> None:
         self.bench.views.detach_from_client_regions()
-        self.answered = True
+        self.has_responded = True
 
     @precondition(lambda self: self.open)
     @rule()
@@ -662,7 +664,7 @@ class CopyOnWriteViewsMachine(RuleBasedStateMachine):
         array = self.bench.receive(WireTensor("x", 2, [SIZE], None, REGION, offset, SIZE))
         self.keep(array, os.pread(self.bench.fds[2], SIZE, offset))
 
-    @precondition(lambda self: not self.open or self.answered)
+    @precondition(lambda self: not self.open or self.has_responded)
     @rule(place=st.integers(0, 80))
     def client_writes(self, place: int) -> None:
         self.bench.write_region(self.next_value(), place * PAGE)
@@ -674,7 +676,7 @@ class CopyOnWriteViewsMachine(RuleBasedStateMachine):
         room[:] = bytes([self.next_value()]) * SIZE
 
     def keep(self, array: npt.NDArray[np.uint8], content: bytes) -> None:
-        self.bench.views._copies_left = 0  # or nearly all would be copies
+        self.bench.views._copies_left = 0  # else nearly all arrays would be copies
         self.expected.append((array, content))
 
     @precondition(lambda self: self.expected)

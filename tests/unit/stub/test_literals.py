@@ -1,4 +1,4 @@
-"""What a user may type for an input, and what becomes of it."""
+"""Inputs from the command line: JSON, files, random values, and their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stub.literals import InvalidInput, read_inputs
 def read(
     text: str, data_type: str = "TYPE_FP32", dims: tuple[int, ...] = (-1,), batch: int = 0
 ) -> Any:
-    """The input X of that type from that text."""
+    """Parses a text as input X of the given type."""
     entry = {"name": "X", "data_type": data_type, "dims": list(dims)}
     return read_inputs([("X", text)], {"max_batch_size": batch, "input": [entry]})["X"]
 
@@ -59,7 +59,7 @@ def test_json_is_typed_by_the_configuration() -> None:
         ("@nowhere.npy", "TYPE_FP32", "No such file"),
     ],
 )
-def test_what_does_not_fit_the_type_is_refused_and_never_rounded(
+def test_a_value_outside_the_type_is_refused_and_never_rounded(
     text: str, data_type: str, problem: str
 ) -> None:
     said = complaint(text, data_type)
@@ -79,7 +79,7 @@ def test_text_for_a_string_input_needs_no_quotes() -> None:
     assert nested.tolist() == [[b"a", b"b"]]
 
 
-def test_dimensions_that_go_without_saying_are_added() -> None:
+def test_missing_batch_dimensions_are_added() -> None:
     assert read("1", dims=(1, -1)).shape == (1, 1)
     assert read("[1, 2]", batch=8).shape == (1, 2)
     assert read("[[1, 2], [3, 4]]", batch=8).shape == (2, 2)
@@ -123,7 +123,7 @@ def test_files_hold_json_or_arrays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data_type", [*pb_utils.TRITON_STRING_TO_NUMPY, "TYPE_BF16"])
-def test_random_is_the_same_every_time_and_of_every_type(data_type: str) -> None:
+def test_random_values_are_reproducible_for_every_type(data_type: str) -> None:
     first, second = (read("random", data_type, dims=(-1, 5), batch=2) for _ in range(2))
     if data_type == "TYPE_BF16":
         assert first.shape() == [1, 1, 5]
@@ -158,7 +158,7 @@ def test_inputs_that_are_missing_or_unknown_are_named_with_what_is_expected() ->
     with pytest.raises(InvalidInput) as caught:
         read_inputs([], config)
     assert str(caught.value) == (
-        "the model wants more inputs:\n"
+        "the model requires more inputs:\n"
         "  --input A=VALUE  for A TYPE_FP32 [-1, 2] (the first is the batch, at most 4)\n"
         "  --input B=VALUE  for B TYPE_STRING [-1, -1] (the first is the batch, at most 4)\n"
         "VALUE may be 'random'"
@@ -172,6 +172,6 @@ def test_inputs_that_are_missing_or_unknown_are_named_with_what_is_expected() ->
     assert list(read_inputs([("A", "[1, 2]"), ("B", "x")], config)) == ["A", "B"]
 
 
-def test_a_model_without_inputs_says_so() -> None:
+def test_an_error_about_a_model_without_inputs_lists_none() -> None:
     with pytest.raises(InvalidInput, match="its inputs are\n  none"):
         read_inputs([("X", "1")], {"max_batch_size": 0, "input": []})

@@ -1,4 +1,4 @@
-"""The stub's own blocks and those on loan: who is told what, and when."""
+"""The stub's memory: exported and imported blocks, and their release."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ class MemoryFixture:
         self.wakes += 1
 
     def import_block(self, data: bytes, name: str = "x") -> WireTensor:
-        """A tensor in the host's arena, as the host names it."""
+        """Writes a tensor into the host's arena; returns its reference."""
         block = self.host.write(memoryview(data))
         self.kept = [*getattr(self, "kept", []), block]
         return WireTensor(name, 2, [len(data)], None, 0, block.offset, len(data))
 
 
 def sent(tensor: pb_utils.Tensor, memory: StubMemory) -> WireTensor:
-    """The tensor in a message that is complete."""
+    """Converts a tensor for a message, and exports its blocks."""
     placed: list[Block] = []
     wire = tensor_to_wire(tensor, memory, placed)
     memory.export_blocks(placed)
     return wire
 
 
-def answered(
+def converted_response(
     response: pb_utils.InferenceResponse, outputs: str, memory: StubMemory
 ) -> WireResponse:
-    """The response with these outputs in a message that is complete."""
+    """Converts a response with these outputs for a message, and exports its blocks."""
     placed: list[Block] = []
     wire = response_to_wire(response, list(outputs), memory, placed)
     memory.export_blocks(placed)
@@ -70,7 +70,7 @@ def answered(
 
 
 def used(memory: StubMemory) -> int:
-    """Bytes of the stub's arena that are held."""
+    """Returns the bytes of the stub's arena that are in use."""
     memory.own.trim()
     return memory.own.used
 
@@ -87,7 +87,9 @@ def large(name: str, count: int = INLINE_LIMIT + 1, value: int = 7) -> pb_utils.
     return pb_utils.Tensor(name, np.full(count, value, dtype=np.uint8))
 
 
-def test_a_loan_shows_the_owners_bytes_and_ends_with_its_last_user(bench: MemoryFixture) -> None:
+def test_an_imported_block_shows_the_owners_bytes_until_its_last_user_is_deleted(
+    bench: MemoryFixture,
+) -> None:
     tensor = tensor_from_wire(bench.import_block(b"abc" * 5000), bench.memory)
     array = tensor.as_numpy(copy=False)
     assert bench.memory.take_releases() is None
@@ -101,31 +103,31 @@ def test_a_loan_shows_the_owners_bytes_and_ends_with_its_last_user(bench: Memory
     assert bench.memory.take_releases() is None
 
 
-def test_loans_that_end_together_are_told_together_and_counted(bench: MemoryFixture) -> None:
+def test_releases_are_reported_together_with_their_counts(bench: MemoryFixture) -> None:
     wire, other = bench.import_block(b"x" * 9000), bench.import_block(b"y" * 9000)
-    loans = [tensor_from_wire(wire, bench.memory) for _ in range(3)]
-    loans.append(tensor_from_wire(other, bench.memory))
-    loans.clear()
+    imported = [tensor_from_wire(wire, bench.memory) for _ in range(3)]
+    imported.append(tensor_from_wire(other, bench.memory))
+    imported.clear()
     ended = bench.memory.take_releases()
     assert ended is not None
     assert sorted(ended.blocks) == [(0, wire.offset, 3), (0, other.offset, 1)]
 
 
-def test_loans_that_end_wake_somebody_unless_the_batch_will_tell_of_them(
+def test_releases_wake_the_service_thread_unless_the_batch_reports_them(
     bench: MemoryFixture,
 ) -> None:
-    loans = [tensor_from_wire(bench.import_block(b"x" * 9000), bench.memory) for _ in range(6)]
+    imported = [tensor_from_wire(bench.import_block(b"x" * 9000), bench.memory) for _ in range(6)]
     bench.memory.begin_batch()
-    loans.pop()
-    assert bench.wakes == 0  # the next question takes it along
-    loans.pop()
+    imported.pop()
+    assert bench.wakes == 0  # the next BLS request carries the release
+    imported.pop()
     assert bench.wakes == 1
     bench.memory.execute_returned()
-    loans.pop()
+    imported.pop()
     assert bench.wakes == 1
     bench.memory.end_batch()
     assert bench.wakes == 2
-    loans.pop()
+    imported.pop()
     assert bench.wakes == 3
 
 
@@ -139,10 +141,10 @@ def test_tensors_of_one_message_share_what_the_ring_takes(bench: MemoryFixture) 
     room = 40_000
     bench.memory.ring_free_bytes = lambda: room
     outputs = [large("a", 15_000), large("b", 15_000)]
-    both = answered(pb_utils.InferenceResponse(outputs), "ab", bench.memory)
+    both = converted_response(pb_utils.InferenceResponse(outputs), "ab", bench.memory)
     assert [output.data is None for output in both.outputs] == [False, False]
-    bench.memory.begin_batch(2)  # and there is another request
-    both = answered(
+    bench.memory.begin_batch(2)  # a batch of two requests
+    both = converted_response(
         pb_utils.InferenceResponse([large("a", 15_000), large("b")]), "ab", bench.memory
     )
     assert [output.data is None for output in both.outputs] == [True, True]
@@ -160,13 +162,13 @@ def test_a_large_tensor_is_kept_until_the_host_returns_it(bench: MemoryFixture) 
     assert used(bench.memory) == 0
 
 
-def test_a_tensor_on_loan_is_passed_on_by_reference(bench: MemoryFixture) -> None:
+def test_an_imported_tensor_is_sent_by_reference(bench: MemoryFixture) -> None:
     wire = bench.import_block(b"x" * 9000)
     assert sent(tensor_from_wire(wire, bench.memory), bench.memory) == wire
     assert (bench.own.used, len(bench.memory.exported)) == (0, 0)
 
 
-def test_the_same_tensor_twice_is_written_once_and_lent_twice(bench: MemoryFixture) -> None:
+def test_the_same_tensor_twice_is_written_once_and_exported_twice(bench: MemoryFixture) -> None:
     tensor = large("x", 90_000)
     assert sent(tensor, bench.memory) == sent(tensor, bench.memory)
     assert (bench.own.used, len(bench.memory.exported)) == (24 * PAGE, 2)
@@ -174,7 +176,7 @@ def test_the_same_tensor_twice_is_written_once_and_lent_twice(bench: MemoryFixtu
 
 def test_a_response_without_room_is_an_error_with_what_would_help(bench: MemoryFixture) -> None:
     response = pb_utils.InferenceResponse([large("a", 100 * PAGE)])
-    wire = answered(response, "a", bench.memory)
+    wire = converted_response(response, "a", bench.memory)
     assert wire.error is not None
     assert wire.error.message.startswith("Failed to increase the shared memory pool size to ")
     assert "raise --arena-byte-size" in wire.error.message
@@ -186,13 +188,13 @@ def test_a_response_whose_second_output_finds_no_room_holds_nothing_of_the_first
     bench: MemoryFixture,
 ) -> None:
     response = pb_utils.InferenceResponse([large("a", 40 * PAGE), large("b", 40 * PAGE)])
-    assert answered(response, "ab", bench.memory).error is not None
+    assert converted_response(response, "ab", bench.memory).error is not None
     del response
     assert (used(bench.memory), len(bench.memory.exported)) == (0, 0)
 
 
-def test_loans_that_two_threads_tell_of_are_told_of_once(bench: MemoryFixture) -> None:
-    """The main thread does so at the end of a batch, the service thread at any time."""
+def test_each_release_is_reported_once_by_two_threads(bench: MemoryFixture) -> None:
+    """The main thread reports releases at the end of a batch, the service thread at any time."""
     counts: list[Counter[int]] = [Counter(), Counter()]
     faults: list[BaseException] = []
     over = threading.Event()
@@ -223,9 +225,9 @@ def test_loans_that_two_threads_tell_of_are_told_of_once(bench: MemoryFixture) -
     assert counts[0] + counts[1] == Counter(number % 7 for number in range(50_000))
 
 
-def test_outputs_that_nobody_asked_for_cost_nothing(bench: MemoryFixture) -> None:
+def test_outputs_that_are_not_requested_use_no_memory(bench: MemoryFixture) -> None:
     response = pb_utils.InferenceResponse([large("a", 90_000), large("b", 90_000)])
-    wire = answered(response, "b", bench.memory)
+    wire = converted_response(response, "b", bench.memory)
     assert [output.name for output in wire.outputs] == ["b"]
     assert len(bench.memory.exported) == 1
 
@@ -240,12 +242,12 @@ def test_a_request_that_names_no_outputs_means_those_of_the_configuration(
         assert sorted(request.requested_output_names()) == meant
 
 
-def test_another_stubs_arena_is_opened_by_path_and_forgotten(bench: MemoryFixture) -> None:
+def test_another_stubs_arena_is_opened_by_path_and_closed(bench: MemoryFixture) -> None:
     fd = create_arena_file("pbhost-test", LIMIT)
     block = Arena(9, fd, LIMIT).write(memoryview(b"z" * 9000))
     wire = WireTensor("x", 2, [9000], None, 9, block.offset, 9000)
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(2):  # the second announcement, on the other socket, changes nothing
+    for _ in range(2):  # the second message, on the other socket, changes nothing
         bench.memory.open_arena(OpenArena(9, f"/proc/{os.getpid()}/fd/{fd}", LIMIT))
     os.close(fd)
     tensor = tensor_from_wire(wire, bench.memory)

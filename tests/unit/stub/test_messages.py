@@ -1,4 +1,4 @@
-"""The encoding of messages: what is said arrives, and anything else is refused."""
+"""The encoding of messages: round trips, and refusal of invalid frames."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_garbage_is_refused(frame: bytes) -> None:
             messages = decode(frame)
         except msgspec.DecodeError:
             continue
-        assert isinstance(messages, list)  # bytes that happen to say something
+        assert isinstance(messages, list)  # some bytes decode by chance
 
 
 @given(st.sampled_from(TO_HOST), st.data())

@@ -65,7 +65,7 @@ class RegistryFixture:
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[RegistryFixture]:
     fixture = RegistryFixture(f"ipc://{tmp_path}/host")
-    fixture.channel.mark_host_gone()  # what is sent goes nowhere; the state counts here
+    fixture.channel.mark_host_gone()  # sent frames are dropped; this test is about the state only
     yield fixture
     fixture.close()
 
@@ -138,7 +138,9 @@ def test_a_sender_fails_after_the_timeout_if_the_client_receives_nothing(
 
 
 @pytest.mark.parametrize("event", ["acknowledged", "cancelled"])
-def test_a_sender_that_waits_goes_on_when_its_request_is(ends: RegistryFixture, event: str) -> None:
+def test_a_waiting_sender_continues_after_an_event_of_its_request(
+    ends: RegistryFixture, event: str
+) -> None:
     (responder,) = ends.begin(1, decoupled=True)
     responder.send(response(), final=False)
     sender = threading.Thread(target=responder.send, args=(response(), True))

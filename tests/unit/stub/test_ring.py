@@ -1,4 +1,4 @@
-"""The ring of frames against a plain queue, and against memory that somebody else wrote to."""
+"""The ring against a plain queue, and against memory that another process has overwritten."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ sizes = st.one_of(
 
 
 class Guarded:
-    """Memory of a ring between two guards that nobody may touch."""
+    """The memory of a ring between two guard areas that must not change."""
 
     def __init__(self) -> None:
         self._all = bytearray(GUARD + bytes(RING_BYTES) + GUARD)
@@ -52,12 +52,12 @@ class Guarded:
 
 
 def frame_of(number: int, size: int) -> bytes:
-    """Bytes that differ from those of the frames before and after."""
+    """Returns bytes that differ from those of the neighbouring frames."""
     return bytes([number % 251 + 1]) * size
 
 
 class RingMachine(RuleBasedStateMachine):
-    """Puts and takes in any order; a queue says what must come out."""
+    """Writes and reads frames in any order, and compares the ring with a queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class RingMachine(RuleBasedStateMachine):
             self.expected.append(frame)
             return
         if size <= LONGEST:
-            # Refused for now: what is in there, its lengths, one wrap and the word that is kept.
+            # The ring is full: frames, their lengths, one wrap and the reserved word.
             taken = sum(len(entry or b"") + 8 for entry in self.expected)
             assert taken + (size + 8) + (LONGEST + 8) + 8 > ROOM
         if self.writer.write_overflow_marker():
@@ -114,7 +114,7 @@ TestRing.settings = settings(max_examples=60, stateful_step_count=60, deadline=N
 def test_frames_survive_a_wrap_at_every_alignment(start: int, lengths: list[int]) -> None:
     guarded = Guarded()
     writer, reader = RingWriter(guarded.memory), RingReader(guarded.memory)
-    left = start * 4  # bytes to move both positions by
+    left = start * 4  # bytes to advance both positions by
     while left:
         step = min(left, LONGEST)
         assert writer.try_write(bytes(step - 4))
@@ -128,7 +128,7 @@ def test_frames_survive_a_wrap_at_every_alignment(start: int, lengths: list[int]
 
 
 @pytest.mark.parametrize("tail", range(4, 64, 4))
-def test_last_words_before_a_wrap_are_used_or_skipped(tail: int) -> None:
+def test_words_at_the_end_of_the_ring_are_used_or_skipped(tail: int) -> None:
     memory = memoryview(bytearray(RING_BYTES))
     writer, reader = RingWriter(memory), RingReader(memory)
     for step in (LONGEST, LONGEST, LONGEST, ROOM - 3 * LONGEST - tail):
@@ -235,7 +235,7 @@ while os.read(0, 1):
 
 
 def test_two_processes_share_the_two_rings() -> None:
-    """The other one sends back every frame, reversed, through a mapping of its own."""
+    """The other process returns every frame, reversed, through its own mapping."""
     fd = create_ring_file("pbhost-test-rings")
     frames = [frame_of(number, number * 37 % 9000) for number in range(200)]
     to_stub, to_host = map_rings(fd)
@@ -276,7 +276,7 @@ while count := len(os.read(0, 64)):
 
 
 def test_writer_sees_free_space_while_the_reader_advances() -> None:
-    """A position that is not written whole looks, for a moment, as if nothing had been read."""
+    """If a position were not written atomically, the ring would look unread for a moment."""
     fd = create_ring_file("pbhost-test-rings")
     writer = RingWriter(map_rings(fd)[0])
     with subprocess.Popen(
@@ -316,7 +316,7 @@ def test_inline_limit_shrinks_as_the_ring_fills() -> None:
 
 
 def test_closed_ring_still_reports_an_inline_limit() -> None:
-    """A stub has died, and its scheduler sends more work before it knows."""
+    """After a stub has died, its scheduler may still send work."""
     writer = RingWriter(memoryview(bytearray(RING_BYTES)))
     assert writer.try_write(bytes(1000))
     writer.close()

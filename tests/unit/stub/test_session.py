@@ -1,4 +1,4 @@
-"""The table of legal moves: what it allows, what it refuses, and that both ends agree."""
+"""The table of allowed messages: what it accepts and refuses, and that both ends agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MESSAGES_TO_REACH: dict[State, list[type]] = {
     State.ENDED: [m.Hello, m.Finalize, m.Finalized],
     State.ERROR: [],
 }
-"""The messages that lead to a state."""
+"""The messages that lead to each state."""
 
 
 def session_in(state: State) -> Session:
@@ -86,7 +86,7 @@ TO_STUB_KINDS = {
 
 @given(st.lists(st.sampled_from(sorted(ALL, key=lambda kind: kind.__name__)), max_size=60))
 def test_both_ends_of_a_legal_conversation_agree(kinds: list[type]) -> None:
-    """Each message is noted by its sender and, before the next one is said, by its receiver."""
+    """Each message is registered by its sender, then by its receiver, before the next one."""
     host, stub = Session(), Session()
     for kind in kinds:
         if not allowed(host.state, kind):
@@ -99,11 +99,11 @@ def test_both_ends_of_a_legal_conversation_agree(kinds: list[type]) -> None:
 
 @given(st.data())
 def test_messages_that_cross_on_the_wire_are_legal_at_both_ends(data: st.DataObject) -> None:
-    """While serving, each end talks without waiting for the other, until one is told to leave."""
+    """While serving, each end sends without waiting for the other, until the stub is finalized."""
     host, stub = session_in(State.SERVING), session_in(State.SERVING)
     to_host: list[type] = []
     to_stub: list[type] = []
-    # An answer or a cancellation follows something that the stub has said or not finished.
+    # A response or a cancellation follows a message that the stub has sent.
     from_stub: list[type] = [m.Response, m.BatchDone, m.BlsRequest, m.LogLine, m.BlockRelease]
     from_host: list[type] = [
         m.Execute,

@@ -1,4 +1,4 @@
-"""Files without a name that processes share."""
+"""Unnamed files as shared memory."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_size_is_sealed(fd: int, size: int) -> None:
     assert os.fstat(fd).st_size == 8 * PAGE
 
 
-def test_it_is_not_inherited_and_has_no_name(fd: int) -> None:
+def test_a_shared_file_is_not_inherited_and_has_no_name(fd: int) -> None:
     assert not os.get_inheritable(fd)
     assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     assert os.readlink(f"/proc/self/fd/{fd}") == "/memfd:pbhost-test (deleted)"
 
 
-def test_it_is_zeroed_and_takes_no_memory_before_use(fd: int) -> None:
+def test_a_shared_file_is_zeroed_and_uses_no_memory_at_first(fd: int) -> None:
     assert os.fstat(fd).st_blocks == 0
     assert Mapping(fd, 8 * PAGE, writable=False).view == bytes(8 * PAGE)
 

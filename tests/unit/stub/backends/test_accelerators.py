@@ -1,4 +1,4 @@
-"""Where libraries are told to run: accelerators of ONNX Runtime, DLA cores of TensorRT."""
+"""Devices in the libraries: ONNX Runtime's accelerators, and TensorRT's DLA cores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ON_GPU = Placement(
 
 
 def providers(monkeypatch: pytest.MonkeyPatch, *asked: dict[str, Any]) -> Any:
-    """The execution providers of an instance on GPU 1, in a package that has all of them."""
+    """Returns the execution providers of an instance on GPU 1; the fake package has all of them."""
     onnxruntime = pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
     session = importlib.import_module("stub.backends.onnxruntime.session")
     everything = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -66,7 +66,7 @@ def test_gpu_accelerators_come_before_cuda_and_the_cpu(monkeypatch: pytest.Monke
         ("abacus", "unknown Execution Accelerator 'abacus' is requested; there is tensorrt, cuda"),
     ],
 )
-def test_what_a_gpu_accelerator_does_not_know_is_named(
+def test_an_unknown_parameter_of_a_gpu_accelerator_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
     with pytest.raises(ModelFailure) as caught:
@@ -105,7 +105,7 @@ FAKED = ("tensorrt", "stub.backends.tensorrt.library")
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """The module that opens plans, with that library."""
+    """Returns the module that opens plans, with a fake TensorRT."""
     (tmp_path / "tensorrt.py").write_text(LIBRARY)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in FAKED:
@@ -124,5 +124,5 @@ def test_a_secondary_device_is_the_dla_core_of_tensorrt(library: Any, tmp_path: 
     assert library.tensorrt.Runtime.cores == [3]
     assert str(caught.value) == (
         f"model 'm' cannot be loaded: TensorRT 0 cannot use '{plan}' on a GPU of compute capability"
-        " 8.7: the library does not say why"
+        " 8.7: the library gives no reason"
     )

@@ -1,4 +1,4 @@
-"""How requests are joined and split, and a configuration compared with a file: no framework."""
+"""Joining requests, splitting outputs, and checking a configuration, without any framework."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_single_request_is_not_copied() -> None:
     assert np.shares_memory(Batch([request("y", x=x)], ONE).inputs["x"], x)
 
 
-def test_each_request_gets_the_outputs_that_it_asks_for() -> None:
+def test_each_request_gets_its_requested_outputs() -> None:
     asked = [request("y", x=rows(1)), request("z", x=rows(2)), request("y", "z", x=rows(3))]
     got = [
         {tensor.name(): tensor.as_numpy().tolist() for tensor in response.output_tensors()}
@@ -91,10 +91,10 @@ def refuse(inputs: Mapping[str, Array], wanted: list[str]) -> dict[str, Array]:
     ids=["same", "refused", "two", "more", "none", "scalar", "text", "type"],
 )
 @pytest.mark.parametrize("outputs", [["y"], ["z", "y"], []])
-def test_one_request_alone_gets_what_it_would_get_with_others(
+def test_a_single_request_gets_the_same_response_as_in_a_batch(
     run: RunFunction, size: int, outputs: list[str]
 ) -> None:
-    """A contract that is not plain takes the way of several requests."""
+    """A contract that is not plain disables the fast path for single requests."""
     tensors = [entry("x", [1])], [entry("y", [1]), entry("z", [1])]
     plain = contract(*tensors, size)
     other = contract(tensors[0], [*tensors[1], entry("s", [1], is_shape_tensor=True)], size)
@@ -138,7 +138,7 @@ def test_shape_tensors_are_not_joined_and_their_first_value_is_the_whole_batch()
 
 
 @pytest.mark.parametrize("size", [8, 0])
-def test_bytes_in_a_models_own_layout_are_joined_and_split_by_items(size: int) -> None:
+def test_non_linear_tensors_are_joined_and_split_by_items(size: int) -> None:
     raw = entry("x", [1, 1, 3], "TYPE_INT8", is_non_linear_format_io=True)
     own = contract([raw], [{**raw, "name": "y"}], size=size)
     lead = [[1], [2]] if size else [[], []]
@@ -216,7 +216,7 @@ def test_ragged_inputs_are_put_end_to_end_and_inputs_of_the_batch_are_there_once
     assert batch.sizes == [1, 1]
 
 
-def test_an_output_of_the_batch_lies_whole_in_the_first_response() -> None:
+def test_a_batch_output_is_whole_in_the_first_response() -> None:
     scattered = contract(
         [entry("x", [1])], [entry("y", [-1])], batch_output=[{"target_name": ["y"]}]
     )
@@ -229,7 +229,7 @@ def test_an_output_of_the_batch_lies_whole_in_the_first_response() -> None:
     assert not second.output_tensors()
 
 
-def test_bfloat16_goes_through() -> None:
+def test_bfloat16_values_are_unchanged() -> None:
     brain = contract([entry("x", [2], "TYPE_BF16")], [entry("y", [2], "TYPE_BF16")])
     x = np.array([[1, -2]], ml_dtypes.bfloat16)
     (response,) = run_requests(
@@ -251,7 +251,7 @@ def test_an_output_of_another_type_is_an_error() -> None:
     )
 
 
-def test_an_output_that_is_too_short_fails_those_for_whom_nothing_is_left() -> None:
+def test_an_output_that_is_too_short_fails_only_the_requests_without_rows() -> None:
     first, second = run_requests(
         [request("y", x=rows(1)), request("y", x=rows(2, 3))],
         ONE,

@@ -1,4 +1,4 @@
-"""Outputs that ONNX Runtime writes into shared memory, and the parts that responses refer to."""
+"""Outputs that ONNX Runtime writes into shared memory, and responses that refer to their parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT = 1 << 24
 
 
 class ArenaRuntime(_runtime.NoHostRuntime):
-    """A process with shared memory, and nobody to talk to."""
+    """A runtime with shared memory and without a host."""
 
     def __init__(self) -> None:
         self.arena = Arena(7, create_arena_file("test", LIMIT), LIMIT)
@@ -44,7 +44,7 @@ def arena() -> Iterator[Arena]:
 
 
 def bound(folder: Path, **options: Any) -> Any:
-    """The wide model of the tests with real hosts."""
+    """Returns a session of the wide model, which integration tests also use."""
     from stub.backends.onnxruntime import session
     from stub.backends.onnxruntime.io_binding import BoundSession
 
@@ -72,7 +72,7 @@ def test_a_large_output_is_written_into_shared_memory(tmp_path: Path, arena: Are
     assert arena.used >= MANY.nbytes
 
 
-def test_a_part_keeps_the_whole_until_it_is_dropped(arena: Arena) -> None:
+def test_a_part_keeps_the_whole_block_alive(arena: Arena) -> None:
     array = allocate_output(np.dtype(np.uint8), [2, MIN_BYTES])
     assert array is not None
     part = block_of(array[1:])
@@ -85,13 +85,13 @@ def test_a_part_keeps_the_whole_until_it_is_dropped(arena: Arena) -> None:
     assert arena.used == 0
 
 
-def test_an_output_that_is_longer_than_it_says_is_copied(tmp_path: Path, arena: Arena) -> None:
+def test_an_output_that_is_longer_than_declared_is_copied(tmp_path: Path, arena: Arena) -> None:
     results = bound(tmp_path, misnamed=True).run(["MANY"], {"X": X}, None)
     np.testing.assert_array_equal(results["MANY"], np.concatenate([MANY, MANY]))
     assert block_of(results["MANY"]) is None
 
 
-def test_an_output_for_which_there_is_no_room_is_copied(tmp_path: Path, arena: Arena) -> None:
+def test_an_output_is_copied_when_the_arena_is_full(tmp_path: Path, arena: Arena) -> None:
     full = allocate_output(np.dtype(np.uint8), [LIMIT - (1 << 18)])
     assert full is not None
     results = bound(tmp_path).run(["MANY"], {"X": X}, None)

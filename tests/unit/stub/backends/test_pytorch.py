@@ -1,4 +1,4 @@
-"""The backend `pytorch`, held in a harness: the framework is imported once."""
+"""The backend `pytorch` in a test harness, which imports PyTorch only once."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ BROKEN: Mapping[str, tuple[str, str]] = {
     "corrupt": (
         BATCHES + SUM % ("a", "b", "SUM", "DIFF"),
         (
-            r"torch \S+ cannot use '\S+/corrupt/1/model.pt': it is no archive of PyTorch, or it is "
+            r"torch \S+ cannot use '\S+/corrupt/1/model.pt': it is not a PyTorch archive, or it is "
             "damaged"
         ),
     ),
     "cut_off": (
         BATCHES + SUM % ("a", "b", "SUM", "DIFF"),
-        "it is no archive of PyTorch, or it is damaged",
+        "it is not a PyTorch archive, or it is damaged",
     ),
     "weights": (
         BATCHES + SUM % ("a", "b", "SUM", "DIFF"),
@@ -134,7 +134,7 @@ BROKEN: Mapping[str, tuple[str, str]] = {
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> RepositoryBuilder:
-    """All models of this module."""
+    """Returns a repository with all models of this module."""
     repository = RepositoryBuilder(tmp_path_factory.mktemp("repository"))
     torch.manual_seed(7)
     add = repository.add
@@ -188,7 +188,7 @@ Hold = Callable[[str], testing.ModelHarness]
 
 @pytest.fixture
 def hold(repository: RepositoryBuilder) -> Hold:
-    """Loads a model with its configuration as the host reads it."""
+    """Returns a function that loads a model, with its configuration as the host reads it."""
 
     def hold(name: str) -> testing.ModelHarness:
         folder = repository.path / name
@@ -220,7 +220,7 @@ B = np.full((2, 3), 100, np.float32)
         ("exported_dicts", ("u", "v"), ("SUM", "DIFF")),
     ],
 )
-def test_inputs_and_outputs_find_their_places(
+def test_inputs_are_mapped_to_arguments_and_outputs_to_results(
     hold: Hold, model: str, inputs: tuple[str, str], outputs: tuple[str, str]
 ) -> None:
     a, b = (A[0], B[0]) if model == "unbatched" else (A, B)
@@ -244,7 +244,7 @@ def test_requests_of_a_batch_get_their_own_parts(hold: Hold) -> None:
 
 
 @pytest.mark.parametrize("model", ["in_place", "exported_in_place"])
-def test_a_model_that_works_in_place_gets_a_copy_to_write_to(hold: Hold, model: str) -> None:
+def test_a_model_that_modifies_its_inputs_gets_copies(hold: Hold, model: str) -> None:
     x = np.full((2, 3), -5, np.float32)
     with hold(model) as held:
         assert not held.infer({"x": x})["y"].any()
@@ -252,7 +252,7 @@ def test_a_model_that_works_in_place_gets_a_copy_to_write_to(hold: Hold, model: 
 
 
 @pytest.mark.parametrize("model", ["named", "exported_named"])
-def test_a_model_that_only_reads_sees_the_memory_itself(hold: Hold, model: str) -> None:
+def test_a_model_that_only_reads_gets_no_copy(hold: Hold, model: str) -> None:
     with hold(model) as held:
         assert not held.model._program.modifies_inputs
 
@@ -270,7 +270,7 @@ def test_texts_are_lists(hold: Hold) -> None:
     assert result.tolist() == [["hé!".encode()], [b"!"], [b"you!"]]
 
 
-def test_bytes_that_are_no_text_are_the_senders_fault(hold: Hold) -> None:
+def test_bytes_that_are_not_utf8_are_an_invalid_argument(hold: Hold) -> None:
     good = np.array([[b"good"]], dtype=np.object_)
     with hold("exclaim") as held:
         fine, failed = held.execute(
@@ -282,7 +282,7 @@ def test_bytes_that_are_no_text_are_the_senders_fault(hold: Hold) -> None:
     assert error.message().startswith("input 't' must be text in UTF-8: ")
 
 
-def test_every_data_type_goes_through(hold: Hold) -> None:
+def test_values_of_every_data_type_are_unchanged(hold: Hold) -> None:
     arrays = {name: np.array([1, 0, 1]).astype(kind) for name, kind in Typed.NAMES.items() if kind}
     brain = np.array([1, -2, 0.5], ml_dtypes.bfloat16)
     with hold("typed") as held:
@@ -366,7 +366,9 @@ def test_a_model_that_cannot_be_served_says_why(hold: Hold, model: str) -> None:
     assert re.search(BROKEN[model][1], str(caught.value)), caught.value
 
 
-def test_a_gpu_that_the_library_does_not_see(hold: Hold, repository: RepositoryBuilder) -> None:
+def test_a_gpu_that_the_library_does_not_see_is_named(
+    hold: Hold, repository: RepositoryBuilder
+) -> None:
     config = json.loads(to_json(load_config(repository.path / "named", strict=False).config))
     config["instance_group"] = [{"name": "named", "kind": "KIND_GPU", "gpus": [99]}]
     with pytest.raises(ModelFailure) as caught:

@@ -1,4 +1,4 @@
-"""What the backend `tensorrt` decides without a GPU: profiles, graphs, files, configurations."""
+"""The backend `tensorrt` without a GPU: profiles, graphs, files and configurations."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_nearest_profile_that_takes_a_batch_is_chosen(rows: int, profile: in
     assert choose_profile(PLAN, [1], {"x": (rows, 3)}) == 1
 
 
-def test_a_batch_that_no_profile_takes_is_the_senders_fault() -> None:
+def test_a_batch_that_no_profile_allows_is_an_invalid_argument() -> None:
     with pytest.raises(InvalidInput) as caught:
         choose_profile(PLAN, [0, 1], {"x": (17, 3)})
     assert str(caught.value) == (
@@ -140,7 +140,7 @@ def test_the_largest_batch_is_what_some_profile_takes_of_all_inputs() -> None:
     assert IMPLICIT.max_batch([0]) == 16
 
 
-def test_a_layout_in_vectors_is_filled_up() -> None:
+def test_a_vectorized_layout_is_padded() -> None:
     assert CHW4.elements((2, 3, 2, 2)) == 2 * 4 * 2 * 2
     assert CHW4.elements((2, 8, 1, 1)) == 16
     assert VECTORS.outputs[0].nbytes((1, 3, 2, 2)) == 16
@@ -192,7 +192,7 @@ def test_a_plan_without_a_batch_dimension_is_completed_without_batches() -> None
     assert "dynamic_batching" not in given and "max_batch_size" not in given
 
 
-def test_configured_shapes_with_the_batch_dimension_are_no_batches() -> None:
+def test_configured_shapes_with_the_batch_dimension_disable_batching() -> None:
     given = config(0, entry("x", [-1, 3]))
     complete_config(given, PLAN, [0])
     assert given["max_batch_size"] == 0
@@ -201,7 +201,7 @@ def test_configured_shapes_with_the_batch_dimension_are_no_batches() -> None:
     assert given["max_batch_size"] == 4
 
 
-def test_a_scheduler_that_is_configured_stays() -> None:
+def test_a_configured_scheduler_is_kept() -> None:
     given = config(2, sequence_batching={})
     complete_config(given, PLAN, [0])
     assert "dynamic_batching" not in given
@@ -276,13 +276,13 @@ def test_a_batch_size_beyond_the_plans_is_not_completed() -> None:
     ],
     ids=["batch", "fixed", "implicit", "shape tensor", "no shape tensor", "layout", "type"],
 )
-def test_what_does_not_fit_the_plan_is_refused_with_both_named(
+def test_a_mismatch_with_the_plan_is_refused_with_both_values(
     given: dict[str, Any], plan: Plan, text: str
 ) -> None:
     assert refusal(given, plan) == f"unable to load model 'm', {text}"
 
 
-def test_no_graphs_are_recorded_unless_asked_for() -> None:
+def test_no_graphs_are_recorded_unless_configured() -> None:
     assert graph_specs(config(4), PLAN, [0]) == []
     assert graphs(4, IMPLICIT) == []
 
@@ -300,7 +300,7 @@ def test_a_graph_spec_names_shapes_and_the_values_of_shape_tensors() -> None:
     (graph,) = graphs(4, SHAPED, cuda={"graph_spec": [spec]})
     assert graph.extents == {"x": (2, 7), "n": (2, 9)}
     (graph,) = graphs(4, SHAPED, cuda={"graph_spec": [{"batch_size": 2}]})
-    assert graph.extents == {"x": (2, 4), "n": (2, 6)}  # what the profile is best for
+    assert graph.extents == {"x": (2, 4), "n": (2, 6)}  # the optimum of the profile
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_a_graph_spec_that_does_not_fit_is_refused(size: int, spec: Any, text: s
     )
 
 
-def test_the_smallest_graph_that_serves_a_batch_is_chosen() -> None:
+def test_the_smallest_graph_that_covers_a_batch_is_chosen() -> None:
     specs = [
         {"batch_size": 4, "graph_lower_bound": {"batch_size": 2}},
         {"batch_size": 3, "graph_lower_bound": {"batch_size": 3}},
@@ -406,7 +406,7 @@ def test_an_instance_that_is_not_on_a_gpu_is_refused(
     )
 
 
-def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="pip install torch")
     without(monkeypatch, tmp_path, "")
     assert load(tmp_path, gpus=[99]) == (
