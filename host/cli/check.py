@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import make_parser
+from host.cli.arguments import parse_arguments, serve_flag
 from host.errors import HostError, invalid_argument
 from host.lint.ensembles import check_ensembles
 from host.lint.model import CheckedModel, LintSettings, check_model
 from host.lint.problem import Problem
 from host.models.backends import Backends
+from host.options.flags import SWITCH, FlagGroup, one_of
 from host.repository.repository import Repository, RepositoryScan
 
 _EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2
 
-_DESCRIPTION = """\
+_ABOUT = """\
 Looks at every model of the repositories and says what would keep it from being served: all of it
 at once, for all models. Nothing is started and no model is imported; where a model may complete
-its configuration itself, what it may still say is left open."""
+its configuration itself, what it may still say is left open.
 
-_EPILOG = """\
 Problems are printed as PATH:LINE:COLUMN: error: FIELD: PROBLEM (SUGGESTION). What a server would
 log as a warning, and go on, is a warning in place of an error.
 
@@ -36,19 +35,30 @@ examples:
 exit status: 0 nothing is wrong, or only warnings; 1 there are errors, or warnings with --strict;
 2 the command line is wrong, or names what is no repository"""
 
+_group = FlagGroup("Check")
+
+
+@dataclass
+class _Options:
+    strict: bool = _group(False, "Warnings are errors.", SWITCH)
+    format: str = _group("text", "text or json.", check=one_of("format", "text", "json"))
+    disable_auto_complete_config: bool = serve_flag("disable_auto_complete_config")
+    model_config_name: str = serve_flag("model_config_name")
+    backend_directory: str = serve_flag("backend_directory")
+
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Checks, prints, and exits with a status for CI."""
-    args = _parser().parse_args(arguments)
+    repositories, options = parse_arguments(arguments, "check REPOSITORY ...", _ABOUT, _Options)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd file names
     try:
-        scan = _scan(args.repository)
+        scan = _scan(repositories)
     except HostError as error:
         sys.stderr.write(f"pbhost check: {error.message}\n")
         sys.exit(_EXIT_UNUSABLE)
-    problems = _problems(scan, args)
+    problems = _problems(scan, options)
     errors = sum(not problem.warning for problem in problems)
-    if args.format == "json":
+    if options.format == "json":
         facts = [problem.to_dict for problem in problems]
         counts = {"models": len(scan.models), "errors": errors, "warnings": len(facts) - errors}
         sys.stdout.write(json.dumps({**counts, "problems": facts}, indent=2) + "\n")
@@ -77,12 +87,12 @@ def _scan(paths: Sequence[Path]) -> RepositoryScan:
     return Repository(paths).scan()
 
 
-def _problems(scan: RepositoryScan, args: argparse.Namespace) -> list[Problem]:
+def _problems(scan: RepositoryScan, options: _Options) -> list[Problem]:
     """All problems, without duplicates, sorted."""
     settings = LintSettings(
-        Backends(args.backend_directory),
-        strict=args.disable_auto_complete_config,
-        config_name=args.model_config_name,
+        Backends(Path(options.backend_directory)),
+        strict=options.disable_auto_complete_config,
+        config_name=options.model_config_name or None,
     )
     problems = [Problem(path, failure.message) for path, failure in scan.failures.items()]
     models: dict[str, CheckedModel] = {}
@@ -93,25 +103,10 @@ def _problems(scan: RepositoryScan, args: argparse.Namespace) -> list[Problem]:
             problems.append(Problem(directory.path, text))
     check_ensembles(models)
     problems += [problem for model in models.values() for problem in model.problems]
-    if args.strict:
+    if options.strict:
         problems = [replace(problem, warning=False) for problem in problems]
     return sorted(set(problems), key=lambda problem: problem.sort_key)
 
 
 def _with_count(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("check", _DESCRIPTION, _EPILOG)
-    add = parser.add_argument
-    add("repository", type=Path, nargs="+", metavar="REPOSITORY", help="a folder of models")
-    add("--strict", action="store_true", help="warnings are errors")
-    add("--format", choices=("text", "json"), default="text", help="(%(default)s)")
-    add(
-        "--disable-auto-complete-config",
-        action="store_true",
-        help="as for pbhost serve: configurations must be complete",
-    )
-    add("--model-config-name", metavar="NAME", help="as for pbhost serve")
-    return parser

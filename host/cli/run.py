@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import stub.wire
-from host.cli.arguments import make_parser, reject_repository
+from host.cli.arguments import parse_arguments, reject_repository, serve_flag
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, ModelConfig
@@ -22,6 +22,7 @@ from host.environments.environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument
 from host.instances.gpus import find_gpus
 from host.models.backends import Backends
+from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource
@@ -30,14 +31,13 @@ _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
 _EXIT_FAILED = 1
 _LEAST_CAPABILITY = Options().min_supported_compute_capability
 
-_DESCRIPTION = """\
+_ABOUT = """\
 Loads one model in this process, sends it one request, prints the responses, and finalizes it.
 There is no server and no process between: breakpoint() works in model.py, print goes to the
 terminal, and a profiler sees the model's own frames. Requests of the model to other models (BLS)
-are answered with an error."""
+are answered with an error.
 
-_EPILOG = """\
-VALUE is one of
+In --input NAME=VALUE, VALUE is one of
   JSON         typed by the model's configuration; brackets make dimensions
   @FILE.json   the same from a file
   @FILE.npy    an array saved by numpy, of exactly the input's type
@@ -54,12 +54,33 @@ exit status: 0 all responses are good; 1 a response is an error, or the model or
 cannot be used; 2 the command line is wrong, or inputs do not fit the model"""
 
 
+def _check_inputs(texts: Sequence[str]) -> None:
+    for text in texts:
+        if text.find("=") < 1:
+            raise InvalidValue(f"expected NAME=VALUE, got '{text}'")
+
+
+_group = FlagGroup("Run")
+
+
+@dataclass
+class _Options:
+    input: list[str] = _group(
+        [], "NAME=VALUE of an input; may be given several times.", check=_check_inputs
+    )
+    version: int | None = _group(None, "Version to run; by default as a server would.", SIZE)
+    count: int = _group(1, "How many times to execute the request.", integer(1))
+    profile: str = _group("", "Save a profile (cProfile) of the executions to this file.")
+    pdb: bool = _group(False, "Debug an exception of the model where it was raised.", SWITCH)
+    backend_directory: str = serve_flag("backend_directory")
+
+
 def main(arguments: Sequence[str]) -> NoReturn:
     """Replaces this process by one that runs the model, or waits for one with another Python."""
-    args = _parser().parse_args(arguments)
+    (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, _Options)
     try:
-        source, loaded = _find_model(args)
-        job = _write_job(args, source, loaded.config)
+        source, loaded = _find_model(directory, options)
+        job = _write_job(options, source, loaded.config)
         if needs_environment(loaded.config):
             signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is for the model
             sys.exit(asyncio.run(_run_in_environment(job, loaded.config, Path(source.directory))))
@@ -90,44 +111,12 @@ def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("run", _DESCRIPTION, _EPILOG)
-    add = parser.add_argument
-    add("model_dir", type=Path, metavar="MODEL_DIR", help="folder of the model: config, versions")
-    add(
-        "--input",
-        type=_input,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an input of the request; once for each",
-    )
-    add("--version", type=int, metavar="N", help="version to run; as a server would if not given")
-    add("--count", type=_positive, default=1, metavar="N", help="execute so many times (1)")
-    add("--profile", default="", metavar="FILE", help="save a profile (cProfile) of the executions")
-    add("--pdb", action="store_true", help="debug what the model raises, where it was raised")
-    return parser
-
-
-def _input(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got '{text}'")
-    return name, value
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got '{text}'")
-    return int(text)
-
-
-def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
+def _find_model(directory: Path, options: _Options) -> tuple[ModelSource, LoadedConfig]:
     """Finds the model. Raises HostError."""
-    directory = args.model_dir.absolute()
     if not directory.is_dir():
-        raise invalid_argument(f"'{args.model_dir}' is no folder of a model")
-    reject_repository(args.model_dir)
+        raise invalid_argument(f"'{directory}' is no folder of a model")
+    reject_repository(directory)
+    directory = directory.absolute()
     loaded = configuration.load_config(
         directory,
         strict=False,
@@ -138,11 +127,11 @@ def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
         raise invalid_argument(
             f"model '{loaded.config.name}' is an ensemble, which has no code to run"
         )
-    version = _choose_version(directory, loaded, args.version)
-    return Backends(args.backend_directory).find_backend(directory, version, loaded)
+    version = _choose_version(directory, loaded, options.version)
+    return Backends(Path(options.backend_directory)).find_backend(directory, version, loaded)
 
 
-def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfig) -> int:
+def _write_job(options: _Options, source: ModelSource, config: ModelConfig) -> int:
     """A file descriptor with the job of the process.
 
     It is a file in memory, as a configuration may be longer than an argument, and stdin belongs to
@@ -153,10 +142,10 @@ def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfi
         "version": source.version,
         "backend": source.backend,
         "config": to_json(config),
-        "inputs": args.input,
-        "count": args.count,
-        "profile": args.profile and os.path.abspath(args.profile),
-        "debug": args.pdb,
+        "inputs": [text.split("=", 1) for text in options.input],
+        "count": options.count,
+        "profile": options.profile and os.path.abspath(options.profile),
+        "debug": options.pdb,
     }
     descriptor = os.memfd_create("pbhost-run", 0)
     with open(descriptor, "w", encoding="utf-8", closefd=False) as file:

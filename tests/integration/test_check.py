@@ -338,7 +338,7 @@ def test_a_misuse_has_an_exit_status_of_its_own(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ((), "required: REPOSITORY"),
-        (("--sing", "."), "unrecognized arguments: --sing"),
+        (("--sing", "."), "unrecognized option '--sing'"),
         (("m",), "'m' is the folder of a model, expected a folder of models:"),
         (("m/config.pbtxt",), "'m/config.pbtxt' is a file, expected a folder of models"),
     ],
