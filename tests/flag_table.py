@@ -77,7 +77,7 @@ def section() -> str:
         "",
     ]
     lines += ["### Deprecated flags", "", "| flag | replacement |", "|---|---|"]
-    lines += [f"| `--{alias.name}` | {_plain(alias.help)} |" for alias in DEPRECATED]
+    lines += [f"| `--{alias.name}` | {_plain(alias.help_text)} |" for alias in DEPRECATED]
     return "\n".join(lines) + "\n"
 
 

@@ -1,33 +1,52 @@
-"""Arguments that `pbhost check`, `pbhost config` and `pbhost run` share."""
+"""Parses the command lines of `pbhost check`, `config` and `run`."""
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from host.errors import invalid_argument
+from host.options.flags import InvalidValue, check_values, flags_of, parse_flags, usage
 from host.options.options import Options
 
+_Options = TypeVar("_Options")
 
-def make_parser(subcommand: str, about: str, more: str) -> argparse.ArgumentParser:
-    """Creates a parser with `--backend-directory`; `about` and `more` are in its help.
 
-    An invalid command line ends the process with status 2.
+def parse_arguments(
+    argv: Sequence[str], synopsis: str, about: str, owner: type[_Options]
+) -> tuple[list[Path], _Options]:
+    """Returns the positional arguments, and the flags as an instance of `owner`, a dataclass.
+
+    `synopsis`: the command, its positional argument, and `...` if that may be repeated. Exits with
+    status 0 after `--help`, which shows `about` too, and with 2 for an invalid command line.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"pbhost {subcommand}",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument_group("as in pbhost serve").add_argument(
-        "--backend-directory",
-        type=Path,
-        default=Path(Options().backend_directory),
-        metavar="DIR",
-        help="directory of Python-based backends (%(default)s)",
-    )
-    return parser
+    command, argument, *repeated = synopsis.split()
+    flags = flags_of(owner)
+    try:
+        line = parse_flags(argv, flags)
+        if not line.positional:
+            raise InvalidValue(f"the following arguments are required: {argument}")
+        if len(line.positional) > 1 and not repeated:
+            raise InvalidValue(f"Unexpected argument: {line.positional[1]}")
+        options = owner(**line.values)
+        check_values(options, flags)
+    except InvalidValue as error:
+        if not str(error):
+            sys.stdout.write(usage(synopsis, flags, about=about))
+            sys.exit(0)
+        text = f"Usage: pbhost {synopsis} [options]\npbhost {command}: {error}\n{error.advice}"
+        sys.stderr.write(f"{text.rstrip()}\n")
+        sys.exit(2)
+    return [Path(path) for path in line.positional], options
+
+
+def serve_flag(field: str) -> Any:
+    """Returns a dataclass field with the default and the flag of this field of `Options`."""
+    (same,) = (known for known in dataclasses.fields(Options) if known.name == field)
+    return dataclasses.field(default=same.default, metadata=same.metadata)
 
 
 def reject_repository(directory: Path) -> None:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import make_parser
+from host.cli.arguments import parse_arguments, serve_flag
 from host.errors import HostError, invalid_argument
 from host.lint.ensembles import check_ensembles
 from host.lint.model import CheckedModel, LintSettings, check_model
 from host.lint.problem import Problem
 from host.models.backends import Backends
+from host.options.flags import SWITCH, FlagGroup, one_of
 from host.repository.repository import Repository, RepositoryScan
 
 _EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2
 
-_DESCRIPTION = """\
+_ABOUT = """\
 Checks every model of the repositories and reports all problems that would prevent a server from
 loading it. No server is started and no model is imported. Fields that a model can complete itself,
-with auto_complete_config, are not reported as missing."""
+with auto_complete_config, are not reported as missing.
 
-_EPILOG = """\
 Each problem is printed as PATH:LINE:COLUMN: error: FIELD: PROBLEM (SUGGESTION). Problems with
 which a server still loads the model are warnings instead of errors.
 
@@ -36,19 +35,32 @@ examples:
 exit status: 0 no errors; 1 errors, or warnings with --strict; 2 the command line is invalid, or a
 path is not a repository"""
 
+_group = FlagGroup("Check")
+
+
+@dataclass
+class _Options:
+    strict: bool = _group(False, "Report warnings as errors.", SWITCH)
+    format: str = _group(
+        "text", "Output format: text or json.", check=one_of("format", "text", "json")
+    )
+    disable_auto_complete_config: bool = serve_flag("disable_auto_complete_config")
+    model_config_name: str = serve_flag("model_config_name")
+    backend_directory: str = serve_flag("backend_directory")
+
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the problems and exits; the status tells CI whether there are errors."""
-    args = _parser().parse_args(arguments)
+    repositories, options = parse_arguments(arguments, "check REPOSITORY ...", _ABOUT, _Options)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd file names
     try:
-        scan = _scan(args.repository)
+        scan = _scan(repositories)
     except HostError as error:
         sys.stderr.write(f"pbhost check: {error.message}\n")
         sys.exit(_EXIT_UNUSABLE)
-    problems = _problems(scan, args)
+    problems = _problems(scan, options)
     errors = sum(not problem.warning for problem in problems)
-    if args.format == "json":
+    if options.format == "json":
         facts = [problem.to_dict for problem in problems]
         counts = {"models": len(scan.models), "errors": errors, "warnings": len(facts) - errors}
         sys.stdout.write(json.dumps({**counts, "problems": facts}, indent=2) + "\n")
@@ -77,12 +89,12 @@ def _scan(paths: Sequence[Path]) -> RepositoryScan:
     return Repository(paths).scan()
 
 
-def _problems(scan: RepositoryScan, args: argparse.Namespace) -> list[Problem]:
+def _problems(scan: RepositoryScan, options: _Options) -> list[Problem]:
     """Returns all problems, sorted and without duplicates."""
     settings = LintSettings(
-        Backends(args.backend_directory),
-        strict=args.disable_auto_complete_config,
-        config_name=args.model_config_name,
+        Backends(Path(options.backend_directory)),
+        strict=options.disable_auto_complete_config,
+        config_name=options.model_config_name or None,
     )
     problems = [Problem(path, failure.message) for path, failure in scan.failures.items()]
     models: dict[str, CheckedModel] = {}
@@ -93,31 +105,10 @@ def _problems(scan: RepositoryScan, args: argparse.Namespace) -> list[Problem]:
             problems.append(Problem(directory.path, text))
     check_ensembles(models)
     problems += [problem for model in models.values() for problem in model.problems]
-    if args.strict:
+    if options.strict:
         problems = [replace(problem, warning=False) for problem in problems]
     return sorted(set(problems), key=lambda problem: problem.sort_key)
 
 
 def _with_count(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("check", _DESCRIPTION, _EPILOG)
-    add = parser.add_argument
-    add(
-        "repository",
-        type=Path,
-        nargs="+",
-        metavar="REPOSITORY",
-        help="directory that contains model directories",
-    )
-    add("--strict", action="store_true", help="report warnings as errors")
-    add("--format", choices=("text", "json"), default="text", help="output format (%(default)s)")
-    add(
-        "--disable-auto-complete-config",
-        action="store_true",
-        help="require complete configurations, as in pbhost serve",
-    )
-    add("--model-config-name", metavar="NAME", help="as in pbhost serve")
-    return parser

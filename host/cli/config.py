@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import make_parser, reject_repository
+from host.cli.arguments import parse_arguments, reject_repository, serve_flag
 from host.config import model_config as configuration
 from host.config.json_form import from_json, to_dict, to_json
 from host.config.model_config import LoadedConfig, ModelConfig
@@ -28,6 +28,7 @@ from host.logs.formats import Label
 from host.metrics.custom import CustomMetrics
 from host.models.backends import Backends
 from host.models.registry import Registry
+from host.options.flags import SWITCH, FlagGroup, one_of
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource
@@ -36,12 +37,11 @@ _EXIT_FAILED = 1
 _DEFAULTS = Options()
 _STOP_SECONDS = 5.0
 
-_DESCRIPTION = """\
+_ABOUT = """\
 Prints the complete configuration that a server would use for a model: defaults are filled in, and
 if the model defines auto_complete_config, it is called in a separate process. With a file instead
-of a model directory, converts the file to the requested format."""
+of a model directory, converts the file to the requested format.
 
-_EPILOG = """\
 A FILE whose name ends with .json contains JSON; any other file contains the text form of
 config.pbtxt. A file is parsed, but not completed or validated. The log and the output of the model
 go to stderr.
@@ -55,38 +55,38 @@ examples:
 exit status: 0 success; 1 a server would refuse the configuration, or it cannot be read; 2 the
 command line is invalid"""
 
+_group = FlagGroup("Configuration")
+
+
+@dataclass
+class _Options:
+    format: str = _group(
+        "pbtxt", "Output format: pbtxt or json.", check=one_of("format", "pbtxt", "json")
+    )
+    no_auto_complete: bool = _group(False, "Do not complete the configuration.", SWITCH)
+    model_config_name: str = serve_flag("model_config_name")
+    backend_directory: str = serve_flag("backend_directory")
+
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints one configuration and exits."""
-    args = _parser().parse_args(arguments)
+    (target,), options = parse_arguments(arguments, "config MODEL_DIR|FILE", _ABOUT, _Options)
     logger = logging.getLogger("pbhost")
     logger.addHandler(logging.StreamHandler(sys.stderr))
     logger.setLevel(logging.INFO)
     try:
-        config = _from_folder(args) if args.target.is_dir() else _from_file(args.target)
+        config = _from_folder(target, options) if target.is_dir() else _from_file(target)
     except HostError as error:
         sys.stderr.write(f"pbhost config: {error.message}\n")
         sys.exit(_EXIT_FAILED)
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(_EXIT_FAILED)
-    if args.format == "json":
+    if options.format == "json":
         text = json.dumps(to_dict(config), indent=2) + "\n"
     else:
         text = to_pbtxt(config)
     sys.stdout.write(text)
     sys.exit(0)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("config", _DESCRIPTION, _EPILOG)
-    add = parser.add_argument
-    add(
-        "target", type=Path, metavar="MODEL_DIR|FILE", help="model directory, or configuration file"
-    )
-    add("--format", choices=("pbtxt", "json"), default="pbtxt", help="output format (%(default)s)")
-    add("--no-auto-complete", action="store_true", help="do not complete the configuration")
-    add("--model-config-name", metavar="NAME", help="as in pbhost serve")
-    return parser
 
 
 def _from_file(path: Path) -> ModelConfig:
@@ -105,13 +105,13 @@ def _from_file(path: Path) -> ModelConfig:
         raise HostError(error.code, f"{path}: {error.message}") from None
 
 
-def _from_folder(args: argparse.Namespace) -> ModelConfig:
+def _from_folder(directory: Path, options: _Options) -> ModelConfig:
     """Returns the configuration that a server would use for a model. Raises HostError."""
-    reject_repository(args.target)
-    return asyncio.run(_complete_config(args.target.absolute(), args))
+    reject_repository(directory)
+    return asyncio.run(_complete_config(directory.absolute(), options))
 
 
-async def _complete_config(directory: Path, args: argparse.Namespace) -> ModelConfig:
+async def _complete_config(directory: Path, options: _Options) -> ModelConfig:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -119,16 +119,17 @@ async def _complete_config(directory: Path, args: argparse.Namespace) -> ModelCo
     loaded = configuration.load_config(
         directory,
         strict=False,
-        config_name=args.model_config_name,
+        config_name=options.model_config_name or None,
         gpus=await find_gpus(capability),
         least_capability=capability,
     )
-    if args.no_auto_complete:
+    if options.no_auto_complete:
         return loaded.config
     if is_ensemble(loaded.config):
         return configuration.complete_config(loaded)
     version = select_versions(loaded.config, list_versions(directory))[-1]
-    source, loaded = Backends(args.backend_directory).find_backend(directory, version, loaded)
+    backends = Backends(Path(options.backend_directory))
+    source, loaded = backends.find_backend(directory, version, loaded)
     return configuration.complete_config(loaded, await _auto_complete(source, loaded, directory))
 
 

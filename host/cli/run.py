@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import stub.wire
-from host.cli.arguments import make_parser, reject_repository
+from host.cli.arguments import parse_arguments, reject_repository, serve_flag
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, ModelConfig
@@ -22,6 +22,7 @@ from host.environments.environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument
 from host.instances.gpus import find_gpus
 from host.models.backends import Backends
+from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource
@@ -30,14 +31,13 @@ _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
 _EXIT_FAILED = 1
 _LEAST_CAPABILITY = Options().min_supported_compute_capability
 
-_DESCRIPTION = """\
+_ABOUT = """\
 Loads one model in this process, sends it one request, prints the responses, and finalizes it.
 There is no server and no other process: breakpoint() works in model.py, print writes to the
 terminal, and a profiler sees the model's own frames. Requests of the model to other models (BLS)
-fail with an error."""
+fail with an error.
 
-_EPILOG = """\
-VALUE is one of
+In --input NAME=VALUE, VALUE is one of
   JSON         a value or nested arrays; the configuration gives the data type
   @FILE.json   JSON from a file
   @FILE.npy    an array saved by numpy; its dtype must be that of the input
@@ -54,12 +54,37 @@ exit status: 0 all responses are successful; 1 a response is an error, or the mo
 loaded; 2 the command line is invalid, or the inputs do not match the model"""
 
 
+def _check_inputs(texts: Sequence[str]) -> None:
+    for text in texts:
+        if text.find("=") < 1:
+            raise InvalidValue(f"expected NAME=VALUE, got '{text}'")
+
+
+_group = FlagGroup("Run")
+
+
+@dataclass
+class _Options:
+    input: list[str] = _group(
+        [],
+        "Input of the request, as NAME=VALUE; repeat the flag for each input.",
+        check=_check_inputs,
+    )
+    version: int | None = _group(
+        None, "Version to run; by default, the one that a server uses.", SIZE
+    )
+    count: int = _group(1, "Number of executions.", integer(1))
+    profile: str = _group("", "Save a profile (cProfile) of the executions to this file.")
+    pdb: bool = _group(False, "Open the debugger where the model raises an exception.", SWITCH)
+    backend_directory: str = serve_flag("backend_directory")
+
+
 def main(arguments: Sequence[str]) -> NoReturn:
     """Runs the model in place of this process, or in a child process with another Python."""
-    args = _parser().parse_args(arguments)
+    (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, _Options)
     try:
-        source, loaded = _find_model(args)
-        job = _write_job(args, source, loaded.config)
+        source, loaded = _find_model(directory, options)
+        job = _write_job(options, source, loaded.config)
         if needs_environment(loaded.config):
             signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
             sys.exit(asyncio.run(_run_in_environment(job, loaded.config, Path(source.directory))))
@@ -90,44 +115,12 @@ def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("run", _DESCRIPTION, _EPILOG)
-    add = parser.add_argument
-    add("model_dir", type=Path, metavar="MODEL_DIR", help="model directory")
-    add(
-        "--input",
-        type=_input,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="input of the request; repeat the flag for each input",
-    )
-    add("--version", type=int, metavar="N", help="version to run (the one that a server uses)")
-    add("--count", type=_positive, default=1, metavar="N", help="number of executions (1)")
-    add("--profile", default="", metavar="FILE", help="save a profile (cProfile) of the executions")
-    add("--pdb", action="store_true", help="open the debugger where the model raises an exception")
-    return parser
-
-
-def _input(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got '{text}'")
-    return name, value
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got '{text}'")
-    return int(text)
-
-
-def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
+def _find_model(directory: Path, options: _Options) -> tuple[ModelSource, LoadedConfig]:
     """Finds the model. Raises HostError."""
-    directory = args.model_dir.absolute()
     if not directory.is_dir():
-        raise invalid_argument(f"'{args.model_dir}' is not a model directory")
-    reject_repository(args.model_dir)
+        raise invalid_argument(f"'{directory}' is not a model directory")
+    reject_repository(directory)
+    directory = directory.absolute()
     loaded = configuration.load_config(
         directory,
         strict=False,
@@ -138,11 +131,11 @@ def _find_model(args: argparse.Namespace) -> tuple[ModelSource, LoadedConfig]:
         raise invalid_argument(
             f"model '{loaded.config.name}' is an ensemble, so it has no code to run"
         )
-    version = _choose_version(directory, loaded, args.version)
-    return Backends(args.backend_directory).find_backend(directory, version, loaded)
+    version = _choose_version(directory, loaded, options.version)
+    return Backends(Path(options.backend_directory)).find_backend(directory, version, loaded)
 
 
-def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfig) -> int:
+def _write_job(options: _Options, source: ModelSource, config: ModelConfig) -> int:
     """Writes the job to a file in memory and returns its descriptor.
 
     An argument would be too short for large configurations, and the model can read stdin.
@@ -152,10 +145,10 @@ def _write_job(args: argparse.Namespace, source: ModelSource, config: ModelConfi
         "version": source.version,
         "backend": source.backend,
         "config": to_json(config),
-        "inputs": args.input,
-        "count": args.count,
-        "profile": args.profile and os.path.abspath(args.profile),
-        "debug": args.pdb,
+        "inputs": [text.split("=", 1) for text in options.input],
+        "count": options.count,
+        "profile": options.profile and os.path.abspath(options.profile),
+        "debug": options.pdb,
     }
     descriptor = os.memfd_create("pbhost-run", 0)
     with open(descriptor, "w", encoding="utf-8", closefd=False) as file:

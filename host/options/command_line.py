@@ -13,7 +13,7 @@ from host.options.options import FLAGS, Options, UsageError
 
 def usage() -> str:
     """Returns the text of `--help`."""
-    return usage_text("pbhost serve", FLAGS, DEPRECATED)
+    return usage_text("serve", FLAGS, DEPRECATED)
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -29,7 +29,7 @@ def parse(argv: Sequence[str]) -> Options:
         detail = error.detail if isinstance(error, UsageError) else str(error)
         raise UsageError(detail, usage(), error.advice) from None
     options.warnings[:0] = [
-        f"'--{alias.name}' has been deprecated! {alias.help}" for alias in line.deprecated
+        f"'--{alias.name}' has been deprecated! {alias.help_text}" for alias in line.deprecated
     ]
     options.warnings += [
         f"--model-repository: '{path}' contains a config.pbtxt, so it is probably a model"
@@ -42,6 +42,10 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _check_given(line: CommandLine) -> None:
     """Checks what depends on the flags that were given, not only on their values."""
+    if line.positional:
+        path = line.positional[0]
+        meant = f"did you mean --model-repository={path}?" if os.path.isdir(path) else ""
+        raise UsageError(f"Unexpected argument: {path}", advice=meant)
     if {"response-cache-byte-size", "cache-config"} <= set(line.names):
         raise UsageError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
-import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -80,10 +80,6 @@ class Flag:
             filter(None, [self.help, default and f"Default: {default}.", self.status_text])
         )
 
-    def is_off(self, value: Any) -> bool:
-        """Returns whether this value of an unsupported flag is allowed: only the default is."""
-        return bool(value == self.default)
-
 
 @dataclass(frozen=True, slots=True)
 class DeprecatedFlag:
@@ -91,13 +87,8 @@ class DeprecatedFlag:
 
     name: str
     kind: ValueKind
-    help: str
+    help_text: str
     replace: Callable[[Any], list[tuple[str, str]]]
-
-    @property
-    def help_text(self) -> str:
-        """The flag to use instead."""
-        return self.help
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +116,8 @@ class FlagGroup:
         reason = reason or self.reason
         made = Flag(name, "", default, kind, self.title, help, status, check, also, reason)
         if isinstance(default, (list, dict)):
-            copy = type(default)
-            field: Any = dataclasses.field(
-                default_factory=lambda: copy(default), metadata={"flag": made}
-            )
-        else:
-            field = dataclasses.field(default=default, metadata={"flag": made})
-        return field  # type: ignore[no-any-return]
+            return dataclasses.field(default_factory=lambda: copy(default), metadata={"flag": made})
+        return dataclasses.field(default=default, metadata={"flag": made})
 
 
 def flags_of(owner: type) -> list[Flag]:
@@ -186,14 +172,27 @@ def _read_float(text: str) -> float:
     return value
 
 
-def one_of(message: str, *choices: str) -> Callable[[Any], None]:
-    """Returns a check that the value is one of the choices."""
+def one_of(flag: str, *choices: str) -> Callable[[Any], None]:
+    """Returns a check that the value of a flag is one of the choices."""
 
     def check(value: Any) -> None:
         if value not in choices:
-            raise InvalidValue(message)
+            raise InvalidValue(f"invalid argument for --{flag}")
 
     return check
+
+
+def check_values(owner: Any, flags: Iterable[Flag]) -> None:
+    """Checks the fields of an instance. Raises InvalidValue for the first unusable value."""
+    for flag in flags:
+        value = getattr(owner, flag.field)
+        try:
+            if flag.check is not None:
+                flag.check(value)
+            if flag.status is Status.REFUSED and value != flag.default:
+                raise InvalidValue(f"--{flag.name} is not supported by this version: {flag.reason}")
+        except InvalidValue as error:
+            raise _invalid_flag_value(flag, error) from None
 
 
 def _append(values: list[Any], value: Any) -> list[Any]:
@@ -218,11 +217,12 @@ _KINDS = {
 
 @dataclass(slots=True)
 class CommandLine:
-    """The values by field, all names that were given, and the deprecated flags among them."""
+    """The values by field, all names that were given, deprecated flags, positional arguments."""
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     names: list[str] = dataclasses.field(default_factory=list)
     deprecated: list[DeprecatedFlag] = dataclasses.field(default_factory=list)
+    positional: list[str] = dataclasses.field(default_factory=list)
 
     def set(self, flag: Flag, text: str) -> None:
         """Parses the value of a flag. Raises InvalidValue."""
@@ -233,16 +233,16 @@ class CommandLine:
 
 
 def parse_flags(
-    argv: Sequence[str], flags: Sequence[Flag], aliases: Sequence[DeprecatedFlag]
+    argv: Sequence[str], flags: Sequence[Flag], aliases: Sequence[DeprecatedFlag] = ()
 ) -> CommandLine:
     """Parses a command line.
 
-    Accepts `--flag=value`, `--flag value`, unique prefixes, and `--` after the flags. Raises
-    InvalidValue, with an empty text for `--help`.
+    Accepts `--flag=value`, `--flag value`, unique prefixes, and `--` after the flags; positional
+    arguments may stand anywhere. Raises InvalidValue, with an empty text for `--help` and `-h`.
     """
     by_name = {flag.name: flag for flag in flags}
     line = CommandLine()
-    for flag, text in _split_arguments(argv, [_HELP, *flags, *aliases]):
+    for flag, text in _split_arguments(argv, [_HELP, *flags, *aliases], line.positional):
         if flag is _HELP:
             raise InvalidValue("")
         line.names.append(flag.name)
@@ -255,7 +255,7 @@ def parse_flags(
     return line
 
 
-def invalid_flag_value(flag: Flag | DeprecatedFlag, error: InvalidValue) -> InvalidValue:
+def _invalid_flag_value(flag: Flag | DeprecatedFlag, error: InvalidValue) -> InvalidValue:
     """Returns the error for an invalid value of a flag."""
     return InvalidValue(
         f'Bad option: "--{flag.name}".\n{error}', error.advice or _usage_advice(flag)
@@ -272,24 +272,22 @@ def _parse_value(flag: Flag | DeprecatedFlag, text: str) -> Any:
     try:
         return flag.kind.read(text)
     except InvalidValue as error:
-        raise invalid_flag_value(flag, error) from None
+        raise _invalid_flag_value(flag, error) from None
 
 
 def _split_arguments(
-    argv: Sequence[str], known: Sequence[Flag | DeprecatedFlag]
+    argv: Sequence[str], known: Sequence[Flag | DeprecatedFlag], positional: list[str]
 ) -> Iterator[tuple[Any, str]]:
-    """Yields each flag with its text.
-
-    Positional arguments are refused once all flags have been read.
-    """
+    """Yields each flag with its text, and appends the other arguments to `positional`."""
     names = {
         name: flag for flag in known for name in (flag.name, getattr(flag, "also", "")) if name
     }
-    positional: list[str] = []
     rest = iter(argv)
     for argument in rest:
         if argument == "--":
             positional += rest
+        elif argument == "-h":
+            yield _HELP, ""
         elif argument.startswith("--"):
             written, equals, text = argument[2:].partition("=")
             flag = names[_resolve_prefix(written, names)]
@@ -307,10 +305,6 @@ def _split_arguments(
             raise InvalidValue(f"unrecognized option '{argument}'{_suggestion(argument, names)}")
         else:
             positional.append(argument)
-    if positional:
-        path = positional[0]
-        meant = f"did you mean --model-repository={path}?" if os.path.isdir(path) else ""
-        raise InvalidValue(f"Unexpected argument: {path}", meant)
 
 
 def _resolve_prefix(written: str, names: Iterable[str]) -> str:
@@ -331,9 +325,13 @@ def _suggestion(written: str, names: Iterable[str]) -> str:
     return f", did you mean '--{close[0]}'?" if close else ""
 
 
-def usage(program: str, flags: Iterable[Flag], aliases: Iterable[DeprecatedFlag]) -> str:
-    """Returns the usage text: all flags by group."""
-    lines = [f"Usage: {program} [options]", *_usage_entry("help", "", _HELP.help)]
+def usage(
+    synopsis: str, flags: Iterable[Flag], aliases: Iterable[DeprecatedFlag] = (), about: str = ""
+) -> str:
+    """Returns the text of `--help`: a paragraph of `about`, all flags by group, the rest."""
+    description, _, epilog = about.partition("\n\n")
+    lines = [f"Usage: pbhost {synopsis} [options]", *(["", description, ""] if about else [])]
+    lines += _usage_entry("help", "", _HELP.help_text)
     group = ""
     for flag in flags:
         if flag.group != group:
@@ -342,10 +340,11 @@ def usage(program: str, flags: Iterable[Flag], aliases: Iterable[DeprecatedFlag]
         if flag.also:
             lines += _usage_entry(flag.also, flag.kind.word, f"Equivalent to --{flag.name}.")
         lines += _usage_entry(flag.name, flag.kind.word, flag.help_text)
-    lines += ["", "DEPRECATED:"]
+    if aliases:
+        lines += ["", "DEPRECATED:"]
     for alias in aliases:
-        lines += _usage_entry(alias.name, alias.kind.word, f"DEPRECATED: {alias.help}")
-    return "\n".join(lines) + "\n"
+        lines += _usage_entry(alias.name, alias.kind.word, f"DEPRECATED: {alias.help_text}")
+    return "\n".join([*lines, *(["", epilog] if epilog else [])]) + "\n"
 
 
 def _usage_entry(name: str, word: str, help: str) -> list[str]:

@@ -16,9 +16,9 @@ from host.options.flags import (
     FlagGroup,
     InvalidValue,
     Status,
+    check_values,
     flags_of,
     integer,
-    invalid_flag_value,
 )
 from host.options.header_patterns import header_forward_pattern
 from host.options.host_policies import read_policies
@@ -329,18 +329,10 @@ class Options:
             self.busy_poll = stay_awake
         if isinstance(self.model_repository, (str, os.PathLike)):
             self.model_repository = [self.model_repository]
-        for flag in FLAGS:
-            value = getattr(self, flag.field)
-            try:
-                if flag.check is not None:
-                    flag.check(value)
-                if flag.status is Status.REFUSED and not flag.is_off(value):
-                    raise InvalidValue(
-                        f"--{flag.name} is not supported by this version: {flag.reason}"
-                    )
-            except InvalidValue as error:
-                bad = invalid_flag_value(flag, error)
-                raise UsageError(str(bad), advice=bad.advice) from None
+        try:
+            check_values(self, FLAGS)
+        except InvalidValue as error:
+            raise UsageError(str(error), advice=error.advice) from None
         self._check_combinations()
         self.exit_timeout_secs = max(0, self.exit_timeout_secs)
         self.log_verbose = max(0, self.log_verbose)

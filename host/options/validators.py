@@ -24,13 +24,13 @@ _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _MAX_LENGTH = 1e8  # seconds; event loops limit timers to some years
 
-log_format = one_of("invalid argument for --log-format", "default", "ISO8601", "json")
-stub_start = one_of("invalid argument for --stub-start", "fork", "spawn")
-grpc_engine = one_of("invalid argument for --grpc-engine", "grpcio", "h2")
-rate_limit = one_of("invalid argument for --rate-limit", "off", "execution_count")
-compression_level = one_of(
-    "invalid argument for --grpc_infer_response_compression_level", "none", "low", "medium", "high"
-)
+log_format = one_of("log-format", "default", "ISO8601", "json")
+stub_start = one_of("stub-start", "fork", "spawn")
+grpc_engine = one_of("grpc-engine", "grpcio", "h2")
+control_mode = one_of("model-control-mode", "none", "poll", "explicit")
+rate_limit = one_of("rate-limit", "off", "execution_count")
+# The message has the underscores that Triton writes.
+compression_level = one_of("grpc_infer_response_compression_level", "none", "low", "medium", "high")
 
 
 def _read_verbosity(text: str) -> int:
@@ -40,11 +40,6 @@ def _read_verbosity(text: str) -> int:
 
 _WHOLE = integer()
 VERBOSITY = ValueKind("integer", _read_verbosity)
-
-
-def control_mode(mode: str) -> None:
-    """Accepts none, poll and explicit."""
-    one_of("invalid argument for --model-control-mode", "none", "poll", "explicit")(mode)
 
 
 def not_negative(number: float) -> None:

@@ -338,7 +338,7 @@ def test_a_misuse_has_an_exit_status_of_its_own(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ((), "required: REPOSITORY"),
-        (("--sing", "."), "unrecognized arguments: --sing"),
+        (("--sing", "."), "unrecognized option '--sing'"),
         (("m",), "'m' is a model directory, expected a model repository:"),
         (("m/config.pbtxt",), "'m/config.pbtxt' is a file, expected a model repository"),
     ],

@@ -67,6 +67,37 @@ def test_help_and_version_are_answers() -> None:
         assert re.fullmatch(r"pbhost \S+ \(as Triton 2\.73\.0\)\n", told.stdout)
 
 
+@pytest.mark.parametrize("command", ["run", "check", "config"])
+def test_the_help_of_a_command_looks_like_that_of_serve(command: str) -> None:
+    done = run(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: pbhost {command} ")
+    assert "  --help\n\tPrint usage\n" in done.stdout
+    flag = "  --backend-directory <string>\n\tFolder of Python-based backends: "
+    assert flag in done.stdout
+    assert flag in run("serve", "--help").stderr
+    assert run(command, "-h").stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("check", "--str=1", "."), "option '--strict' doesn't allow an argument"),
+        (("check", "--strct", "."), "unrecognized option '--strct', did you mean '--strict'?"),
+        (("config",), "the following arguments are required: MODEL_DIR|FILE"),
+        (("config", "a", "--", "--b"), "Unexpected argument: --b"),
+        (("run", "m", "--co=x"), 'Bad option: "--count".\nInvalid option value. Got x'),
+    ],
+    ids=["value", "misspelt", "nothing", "two", "number"],
+)
+def test_every_command_reads_flags_as_serve_does(arguments: tuple[str, ...], error: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    usage, _, rest = done.stderr.partition("\n")
+    assert usage.startswith(f"Usage: pbhost {arguments[0]} ")
+    assert rest.startswith(f"pbhost {arguments[0]}: {error}\n")
+
+
 def test_the_package_is_runnable_as_a_module() -> None:
     command = [sys.executable, "-m", "pbhost", "version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)

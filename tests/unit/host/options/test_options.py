@@ -178,7 +178,7 @@ def test_the_folder_of_a_model_in_place_of_a_repository_is_a_warning(tmp_path: P
     ]
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--grpc-port=1", "--hel"]])
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--grpc-port=1", "--hel"]])
 def test_help_is_the_usage_and_no_complaint(argv: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         parse(argv)
