@@ -73,7 +73,7 @@ def test_the_help_of_a_command_looks_like_that_of_serve(command: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: pbhost {command} ")
     assert "  --help\n\tPrint usage\n" in done.stdout
-    flag = "  --backend-directory <string>\n\tFolder of Python-based backends: "
+    flag = "  --backend-directory <string>\n\tDirectory of Python-based backends; "
     assert flag in done.stdout
     assert flag in run("serve", "--help").stderr
     assert run(command, "-h").stdout == done.stdout
