@@ -97,6 +97,6 @@ class _ForkServer:
 
 
 def _open_stream(descriptor: int, before: Optional[TextIO]) -> TextIO:
-    """Opens a standard stream anew: the old object has cached properties of the old file."""
+    """Opens a standard stream again: the old object has cached properties of the old file."""
     encoding = before.encoding if before is not None else "utf-8"
     return open(descriptor, "w", encoding=encoding, errors="backslashreplace", closefd=False)

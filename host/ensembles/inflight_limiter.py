@@ -43,24 +43,24 @@ class InflightLimiter:
         self._waiting: dict[int, OrderedDict[Permit, None]] = {}
         self._serving: set[int] = set()
 
-    def request_permit(self, ticket: Permit) -> None:
+    def request_permit(self, permit: Permit) -> None:
         """Grants the permit now, or as soon as it is free."""
-        step = ticket.step
+        step = permit.step
         if self._under_way[step] < self._most and not self._waiting.get(step):
             self._under_way[step] += 1
-            ticket.start()
+            permit.start()
         else:
-            ticket.waits = True
-            ticket.timer = self._clock.call_later(_MAX_WAIT_NS, lambda: self._start_overdue(ticket))
-            self._waiting.setdefault(step, OrderedDict())[ticket] = None
+            permit.waits = True
+            permit.timer = self._clock.call_later(_MAX_WAIT_NS, lambda: self._start_overdue(permit))
+            self._waiting.setdefault(step, OrderedDict())[permit] = None
 
-    def release_permit(self, ticket: Permit) -> None:
+    def release_permit(self, permit: Permit) -> None:
         """Returns a permit, or withdraws a request for one."""
-        if ticket.waits:
-            self._remove_waiting(ticket)
+        if permit.waits:
+            self._remove_waiting(permit)
             return
-        self._under_way[ticket.step] -= 1
-        self._start_waiting(ticket.step)
+        self._under_way[permit.step] -= 1
+        self._start_waiting(permit.step)
 
     def _start_waiting(self, step: int) -> None:
         """Grants free permits, in a loop: a start may fail at once and return its permit."""
@@ -74,25 +74,25 @@ class InflightLimiter:
         finally:
             self._serving.discard(step)
 
-    def _start(self, ticket: Permit) -> None:
-        self._remove_waiting(ticket)
-        self._under_way[ticket.step] += 1
-        ticket.start()
+    def _start(self, permit: Permit) -> None:
+        self._remove_waiting(permit)
+        self._under_way[permit.step] += 1
+        permit.start()
 
-    def _remove_waiting(self, ticket: Permit) -> None:
-        del self._waiting[ticket.step][ticket]
-        ticket.waits = False
-        if ticket.timer is not None:
-            ticket.timer.cancel()
-            ticket.timer = None
+    def _remove_waiting(self, permit: Permit) -> None:
+        del self._waiting[permit.step][permit]
+        permit.waits = False
+        if permit.timer is not None:
+            permit.timer.cancel()
+            permit.timer = None
 
-    def _start_overdue(self, ticket: Permit) -> None:
-        if not ticket.waits:
+    def _start_overdue(self, permit: Permit) -> None:
+        if not permit.waits:
             return
         _log.error(
             "ensemble '%s': a request of step %d has waited %d s for one of the %d that are under"
             " way to end; it goes ahead. Raise 'max_inflight_requests', or find out why they do"
             " not end",
-            self._name, ticket.step, _MAX_WAIT_NS // 1_000_000_000, self._under_way[ticket.step],
+            self._name, permit.step, _MAX_WAIT_NS // 1_000_000_000, self._under_way[permit.step],
         )  # fmt: skip
-        self._start(ticket)
+        self._start(permit)

@@ -247,10 +247,10 @@ class Instance:
                 if isinstance(message, m.Response):
                     responses.append(self.batches.handle_response(message))
                 elif isinstance(message, m.BatchDone):
-                    report, finish, settle = self.batches.handle_batch_done(message)
+                    report, release, settlement = self.batches.handle_batch_done(message)
                     reports.append(report)
-                    releases.append(finish)
-                    settlements.append(settle)
+                    releases.append(release)
+                    settlements.append(settlement)
                 elif isinstance(message, m.BlsRequest):
                     responses.append(self._prepare_bls_request(message))
                 elif isinstance(message, m.InstanceReleased):

@@ -130,7 +130,7 @@ class Region:
                 raise internal(
                     f"shared memory region '{name}' has become too small: it has {len(data)} of"
                     f" the {size} bytes at offset {offset} that a tensor needs. Make it as large as"
-                    " it was when it was registered, or register it anew"
+                    " it was when it was registered, or register it again"
                 )
             data += more
         return data

@@ -435,7 +435,7 @@ class ModelLifecycle:
         if files.release():
             await asyncio.to_thread(files.remove)
 
-    # Queries
+    # Lookups
 
     async def resolve_step_models(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
         """The qualified names of the models that an ensemble calls by these names."""

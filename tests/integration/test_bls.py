@@ -103,7 +103,7 @@ def test_deadlock_of_models_is_an_error(client: Client) -> None:
 
 
 def test_concurrent_recursion_neither_hangs_nor_loses_a_call(client: Client) -> None:
-    """Three pipelines of depth two on three instances: each is answered, or told of the circle."""
+    """Three pipelines of depth two on three instances: each is answered, or told of the cycle."""
     array = np.ones(2, dtype=np.float32)
 
     def attempt(_: int) -> str:
@@ -112,12 +112,12 @@ def test_concurrent_recursion_neither_hangs_nor_loses_a_call(client: Client) -> 
                 infer_through(client, "ask3>identity", array, "ask3"), array
             )
         except Exception as error:
-            return "circle" if "waits for itself" in str(error) else str(error)
+            return "cycle" if "waits for itself" in str(error) else str(error)
         return "answered"
 
     with ThreadPoolExecutor(6) as pool:
         results = list(pool.map(attempt, range(60)))
-    assert set(results) <= {"answered", "circle"}
+    assert set(results) <= {"answered", "cycle"}
     assert "answered" in results
 
 

@@ -197,7 +197,7 @@ def test_initialize_cannot_load_its_own_model(
         )
 
 
-def test_a_circle_of_loads_is_refused_where_it_closes(
+def test_a_cycle_of_loads_is_refused_where_it_closes(
     host: RunningHost, repository: RepositoryBuilder
 ) -> None:
     for name, other in (("a", "b"), ("b", "c"), ("c", "a")):

@@ -1,6 +1,6 @@
 """Ensembles and their members, as they are loaded and unloaded.
 
-What is loaded anew or goes because of what, and every text, is as a Triton 2.51 does it for
+What is loaded again or unloaded, because of what, and every text, is as a Triton 2.51 does it for
 ensembles of Python models.
 """
 
@@ -205,7 +205,7 @@ def test_a_model_that_loads_its_own_ensemble_at_its_start_is_told_so(
     module_repository.add("eager", starting, config)
     add_ensemble(module_repository, "of_eager", "I", "O", one("eager"))
     assert "circular dependency" in infer_error(client.load_model, "eager")[1]
-    # Whichever of the two sees the circle first, neither waits for ever.
+    # Whichever of the two sees the cycle first, neither waits for ever.
     _, text = infer_error(client.load_model, "of_eager")
     assert "would wait for itself" in text or "circular dependency" in text
 
@@ -330,7 +330,7 @@ def test_an_override_makes_an_ensemble_of_other_members(
     assert index(client, "c") == READY
     assert ask(client, "of_a", I=[1]) == {"O": [3]}
     simple(module_repository, "a", 'return {"A": x + 2}')
-    client.load_model("a")  # has the ensemble loaded anew, and of the same members
+    client.load_model("a")  # has the ensemble loaded again, and of the same members
     assert ask(client, "of_a", I=[1]) == {"O": [4]}
     simple(module_repository, "a")
     client.load_model("a")

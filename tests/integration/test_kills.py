@@ -109,7 +109,7 @@ class Bench:
         await asyncio.gather(*(self.assert_answers(model) for _ in range(instances)))
 
     async def assert_no_memory_held(self) -> None:
-        """All tensor memory of host and stubs has been given back, and nothing is on loan."""
+        """All tensor memory of host and stubs has been given back, and no block is exported."""
         pool = self.server._pool
         assert pool is not None
         own = pool.arenas

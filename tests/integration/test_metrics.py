@@ -534,7 +534,7 @@ def test_a_label_set_shared_by_instances_outlives_one_of_them(
     os.kill(stub.pid, signal.SIGKILL)
     wait_until(lambda: value(host, 'starts{model="counting"}') == 3, "the one that takes its place")
     first = 'starts{instance="counting_0_0"}'
-    wait_until(lambda: value(host, first) == 1, "its own label set, which began anew")
+    wait_until(lambda: value(host, first) == 1, "its own label set, which started at zero")
     assert value(host, 'starts{instance="counting_0_1"}') == 1
     with host.client() as client:
         client.unload_model("counting")

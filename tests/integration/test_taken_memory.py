@@ -169,7 +169,7 @@ def gone(memory: Memory, size: int = ARRAY.nbytes, offset: int = 0, left: int = 
     return (
         f"shared memory region '{memory.name}' has become too small: it has {left} of the"
         f" {size} bytes at offset {offset} that a tensor needs. Make it as large as it was when"
-        " it was registered, or register it anew"
+        " it was registered, or register it again"
     )
 
 

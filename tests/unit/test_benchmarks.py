@@ -79,7 +79,7 @@ def test_the_picture_matches_the_page() -> None:
     text = PAGE.read_text()
     assert f"({PICTURE.name})" in text
     drawn = PICTURE.read_text()
-    assert drawn == chart(ratios(text)), "draw it anew: python -m benchmarks.plot"
+    assert drawn == chart(ratios(text)), "draw it again: python -m benchmarks.plot"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a harness offers to somebody who watches: logs and responses as they come, and backends."""
+"""The harness at a terminal: logs and responses as they come, and backends."""
 
 from __future__ import annotations
 

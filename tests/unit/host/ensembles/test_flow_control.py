@@ -20,11 +20,11 @@ class Sent:
         self._call.on_response_acknowledged = lambda response: self.taken.append(response.id)
 
     def send(self, name: str, uses: int = 1, waits: bool = False) -> ResponseCredit:
-        lease = ResponseCredit(self.flow_control, self._call, InferResponse("m", 1, name), uses)
+        credit = ResponseCredit(self.flow_control, self._call, InferResponse("m", 1, name), uses)
         if waits:
             self.flow_control.step_waits()
-        self.flow_control.tensors_used(lease, uses > 0)
-        return lease
+        self.flow_control.tensors_used(credit, uses > 0)
+        return credit
 
     def give(self, size: int = 1) -> InferResponse:
         response = InferResponse("e", 1)
@@ -35,11 +35,11 @@ class Sent:
 
 def test_without_a_limit_a_response_is_taken_when_the_last_who_uses_it_is_done() -> None:
     sent = Sent()
-    lease = sent.send("a", uses=3)
-    lease.release()
-    lease.release()
+    credit = sent.send("a", uses=3)
+    credit.release()
+    credit.release()
     assert not sent.taken and sent.flow_control.max_outstanding_responses == 0
-    lease.release()
+    credit.release()
     assert sent.taken == ["a"]
 
 
@@ -55,8 +55,8 @@ def test_with_a_limit_it_is_taken_unless_a_step_waits() -> None:
     second = sent.send("b", waits=True)
     third = sent.send("c", uses=0)
     assert sent.taken == ["a"] and sent.flow_control.max_outstanding_responses == 1
-    for lease in (first, second):
-        lease.release()  # that is known already, or of no account
+    for credit in (first, second):
+        credit.release()  # that is known already, or of no account
     assert sent.taken == ["a"]
     sent.flow_control.step_stops_waiting()
     assert sent.taken == ["a", "b", "c"]

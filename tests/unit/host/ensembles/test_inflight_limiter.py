@@ -22,22 +22,22 @@ class Starts:
         self.made: list[int] = []
 
     def enter(self, number: int, step: int = 0) -> Permit:
-        ticket = Permit(step, partial(self.made.append, number))
-        self.limiter.request_permit(ticket)
-        return ticket
+        permit = Permit(step, partial(self.made.append, number))
+        self.limiter.request_permit(permit)
+        return permit
 
 
 def test_no_more_than_allowed_are_under_way_and_the_first_to_come_is_next() -> None:
     starts = Starts(2)
-    tickets = [starts.enter(number) for number in range(5)]
+    permits = [starts.enter(number) for number in range(5)]
     assert starts.made == [0, 1]
-    starts.limiter.release_permit(tickets[1])
+    starts.limiter.release_permit(permits[1])
     assert starts.made == [0, 1, 2]
-    starts.limiter.release_permit(tickets[0])
-    starts.limiter.release_permit(tickets[2])
+    starts.limiter.release_permit(permits[0])
+    starts.limiter.release_permit(permits[2])
     assert starts.made == [0, 1, 2, 3, 4]
-    for ticket in tickets[3:]:
-        starts.limiter.release_permit(ticket)
+    for permit in permits[3:]:
+        starts.limiter.release_permit(permit)
     starts.enter(5)
     assert starts.made[-1] == 5
     assert starts.clock.armed == 0
@@ -64,15 +64,15 @@ def test_one_that_is_given_up_while_it_waits_is_never_started() -> None:
 def test_thousands_that_fail_at_once_do_not_pile_up() -> None:
     starts = Starts(1)
     first = starts.enter(-1)
-    tickets: list[Permit] = []
+    permits: list[Permit] = []
 
     def fail(number: int) -> None:
         starts.made.append(number)
-        starts.limiter.release_permit(tickets[number])
+        starts.limiter.release_permit(permits[number])
 
     for number in range(5000):
-        tickets.append(Permit(0, partial(fail, number)))
-        starts.limiter.request_permit(tickets[-1])
+        permits.append(Permit(0, partial(fail, number)))
+        starts.limiter.request_permit(permits[-1])
     starts.limiter.release_permit(first)
     assert starts.made == [-1, *range(5000)]
 

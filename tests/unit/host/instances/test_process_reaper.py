@@ -164,7 +164,7 @@ async def test_reapers_that_exit_at_once_are_replaced_a_limited_number_of_times(
     await reaper.close()  # which would wait for one more
     assert began.read_text() == "xxx"
     assert [line.split(":")[0] for line in caplog.messages] == [
-        "nobody ends what models leave behind"
+        "process reaper unavailable; orphaned child processes will not be killed"
     ]
 
 

@@ -98,7 +98,7 @@ def test_truncated_region_is_an_error(client: Client, left: int) -> None:
     assert caught.value.message == (
         f"shared memory region 'r' has become too small: it has {max(0, left - offset)} of the 4"
         f" bytes at offset {offset} that a tensor needs. Make it as large as it was when it was"
-        " registered, or register it anew"
+        " registered, or register it again"
     )
 
 

@@ -122,7 +122,7 @@ def test_slots_are_not_overbooked_for_long_after_an_answer() -> None:
         ([("a", "b"), ("a", "c"), ("c", "d")], ("d", "a"), "d -> a -> c -> d"),
     ],
 )
-def test_a_wait_that_closes_a_circle_is_refused(
+def test_a_wait_that_closes_a_cycle_is_refused(
     waits: list[tuple[str, str]], last: tuple[str, str], chain: str
 ) -> None:
     slots = LoadLimiter(1)
@@ -132,10 +132,10 @@ def test_a_wait_that_closes_a_circle_is_refused(
         with pytest.raises(HostError, match=f": {chain}\\. Load one"):
             stack.enter_context(slots.lend_slot(*last))
     with slots.lend_slot(*last) if last[0] != last[1] else ExitStack():
-        pass  # what has ended closes no circle
+        pass  # what has ended closes no cycle
 
 
-def test_waits_that_meet_are_no_circle() -> None:
+def test_waits_that_meet_are_no_cycle() -> None:
     slots = LoadLimiter(1)
     with ExitStack() as stack:
         for wait in (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("a", "b")):
