@@ -1,4 +1,4 @@
-"""Calls that are due at a time: one thread makes them all, started with the first one."""
+"""A timer: one thread runs all callbacks at their times. It starts with the first callback."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import threading
 import time
 from collections.abc import Callable
 
-_LONGEST_WAIT = 3600.0  # a condition takes no endless time
+_LONGEST_WAIT = 3600.0  # seconds; Condition.wait does not accept every larger value
 
 
 class TimerHandle:
-    """A call that is due at a time."""
+    """A callback that is scheduled at a timer."""
 
     __slots__ = ("_call",)
 
     def __init__(self, call: Callable[[], None]) -> None:
-        """Be made by a timer only."""
+        """Creates the handle; ``Timer.call_later`` does this."""
         self._call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """Make the call no more. Finalisers may do this: it takes no lock."""
+        """Cancels the callback. A finaliser may call this, because it takes no lock."""
         self._call = None
 
     def run(self) -> None:
-        """Make the call unless it was stopped."""
+        """Runs the callback, unless it was cancelled."""
         call, self._call = self._call, None
         if call is not None:
             call()
 
     def is_done(self) -> bool:
-        """Return whether the call was made or stopped."""
+        """Returns whether the callback has run or was cancelled."""
         return self._call is None
 
 
 class Timer:
-    """A thread and what it has to do when."""
+    """A thread that runs callbacks at their times."""
 
     def __init__(self) -> None:
-        """Begin without a thread."""
+        """Creates a timer; its thread starts with the first callback."""
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, TimerHandle]] = []
         self._numbers = itertools.count()
@@ -48,7 +48,15 @@ class Timer:
         self._thread: threading.Thread | None = None
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> TimerHandle:
-        """Make a call in so many seconds, on the timer's thread, where it must not wait."""
+        """Runs a callback after a time, on the timer's thread.
+
+        Args:
+            seconds: the time in seconds.
+            callback: the function; it must not block.
+
+        Returns:
+            A handle that can cancel the callback.
+        """
         handle = TimerHandle(call)
         with self._changed:
             if len(self._due) >= self._clear_at:
@@ -64,7 +72,7 @@ class Timer:
         return handle
 
     def __len__(self) -> int:
-        """Return how many calls are kept, those that were stopped and not yet cleared included."""
+        """Returns the number of scheduled callbacks. Cancelled ones count until they are removed."""
         return len(self._due)
 
     def _run(self) -> None:
@@ -72,7 +80,7 @@ class Timer:
             self._wait_for_next().run()
 
     def _wait_for_next(self) -> TimerHandle:
-        """Wait for the next call that is due."""
+        """Waits until the next callback is due, and returns its handle."""
         with self._changed:
             while True:
                 wait = self._due[0][0] - time.monotonic() if self._due else _LONGEST_WAIT
@@ -85,12 +93,12 @@ _timer = Timer()
 
 
 def call_later(seconds: float, call: Callable[[], None]) -> TimerHandle:
-    """Make a call in so many seconds, on the one thread for that, where it must not wait."""
+    """Runs a callback after a time, on the timer thread of the process. It must not block."""
     return _timer.call_later(seconds, call)
 
 
 def _reset_after_fork() -> None:
-    """Forget the thread, which a forked child does not have, and its lock."""
+    """Starts afresh in a forked child, which has no timer thread and may have a held lock."""
     global _timer
     _timer = Timer()
 
