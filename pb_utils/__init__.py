@@ -1,5 +1,4 @@
-"""The API for Python models: tensors, requests, responses, errors, logging, metrics and
-configuration.
+"""The API for Python models: tensors, requests, responses, errors, logs and metrics.
 
 Models import it as ``triton_python_backend_utils``. ``pb_utils.testing`` runs a model in a test,
 without a server. ``docs/reference/model_api.md`` describes all rules and error texts.

@@ -21,8 +21,10 @@ MISSING: Any = object()
 
 
 def with_argument_errors(function: _F) -> _F:
-    """Decorates an API function so that a call with missing or unknown arguments raises a TypeError
-    in the same form as one with a wrong argument."""
+    """Decorates an API function so that all its argument errors have the same prefix.
+
+    Without it, a call with missing or unknown arguments has only the text of Python.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -80,8 +82,7 @@ def check_text(function: str, argument: str, value: object) -> str:
 
 
 def check_message(function: str, argument: str, value: object) -> str:
-    """Returns a message as str. Accepts str, bytes and bytearray, and escapes what is not valid
-    UTF-8."""
+    """Returns a message as str. Accepts text; invalid UTF-8 becomes escapes."""
     if isinstance(value, str):
         if value.isascii():
             return str(value)

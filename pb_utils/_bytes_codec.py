@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _LENGTH = struct.Struct("<I")
-_WORTH_NUMPY = 1024  # below 1 KiB, the loop takes less time than the numpy dtype
-_LARGEST_ELEMENT = 1 << 30  # a numpy dtype cannot be wider than 2 GiB
+_MIN_NUMPY_BYTES = 1024  # below 1 KiB, the loop takes less time than the numpy dtype
+_MAX_ELEMENT_BYTES = 1 << 30  # a numpy dtype cannot be wider than 2 GiB
 
 
 def serialize_byte_tensor(
     input_tensor: npt.NDArray[Any],
 ) -> bytes | tuple[()] | None:
-    """Serialises an array of texts or bytes into the form of a BYTES tensor.
+    r"""Serialises an array of texts or bytes into the form of a BYTES tensor.
 
     Args:
         input_tensor: array of any shape, of dtype object or ``S<n>``. Elements of an object array
@@ -83,7 +83,7 @@ def decode(buffer: Any) -> npt.NDArray[np.object_]:
         struct.error: the data ends within an element.
     """
     view = memoryview(buffer)
-    if view.nbytes >= _WORTH_NUMPY:
+    if view.nbytes >= _MIN_NUMPY_BYTES:
         array = _decode_equal_lengths(view)
         if array is not None:
             return array
@@ -95,7 +95,7 @@ def _decode_equal_lengths(view: memoryview) -> npt.NDArray[np.object_] | None:
         return None
     (length,) = _LENGTH.unpack_from(view)
     width = length + _LENGTH.size
-    if not 0 < length < _LARGEST_ELEMENT or view.nbytes % width:
+    if not 0 < length < _MAX_ELEMENT_BYTES or view.nbytes % width:
         return None
     element = np.dtype({"names": ["n", "data"], "formats": ["<u4", f"V{length}"]})
     elements = np.ndarray(view.nbytes // width, dtype=element, buffer=view)

@@ -22,11 +22,11 @@ _CALLER_SHARE = 0.55  # of the bytes; the helper starts later, so it gets less
 _PAGE = 4096
 
 
-def _always() -> bool:
+def _assume_free() -> bool:
     return True
 
 
-_core_is_free: Callable[[], bool] = _always
+_core_is_free: Callable[[], bool] = _assume_free
 
 
 def set_core_is_free(is_free: Callable[[], bool]) -> None:
@@ -35,15 +35,15 @@ def set_core_is_free(is_free: Callable[[], bool]) -> None:
     _core_is_free = is_free
 
 
-def _map_nothing(owner: object, array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+def _no_mapping(owner: object, array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
     return None
 
 
-_map_copy_on_write: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None] = _map_nothing
+_map_copy_on_write: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None] = _no_mapping
 
 
 def set_copy_on_write_mapper(
-    show: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None],
+    mapper: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None],
 ) -> None:
     """Sets the function that can map an array copy-on-write in place of a copy.
 
@@ -52,7 +52,7 @@ def set_copy_on_write_mapper(
             writable array with the same content, or None if it cannot map the array.
     """
     global _map_copy_on_write
-    _map_copy_on_write = show
+    _map_copy_on_write = mapper
 
 
 def copy_from_shared_memory(array: npt.NDArray[Any], owner: object) -> npt.NDArray[Any]:
@@ -65,19 +65,19 @@ def copy_from_shared_memory(array: npt.NDArray[Any], owner: object) -> npt.NDArr
     Returns:
         A copy, or a copy-on-write mapping (docs/reference/model_api.md, 4.1).
     """
-    shown = _map_copy_on_write(owner, array) if array.nbytes >= _MIN_MAPPED_BYTES else None
-    return copy_array(array) if shown is None else shown
+    mapped = _map_copy_on_write(owner, array) if array.nbytes >= _MIN_MAPPED_BYTES else None
+    return copy_array(array) if mapped is None else mapped
 
 
 def copy_array(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Returns a copy of a C-contiguous array of any shape and of any dtype but object."""
-    made: npt.NDArray[Any]
+    copied: npt.NDArray[Any]
     if array.nbytes < _MIN_THREADED_BYTES or not _core_is_free():
-        made = array.copy()
-        return made
-    made = np.empty_like(array)
-    _copy_with_two_threads(made.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
-    return made
+        copied = array.copy()
+        return copied
+    copied = np.empty_like(array)
+    _copy_with_two_threads(copied.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
+    return copied
 
 
 def copy_into(target: memoryview, source: memoryview) -> None:
@@ -105,7 +105,7 @@ class _CopyTask:
         self._pending = [(target, source)]
 
     def run(self) -> None:
-        """Copies the bytes, unless another thread has started to. numpy releases the GIL meanwhile."""
+        """Copies the bytes, unless another thread has started to. numpy releases the GIL."""
         try:
             part = self._pending.pop()
         except IndexError:
@@ -125,9 +125,9 @@ class _CopyThread:
 
     def _run(self) -> None:
         while True:
-            share = self.queue.get()
-            with share.running:
-                share.run()
+            task = self.queue.get()
+            with task.running:
+                task.run()
 
 
 _copy_thread: _CopyThread | None = None
@@ -140,17 +140,17 @@ def _copy_with_two_threads(target: npt.NDArray[np.uint8], source: npt.NDArray[np
         with _start_lock:
             if _copy_thread is None:
                 _copy_thread = _CopyThread()
-    cut = int(_CALLER_SHARE * len(target)) // _PAGE * _PAGE
-    share = _CopyTask(target[cut:], source[cut:])
-    _copy_thread.queue.put(share)
-    np.copyto(target[:cut], source[:cut])
-    share.run()
-    with share.running:
-        pass  # waits until the helper has finished a copy that it started
+    split = int(_CALLER_SHARE * len(target)) // _PAGE * _PAGE
+    task = _CopyTask(target[split:], source[split:])
+    _copy_thread.queue.put(task)
+    np.copyto(target[:split], source[:split])
+    task.run()
+    with task.running:
+        pass  # wait until the helper has finished a copy that it started
 
 
 def _reset_after_fork() -> None:
-    """Starts afresh in a forked child: it has no helper thread, and a lock may still be held."""
+    """Resets a forked child: it has no helper thread, and a lock may still be held."""
     global _copy_thread, _start_lock
     _copy_thread, _start_lock = None, threading.Lock()
 

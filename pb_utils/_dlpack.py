@@ -82,12 +82,11 @@ class ReceivedTensor(NamedTuple):
 
 
 def export(owner: object, storage: npt.NDArray[Any], code: int, shape: list[int]) -> Any:
-    """Returns a DLPack capsule ``dltensor`` over an array. The capsule holds one reference to
-    ``owner``.
+    """Returns a DLPack capsule ``dltensor`` over an array.
 
-    numpy makes the capsule, because its deleter is native code: a consumer may call it on any
-    thread, and after the interpreter has ended. numpy cannot export BOOL and BF16, so their type is
-    set in the finished capsule.
+    The capsule holds one reference to ``owner``. numpy makes the capsule, because its deleter is
+    native code: a consumer may call it on any thread, and after the interpreter has ended.
+    numpy cannot export BOOL and BF16, so their type is set in the finished capsule.
 
     Args:
         owner: the object that keeps the memory alive.
@@ -113,8 +112,8 @@ def _capsule(address: int, owner: object, code: int, shape: list[int]) -> Any:
     dtype = np.dtype(np.uint8) if code == _datatypes.BOOL else _datatypes.STORAGE[code]
     capsule = array_at(address, dtype, shape, owner, writable=True).__dlpack__()
     if code in _EXPORT_TYPE_CODES:
-        place = _get_pointer(capsule, _LEGACY) + _DTYPE_CODE_OFFSET
-        ctypes.c_uint8.from_address(place).value = _EXPORT_TYPE_CODES[code]
+        address_of_code = _get_pointer(capsule, _LEGACY) + _DTYPE_CODE_OFFSET
+        ctypes.c_uint8.from_address(address_of_code).value = _EXPORT_TYPE_CODES[code]
     return capsule
 
 
@@ -141,10 +140,10 @@ def receive(obj: Any) -> ReceivedTensor:
     code = _code_of(tensor)
     _set_name(capsule, ctypes.addressof(_CONSUMED_NAME))
     _set_destructor(capsule, None)
-    keeper = _TensorDeleter(address, deleter)
+    owner = _TensorDeleter(address, deleter)
     if tensor.device_type == CUDA:
-        return ReceivedTensor(code, shape, _as_region(tensor, code, shape, strides, keeper))
-    return ReceivedTensor(code, shape, _as_array(tensor, code, shape, strides, keeper, writable))
+        return ReceivedTensor(code, shape, _as_region(tensor, code, shape, strides, owner))
+    return ReceivedTensor(code, shape, _as_array(tensor, code, shape, strides, owner, writable))
 
 
 class _DLTensor(NamedTuple):
@@ -283,7 +282,7 @@ def _as_array(
     code: int,
     shape: list[int],
     strides: list[int] | None,
-    keeper: _TensorDeleter,
+    owner: _TensorDeleter,
     writable: bool,
 ) -> npt.NDArray[Any]:
     dtype = _datatypes.STORAGE[code]
@@ -293,7 +292,7 @@ def _as_array(
         tensor.data + tensor.byte_offset,
         dtype,
         shape,
-        keeper,
+        owner,
         strides=strides and [stride * dtype.itemsize for stride in strides],
         writable=writable,
     )
@@ -305,7 +304,7 @@ def _as_region(
     code: int,
     shape: list[int],
     strides: list[int] | None,
-    keeper: _TensorDeleter,
+    owner: _TensorDeleter,
 ) -> _gpu.DeviceMemory:
     size = _datatypes.STORAGE[code].itemsize
     address = tensor.data + tensor.byte_offset
@@ -314,14 +313,15 @@ def _as_region(
     if not size:
         return _gpu.DeviceMemory(tensor.device_id, 0, 0, None)
     if not strides or shape[0] == 1:
-        return _gpu.DeviceMemory(tensor.device_id, address, size, keeper)
+        return _gpu.DeviceMemory(tensor.device_id, address, size, owner)
     row, pitch = size // shape[0], strides[0] * _datatypes.STORAGE[code].itemsize
     if row == pitch:
-        return _gpu.DeviceMemory(tensor.device_id, address, size, keeper)
+        return _gpu.DeviceMemory(tensor.device_id, address, size, owner)
     try:
         return _gpu.gather(tensor.device_id, address, shape[0], row, pitch)
     except _gpu.CudaError as error:
         raise TritonModelException(
-            f"The rows of a DLPack tensor on GPU {tensor.device_id} cannot be moved together: "
+            f"The rows of a DLPack tensor on GPU {tensor.device_id} cannot be copied to contiguous "
+            "memory: "
             f"{error}"
         ) from error

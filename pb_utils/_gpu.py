@@ -78,8 +78,7 @@ class CudaError(Exception):
 
 
 class _Driver:
-    """The driver's library and the prototypes of its functions. ctypes releases the GIL during
-    calls."""
+    """The loaded library of the driver. ctypes releases the GIL during calls."""
 
     def __init__(self) -> None:
         try:
@@ -101,8 +100,8 @@ class _Driver:
             code, text = ctypes.c_char_p(), ctypes.c_char_p()
             self._library.cuGetErrorName(status, ctypes.byref(code))
             self._library.cuGetErrorString(status, ctypes.byref(text))
-            words = [(part.value or b"unknown").decode() for part in (code, text)]
-            raise CudaError(f"{name} failed with {words[0]} ({status}): {words[1]}", status)
+            parts = [(part.value or b"unknown").decode() for part in (code, text)]
+            raise CudaError(f"{name} failed with {parts[0]} ({status}): {parts[1]}", status)
 
 
 @functools.lru_cache
@@ -120,7 +119,7 @@ def is_installed() -> bool:
 
 
 def device_count() -> int:
-    """Returns the number of GPUs that this process can use; 0 without a driver. Initialises CUDA."""
+    """Returns the number of usable GPUs; 0 without a driver. Initialises CUDA."""
     try:
         return _device_count()
     except CudaError:
@@ -183,7 +182,7 @@ class Gpu:
 
     @functools.cached_property
     def stream(self) -> int:
-        """The private CUDA stream of this process on which DLPack producers make their data ready."""
+        """The private CUDA stream for which DLPack producers make their data ready."""
         stream = _handle()
         with self:
             self._driver.call("cuStreamCreate", ctypes.byref(stream), 0)
@@ -243,13 +242,13 @@ class DeviceMemory:
         nbytes: the size in bytes.
     """
 
-    __slots__ = ("_keeper", "address", "device", "nbytes")
+    __slots__ = ("_owner", "address", "device", "nbytes")
 
-    def __init__(self, device: int, address: int, nbytes: int, keeper: object) -> None:
+    def __init__(self, device: int, address: int, nbytes: int, owner: object) -> None:
         self.device = device
         self.address = address
         self.nbytes = nbytes
-        self._keeper = keeper
+        self._owner = owner
 
     def copy_to_host(self, address: int) -> None:
         """Copies the content to host memory at ``address``."""
@@ -269,8 +268,8 @@ class _Allocation:
 
     __slots__ = ("_address", "_gpu")
 
-    def __init__(self, home: Gpu, address: int) -> None:
-        self._gpu = home
+    def __init__(self, gpu: Gpu, address: int) -> None:
+        self._gpu = gpu
         self._address = address
 
     def __del__(self) -> None:

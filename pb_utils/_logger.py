@@ -98,8 +98,7 @@ class Logger:
     @staticmethod
     @_arguments.with_argument_errors
     def log_verbose(message: str | bytes | bytearray) -> None:
-        """Writes a message at level VERBOSE; the log shows it if ``log_verbose_level`` is 1 or
-        more.
+        """Writes a message at level VERBOSE; needs ``log_verbose_level`` 1 or more.
 
         Raises:
             TypeError: ``message`` is not text.

@@ -53,8 +53,7 @@ class _FamilyState:
         self.lock = threading.Lock()
 
     def delete(self) -> None:
-        """Removes the metrics of the family. A finaliser calls this, so it takes no lock and does
-        not wait."""
+        """Removes the metrics of the family. A finaliser calls it, so it takes no lock."""
         self.deleted = True
         self.runtime.drop_metrics([self.number], list(self.metrics.values()))
 
@@ -137,7 +136,7 @@ class Metric:
         try:
             return self._family.runtime.read_metric(self._number)
         except TritonModelException as error:
-            raise _failed("get", str(error)) from None
+            raise _operation_error("get", str(error)) from None
 
     def _change(self, change: str, value: object) -> None:
         number = _arguments.check_number(change, "value", value)
@@ -147,11 +146,11 @@ class Metric:
                 "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by "
                 "non-negative values."
             )
-            raise _failed(change, self._family.runtime.error_message(text))
+            raise _operation_error(change, self._family.runtime.error_message(text))
         try:
             self._family.runtime.change_metric(self._number, change, number)
         except TritonModelException as error:
-            raise _failed(change, str(error)) from None
+            raise _operation_error(change, str(error)) from None
 
     def _check_allowed(self, verb: str, operation: str) -> None:
         family = self._family
@@ -161,13 +160,13 @@ class Metric:
                 "The 'MetricFamily' object should be deleted AFTER its corresponding 'Metric' "
                 "objects have been deleted."
             )
-            raise _failed(verb, text)
+            raise _operation_error(verb, text)
         if operation in _UNSUPPORTED[family.kind]:
             text = (
                 f"TRITONSERVER_METRIC_KIND_{family.kind.name} does not support "
                 f"{operation.capitalize()}"
             )
-            raise _failed(verb, family.runtime.error_message(text))
+            raise _operation_error(verb, family.runtime.error_message(text))
 
 
 _Metric = Metric  # in the class body, the method hides the class of the same name
@@ -219,7 +218,7 @@ class MetricFamily:
         description = _arguments.check_text("__init__", "description", description)
         kind = _arguments.check_instance("__init__", "kind", kind, MetricKind)
         runtime = _runtime.current()
-        number = _created(
+        number = _create_or_raise(
             "MetricFamily", lambda: runtime.new_metric_family(name, description, int(kind))
         )
         self._family = _FamilyState(runtime, number, kind)
@@ -245,13 +244,13 @@ class MetricFamily:
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         text = json.dumps(labels or {}, sort_keys=True)
-        bounds = None if buckets is None else _bounds(family.kind, buckets)
+        bounds = None if buckets is None else _checked_buckets(family.kind, buckets)
         if bounds is None and family.kind is MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
         with family.lock:
             number = family.metrics.get((text, bounds))
             if number is None:
-                number = _created(
+                number = _create_or_raise(
                     "Metric",
                     lambda: family.runtime.new_metric(family.number, json.loads(text), bounds),
                 )
@@ -259,7 +258,7 @@ class MetricFamily:
         return _Metric._create(family, number)
 
 
-def _bounds(kind: MetricKind, buckets: object) -> tuple[float, ...]:
+def _checked_buckets(kind: MetricKind, buckets: object) -> tuple[float, ...]:
     if not isinstance(buckets, list):
         raise TritonModelException("Failed to create metric. Buckets must be a list.")
     if kind is not MetricKind.HISTOGRAM:
@@ -267,12 +266,12 @@ def _bounds(kind: MetricKind, buckets: object) -> tuple[float, ...]:
     return tuple(_arguments.check_number("Metric", "buckets", bound) for bound in buckets)
 
 
-def _created(what: str, create: Callable[[], int]) -> int:
+def _create_or_raise(what: str, create: Callable[[], int]) -> int:
     try:
         return create()
     except TritonModelException as error:
         raise TritonModelException(f"Error when creating {what}: {error}") from None
 
 
-def _failed(verb: str, text: str) -> TritonModelException:
+def _operation_error(verb: str, text: str) -> TritonModelException:
     return TritonModelException(f"Failed to {verb} metric value: {text}")

@@ -129,12 +129,12 @@ class ModelConfig:
         tensors = self._model_config.setdefault(kind, [])
         for specified in tensors:
             if specified["name"] == tensor["name"]:
-                self._check_agreement(kind, specified, tensor)
+                self._check_consistent(kind, specified, tensor)
                 specified.update(tensor)
                 return
         tensors.append(tensor)
 
-    def _check_agreement(
+    def _check_consistent(
         self, kind: str, specified: Mapping[str, Any], given: Mapping[str, Any]
     ) -> None:
         name = given["name"]
@@ -164,7 +164,7 @@ def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict
     Returns:
         The entry of ``model_config["input"]`` with this name, or None.
     """
-    return _by_name(model_config, "input", name)
+    return _find_by_name(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
@@ -177,7 +177,7 @@ def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dic
     Returns:
         The entry of ``model_config["output"]`` with this name, or None.
     """
-    return _by_name(model_config, "output", name)
+    return _find_by_name(model_config, "output", name)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
@@ -192,7 +192,7 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
     return decoupled
 
 
-def _by_name(model_config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any] | None:
+def _find_by_name(model_config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any] | None:
     entries: Sequence[dict[str, Any]] = model_config.get(kind, ())
     for entry in entries:
         if entry["name"] == name:

@@ -30,8 +30,7 @@ _NO_PREFERENCE = PreferredMemory._none()
 
 
 class InferenceRequest(RequestFields):
-    """An inference request: one that ``execute`` receives, or one that a model sends to another
-    model.
+    """An inference request: received by ``execute``, or created for another model (BLS).
 
     The rules are in ``docs/reference/model_api.md``, 3.7 and 5.
     """
@@ -116,31 +115,31 @@ class InferenceRequest(RequestFields):
             ... )
             >>> response = request.exec()
         """
-        take = "__init__"
-        self._request_id = _arguments.check_text(take, "request_id", request_id)
-        tensors = _arguments.check_elements(take, "inputs", inputs, Tensor)
+        function = "__init__"
+        self._request_id = _arguments.check_text(function, "request_id", request_id)
+        tensors = _arguments.check_elements(function, "inputs", inputs, Tensor)
         names = _arguments.check_sequence(
-            take, "requested_output_names", requested_output_names, "str"
+            function, "requested_output_names", requested_output_names, "str"
         )
-        names = [_arguments.check_text(take, "requested_output_names", name) for name in names]
-        self._model_name = _arguments.check_text(take, "model_name", model_name)
+        names = [_arguments.check_text(function, "requested_output_names", name) for name in names]
+        self._model_name = _arguments.check_text(function, "model_name", model_name)
         self._model_version = _arguments.check_integer(
-            take, "model_version", model_version, 64, True
+            function, "model_version", model_version, 64, True
         )
-        self._flags = _arguments.check_integer(take, "flags", flags, 32)
-        self._timeout = _arguments.check_integer(take, "timeout", timeout, 64)
+        self._flags = _arguments.check_integer(function, "flags", flags, 32)
+        self._timeout = _arguments.check_integer(function, "timeout", timeout, 64)
         self._preferred_memory = _arguments.check_instance(
-            take, "preferred_memory", preferred_memory, PreferredMemory
+            function, "preferred_memory", preferred_memory, PreferredMemory
         )
-        self._trace = _arguments.check_instance(take, "trace", trace, InferenceTrace)
+        self._trace = _arguments.check_instance(function, "trace", trace, InferenceTrace)
         self._correlation_id = _checked_correlation_id(correlation_id)
         self._parameters = _arguments.check_parameters(parameters)
         self._inputs = [tensor for tensor in tensors if tensor is not None]
         self._requested_output_names = list(dict.fromkeys(names))
         if len(self._inputs) != len(tensors):
-            raise self._lacks("Input tensor")
+            raise self._empty_error("Input tensor")
         if "" in names:
-            raise self._lacks("Requested output name")
+            raise self._empty_error("Requested output name")
         self._handle = None
         self._sender = None
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
@@ -194,13 +193,14 @@ class InferenceRequest(RequestFields):
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """Returns the id of the sequence, an int or a str as the client sent it; 0 if there is
-        none."""
+        """Returns the id of the sequence: int or str, as the client sent it; 0 if there is none."""
         return self._correlation_id
 
     def flags(self) -> int:
-        """Returns the sequence flags: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END``
-        combined with ``|``."""
+        """Returns the sequence flags.
+
+        They are ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END`` combined with ``|``.
+        """
         return self._flags
 
     @_arguments.with_argument_errors
@@ -230,7 +230,7 @@ class InferenceRequest(RequestFields):
             TritonModelException: the model created the request itself.
         """
         checked = _arguments.check_integer("set_release_flags", "flags", flags, 32)
-        self._incoming("set_release_flags()")
+        self._received_handle("set_release_flags()")
         self._release_flags = checked
 
     def timeout(self) -> int:
@@ -249,8 +249,7 @@ class InferenceRequest(RequestFields):
         return _parameters.to_json(self._parameters)
 
     def requested_output_names(self) -> set[str]:
-        """Returns the names of the requested outputs; all configured outputs if the client named
-        none."""
+        """Returns the names of the requested outputs; all outputs if the client named none."""
         return set(self._requested_output_names)
 
     def trace(self) -> InferenceTrace:
@@ -267,7 +266,7 @@ class InferenceRequest(RequestFields):
             TritonModelException: the model created the request itself.
         """
         if not self._cancelled:
-            self._cancelled = self._incoming("is_cancelled()").is_cancelled()
+            self._cancelled = self._received_handle("is_cancelled()").is_cancelled()
         return self._cancelled
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -320,9 +319,9 @@ class InferenceRequest(RequestFields):
             TritonModelException: called before ``initialize`` has ended or after ``finalize`` has
                 begun, or no server runs the model.
         """
-        several = _arguments.check_boolean("exec", "decoupled", decoupled)
-        seconds = _arguments.check_seconds("exec", "execution_timeout", execution_timeout)
-        return _bls.exec_and_wait(self, several, seconds)
+        decoupled = _arguments.check_boolean("exec", "decoupled", decoupled)
+        execution_timeout = _arguments.check_seconds("exec", "execution_timeout", execution_timeout)
+        return _bls.exec_and_wait(self, decoupled, execution_timeout)
 
     @overload
     def async_exec(
@@ -362,9 +361,11 @@ class InferenceRequest(RequestFields):
         Examples:
             >>> responses = await asyncio.gather(first.async_exec(), second.async_exec())
         """
-        several = _arguments.check_boolean("async_exec", "decoupled", decoupled)
-        seconds = _arguments.check_seconds("async_exec", "execution_timeout", execution_timeout)
-        return _bls.exec_on_event_loop(self, several, seconds)
+        decoupled = _arguments.check_boolean("async_exec", "decoupled", decoupled)
+        execution_timeout = _arguments.check_seconds(
+            "async_exec", "execution_timeout", execution_timeout
+        )
+        return _bls.exec_on_event_loop(self, decoupled, execution_timeout)
 
     def __repr__(self) -> str:
         """Shows id, model and inputs."""
@@ -373,13 +374,13 @@ class InferenceRequest(RequestFields):
             f"model_name={self._model_name!r}, inputs={self._inputs!r})"
         )
 
-    def _lacks(self, what: str) -> TritonModelException:
+    def _empty_error(self, what: str) -> TritonModelException:
         return TritonModelException(
             f"{what} for request with id '{self._request_id}' and model name "
             f"'{self._model_name}' should not be empty."
         )
 
-    def _incoming(self, call: str) -> Responder:
+    def _received_handle(self, call: str) -> Responder:
         if self._handle is None:
             raise TritonModelException(
                 f"{call} is only supported on requests that were passed to 'execute'."

@@ -67,7 +67,7 @@ class InferenceResponse:
         error: TritonError | None,
         parameters: Mapping[str, object] | None,
     ) -> InferenceResponse:
-        """Creates a received response. ``parameters`` is None for a response that cannot have any."""
+        """Creates a received response; ``parameters`` is None if it cannot have any."""
         response = cls.__new__(cls)
         response._output_tensors = output_tensors
         response._error = error

@@ -143,7 +143,7 @@ class Runtime(Protocol):
         ...
 
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Removes metrics and families. Finalisers call this, so it neither waits nor takes a lock."""
+        """Removes metrics and families. Finalisers call it, so it must not take a lock."""
         ...
 
     def error_message(self, text: str) -> str:
@@ -155,7 +155,7 @@ class NoHostRuntime:
     """The runtime outside of a server. It writes log messages to stderr; all other calls fail."""
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Writes the message to stderr, in the format that a stub uses before its log is connected."""
+        """Writes the message to stderr, in the format of a stub without a connection."""
         micros = time.time_ns() // 1000
         stamp = time.strftime("%m%d %H:%M:%S", time.gmtime(micros // 1_000_000))
         sys.stderr.write(
@@ -247,7 +247,7 @@ def current() -> Runtime:
 
 
 @contextmanager
-def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
+def use(runtime: Runtime, persistent: bool = False) -> Iterator[None]:
     """Makes ``runtime`` the current runtime within a ``with`` block, for the current context.
 
     Threads that are started in the block have other contexts. If no server runs the model, they use
@@ -255,7 +255,7 @@ def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
 
     Args:
         runtime: the runtime.
-        lasting: whether these threads use it also after the block, until ``stop_using``.
+        persistent: whether these threads use it also after the block, until ``stop_using``.
     """
     global _thread_runtime
     before = _thread_runtime
@@ -266,12 +266,12 @@ def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
         yield
     finally:
         _override.reset(token)
-        if not lasting:
+        if not persistent:
             _thread_runtime = before
 
 
 def stop_using(runtime: Runtime) -> None:
-    """Ends the use of a ``lasting`` runtime by threads of an earlier block."""
+    """Ends the use of a ``persistent`` runtime by threads of an earlier block."""
     global _thread_runtime
     if _thread_runtime is runtime:
         _thread_runtime = None

@@ -86,7 +86,7 @@ def read_only_view(
     data: memoryview | bytes, dtype: np.dtype[Any], shape: Sequence[int], owner: object
 ) -> npt.NDArray[Any]:
     """Returns a read-only array over bytes, which keeps the owner of the bytes alive."""
-    held = _OwningBase(tuple(shape), dtype, memoryview(data).toreadonly())
-    held.owner = owner
-    view: npt.NDArray[Any] = held.view(np.ndarray)
+    base = _OwningBase(tuple(shape), dtype, memoryview(data).toreadonly())
+    base.owner = owner
+    view: npt.NDArray[Any] = base.view(np.ndarray)
     return view

@@ -72,8 +72,8 @@ class ResponseStream:
         )
         if execution_timeout is not None:
             text = (
-                f"The request to model '{request._model_name}' was cancelled: it had not come to "
-                f"its end within its execution_timeout of {execution_timeout:g} seconds."
+                f"The request to model '{request._model_name}' was cancelled: it did not complete "
+                f"within its execution_timeout of {execution_timeout:g} seconds."
             )
             stream.set_timeout(execution_timeout, text)
         return stream
@@ -90,19 +90,20 @@ class ResponseStream:
         Returns:
             The error response, so that the caller can recognise it.
         """
-        late = InferenceResponse._from_wire([], TritonError(text, TritonError.UNAVAILABLE), None)
+        error = TritonError(text, TritonError.UNAVAILABLE)
+        timeout_response = InferenceResponse._from_wire([], error, None)
 
         def expire() -> None:
             self.cancel_request()
-            self.put_response(late, True)
+            self.put_response(timeout_response, True)
 
         self._timeout = _timer.call_later(seconds, expire)
         if self._done:
             self._timeout.cancel()
-        return late
+        return timeout_response
 
     def put_response(self, response: InferenceResponse | None, final: bool) -> None:
-        """Adds the next response; None stands for a final flag alone and becomes an empty response."""
+        """Adds the next response. None, a final flag alone, becomes an empty response."""
         if response is None:
             response = InferenceResponse._from_wire([], None, None)
         self._put(response, final)
@@ -124,8 +125,8 @@ class ResponseStream:
             self._cancel_callback = None
             if self._timeout is not None:
                 self._timeout.cancel()
-        for tell in waiters:
-            tell()
+        for waiter in waiters:
+            waiter()
 
     def cancel_request(self) -> None:
         """Cancels the request, once, unless the last response has arrived."""
@@ -134,7 +135,7 @@ class ResponseStream:
             callback()
 
     def discard(self) -> None:
-        """Drops all responses and cancels the request. A finaliser calls this, so it takes no lock."""
+        """Drops all responses and cancels the request. Finalisers call it: it takes no lock."""
         self._responses = deque(maxlen=0)
         if self._timeout is not None:
             self._timeout.cancel()
@@ -175,20 +176,19 @@ class ResponseStream:
             if self._done and self._next >= len(self._responses):
                 self._next = 0
 
-    def add_waiter(self, tell: Callable[[], None]) -> None:
-        """Calls a function once, from any thread, as soon as there is a response or the end to
-        read."""
+    def add_waiter(self, callback: Callable[[], None]) -> None:
+        """Calls a function once, from any thread, when there is a response or the end to read."""
         with self._changed:
             if self._next >= len(self._responses) and not self._done:
-                self._waiters.append(tell)
+                self._waiters.append(callback)
                 return
-        tell()
+        callback()
 
-    def remove_waiter(self, tell: Callable[[], None]) -> None:
+    def remove_waiter(self, callback: Callable[[], None]) -> None:
         """Removes a waiter, so that it is not called any more."""
         with self._changed:
-            if tell in self._waiters:
-                self._waiters.remove(tell)
+            if callback in self._waiters:
+                self._waiters.remove(callback)
 
 
 def call_soon_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

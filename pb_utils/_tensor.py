@@ -41,13 +41,21 @@ class Tensor:
         "_shape",
     )
 
+    # docs/reference/model_api.md, 4.1 and 4.2, has the rules for these fields.
     _name: str
     _code: int
     _shape: list[int]
+    # The array that as_numpy() returns: that of the constructor, or a private one that the first
+    # call creates as a copy or a copy-on-write mapping. Always set if _data and _on_gpu are None.
     _array: npt.NDArray[Any] | None
+    # The bytes to send. None: the current content of _array.
     _data: memoryview | bytes | None
+    # Keeps the memory of _data alive; None if the tensor owns it.
     _owner: object
+    # Data and owner as they were received, after a DLPack export has replaced them.
     _received: tuple[memoryview | bytes, object] | None
+    # None: the content is on the CPU. Memory of a GPU: _data holds only what a send has captured
+    # from it. A device number: the first export copies _data to that GPU.
     _on_gpu: _gpu.DeviceMemory | int | None
 
     @_arguments.with_argument_errors
@@ -141,8 +149,7 @@ class Tensor:
         return self._name
 
     def shape(self) -> list[int]:
-        """Returns the shape as a new list of int, with the batch dimension; ``[]`` for no
-        dimensions."""
+        """Returns the shape as a new list of int, ``[]`` if there are no dimensions."""
         return list(self._shape)
 
     def triton_dtype(self) -> int:
@@ -158,8 +165,9 @@ class Tensor:
         return self._on_gpu is None
 
     def as_numpy(self, copy: bool = True) -> npt.NDArray[Any]:
-        """Returns the content as an array in the shape of the tensor (docs/reference/model_api.md,
-        4.1).
+        """Returns the content as an array in the shape of the tensor.
+
+        The rules are in ``docs/reference/model_api.md``, 4.1.
 
         Args:
             copy: True returns an array that the model may change: for a received tensor a private
@@ -211,12 +219,12 @@ class Tensor:
         return self._array
 
     def to_dlpack(self) -> Any:
-        """Returns a DLPack capsule over the memory of the tensor. The capsule keeps the tensor
-        alive.
+        """Returns a DLPack capsule over the memory of the tensor.
 
-        If a consumer writes to the memory, the tensor sends the new content, except after a tensor
-        on a GPU has been sent. A received tensor gets a private copy first, because other processes
-        read its memory (docs/explanation/decisions/0004).
+        The capsule keeps the tensor alive. If a consumer writes to the memory, the tensor sends the
+        new content, except after a tensor on a GPU has been sent. A received
+        tensor gets a private copy first, because other processes read its memory
+        (docs/explanation/decisions/0004).
 
         Returns:
             A capsule ``dltensor``, in the shape and data type of the tensor.
@@ -249,16 +257,16 @@ class Tensor:
             BufferError: the export needs a copy to a GPU, or a copy that ``copy`` forbids.
             TritonModelException: as for ``to_dlpack``, or the copy fails.
         """
-        here = self.__dlpack_device__()
-        wanted = here if dl_device is None else tuple(map(int, dl_device))
-        if wanted == here and not copy:
+        current = self.__dlpack_device__()
+        target = current if dl_device is None else tuple(map(int, dl_device))
+        if target == current and not copy:
             return self.to_dlpack()
         self._check_exportable()
-        if wanted == here and self._on_gpu is not None:
+        if target == current and self._on_gpu is not None:
             with self._raise_cuda_errors("copied on"):
                 region = self._device_memory().duplicate()
             return _dlpack.export_from_gpu(region, region, self._code, self._shape)
-        if wanted != _dlpack.CPU_DEVICE or (wanted != here and copy is False):
+        if target != _dlpack.CPU_DEVICE or (target != current and copy is False):
             raise BufferError(
                 f"The tensor is in {'host memory' if self.is_cpu() else 'memory of a GPU'} and "
                 "cannot be exported elsewhere" + (" without a copy." if copy is False else ".")
@@ -267,8 +275,7 @@ class Tensor:
         return _dlpack.export(storage, storage, self._code, self._shape)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Returns the DLPack device type and device id: ``(1, 0)`` for the CPU, ``(2, id)`` for a
-        GPU."""
+        """Returns the DLPack device: ``(1, 0)`` for the CPU, ``(2, id)`` for a GPU."""
         if self._on_gpu is None:
             return _dlpack.CPU_DEVICE
         return _dlpack.CUDA, self._on_gpu if isinstance(self._on_gpu, int) else self._on_gpu.device
@@ -285,9 +292,9 @@ class Tensor:
             return byte_view(self._array)
         region = self._unsent_device_memory()
         assert region is not None
-        room: npt.NDArray[Any] = np.empty(region.nbytes, np.uint8)
-        self._copy_to_host(room.data)
-        return room.data
+        buffer: npt.NDArray[Any] = np.empty(region.nbytes, np.uint8)
+        self._copy_to_host(buffer.data)
+        return buffer.data
 
     def _unsent_device_memory(self) -> _gpu.DeviceMemory | None:
         """Returns the memory on a GPU that is to be sent; None if the bytes are in host memory."""
@@ -295,43 +302,41 @@ class Tensor:
             return self._on_gpu
         return None
 
-    def _copy_to_host(self, room: memoryview) -> None:
+    def _copy_to_host(self, buffer: memoryview) -> None:
         """Copies the content from the GPU into host memory.
 
         Raises:
             TritonModelException: the copy fails.
         """
         with self._raise_cuda_errors("copied from"):
-            self._device_memory().copy_to_host(address_of(np.frombuffer(room, np.uint8)))
+            self._device_memory().copy_to_host(address_of(np.frombuffer(buffer, np.uint8)))
 
     def _prefer_gpu(self, device: int) -> None:
-        """Marks received content for a GPU, if there is such a GPU; the first export copies it
-        there."""
+        """Lets the first export copy the content to a GPU, if there is such a GPU."""
         if self._code != BYTES and 0 <= device < _gpu.device_count():
             self._on_gpu = device
 
     def _device_memory(self) -> _gpu.DeviceMemory:
-        """Returns the content as memory on the GPU. From now on, the tensor sends the content of
-        that memory."""
-        data, place = self._data, self._on_gpu
-        if not isinstance(place, int):
-            assert place is not None
-            return place
+        """Returns the content as memory on the GPU, which the tensor sends from now on."""
+        data, device = self._data, self._on_gpu
+        if not isinstance(device, int):
+            assert device is not None
+            return device
         with self._raise_cuda_errors("copied to"):
             source = np.frombuffer(data or b"", np.uint8)
-            region = _gpu.upload(place, address_of(source), source.nbytes)
+            region = _gpu.upload(device, address_of(source), source.nbytes)
         self._on_gpu = region  # set before _data is cleared, because another thread may read both
         self._data = self._owner = None
         return region
 
     @contextmanager
-    def _raise_cuda_errors(self, done: str) -> Iterator[None]:
+    def _raise_cuda_errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except _gpu.CudaError as error:
             device = self.__dlpack_device__()[1]
             raise TritonModelException(
-                f"Tensor '{self._name}' cannot be {done} GPU {device}: {error}"
+                f"Tensor '{self._name}' cannot be {action} GPU {device}: {error}"
             ) from error
 
     def _set_wire_data(self, data: memoryview, owner: object) -> None:

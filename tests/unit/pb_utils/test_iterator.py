@@ -412,7 +412,7 @@ class TestExecutionTimeout:
         assert error is not None
         assert error.code() is TritonError.UNAVAILABLE
         assert error.message() == (
-            f"The request to model '{name}' was cancelled: it had not come to its end within its "
+            f"The request to model '{name}' was cancelled: it did not complete within its "
             f"execution_timeout of {seconds} seconds."
         )
         assert item.output_tensors() == []

@@ -95,7 +95,7 @@ def seen_by_a_thread() -> object:
 
 def test_a_lasting_runtime_answers_threads_after_its_block_until_it_is_forgotten() -> None:
     lasting, other = RecordingRuntime(), RecordingRuntime()
-    with _runtime.use(lasting, lasting=True):
+    with _runtime.use(lasting, persistent=True):
         pass
     with _runtime.use(other):
         assert seen_by_a_thread() is other

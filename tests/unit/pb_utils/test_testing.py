@@ -225,8 +225,8 @@ class TestExecute:
                     "found type '<class 'str'>'."
                 ),
             ),
-            ([None], "The request at index 0 was left without an answer."),
-            (None, "The request at index 0 was left without an answer."),
+            ([None], "The request at index 0 got no response."),
+            (None, "The request at index 0 got no response."),
         ],
     )
     def test_refuses_what_a_server_refuses(self, returned: Any, text: str) -> None:

@@ -121,7 +121,7 @@ class TestDecoupledQuestions:
         models = {"broken": broken, "buggy": buggy}
         assert within(lambda: several("broken"), models=models) == ["broken"]
         assert within(lambda: several("buggy"), models=models) == [
-            "what stands for model 'buggy' in this test raised ValueError: bug"
+            "the stand-in for model 'buggy' raised ValueError: bug"
         ]
         assert within(lambda: several("nobody"), models=models) == [
             (
@@ -201,7 +201,7 @@ class TestDecoupledQuestions:
 
         got = within(lambda: number(made().exec(execution_timeout=0.05)), models={"other": slow})
         assert got == (
-            "The request to model 'other' was cancelled: it had not come to its end within its "
+            "The request to model 'other' was cancelled: it did not complete within its "
             "execution_timeout of 0.05 seconds."
         )
         assert cancelled.wait(DEADLINE)
@@ -239,9 +239,7 @@ class TestDecoupledQuestions:
             got = within(
                 lambda: number(made().exec()), models={"other": other}, response_timeout=0.05
             )
-        assert got == (
-            "Model 'other' has not answered within the response_timeout of 0.05 seconds."
-        )
+        assert got == ("Model 'other' did not respond within the response_timeout of 0.05 seconds.")
 
     def test_logs_of_the_others_threads_are_theirs(self) -> None:
         class Chatty(Counter):
@@ -326,8 +324,8 @@ class TestModelControl:
         assert within(act) == [
             True,
             (
-                "Model new - Error when running inference: pb_utils.testing has nobody to answer "
-                "for 'new', give it in models="
+                "Model new - Error when running inference: pb_utils.testing has no stand-in for "
+                "model 'new'; pass one in models="
             ),
         ]
 

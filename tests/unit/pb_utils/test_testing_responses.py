@@ -179,7 +179,7 @@ class TestDecoupledModels:
         with testing.load(model_of(lambda requests: None), DECOUPLED) as model:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 list(model.stream({}))
-            assert str(caught.value) == "The request at index 0 was left without an answer."
+            assert str(caught.value) == "The request at index 0 got no response."
 
     def test_a_dropped_sender_after_responses_is_noticed(self) -> None:
         def execute(requests: Any) -> None:
@@ -191,8 +191,8 @@ class TestDecoupledModels:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 next(parts)
         assert str(caught.value) == (
-            "The request at index 0 was answered without TRITONSERVER_RESPONSE_COMPLETE_FINAL, so "
-            "that it never ends."
+            "The request at index 0 got a response without TRITONSERVER_RESPONSE_COMPLETE_FINAL "
+            "and never completes."
         )
 
     def test_a_stream_that_does_not_end_is_ended(self) -> None:
@@ -203,7 +203,7 @@ class TestDecoupledModels:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 list(model.stream({}))
         assert str(caught.value) == (
-            "Model 'm' has not ended its responses within the response_timeout of 0.05 seconds."
+            "Model 'm' did not complete its responses within the response_timeout of 0.05 seconds."
         )
 
     @pytest.mark.parametrize("call", ["infer", "execute"])
@@ -213,8 +213,7 @@ class TestDecoupledModels:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 getattr(model, call)(argument)
         assert str(caught.value) == (
-            "Model 'm' is decoupled, so that it may give any number of responses: use stream() or "
-            "submit()."
+            "Model 'm' is decoupled and may send any number of responses: use stream() or submit()."
         )
 
     def test_a_finalized_model_takes_nothing(self) -> None:
@@ -376,7 +375,9 @@ class TestSendersOfOtherModels:
     def test_a_late_response_that_never_comes_is_noticed(self) -> None:
         kept: list[Any] = []
         with testing.load(model_of(kept.extend), response_timeout=0.05) as model:
-            with pytest.raises(pb_utils.TritonModelException, match="has not ended its responses"):
+            with pytest.raises(
+                pb_utils.TritonModelException, match="did not complete its responses"
+            ):
                 model.infer({})
 
     def test_a_batch_that_waits_for_another_one_is_ended(self) -> None:
@@ -450,7 +451,7 @@ class TestRescheduling:
             return [None]
 
         with testing.load(model_of(execute)) as model:
-            with pytest.raises(pb_utils.TritonModelException, match="without an answer"):
+            with pytest.raises(pb_utils.TritonModelException, match="got no response"):
                 model.infer({})
         assert model.logs[-1].message == (
             "Failed to release request: Request is released with "
